@@ -1,0 +1,74 @@
+"""What an agent is told when its machine is made, and where it keeps things on the machine.
+
+    <node>/node.json        this configuration
+    <node>/boots            how many agents have started on this machine
+    <node>/code/            the unpacked code: the training's working folder
+    <node>/inputs/<name>/
+    <node>/train.log        what the training printed, written by the training itself
+    <node>/agent.log        the agent's own words
+    <node>/channel/         between the training and its agent (see stoker.train)
+        notice.json  metrics.jsonl  commits/  commits.done/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Written once by whoever made the machine. Holds no secret."""
+
+    store: str
+    provider: str
+    job: str
+    claim: int
+    rank: int
+    nodes: int
+    instance: str
+    # Longest life of the machine, enforced on it.
+    max_life_s: float | None = None
+
+
+@dataclass(frozen=True)
+class NodePaths:
+    """The folders and files of one node."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "node.json"
+
+    @property
+    def boots(self) -> Path:
+        return self.root / "boots"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def inputs(self) -> Path:
+        return self.root / "inputs"
+
+    @property
+    def train_log(self) -> Path:
+        return self.root / "train.log"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.root / "agent.log"
+
+    @property
+    def channel(self) -> Path:
+        return self.root / "channel"
+
+    @property
+    def notice(self) -> Path:
+        return self.channel / "notice.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.channel / "metrics.jsonl"

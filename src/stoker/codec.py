@@ -1,0 +1,231 @@
+"""Frozen dataclasses to JSON and back, strictly.
+
+Facts come from machines that run other people's code, so nothing is coerced: a string where a number belongs is an
+error that names the field. Unknown fields are ignored by default, since a newer writer may add some.
+
+Supported: None, bool, int, float, str, datetime (ISO 8601, aware), Literal, X | None, tuple[X, ...], dict[str, X],
+dataclasses, and unions of dataclasses told apart by a class attribute `kind`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from stoker.errors import CodecError
+
+T = TypeVar("T")
+Decoder = Callable[[Any, str], Any]
+
+
+def dump(value: Any) -> Any:
+    """A JSON-ready copy. Fields that are None are left out; a tagged dataclass carries its `kind`."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        # JSON has no NaN or infinity; a diverged loss must still reach the reader.
+        return value if math.isfinite(value) else repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out: dict[str, Any] = {}
+        kind = getattr(type(value), "kind", None)
+        if isinstance(kind, str):
+            out["kind"] = kind
+        for name in _field_names(type(value)):
+            part = getattr(value, name)
+            if part is not None:
+                out[name] = dump(part)
+        return out
+    if isinstance(value, datetime):
+        return value.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    if isinstance(value, (tuple, list)):
+        return [dump(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): dump(part) for key, part in value.items()}
+    raise TypeError(f"cannot encode {type(value).__name__}")
+
+
+def dumps(value: Any) -> bytes:
+    """Canonical JSON: sorted keys, no spaces, so equal values have equal bytes and equal digests."""
+    return json.dumps(dump(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def loads(cls: type[T], data: bytes, *, where: str = "") -> T:
+    """Decode `data` as `cls`. Raises CodecError for anything else."""
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(where, f"not JSON: {error}") from None
+    return load(cls, tree, where=where)
+
+
+def load(cls: type[T], tree: Any, *, where: str = "") -> T:
+    """Build `cls` from parsed JSON. Raises CodecError naming the first part that does not fit."""
+    return typing.cast(T, _decoder(cls)(tree, where))
+
+
+@lru_cache(maxsize=None)
+def _field_names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
+@lru_cache(maxsize=None)
+def _decoder(annotation: Any) -> Decoder:
+    origin = get_origin(annotation)
+    if annotation is Any:
+        return lambda tree, _where: tree
+    if annotation in (str, bool, int, float):
+        return _SCALARS[annotation]
+    if annotation is type(None):
+        return _none
+    if annotation is datetime:
+        return _datetime
+    if origin is Literal:
+        return _literal(get_args(annotation))
+    if origin in (Union, types.UnionType):
+        return _union(get_args(annotation))
+    if origin is tuple:
+        return _tuple(_decoder(get_args(annotation)[0]))
+    if origin is dict:
+        return _dict(_decoder(get_args(annotation)[1]))
+    if dataclasses.is_dataclass(annotation):
+        return _dataclass(annotation)  # type: ignore[arg-type]
+    raise TypeError(f"no decoder for {annotation!r}")
+
+
+def _join(where: str, part: str) -> str:
+    return f"{where}.{part}" if where else part
+
+
+def _wrong(where: str, wanted: str, tree: Any) -> CodecError:
+    return CodecError(where, f"expected {wanted}, found {_describe(tree)}")
+
+
+def _describe(tree: Any) -> str:
+    text = repr(tree)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _str(tree: Any, where: str) -> str:
+    if isinstance(tree, str):
+        return tree
+    raise _wrong(where, "text", tree)
+
+
+def _bool(tree: Any, where: str) -> bool:
+    if isinstance(tree, bool):
+        return tree
+    raise _wrong(where, "true or false", tree)
+
+
+def _int(tree: Any, where: str) -> int:
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return tree
+    raise _wrong(where, "a whole number", tree)
+
+
+def _float(tree: Any, where: str) -> float:
+    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
+        return float(tree)
+    if tree in ("nan", "inf", "-inf"):
+        return float(tree)
+    raise _wrong(where, "a number", tree)
+
+
+def _none(tree: Any, where: str) -> None:
+    if tree is not None:
+        raise _wrong(where, "nothing", tree)
+
+
+_SCALARS: dict[Any, Decoder] = {str: _str, bool: _bool, int: _int, float: _float}
+
+
+def _datetime(tree: Any, where: str) -> datetime:
+    text = _str(tree, where)
+    try:
+        # Python 3.10 does not read the Z.
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise _wrong(where, "a time (ISO 8601)", tree) from None
+    if moment.tzinfo is None:
+        raise _wrong(where, "a time with its zone", tree)
+    return moment
+
+
+def _literal(choices: tuple[Any, ...]) -> Decoder:
+    def decode(tree: Any, where: str) -> Any:
+        for choice in choices:
+            if tree == choice and type(tree) is type(choice):
+                return choice
+        raise _wrong(where, "one of " + ", ".join(map(str, choices)), tree)
+
+    return decode
+
+
+def _tuple(item: Decoder) -> Decoder:
+    def decode(tree: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(tree, list):
+            raise _wrong(where, "a list", tree)
+        return tuple(item(part, f"{where}[{index}]") for index, part in enumerate(tree))
+
+    return decode
+
+
+def _dict(item: Decoder) -> Decoder:
+    def decode(tree: Any, where: str) -> dict[str, Any]:
+        if not isinstance(tree, dict):
+            raise _wrong(where, "a mapping", tree)
+        return {key: item(part, _join(where, key)) for key, part in tree.items()}
+
+    return decode
+
+
+def _dataclass(cls: type) -> Decoder:
+    hints = get_type_hints(cls)
+    fields = [
+        (field.name, _decoder(hints[field.name]), field.default is field.default_factory is dataclasses.MISSING)
+        for field in dataclasses.fields(cls)
+        if get_origin(hints[field.name]) is not ClassVar
+    ]
+
+    def decode(tree: Any, where: str) -> Any:
+        if not isinstance(tree, dict):
+            raise _wrong(where, "a mapping", tree)
+        values: dict[str, Any] = {}
+        for name, decoder, required in fields:
+            if name in tree:
+                values[name] = decoder(tree[name], _join(where, name))
+            elif required:
+                raise CodecError(_join(where, name), "is missing")
+        return cls(**values)
+
+    return decode
+
+
+def _union(members: tuple[Any, ...]) -> Decoder:
+    tagged = {member.kind: _decoder(member) for member in members if isinstance(getattr(member, "kind", None), str)}
+    plain = [_decoder(member) for member in members if not isinstance(getattr(member, "kind", None), str)]
+
+    def decode(tree: Any, where: str) -> Any:
+        if tagged and isinstance(tree, dict) and "kind" in tree:
+            decoder = tagged.get(tree["kind"])
+            if decoder is None:
+                raise CodecError(_join(where, "kind"), f"unknown kind {_describe(tree['kind'])}")
+            return decoder(tree, where)
+        problem: CodecError | None = None
+        for decoder in plain:
+            try:
+                return decoder(tree, where)
+            except CodecError as error:
+                # Prefer the complaint that got furthest into the data.
+                if problem is None or len(error.path) > len(problem.path):
+                    problem = error
+        raise problem or _wrong(where, "one of " + ", ".join(sorted(tagged)), tree)
+
+    return decode

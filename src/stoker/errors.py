@@ -1,0 +1,91 @@
+"""Every error Stoker raises on purpose.
+
+    StokerError
+    ├─ UserError              the person's mistake: one clear line, exit code 2
+    │   └─ SpecError          … in a job file: names the field and, where known, the line
+    ├─ CodecError             bytes that do not decode to what they should be
+    ├─ StoreError             the bucket
+    │   ├─ StoreDenied        it answered: not allowed
+    │   └─ StoreUnavailable   it did not answer, or not now: try again
+    └─ ProviderError          the cloud; mapped once, by code, in each provider
+        ├─ NotFound           the thing asked for is positively not there
+        ├─ NoCapacity         this offering is dry; the next one may not be
+        ├─ QuotaExceeded      the account may not have more of it: tell, do not loop
+        ├─ AuthDenied         the account may not do this: tell, do not loop
+        ├─ InvalidRequest     the request can never succeed as it is
+        ├─ Throttled          asked too often: try again later
+        └─ Transient          anything else that may pass: try again later
+
+Expected outcomes are return values; these are for what a caller cannot plan for.
+"""
+
+from __future__ import annotations
+
+
+class StokerError(Exception):
+    """The root. `exit_code` is what the command line exits with."""
+
+    exit_code = 3
+
+
+class UserError(StokerError):
+    """Something the person can put right. The message says what is wrong and what to do, in one line."""
+
+    exit_code = 2
+
+
+class SpecError(UserError):
+    """A job file, flag or setting that is wrong; the message names the field and what to do."""
+
+
+class CodecError(StokerError):
+    """Data that is not what it claims to be. `path` names the offending part, such as `offering.price`."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}" if path else problem)
+        self.path = path
+        self.problem = problem
+
+
+class StoreError(StokerError):
+    """The bucket refused or failed."""
+
+
+class StoreDenied(StoreError):
+    """The bucket answered that this is not allowed. Trying again does not help."""
+
+
+class StoreUnavailable(StoreError):
+    """The bucket did not answer, or answered that it cannot now. Says nothing about what it holds."""
+
+
+class ProviderError(StokerError):
+    """The cloud refused or failed."""
+
+
+class NotFound(ProviderError):
+    """Positively not there: an answer, not a silence."""
+
+
+class NoCapacity(ProviderError):
+    """This offering cannot be had now; another may be."""
+
+
+class QuotaExceeded(ProviderError):
+    """The account's limit is reached. A person must raise it or free something."""
+
+
+class AuthDenied(ProviderError):
+    """The credentials may not do this. A person must change that."""
+
+
+class InvalidRequest(ProviderError):
+    """The cloud will never accept this request."""
+
+
+class Throttled(ProviderError):
+    """Too many calls. Later."""
+
+
+class Transient(ProviderError):
+    """An unclear or passing failure. Nothing may be concluded from it."""

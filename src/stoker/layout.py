@@ -1,0 +1,124 @@
+"""Every key in the bucket, in one place, split by who may write it.
+
+    jobs/<job>/spec.json                              submitter, governors
+    jobs/<job>/log/<seq, 8 digits>.json
+    code/<digest>.tar.gz                              submitter; shared by jobs with the same code
+    policy/…                                          the house
+    work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
+        heartbeat  notice  exit  log/<n>  metrics/<n>
+    work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
+    work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
+    work/<job>/outputs/<claim>/…                      agents; plain files
+    active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
+    governors/<id>.json                               each governor's last pass, and the store's clock
+
+A boot is one start of an agent on one instance: `<instance>.<n>`. The instance is part of it so that an agent that
+nobody named in the log can never overwrite the facts of the one that was.
+Blobs are kept by rank so that each has one writer: a rank may then forget a blob without asking the others.
+"""
+
+from __future__ import annotations
+
+import re
+
+JOBS = "jobs/"
+WORK = "work/"
+ACTIVE = "active/"
+INDEX = "index/"
+GOVERNORS = "governors/"
+CODE = "code/"
+DEFAULTS = "policy/defaults.yaml"
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
+
+
+def number(seq: int) -> str:
+    """Eight digits, so that keys sort as numbers do."""
+    return f"{seq:08d}"
+
+
+def spec(job: str) -> str:
+    return f"jobs/{job}/spec.json"
+
+
+def code(digest: str) -> str:
+    return f"code/{digest}.tar.gz"
+
+
+def log_entry(job: str, seq: int) -> str:
+    return f"jobs/{job}/log/{number(seq)}.json"
+
+
+def log_prefix(job: str) -> str:
+    return f"jobs/{job}/log/"
+
+
+def active(job: str, seq: int) -> str:
+    return f"active/{job}/{number(seq)}"
+
+
+def index(job: str) -> str:
+    return f"index/{job}.json"
+
+
+def governor(name: str) -> str:
+    return f"governors/{name}.json"
+
+
+def boot(instance: str, n: int) -> str:
+    return f"{instance}.{n}"
+
+
+def node(job: str, claim: int, rank: int, boot: str) -> str:
+    """The folder that one boot of one agent writes to, without a slash at its end."""
+    return f"work/{job}/{number(claim)}/{rank}/{boot}"
+
+
+def heartbeat(node: str) -> str:
+    return f"{node}/heartbeat"
+
+
+def notice(node: str) -> str:
+    return f"{node}/notice"
+
+
+def exit_(node: str) -> str:
+    return f"{node}/exit"
+
+
+def log_chunk(node: str, n: int) -> str:
+    return f"{node}/log/{number(n)}"
+
+
+def metrics_chunk(node: str, n: int) -> str:
+    return f"{node}/metrics/{number(n)}"
+
+
+def checkpoints(job: str) -> str:
+    return f"work/{job}/checkpoints/"
+
+
+def checkpoint_key(claim: int, ordinal: int, name: str, rank: int = 0) -> str:
+    """How a checkpoint is named in facts and the log: `00000007/000002-step-900`."""
+    return f"{number(claim)}/{ordinal:06d}-{name}" + (f"@{rank}" if rank else "")
+
+
+def manifest(job: str, key: str) -> str:
+    return f"work/{job}/checkpoints/{key}.json"
+
+
+def blob(job: str, rank: int, digest: str) -> str:
+    return f"work/{job}/blobs/{rank}/{digest}"
+
+
+def blobs(job: str) -> str:
+    return f"work/{job}/blobs/"
+
+
+def outputs(job: str, claim: int) -> str:
+    return f"work/{job}/outputs/{number(claim)}/"
+
+
+def safe_name(name: str) -> bool:
+    """Whether a checkpoint's name may stand in a key and a path as it is."""
+    return _SAFE_NAME.fullmatch(name) is not None and not name.startswith(".")

@@ -1,0 +1,441 @@
+"""What exists: offerings, instances, the log's entries, the facts agents push, and what can be observed of them.
+
+Everything here is frozen data. Times inside entries and facts are informative; where age matters, readers use the
+store's own Last-Modified, which is carried beside them (`Entry.at`, `Stamped.modified`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import ClassVar, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+
+# Version of the protocol that this code writes and decides on. Entries carry the version a governor must have.
+PROTOCOL_VERSION = 1
+
+Outcome = Literal["succeeded", "failed", "stopped"]
+Phase = Literal["queued", "launching", "running", "stopping", "succeeded", "failed", "stopped"]
+InstanceState = Literal["pending", "running", "stopping", "gone"]
+
+
+# ── What was observed, or not ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Known(Generic[T]):
+    """Somebody answered, and this is the answer."""
+
+    value: T
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nobody answered, or not with sense. Never a reason to launch, terminate or restart."""
+
+    error: str
+
+
+Observed = Known[T] | Unknown
+
+
+@dataclass(frozen=True)
+class Stamped(Generic[T]):
+    """A fact with what the store says about its object: when it was written, and which version it is."""
+
+    value: T
+    modified: datetime
+    etag: str
+
+
+# ── What a provider sells and lends ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Offering:
+    """Machine type × zone × spot or on-demand × price. `price` is $/h for a node; None is unknown, never free."""
+
+    provider: str
+    machine: str
+    zone: str
+    spot: bool
+    region: str | None = None
+    price: float | None = None
+    on_demand_price: float | None = None
+    price_source: str = ""
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpu: str | None = None
+    gpus: int = 0
+
+    @property
+    def key(self) -> str:
+        """The same for the same thing whatever its price: what is remembered when it is dry."""
+        return f"{self.provider}/{self.machine}/{self.zone}/{'spot' if self.spot else 'on-demand'}"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine that carries this store's tag, as the provider tells it."""
+
+    id: str
+    provider: str
+    job: str
+    claim: int
+    rank: int
+    state: InstanceState
+    created_at: datetime
+    region: str | None = None
+    zone: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeRef:
+    """A node of an attempt, by the provider's name for it."""
+
+    rank: int
+    instance: str
+
+
+# ── The log: decisions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+AttemptOutcome = Literal[
+    "succeeded",  # every rank finished
+    "reclaimed",  # the cloud took it back, with or without notice
+    "lost",  # positively gone, nobody said why
+    "infrastructure",  # hardware, network, disk or agent; not the user's fault
+    "failed",  # the user's script failed
+    "stopped",  # a person asked
+    "limit",  # a bound was reached
+    "dry",  # no capacity: never got its machines
+    "refused",  # quota, permission or an impossible request: never got its machines
+    "abandoned",  # never launched, or too late to launch
+]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """Opens the log. Digests pin what nodes may run: the code is checked against this entry."""
+
+    kind: ClassVar[str] = "submitted"
+    spec_digest: str
+    submitter: str
+    code_digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """This job will now be launched on this offering. Its sequence number is fence, tag and launch token."""
+
+    kind: ClassVar[str] = "claimed"
+    offering: Offering
+    nodes: int
+    # The noticed claim this one takes over from, while that one still saves.
+    successor_of: int | None = None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The machines of a claim. Instances of the claim that are not named here are nobody's, and are ended."""
+
+    kind: ClassVar[str] = "launched"
+    claim: int
+    nodes: tuple[NodeRef, ...]
+
+
+@dataclass(frozen=True)
+class Suspected:
+    """A node fell silent: its heartbeat had this ETag. Only the first of two steps."""
+
+    kind: ClassVar[str] = "suspected"
+    claim: int
+    rank: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class Draining:
+    """Asks every rank of the claim to save and exit. `outcome` is how the claim will be closed."""
+
+    kind: ClassVar[str] = "draining"
+    claim: int
+    outcome: AttemptOutcome
+    rule: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The claim trains no more, ever. Rests only on facts that cannot reverse."""
+
+    kind: ClassVar[str] = "closed"
+    claim: int
+    outcome: AttemptOutcome
+    rule: str
+    # Whether another attempt may follow, and whether this one counts against `retry.user_errors`.
+    restart: bool = False
+    counted: bool = False
+    # What is worth keeping of the facts, so that a verdict needs the log alone.
+    trained_s: float = 0.0
+    step: int | None = None
+    restored_from: str | None = None
+    checkpoint: str | None = None
+    # Failed before it made any progress on what it restored.
+    at_startup: bool = False
+    exit_code: int | None = None
+    tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """A person wants the job to end: save, then stop."""
+
+    kind: ClassVar[str] = "stop"
+    by: str
+
+
+@dataclass(frozen=True)
+class ResumeAsked:
+    """A person wants an ended job to go on: the same job, next attempt."""
+
+    kind: ClassVar[str] = "resume"
+    by: str
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Told once. `code` keeps it from being told again."""
+
+    kind: ClassVar[str] = "warned"
+    code: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job is over. `claim` is the one whose outputs count."""
+
+    kind: ClassVar[str] = "ended"
+    outcome: Outcome
+    rule: str
+    claim: int | None = None
+    exit_code: int | None = None
+
+
+Event = (
+    Submitted | Claimed | Launched | Suspected | Draining | Closed | StopAsked | ResumeAsked | Warned | Ended
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One object of the log, as it is written. `token` tells my write from a rival's when a reply is lost."""
+
+    token: str
+    by: str
+    reason: str
+    event: Event
+    version: int = PROTOCOL_VERSION
+    min_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record with its place in the log and the store's time of writing."""
+
+    seq: int
+    at: datetime
+    reason: str
+    event: Event
+    by: str = ""
+    min_version: int = PROTOCOL_VERSION
+
+
+# ── Facts: what agents push ───────────────────────────────────────────────────────────────────────────────────────────
+
+AgentPhase = Literal["booting", "setup", "waiting", "restoring", "training", "saving", "flushing"]
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """One accelerator. None is what could not be read, never idle."""
+
+    index: int
+    name: str
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A sample of the node. CPU is percent of one core; the rest are bytes."""
+
+    cpu_percent: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    disk_free: int | None = None
+    gpus: tuple[GpuUsage, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A committed checkpoint, by its place and name: `00000007/000002-step-900`."""
+
+    key: str
+    name: str
+    step: int | None = None
+    committed_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """What rank 0 tells the others: who they are, what to restore, and when to start.
+
+    A round is one proposal. Ranks acknowledge the round; when all did, rank 0 repeats it with `go`.
+    """
+
+    round: int
+    addresses: tuple[str, ...]
+    port: int
+    checkpoint: str | None = None
+    go: bool = False
+
+
+@dataclass(frozen=True)
+class Ack:
+    """A rank's answer to a round: it has restored and verified what was proposed, or could not."""
+
+    round: int
+    ok: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The node's present state in one object, overwritten. Its ETag changes as long as the agent lives."""
+
+    beat: int
+    phase: AgentPhase
+    at: datetime
+    interval_s: float
+    trained_s: float = 0.0
+    # When this agent started the training, by its own clock. For people only.
+    training_since: datetime | None = None
+    address: str | None = None
+    step: int | None = None
+    restored_from: str | None = None
+    checkpoint: CheckpointRef | None = None
+    # Files in the checkpoint folder, and bytes of it that are not durable yet.
+    checkpoint_files: int = 0
+    unsynced_bytes: int = 0
+    usage: Usage | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    rendezvous: Rendezvous | None = None
+    ack: Ack | None = None
+    # Things a person should know: a store that is down, a disk that fills.
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoticeFact:
+    """Word that this node will be reclaimed. Hard notices are final; soft ones only ask for a save."""
+
+    hard: bool
+    source: str
+    at: datetime
+    grace_s: float
+
+
+ExitOutcome = Literal["succeeded", "interrupted", "failed", "infrastructure"]
+ExitWhy = Literal[
+    "finished",  # the command ended by itself
+    "notice",  # a hard notice
+    "peer",  # another rank of the gang left
+    "stop",  # a person asked
+    "drain",  # the governor asked
+    "limit",  # the machine's own bound on time
+    "closed",  # the claim was closed or the job ended
+    "waited",  # waited longer than `wait_limit` to be allowed to train
+    "setup",  # fetching code or inputs, or the set-up commands, failed
+    "restore",  # no checkpoint could be restored although one was agreed on
+    "agent",  # the agent crashed or was killed; a restarted agent flushed what was there
+]
+
+
+@dataclass(frozen=True)
+class SaveTimes:
+    """How a notice went, in seconds after it arrived, by one agent's monotonic clock."""
+
+    saved_s: float | None = None
+    durable_s: float | None = None
+    ended_s: float | None = None
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Written once, after every process of the training is dead and everything else is durable."""
+
+    outcome: ExitOutcome
+    why: ExitWhy
+    at: datetime
+    reason: str = ""
+    # False when the training never started on this node.
+    started: bool = False
+    code: int | None = None
+    signal: int | None = None
+    trained_s: float = 0.0
+    step: int | None = None
+    # First step reported by this attempt: shows what was trained twice.
+    first_step: int | None = None
+    restored_from: str | None = None
+    checkpoint: CheckpointRef | None = None
+    # How many checkpoints this attempt committed.
+    commits: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    tail: tuple[str, ...] = ()
+    save: SaveTimes | None = None
+    started_at: datetime | None = None
+    # What the kernel or NVML said: `oom`, `xid:79`, `disk-full`.
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BlobRef:
+    """One file of a checkpoint, relative to the checkpoint folder."""
+
+    path: str
+    digest: str
+    size: int
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint exists when its manifest does. `ranks` must all have committed the same name for it to count."""
+
+    name: str
+    job: str
+    claim: int
+    rank: int
+    ordinal: int
+    committed_at: datetime
+    files: tuple[BlobRef, ...]
+    ranks: tuple[int, ...] = (0,)
+    step: int | None = None
+    version: int = 1
+
+    @property
+    def size(self) -> int:
+        return sum(blob.size for blob in self.files)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Everything one node's agents have said. `exit` is of whichever boot wrote one."""
+
+    rank: int
+    instance: str
+    heartbeat: Observed[Stamped[Heartbeat] | None]
+    notice: Observed[Stamped[NoticeFact] | None]
+    exit: Observed[Stamped[Exit] | None]

@@ -1,0 +1,1 @@
+"""Adapters to clouds, and to this computer."""

@@ -1,0 +1,137 @@
+"""What a provider is: the contract between Stoker and a cloud.
+
+A provider holds no state of its own and decides nothing. Errors of the cloud are mapped to `stoker.errors` once, by
+code, inside the provider. Anybody may ship one: a module with `connect`, named in the entry-point group
+`stoker.providers`, and the contract suite in `stoker.testing` to prove it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from stoker.model import Instance, InstanceState, NoticeFact, Offering
+from stoker.spec import Resources, Spec
+
+Terminated = Literal["requested", "gone"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a provider can do, and what its clocks allow. Frozen: decisions may rest on it."""
+
+    # Costs money: jobs without a bound get one, and `run` asks before spending.
+    paid: bool
+    # How long a launch token keeps a repeated launch from making a second machine.
+    token_lifetime_s: float
+    # Machines younger than this are never orphans: their claim may not be readable yet.
+    newborn_s: float
+    # Longest time from launch until an agent's first heartbeat is overdue.
+    boot_timeout_s: float
+    # Without a heartbeat for this long a node is suspected; after as long again, it is ended.
+    silence_s: float
+    # Fields of the job file this provider honours, by dotted name; the rest is refused by name.
+    # A field missing here that is set in a spec is an error at submission.
+    honours: frozenset[str]
+    # `stoker interrupt` works.
+    interrupts: bool = False
+    # `wait` returns early when something happens on a machine.
+    wakes: bool = False
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """Everything a request is built from. Rebuilt from spec and log each time, never read from the store."""
+
+    job: str
+    name: str
+    claim: int
+    nodes: int
+    attempt: int
+    store: str
+    spec: Spec
+    submitter: str
+    offering: Offering
+    # The machine's longest life, where something bounds it.
+    max_life_s: float | None = None
+
+    @property
+    def token(self) -> str:
+        """The launch token: the same for everybody who finishes this claim."""
+        return f"{self.job}-{self.claim}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a cloud, as data: what `--dry-run` prints and `launch` sends."""
+
+    service: str
+    operation: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+class Provider(Protocol):
+    """An adapter to a cloud. Every method may raise the errors of `ProviderError`; none retries by itself."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def offerings(self, resources: Resources) -> tuple[Offering, ...]:
+        """What could serve these resources, spot and on-demand, cheapest acceptable first. Empty: nothing ever can."""
+
+    def build(self, order: LaunchOrder) -> tuple[Request, ...]:
+        """The requests that would launch this order. PURE: no cloud, no store, no clock, no credentials."""
+
+    def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
+        """Make the machines. Idempotent by the order's token while it lives: repeating answers the same instances.
+
+        Returns what there is, also when that is fewer than asked for. NoCapacity: none was made, none will be.
+        """
+
+    def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
+        """Everything that carries this store's tag, whoever launched it. May lag behind; absence proves nothing."""
+
+    def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
+        """The state of each id, asked now. An id that the cloud positively does not know is `gone`."""
+
+    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+        """Ask for the end of a machine. `requested` until it is gone: repeat until then. Repeating is harmless."""
+
+
+@runtime_checkable
+class Interrupts(Protocol):
+    """A provider that can rehearse a reclaim."""
+
+    def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> None:
+        """Give a running machine a hard notice; it is taken away when the grace is over."""
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """A provider that can tell at once that something happened."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a notice, an exit or a death on any of its machines, or the timeout. True: it was woken."""
+
+
+class Machine(Protocol):
+    """The node as its agent sees it: what differs from cloud to cloud on the machine itself."""
+
+    def notice(self) -> NoticeFact | None:
+        """The notice in force, or None. Cheap: asked several times a second."""
+
+    def address(self) -> str:
+        """Where the other nodes reach this one."""
+
+    def master_port(self, preferred: int) -> int:
+        """The port rank 0 offers for the rendezvous of the training."""
+
+    def wake_governors(self) -> None:
+        """Let a governor nearby know at once that something happened. Best effort, never raises."""
+
+    def power_off(self) -> None:
+        """Give the machine back. On `local` this ends the process and does not return."""

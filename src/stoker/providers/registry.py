@@ -1,0 +1,60 @@
+"""Find a provider by name, lazily: nothing of a cloud is imported until it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from stoker.errors import UserError
+
+if TYPE_CHECKING:
+    from stoker.providers.base import Capabilities, Machine, Provider
+
+GROUP = "stoker.providers"
+
+# Ours, so that the common case needs no look-up of entry points (which reads every installed package).
+_BUILT_IN = {"local": "stoker.providers.local"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a provider is connected with. `store` is the tag that tells this store's machines from others'."""
+
+    store: str
+
+
+def names() -> list[str]:
+    """Every provider that could be connected."""
+    return sorted({*_BUILT_IN, *(point.name for point in metadata.entry_points(group=GROUP))})
+
+
+def connect(name: str, context: Context) -> Provider:
+    """The provider called `name`. Raises UserError when there is none."""
+    return cast("Provider", _module(name).connect(context))
+
+
+def capabilities(name: str) -> Capabilities:
+    """What the provider can do, without connecting to it."""
+    return cast("Capabilities", _module(name).CAPABILITIES)
+
+
+def machine(name: str, node_dir: Path) -> Machine:
+    """The node's own side of the provider, for the agent that runs on it."""
+    return cast("Machine", _module(name).machine(node_dir))
+
+
+def _module(name: str) -> ModuleType:
+    path = _BUILT_IN.get(name)
+    if path is None:
+        for point in metadata.entry_points(group=GROUP):
+            if point.name == name:
+                path = point.value
+                break
+        else:
+            known = ", ".join(names())
+            raise UserError(f"resources.provider: there is no provider {name!r}; choose one of: {known}")
+    return importlib.import_module(path)

@@ -1,0 +1,237 @@
+"""What was asked for: frozen, validated, versioned.
+
+These classes hold the canonical form that is kept in the store: durations in seconds, sizes in bytes, one spelling for
+each choice. The forms people write (`24h`, `200GB`, `A100:8`, `spot: true`) are read by `stoker.jobfile`, which finds
+in each field's metadata how it is written (`form`) and what it means (`doc`). The reference page and the JSON schema
+come from the same metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# What a parameter's value may be. YAML's own scalar types, kept as they are.
+Scalar = str | int | float | bool | None
+
+Spot = Literal["never", "prefer", "only"]
+InputMode = Literal["copy", "mount", "stream"]
+
+# Where `MASTER_PORT` is when the provider gives each node an address of its own.
+DEFAULT_MASTER_PORT = 29500
+
+
+def part(doc: str, *, form: str = "", default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING) -> Any:
+    """A field of the job file: what it means, and the form people write it in."""
+    metadata = {"doc": doc, "form": form}
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    if default is not dataclasses.MISSING:
+        return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """So many accelerators of one kind on each node. `name` is empty when any kind will do."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class LocalResources:
+    """This computer as a small cloud, with a spot market to practise on."""
+
+    capacity: int | None = part("most nodes at once on this computer; more find no capacity", default=None)
+    reclaim_mean_s: float | None = part(
+        "spot nodes are reclaimed after this long on average", form="duration", default=None
+    )
+    grace_s: float = part("time between a simulated notice and the reclaim", form="duration", default=30.0)
+    seed: int = part("the simulated market repeats itself with the same seed", default=0)
+    price: float = part("on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0)
+    spot_price: float | None = part("spot price of a local node, $/h; default: 32 % of `price`", default=None)
+
+
+@dataclass(frozen=True)
+class Ec2Resources:
+    """What only EC2 has."""
+
+    profile: str | None = part("instance profile of the nodes", default=None)
+    subnet: str | None = part("subnet id", default=None)
+    security_groups: tuple[str, ...] = part("security group ids", default=())
+    key: str | None = part("key pair for SSH", default=None)
+    public_ip: bool | None = part("give nodes a public address", default=None)
+    placement_group: str | None = part("an existing placement group", default=None)
+    reservation: str | None = part("capacity reservation or block", default=None)
+    efa: bool = part("attach Elastic Fabric Adapters", default=False)
+    overrides: dict[str, Any] = part("merged last into the RunInstances request", form="mapping", factory=dict)
+
+
+@dataclass(frozen=True)
+class GceResources:
+    """What only Compute Engine has."""
+
+    project: str | None = part("Google Cloud project", default=None)
+    service_account: str | None = part("service account of the nodes", default=None)
+    scopes: tuple[str, ...] = part("OAuth scopes of the nodes", default=())
+    network: str | None = part("network or subnetwork", default=None)
+    reservation: str | None = part("reservation to consume", default=None)
+    overrides: dict[str, Any] = part("merged last into the instance body", form="mapping", factory=dict)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The machines a job runs on."""
+
+    provider: str = part("who lends the machines: local, ec2, gce, sagemaker, …", default="local")
+    gpus: Gpus | None = part("accelerators on each node, such as `A100:8`", form="gpus", default=None)
+    machine: tuple[str, ...] = part("machine types in order of preference", form="words", default=())
+    cpus: int | None = part("at least this many CPUs on each node, such as `8+`", form="at-least", default=None)
+    memory_bytes: int | None = part("at least this much memory on each node, such as `64GB+`", form="size", default=None)
+    spot: Spot = part("true, false, or prefer (on-demand when there is none)", form="spot", default="never")
+    region: str | None = part("region of the cloud", default=None)
+    zones: tuple[str, ...] = part("zones to use; any by default", form="zones", default=())
+    max_price: float | None = part("most $/h for a node", default=None)
+    disk_bytes: int | None = part("size of the node's disk", form="size", default=None)
+    image: str | None = part("machine image: id, name, family or alias", default=None)
+    ec2: Ec2Resources | None = part("what only EC2 has", default=None)
+    gce: GceResources | None = part("what only Compute Engine has", default=None)
+    local: LocalResources | None = part("this computer's capacity and simulated spot market", default=None)
+
+
+@dataclass(frozen=True)
+class PackageIndex:
+    """A private package index."""
+
+    url: str = part("address of the index, without credentials")
+    secret: str | None = part("where its token is kept", default=None)
+
+
+@dataclass(frozen=True)
+class Container:
+    """Run the training inside a container; the agent stays outside."""
+
+    image: str = part("image to run")
+    engine: Literal["docker", "podman"] = part("docker or podman", default="docker")
+    run: dict[str, Any] = part("any flag of `docker run`, such as `shm_size: 16g`", form="mapping", factory=dict)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the training finds installed."""
+
+    python: str | None = part(
+        "path, version or conda environment; default: the image's, on local the submitter's", default=None
+    )
+    requirements: str | None = part("requirements file, pyproject or lock file", default=None)
+    conda: str | None = part("conda environment file", default=None)
+    apt: tuple[str, ...] = part("Debian packages", form="words", default=())
+    system_packages: bool | None = part("keep what the image's Python has installed", default=None)
+    wheels: Literal["pack"] | None = part("`pack` gathers wheels at submission, for machines without an index", default=None)
+    index: PackageIndex | None = part("private package index", default=None)
+    container: Container | None = part("run in a container", default=None)
+    contract: Literal["sagemaker"] | None = part("`sagemaker` gives /opt/ml and SM_*", default=None)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A data set the training reads."""
+
+    source: str
+    mode: InputMode = "copy"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where the script saves, and how many are kept."""
+
+    dir: str = part("folder the script saves to, relative to the code or absolute", default="checkpoints")
+    keep: int = part("how many committed checkpoints are kept", default=3)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Nothing is unbounded."""
+
+    max_runtime_s: float | None = part("longest training time, summed over attempts", form="duration", default=None)
+    max_cost: float | None = part("most dollars, summed over attempts", default=None)
+    max_wait_s: float | None = part("longest time without a machine", form="duration", default=None)
+    stall_s: float | None = part("longest time without progress", form="duration", default=None)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """When a job is tried again."""
+
+    user_errors: int = part("how often a failing script is started again", default=0)
+    on_demand_after: int | None = part("reclaims after which the next attempt is on-demand", default=3)
+    hold_on_failure_s: float = part("keep a failed machine this long", form="duration", default=0.0)
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Where logs go besides the store."""
+
+    cloudwatch: str | None = part("CloudWatch Logs group", default=None)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One job, as it was asked for. The layers of settings are already merged in."""
+
+    name: str = part("what people call the job: letters, digits, `-`", form="name")
+    run: str | tuple[str, ...] = part(
+        "what to run on every node, in the code folder: text for `bash -eo pipefail`, or a list as argv", form="command"
+    )
+    code: str = part("folder to pack; .gitignore and .stokerignore are honoured", default=".")
+    params: dict[str, Scalar] = part(
+        "appended as `--name value`, or placed by `{name}`; in STOKER_PARAMS; compared by `stoker compare`",
+        form="params",
+        factory=dict,
+    )
+    env: dict[str, str] = part("environment variables", form="env", factory=dict)
+    setup: str | None = part("commands to run before the first start on a machine", default=None)
+    secrets: dict[str, str] = part("environment variables by reference: env, aws-sm:NAME, …", form="env", factory=dict)
+    nodes: int = part("how many machines train together", default=1)
+    resources: Resources = part("the machines", factory=Resources)
+    environment: Environment = part("what is installed on them", factory=Environment)
+    inputs: dict[str, Input] = part("data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict)
+    checkpoints: Checkpoints = part("where the script saves, and how many are kept", factory=Checkpoints)
+    resume_from: str | None = part("JOB[:NAME], or a URL or folder of plain files", default=None)
+    outputs: str | None = part("folder synced to the store as plain files during training", default=None)
+    metrics: dict[str, str] = part("regular expressions that find metrics in the log", form="regexes", factory=dict)
+    limits: Limits = part("bounds on time, money and waiting", factory=Limits)
+    retry: Retry = part("when it is tried again", factory=Retry)
+    logs: Logs = part("where logs go besides the store", factory=Logs)
+    notify: tuple[str, ...] = part("where to tell about it", form="words", default=())
+    tags: dict[str, str] = part("labels for people and rules", form="env", factory=dict)
+
+
+@dataclass(frozen=True)
+class Code:
+    """The packed code folder. `digest` names the archive `code/<digest>.tar.gz`."""
+
+    digest: str
+    size: int
+    files: int
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True)
+class Submission:
+    """`jobs/<job>/spec.json`: the spec with what was true when it was submitted. Never changes."""
+
+    job: str
+    spec: Spec
+    submitter: str
+    code: Code | None = None
+    # On `local`, the submitter's active environment: PATH, VIRTUAL_ENV, CONDA_PREFIX. Nothing secret.
+    environ: dict[str, str] = dataclasses.field(default_factory=dict)
+    # What the client filled in because nothing may be unbounded, told to the user.
+    defaulted: tuple[str, ...] = ()
+    # The job this one was cloned from.
+    origin: str | None = None
+    version: int = 1

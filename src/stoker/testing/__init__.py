@@ -1,0 +1,1 @@
+"""Importable contract suites and fakes, for Stoker and for whoever extends it."""
