@@ -53,6 +53,28 @@ class Stamped(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Capabilities:
+    """What a provider can do, and what its clocks allow. Frozen: decisions may rest on it."""
+
+    # Costs money: jobs without a bound get one, and `run` asks before spending.
+    paid: bool
+    # How long a launch token keeps a repeated launch from making a second machine.
+    token_lifetime_s: float
+    # Machines younger than this are never orphans: their claim may not be readable yet.
+    newborn_s: float
+    # Longest time from launch until an agent's first heartbeat is overdue.
+    boot_timeout_s: float
+    # Without a heartbeat for this long a node is suspected; after as long again, it is ended.
+    silence_s: float
+    # Fields of the job file this provider honours, by dotted name; the rest is refused by name.
+    honours: frozenset[str] = frozenset()
+    # `stoker interrupt` works.
+    interrupts: bool = False
+    # `wait` returns early when something happens on a machine.
+    wakes: bool = False
+
+
+@dataclass(frozen=True)
 class Offering:
     """Machine type × zone × spot or on-demand × price. `price` is $/h for a node; None is unknown, never free."""
 
@@ -212,17 +234,30 @@ class Warned:
 
 @dataclass(frozen=True)
 class Ended:
-    """The job is over. `claim` is the one whose outputs count."""
+    """The job is over. `claim` is the one whose outputs count.
+
+    A verdict that ends the job closes its claim in this same entry (`closing`): between a `closed` and an `ended`, an
+    attempt that waits would be allowed to train.
+    """
 
     kind: ClassVar[str] = "ended"
     outcome: Outcome
     rule: str
     claim: int | None = None
     exit_code: int | None = None
+    closing: Closed | None = None
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An entry a newer Stoker wrote. This one can show the job, and must not decide on it."""
+
+    kind: ClassVar[str] = "opaque"
+    name: str
 
 
 Event = (
-    Submitted | Claimed | Launched | Suspected | Draining | Closed | StopAsked | ResumeAsked | Warned | Ended
+    Submitted | Claimed | Launched | Suspected | Draining | Closed | StopAsked | ResumeAsked | Warned | Ended | Opaque
 )
 
 

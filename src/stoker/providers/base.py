@@ -11,33 +11,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from stoker.model import Instance, InstanceState, NoticeFact, Offering
+from stoker.model import Capabilities, Instance, InstanceState, NoticeFact, Offering
 from stoker.spec import Resources, Spec
 
+__all__ = [
+    "Capabilities",
+    "Interrupts",
+    "LaunchOrder",
+    "Machine",
+    "Provider",
+    "Request",
+    "Terminated",
+    "Wakes",
+]
+
 Terminated = Literal["requested", "gone"]
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a provider can do, and what its clocks allow. Frozen: decisions may rest on it."""
-
-    # Costs money: jobs without a bound get one, and `run` asks before spending.
-    paid: bool
-    # How long a launch token keeps a repeated launch from making a second machine.
-    token_lifetime_s: float
-    # Machines younger than this are never orphans: their claim may not be readable yet.
-    newborn_s: float
-    # Longest time from launch until an agent's first heartbeat is overdue.
-    boot_timeout_s: float
-    # Without a heartbeat for this long a node is suspected; after as long again, it is ended.
-    silence_s: float
-    # Fields of the job file this provider honours, by dotted name; the rest is refused by name.
-    # A field missing here that is set in a spec is an error at submission.
-    honours: frozenset[str]
-    # `stoker interrupt` works.
-    interrupts: bool = False
-    # `wait` returns early when something happens on a machine.
-    wakes: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,279 @@
+"""The state of a job: a pure fold over the contiguous prefix of its log.
+
+Times are the store's own (an entry's Last-Modified). Folding the same entries always gives the same state, so a fold
+may be cached and carried on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from stoker.model import (
+    AttemptOutcome,
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Entry,
+    Launched,
+    NodeRef,
+    Offering,
+    Opaque,
+    Outcome,
+    ResumeAsked,
+    StopAsked,
+    Submitted,
+    Suspected,
+    Warned,
+)
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """The first step against a silent node: what its heartbeat looked like, and when that was written down."""
+
+    etag: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The claim's ranks were asked to save and exit."""
+
+    at: datetime
+    outcome: AttemptOutcome
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim and all that was decided about it."""
+
+    number: int
+    at: datetime
+    offering: Offering
+    nodes: int
+    reason: str
+    successor_of: int | None = None
+    # For people: 1, 2, … among the claims that got machines.
+    attempt: int | None = None
+    launched: tuple[NodeRef, ...] | None = None
+    launched_at: datetime | None = None
+    suspicions: dict[str, Suspicion] = field(default_factory=dict)
+    drain: Drain | None = None
+    closed: Closed | None = None
+    closed_at: datetime | None = None
+    closed_reason: str = ""
+
+    @property
+    def open(self) -> bool:
+        return self.closed is None
+
+    def instance(self, rank: int) -> str | None:
+        """The machine of a rank, or None when `launched` names none."""
+        for node in self.launched or ():
+            if node.rank == rank:
+                return node.instance
+        return None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A person asked for the end."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The job's end, and where in the log it stands."""
+
+    seq: int
+    at: datetime
+    outcome: Outcome
+    rule: str
+    reason: str
+    claim: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as its log tells it, up to and including entry `seq`."""
+
+    job: str
+    seq: int
+    submitted_at: datetime
+    updated_at: datetime
+    submitter: str
+    spec_digest: str
+    code_digest: str | None = None
+    claims: tuple[Claim, ...] = ()
+    stop: Stop | None = None
+    ended: End | None = None
+    # When and where the job was last opened, by submission or by `resume`. Counters and bounds start from here.
+    opened_at: datetime | None = None
+    opened_seq: int = 1
+    warned: tuple[str, ...] = ()
+    # The highest version any entry asks a governor to have.
+    min_version: int = 1
+
+    @property
+    def open_claims(self) -> tuple[Claim, ...]:
+        return tuple(claim for claim in self.claims if claim.open)
+
+    @property
+    def last_claim(self) -> Claim | None:
+        return self.claims[-1] if self.claims else None
+
+    @property
+    def attempts(self) -> tuple[Claim, ...]:
+        """The claims that got machines, oldest first."""
+        return tuple(claim for claim in self.claims if claim.attempt is not None)
+
+    def claim(self, number: int) -> Claim | None:
+        for claim in self.claims:
+            if claim.number == number:
+                return claim
+        return None
+
+    def since_opened(self) -> tuple[Claim, ...]:
+        """The claims made since the job was last opened."""
+        return tuple(claim for claim in self.claims if claim.number > self.opened_seq)
+
+
+def fold(job: str, entries: Iterable[Entry], state: JobState | None = None) -> JobState | None:
+    """Carry `state` on over `entries`, which follow it without a gap. None until the job was submitted."""
+    for entry in entries:
+        state = _first(job, entry) if state is None else _next(state, entry)
+        if state is None:
+            return None
+    return state
+
+
+def _first(job: str, entry: Entry) -> JobState | None:
+    if entry.seq != 1:
+        return None
+    match entry.event:
+        case Submitted(spec_digest=spec_digest, submitter=submitter, code_digest=code_digest):
+            return JobState(
+                job=job,
+                seq=1,
+                submitted_at=entry.at,
+                updated_at=entry.at,
+                submitter=submitter,
+                spec_digest=spec_digest,
+                code_digest=code_digest,
+                opened_at=entry.at,
+                min_version=entry.min_version,
+            )
+        case _:
+            return None
+
+
+def _next(state: JobState, entry: Entry) -> JobState:
+    assert entry.seq == state.seq + 1, "entries must follow one another"
+    state = replace(
+        state, seq=entry.seq, updated_at=entry.at, min_version=max(state.min_version, entry.min_version)
+    )
+    match entry.event:
+        case Claimed() as event:
+            return _claimed(state, entry, event)
+        case Launched(claim=number, nodes=nodes):
+            return _launched(state, entry, number, nodes)
+        case Suspected(claim=number, rank=rank, etag=etag):
+            return _change(
+                state,
+                number,
+                lambda claim: replace(
+                    claim, suspicions={**claim.suspicions, str(rank): Suspicion(etag=etag, at=entry.at)}
+                ),
+            )
+        case Draining(claim=number, outcome=outcome, rule=rule):
+            drain = Drain(at=entry.at, outcome=outcome, rule=rule, reason=entry.reason)
+            return _change(state, number, lambda claim: replace(claim, drain=claim.drain or drain))
+        case Closed() as event:
+            return _close(state, entry, event)
+        case StopAsked(by=by):
+            return state if state.stop else replace(state, stop=Stop(at=entry.at, by=by, reason=entry.reason))
+        case ResumeAsked():
+            return _resumed(state, entry)
+        case Warned(code=code):
+            return state if code in state.warned else replace(state, warned=(*state.warned, code))
+        case Ended() as event:
+            return _ended(state, entry, event)
+        case Submitted() | Opaque():
+            # A second `submitted` cannot happen; an opaque entry has raised min_version, so nobody decides on it.
+            return state
+
+
+def _change(state: JobState, number: int, change: object) -> JobState:
+    assert callable(change)
+    return replace(
+        state, claims=tuple(change(claim) if claim.number == number else claim for claim in state.claims)
+    )
+
+
+def _claimed(state: JobState, entry: Entry, event: Claimed) -> JobState:
+    claim = Claim(
+        number=entry.seq,
+        at=entry.at,
+        offering=event.offering,
+        nodes=event.nodes,
+        reason=entry.reason,
+        successor_of=event.successor_of,
+    )
+    return replace(state, claims=(*state.claims, claim))
+
+
+def _launched(state: JobState, entry: Entry, number: int, nodes: tuple[NodeRef, ...]) -> JobState:
+    attempt = 1 + len(state.attempts)
+
+    def change(claim: Claim) -> Claim:
+        # The first `launched` counts; one that comes after the close names machines that nobody may keep.
+        if claim.launched is not None or claim.closed is not None:
+            return claim
+        return replace(claim, launched=nodes, launched_at=entry.at, attempt=attempt)
+
+    return _change(state, number, change)
+
+
+def _close(state: JobState, entry: Entry, event: Closed) -> JobState:
+    def change(claim: Claim) -> Claim:
+        if claim.closed is not None:
+            return claim
+        return replace(claim, closed=event, closed_at=entry.at, closed_reason=entry.reason)
+
+    return _change(state, event.claim, change)
+
+
+def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
+    if state.ended is not None:
+        return state
+    if event.closing is not None:
+        state = _close(state, entry, event.closing)
+    for claim in state.open_claims:
+        # An attempt that still waits when the job ends never trains.
+        leftover = Closed(claim=claim.number, outcome="abandoned", rule="job-ended")
+        state = _close(state, replace(entry, reason="the job ended"), leftover)
+    end = End(
+        seq=entry.seq,
+        at=entry.at,
+        outcome=event.outcome,
+        rule=event.rule,
+        reason=entry.reason,
+        claim=event.claim,
+        exit_code=event.exit_code,
+    )
+    return replace(state, ended=end)
+
+
+def _resumed(state: JobState, entry: Entry) -> JobState:
+    if state.ended is None:
+        return state
+    return replace(state, ended=None, stop=None, opened_at=entry.at, opened_seq=entry.seq, warned=())
