@@ -1,0 +1,93 @@
+"""When a node may train: the rule that lets at most one attempt train, ever.
+
+Pure, and asked by the agent each time it reads the log. A node starts only when `launched` names its own instance, its
+claim is open, the job is neither ended nor asked to stop, and every older claim is closed, or has left for good: an
+`exit` of *interrupted* from every rank, which is written only after the process group is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.fold import Claim, JobState
+from stoker.model import Exit, ExitWhy
+
+# Exits after which the job goes on for certain. One that was asked to stop, or ran into a bound, may be the job's end:
+# there the successor waits for the log's word.
+RELEASING: frozenset[ExitWhy] = frozenset({"notice", "peer", "waited"})
+
+
+@dataclass(frozen=True)
+class Go:
+    """It may train now."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Not yet."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Never: a positively read entry says so. The node gives itself back."""
+
+    reason: str
+    why: ExitWhy
+
+
+Permission = Go | Wait | Leave
+
+
+def may_train(
+    state: JobState | None,
+    number: int,
+    instance: str,
+    exits: Callable[[Claim], tuple[Exit | None, ...]],
+) -> Permission:
+    """Whether the node `instance` of claim `number` may train, given the newest state it could read.
+
+    `exits(claim)` gives the exits of all ranks of an older claim, None where there is none or nobody answered.
+    """
+    left = should_leave(state, number, instance)
+    if left is not None:
+        return left
+    claim = state.claim(number) if state else None
+    if state is None or claim is None:
+        return Wait("the claim is not readable yet")
+    if claim.launched is None:
+        return Wait("the machines are not in the log yet")
+    for older in state.claims:
+        if older.number >= number:
+            break
+        if older.open and not _released(older, exits(older)):
+            return Wait(f"attempt {older.attempt or '?'} has not left yet")
+    return Go()
+
+
+def should_leave(state: JobState | None, number: int, instance: str) -> Leave | None:
+    """Why this node must stop, or None. Only positively read entries count; a newer claim means nothing."""
+    if state is None:
+        return None
+    if state.ended is not None:
+        return Leave(f"the job has ended: {state.ended.reason}", "closed")
+    claim = state.claim(number)
+    if claim is None:
+        return None
+    if not claim.open:
+        return Leave(f"the claim is closed: {claim.closed_reason}", "closed")
+    if claim.launched is not None and all(node.instance != instance for node in claim.launched):
+        return Leave("the log names other machines for this claim", "closed")
+    if state.stop is not None:
+        return Leave(f"stop asked by {state.stop.by}", "stop")
+    if claim.drain is not None:
+        return Leave(claim.drain.reason, "drain")
+    return None
+
+
+def _released(older: Claim, exits: tuple[Exit | None, ...]) -> bool:
+    if older.drain is not None or len(exits) < older.nodes:
+        return False
+    return all(left is not None and left.outcome == "interrupted" and left.why in RELEASING for left in exits)

@@ -1,0 +1,37 @@
+"""The numbers that decisions rest on. Each carries its reason; a house may set its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules of the house, as far as deciding needs them."""
+
+    # How long ranks may take to save after they were asked to (stop, drain, limit) before their machine is ended.
+    # Longer than the agent's own grace (`agent.supervise.SAVE_GRACE_S`), so that it normally finishes by itself.
+    save_grace_s: float = 90.0
+    # A node that waits longer than this to be allowed to train gives itself back.
+    wait_limit_s: float = 900.0
+    # A dry offering is left alone this long, doubled for each dry one in a row, up to the most.
+    dry_first_s: float = 2.0
+    dry_most_s: float = 300.0
+    # Failures before a step or a checkpoint was made are start-up failures while younger than this.
+    startup_s: float = 60.0
+    # A checkpoint that kills this many attempts at start-up is poisoned.
+    poison_after: int = 2
+    # How many checkpoints may be given up on before the script itself is to blame.
+    most_poisoned: int = 2
+    # Attempts in a row that end without progress before the job fails: never loop.
+    most_without_progress: int = 5
+    # The same for reclaims, which say nothing about the job.
+    most_reclaims_without_progress: int = 20
+    # A spot job that commits nothing for so long is warned about.
+    checkpoint_warning_s: float = 1800.0
+    # Silence of more than this share of all nodes, and of at least so many, is our blindness, not their death.
+    mass_silence_share: float = 0.5
+    mass_silence_least: int = 3
+
+
+DEFAULT = Policy()

@@ -1,0 +1,145 @@
+"""What one pass observed, and what it plans. Input and output of `decide`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from stoker.fold import Claim, JobState
+from stoker.model import (
+    Capabilities,
+    Event,
+    Exit,
+    Heartbeat,
+    Instance,
+    InstanceState,
+    Known,
+    NodeFacts,
+    NoticeFact,
+    Observed,
+    Offering,
+    Stamped,
+)
+from stoker.spec import Spec
+
+
+@dataclass(frozen=True)
+class JobSnapshot:
+    """One job, as far as it could be seen. The order of observation matters and is the observer's duty:
+    `instances` was listed before the log was read, `states` was asked after."""
+
+    state: JobState
+    spec: Spec
+    capabilities: Capabilities
+    # Facts of the open claims' nodes, by claim number.
+    facts: dict[int, tuple[NodeFacts, ...]]
+    # This job's machines in the provider's list.
+    instances: Observed[tuple[Instance, ...]]
+    # The state of every instance that the log names and that may still exist.
+    states: Observed[dict[str, InstanceState]]
+    # What could be launched on. None: nobody asked, since nothing was to be launched.
+    offerings: Observed[tuple[Offering, ...]] | None = None
+    # The markers that make this job active.
+    markers: tuple[int, ...] = ()
+
+    def facts_of(self, claim: Claim, rank: int) -> NodeFacts | None:
+        for facts in self.facts.get(claim.number, ()):
+            if facts.rank == rank:
+                return facts
+        return None
+
+    def exit_of(self, claim: Claim, rank: int) -> Exit | None:
+        """The rank's exit, if it is known to have written one."""
+        facts = self.facts_of(claim, rank)
+        return facts.exit.value.value if facts and isinstance(facts.exit, Known) and facts.exit.value else None
+
+    def notice_of(self, claim: Claim, rank: int) -> NoticeFact | None:
+        """The rank's notice, if it is known to have one."""
+        facts = self.facts_of(claim, rank)
+        if facts and isinstance(facts.notice, Known) and facts.notice.value:
+            return facts.notice.value.value
+        return None
+
+    def heartbeat_of(self, claim: Claim, rank: int) -> Stamped[Heartbeat] | None:
+        """The rank's newest heartbeat, if one is known."""
+        facts = self.facts_of(claim, rank)
+        return facts.heartbeat.value if facts and isinstance(facts.heartbeat, Known) else None
+
+    def noticed(self, claim: Claim) -> bool:
+        """Whether any rank is known to have had a hard notice."""
+        notices = (self.notice_of(claim, rank) for rank in range(claim.nodes))
+        return any(notice is not None and notice.hard for notice in notices)
+
+    def is_gone(self, instance: str) -> bool:
+        """Positively gone: asked after the log was read, and answered. Absence from a list is not enough."""
+        return isinstance(self.states, Known) and self.states.value.get(instance) == "gone"
+
+    def rank_gone(self, claim: Claim, rank: int) -> bool:
+        """No machine of this rank is left: it is positively gone, or `launched` names none."""
+        if claim.launched is None:
+            return False
+        instance = claim.instance(rank)
+        return instance is None or self.is_gone(instance)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything one pass observed."""
+
+    jobs: tuple[JobSnapshot, ...] = ()
+    # Machines with this store's tag whose job has no log at all.
+    strays: tuple[Instance, ...] = ()
+    # Machines younger than this are never strays, by provider.
+    newborn_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Append:
+    """Write the next entry of the job's log. If a rival was quicker, what follows for this job is dropped."""
+
+    job: str
+    seq: int
+    event: Event
+    reason: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Finish a claim: get its machines, and write `launched`, or close it if there are none."""
+
+    job: str
+    claim: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Ask for the end of a machine."""
+
+    job: str
+    instance: str
+    provider: str
+    reason: str
+    region: str | None = None
+
+
+@dataclass(frozen=True)
+class Unmark:
+    """The job has ended and its machines are positively gone: nobody needs to look at it any more."""
+
+    job: str
+    markers: tuple[int, ...]
+    reason: str
+
+
+Action = Append | Launch | Terminate | Unmark
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do now, in order, and when to look again even if nothing happens."""
+
+    actions: tuple[Action, ...] = ()
+    wake_at: datetime | None = None
+    # Why nothing more was done, by job: what `explain` and `ps` say about waiting.
+    waiting: dict[str, str] = field(default_factory=dict)
