@@ -1,10 +1,13 @@
 """What was asked for: frozen, validated, versioned.
 
-These classes hold the canonical form that is kept in the store: durations in seconds, sizes in bytes, one spelling for
-each choice. The forms people write (`24h`, `200GB`, `A100:8`, `spot: true`) are read by `stoker.jobfile`, which finds
-in each field's metadata how it is written (`form`) and what it means (`doc`). The reference page and the JSON schema
-come from the same metadata.
+These classes hold the canonical form that is kept in the store: durations in seconds, sizes in bytes, one
+spelling for each choice. The forms people write (`24h`, `200GB`, `A100:8`, `spot: true`) are read by
+`stoker.jobfile`, which finds in each field's metadata how it is written (`form`) and what it means (`doc`).
+The reference page and the JSON schema come from the same metadata.
 """
+
+# `part` makes a field(), which is what dataclass defaults are for.
+# ruff: noqa: RUF009
 
 from __future__ import annotations
 
@@ -22,9 +25,17 @@ InputMode = Literal["copy", "mount", "stream"]
 DEFAULT_MASTER_PORT = 29500
 
 
-def part(doc: str, *, form: str = "", default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING) -> Any:
-    """A field of the job file: what it means, and the form people write it in."""
-    metadata = {"doc": doc, "form": form}
+def part(
+    doc: str,
+    *,
+    form: str = "",
+    default: Any = dataclasses.MISSING,
+    factory: Any = dataclasses.MISSING,
+    least: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A field of the job file: what it means, the form people write it in, and how small a number may be."""
+    metadata = {"doc": doc, "form": form, "least": least, "above": above}
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     if default is not dataclasses.MISSING:
@@ -44,14 +55,22 @@ class Gpus:
 class LocalResources:
     """This computer as a small cloud, with a spot market to practise on."""
 
-    capacity: int | None = part("most nodes at once on this computer; more find no capacity", default=None)
-    reclaim_mean_s: float | None = part(
-        "spot nodes are reclaimed after this long on average", form="duration", default=None
+    capacity: int | None = part(
+        "most nodes at once on this computer; more find no capacity", default=None, least=1
     )
-    grace_s: float = part("time between a simulated notice and the reclaim", form="duration", default=30.0)
+    reclaim_mean_s: float | None = part(
+        "spot nodes are reclaimed after this long on average", form="duration", default=None, above=0
+    )
+    grace_s: float = part(
+        "time between a simulated notice and the reclaim", form="duration", default=30.0, least=0
+    )
     seed: int = part("the simulated market repeats itself with the same seed", default=0)
-    price: float = part("on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0)
-    spot_price: float | None = part("spot price of a local node, $/h; default: 32 % of `price`", default=None)
+    price: float = part(
+        "on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0, least=0
+    )
+    spot_price: float | None = part(
+        "spot price of a local node, $/h; default: 32 % of `price`", default=None, least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -60,13 +79,15 @@ class Ec2Resources:
 
     profile: str | None = part("instance profile of the nodes", default=None)
     subnet: str | None = part("subnet id", default=None)
-    security_groups: tuple[str, ...] = part("security group ids", default=())
+    security_groups: tuple[str, ...] = part("security group ids", form="words", default=())
     key: str | None = part("key pair for SSH", default=None)
     public_ip: bool | None = part("give nodes a public address", default=None)
     placement_group: str | None = part("an existing placement group", default=None)
     reservation: str | None = part("capacity reservation or block", default=None)
     efa: bool = part("attach Elastic Fabric Adapters", default=False)
-    overrides: dict[str, Any] = part("merged last into the RunInstances request", form="mapping", factory=dict)
+    overrides: dict[str, Any] = part(
+        "merged last into the RunInstances request", form="mapping", factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +96,7 @@ class GceResources:
 
     project: str | None = part("Google Cloud project", default=None)
     service_account: str | None = part("service account of the nodes", default=None)
-    scopes: tuple[str, ...] = part("OAuth scopes of the nodes", default=())
+    scopes: tuple[str, ...] = part("OAuth scopes of the nodes", form="words", default=())
     network: str | None = part("network or subnetwork", default=None)
     reservation: str | None = part("reservation to consume", default=None)
     overrides: dict[str, Any] = part("merged last into the instance body", form="mapping", factory=dict)
@@ -88,13 +109,17 @@ class Resources:
     provider: str = part("who lends the machines: local, ec2, gce, sagemaker, …", default="local")
     gpus: Gpus | None = part("accelerators on each node, such as `A100:8`", form="gpus", default=None)
     machine: tuple[str, ...] = part("machine types in order of preference", form="words", default=())
-    cpus: int | None = part("at least this many CPUs on each node, such as `8+`", form="at-least", default=None)
-    memory_bytes: int | None = part("at least this much memory on each node, such as `64GB+`", form="size", default=None)
+    cpus: int | None = part(
+        "at least this many CPUs on each node, such as `8+`", form="at-least", default=None, least=1
+    )
+    memory_bytes: int | None = part(
+        "at least this much memory on each node, such as `64GB+`", form="size", default=None, above=0
+    )
     spot: Spot = part("true, false, or prefer (on-demand when there is none)", form="spot", default="never")
     region: str | None = part("region of the cloud", default=None)
     zones: tuple[str, ...] = part("zones to use; any by default", form="zones", default=())
-    max_price: float | None = part("most $/h for a node", default=None)
-    disk_bytes: int | None = part("size of the node's disk", form="size", default=None)
+    max_price: float | None = part("most $/h for a node", default=None, above=0)
+    disk_bytes: int | None = part("size of the node's disk", form="size", default=None, above=0)
     image: str | None = part("machine image: id, name, family or alias", default=None)
     ec2: Ec2Resources | None = part("what only EC2 has", default=None)
     gce: GceResources | None = part("what only Compute Engine has", default=None)
@@ -115,7 +140,9 @@ class Container:
 
     image: str = part("image to run")
     engine: Literal["docker", "podman"] = part("docker or podman", default="docker")
-    run: dict[str, Any] = part("any flag of `docker run`, such as `shm_size: 16g`", form="mapping", factory=dict)
+    run: dict[str, Any] = part(
+        "any flag of `docker run`, such as `shm_size: 16g`", form="mapping", factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -123,13 +150,17 @@ class Environment:
     """What the training finds installed."""
 
     python: str | None = part(
-        "path, version or conda environment; default: the image's, on local the submitter's", default=None
+        "path, version or conda environment; default: the image's, on local the submitter's",
+        form="version",
+        default=None,
     )
     requirements: str | None = part("requirements file, pyproject or lock file", default=None)
     conda: str | None = part("conda environment file", default=None)
     apt: tuple[str, ...] = part("Debian packages", form="words", default=())
     system_packages: bool | None = part("keep what the image's Python has installed", default=None)
-    wheels: Literal["pack"] | None = part("`pack` gathers wheels at submission, for machines without an index", default=None)
+    wheels: Literal["pack"] | None = part(
+        "`pack` gathers wheels at submission, for machines without an index", default=None
+    )
     index: PackageIndex | None = part("private package index", default=None)
     container: Container | None = part("run in a container", default=None)
     contract: Literal["sagemaker"] | None = part("`sagemaker` gives /opt/ml and SM_*", default=None)
@@ -139,35 +170,41 @@ class Environment:
 class Input:
     """A data set the training reads."""
 
-    source: str
-    mode: InputMode = "copy"
+    source: str = part("a URL, or a file or folder of the submitter's")
+    mode: InputMode = part("copy it before the start, mount it, or stream it", default="copy")
 
 
 @dataclass(frozen=True)
 class Checkpoints:
     """Where the script saves, and how many are kept."""
 
-    dir: str = part("folder the script saves to, relative to the code or absolute", default="checkpoints")
-    keep: int = part("how many committed checkpoints are kept", default=3)
+    dir: str = part(
+        "folder the script saves to, relative to the code or absolute", form="folder", default="checkpoints"
+    )
+    keep: int = part("how many committed checkpoints are kept", default=3, least=1)
 
 
 @dataclass(frozen=True)
 class Limits:
     """Nothing is unbounded."""
 
-    max_runtime_s: float | None = part("longest training time, summed over attempts", form="duration", default=None)
-    max_cost: float | None = part("most dollars, summed over attempts", default=None)
-    max_wait_s: float | None = part("longest time without a machine", form="duration", default=None)
-    stall_s: float | None = part("longest time without progress", form="duration", default=None)
+    max_runtime_s: float | None = part(
+        "longest training time, summed over attempts", form="duration", default=None, above=0
+    )
+    max_cost: float | None = part("most dollars, summed over attempts", default=None, above=0)
+    max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
+    stall_s: float | None = part("longest time without progress", form="duration", default=None, above=0)
 
 
 @dataclass(frozen=True)
 class Retry:
     """When a job is tried again."""
 
-    user_errors: int = part("how often a failing script is started again", default=0)
-    on_demand_after: int | None = part("reclaims after which the next attempt is on-demand", default=3)
-    hold_on_failure_s: float = part("keep a failed machine this long", form="duration", default=0.0)
+    user_errors: int = part("how often a failing script is started again", default=0, least=0)
+    on_demand_after: int | None = part(
+        "reclaims after which the next attempt is on-demand; null: never", default=3, least=1
+    )
+    hold_on_failure_s: float = part("keep a failed machine this long", form="duration", default=0.0, least=0)
 
 
 @dataclass(frozen=True)
@@ -181,9 +218,14 @@ class Logs:
 class Spec:
     """One job, as it was asked for. The layers of settings are already merged in."""
 
-    name: str = part("what people call the job: letters, digits, `-`", form="name")
+    name: str = part(
+        "what people call the job: lower-case letters, digits and `-`, at most 40, a letter first; "
+        "default: from the script or the folder",
+        form="name",
+    )
     run: str | tuple[str, ...] = part(
-        "what to run on every node, in the code folder: text for `bash -eo pipefail`, or a list as argv", form="command"
+        "what to run on every node, in the code folder: text for `bash -eo pipefail`, or a list as argv",
+        form="command",
     )
     code: str = part("folder to pack; .gitignore and .stokerignore are honoured", default=".")
     params: dict[str, Scalar] = part(
@@ -193,20 +235,36 @@ class Spec:
     )
     env: dict[str, str] = part("environment variables", form="env", factory=dict)
     setup: str | None = part("commands to run before the first start on a machine", default=None)
-    secrets: dict[str, str] = part("environment variables by reference: env, aws-sm:NAME, …", form="env", factory=dict)
-    nodes: int = part("how many machines train together", default=1)
+    secrets: dict[str, str] = part(
+        "environment variables by reference: env, aws-sm:NAME, aws-ssm:NAME or gcp-sm:NAME; "
+        "never in the spec, the log or the bucket in clear",
+        form="secrets",
+        factory=dict,
+    )
+    nodes: int = part("how many machines train together", default=1, least=1)
     resources: Resources = part("the machines", factory=Resources)
     environment: Environment = part("what is installed on them", factory=Environment)
-    inputs: dict[str, Input] = part("data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict)
+    inputs: dict[str, Input] = part(
+        "data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict
+    )
     checkpoints: Checkpoints = part("where the script saves, and how many are kept", factory=Checkpoints)
     resume_from: str | None = part("JOB[:NAME], or a URL or folder of plain files", default=None)
-    outputs: str | None = part("folder synced to the store as plain files during training", default=None)
-    metrics: dict[str, str] = part("regular expressions that find metrics in the log", form="regexes", factory=dict)
+    outputs: str | None = part(
+        "folder synced to the store as plain files during training", form="folder", default=None
+    )
+    metrics: dict[str, str] = part(
+        "regular expressions that find metrics in the log; the group is the value",
+        form="regexes",
+        factory=dict,
+    )
     limits: Limits = part("bounds on time, money and waiting", factory=Limits)
     retry: Retry = part("when it is tried again", factory=Retry)
     logs: Logs = part("where logs go besides the store", factory=Logs)
     notify: tuple[str, ...] = part("where to tell about it", form="words", default=())
-    tags: dict[str, str] = part("labels for people and rules", form="env", factory=dict)
+    tags: dict[str, str] = part("labels for people and rules", form="tags", factory=dict)
+    # How numbers among `params` were written where that is not how they print (`3e-4`, `1.10`), so that the
+    # command line gets what the person wrote. Not a field of the job file: the parser fills it in.
+    params_written: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
