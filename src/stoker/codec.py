@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stoker.errors import CodecError
@@ -70,12 +70,12 @@ def load(cls: type[T], tree: Any, *, where: str = "") -> T:
     return typing.cast(T, _decoder(cls)(tree, where))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _field_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _decoder(annotation: Any) -> Decoder:
     origin = get_origin(annotation)
     if annotation is Any:
@@ -189,7 +189,11 @@ def _dict(item: Decoder) -> Decoder:
 def _dataclass(cls: type) -> Decoder:
     hints = get_type_hints(cls)
     fields = [
-        (field.name, _decoder(hints[field.name]), field.default is field.default_factory is dataclasses.MISSING)
+        (
+            field.name,
+            _decoder(hints[field.name]),
+            field.default is field.default_factory is dataclasses.MISSING,
+        )
         for field in dataclasses.fields(cls)
         if get_origin(hints[field.name]) is not ClassVar
     ]

@@ -178,9 +178,7 @@ def _first(job: str, entry: Entry) -> JobState | None:
 
 def _next(state: JobState, entry: Entry) -> JobState:
     assert entry.seq == state.seq + 1, "entries must follow one another"
-    state = replace(
-        state, seq=entry.seq, updated_at=entry.at, min_version=max(state.min_version, entry.min_version)
-    )
+    state = replace(state, seq=entry.seq, updated_at=entry.at, min_version=max(state.min_version, entry.min_version))
     match entry.event:
         case Claimed() as event:
             return _claimed(state, entry, event)
@@ -214,9 +212,7 @@ def _next(state: JobState, entry: Entry) -> JobState:
 
 def _change(state: JobState, number: int, change: object) -> JobState:
     assert callable(change)
-    return replace(
-        state, claims=tuple(change(claim) if claim.number == number else claim for claim in state.claims)
-    )
+    return replace(state, claims=tuple(change(claim) if claim.number == number else claim for claim in state.claims))
 
 
 def _claimed(state: JobState, entry: Entry, event: Claimed) -> JobState:

@@ -101,14 +101,19 @@ def parse(seq: int, found: Object) -> Entry:
         min_version = tree["min_version"]
         kind = str(tree["event"]["kind"])
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{where}: not a log entry ({error!r}); only submitters and governors may write here") from None
+        raise StoreError(
+            f"{where}: not a log entry ({error!r}); only submitters and governors may write here"
+        ) from None
     try:
         record = codec.load(Record, tree, where=where)
     except CodecError as error:
         if not isinstance(min_version, int) or min_version <= PROTOCOL_VERSION:
             raise StoreError(f"{error}; only submitters and governors may write here") from None
         return Entry(
-            seq=seq, at=found.meta.modified, reason=f"{kind} (by a newer Stoker)", event=Opaque(name=kind),
+            seq=seq,
+            at=found.meta.modified,
+            reason=f"{kind} (by a newer Stoker)",
+            event=Opaque(name=kind),
             min_version=min_version,
         )
     return Entry(

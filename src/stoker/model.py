@@ -202,6 +202,8 @@ class Closed:
     step: int | None = None
     restored_from: str | None = None
     checkpoint: str | None = None
+    # Made a checkpoint or a step that no attempt before it had made.
+    progressed: bool = False
     # Failed before it made any progress on what it restored.
     at_startup: bool = False
     exit_code: int | None = None
@@ -424,6 +426,8 @@ class Exit:
     # First step reported by this attempt: shows what was trained twice.
     first_step: int | None = None
     restored_from: str | None = None
+    # How many complete checkpoints older than that one there were to fall back on.
+    older_checkpoints: int = 0
     checkpoint: CheckpointRef | None = None
     # How many checkpoints this attempt committed.
     commits: int = 0

@@ -1,0 +1,344 @@
+"""The governor's decision: pure, from what was observed to what to do. No clock, no I/O, no randomness.
+
+At most one entry a job is appended for each look at it (a claim is followed by its launch). After an append the job is
+observed and decided on again, so every decision rests on the newest log.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from stoker.core import orphans, retry
+from stoker.core.costs import burn_rate, job_cost
+from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
+from stoker.core.policy import Policy
+from stoker.core.silence import mass_silence, silent_etag
+from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snapshot, Terminate, Unmark
+from stoker.fold import Claim
+from stoker.model import (
+    PROTOCOL_VERSION,
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Event,
+    Known,
+    Outcome,
+    Suspected,
+    Unknown,
+    Warned,
+)
+
+
+def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
+    """What to do about everything that was observed. The order of the listings does not matter."""
+    blind = mass_silence(snapshot, policy, now)
+    actions: list[Action] = []
+    wakes: list[datetime] = []
+    waiting: dict[str, str] = {}
+    for job in sorted(snapshot.jobs, key=lambda job: job.state.job):
+        plan = decide_job(job, policy, now, blind=blind)
+        actions += plan.actions
+        waiting |= plan.waiting
+        if plan.wake_at is not None:
+            wakes.append(plan.wake_at)
+    actions += orphans.strays(snapshot, now)
+    return Plan(actions=tuple(actions), wake_at=min(wakes, default=None), waiting=waiting)
+
+
+def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False) -> Plan:
+    """What to do about one job. `blind`: so many nodes are silent at once that silence proves nothing."""
+    decision = _Decision(job, policy, now, blind)
+    decision.run()
+    return Plan(
+        actions=tuple(decision.actions),
+        wake_at=min(decision.wakes, default=None),
+        waiting={job.state.job: decision.waiting} if decision.waiting else {},
+    )
+
+
+class _Decision:
+    """One look at one job. Methods that return bool say whether an entry was decided on: then nothing else is."""
+
+    def __init__(self, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
+        self.job = job
+        self.state = job.state
+        self.policy = policy
+        self.now = now
+        self.blind = blind
+        self.actions: list[Action] = []
+        self.wakes: list[datetime] = []
+        self.waiting = ""
+
+    def run(self) -> None:
+        if self.state.min_version > PROTOCOL_VERSION:
+            self.waiting = "a newer Stoker governs this job; update this one"
+            return
+        self.actions += orphans.sweep(self.job, self.now)
+        if self.state.ended is not None:
+            self._retire()
+        elif self._close_what_is_over():
+            pass
+        elif self.state.stop is not None:
+            self._stop()
+        elif self._enforce_limits():
+            pass
+        elif not any(self._tend(claim) for claim in self.state.open_claims):
+            self._claim_next()
+
+    # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _retire(self) -> None:
+        """Forget an ended job once its machines are positively gone."""
+        ended = self.state.ended
+        assert ended is not None
+        named = [node.instance for claim in self.state.claims for node in claim.launched or ()]
+        if not all(self.job.is_gone(instance) for instance in named):
+            self.waiting = "ended; its machines are not known to be gone yet"
+            return
+        markers = tuple(marker for marker in self.job.markers if marker <= ended.seq)
+        if markers:
+            self.actions.append(Unmark(self.state.job, markers, "ended, and every machine is gone"))
+
+    def _close_what_is_over(self) -> bool:
+        """Close an attempt of which every rank has exited or is gone. Both are facts that cannot reverse."""
+        for claim in self.state.open_claims:
+            if claim.launched is None or not retry.facts_complete(self.job, claim):
+                continue
+            if not all(
+                self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank)
+                for rank in range(claim.nodes)
+            ):
+                continue
+            case = retry.case_of(self.job, claim, self.policy)
+            verdict = retry.verdict(case)
+            closed = retry.closing(case, verdict)
+            if verdict.restart or verdict.outcome == "stopped":
+                return self._append(closed, verdict.reason)
+            outcome: Outcome = "succeeded" if verdict.outcome == "succeeded" else "failed"
+            ended = Ended(
+                outcome=outcome,
+                rule=verdict.rule,
+                claim=claim.number,
+                exit_code=0 if outcome == "succeeded" else closed.exit_code,
+                closing=closed,
+            )
+            return self._append(ended, verdict.reason)
+        return False
+
+    def _stop(self) -> None:
+        """A person asked for the end: let what trains save, drop what never came, then end."""
+        stop = self.state.stop
+        assert stop is not None
+        for claim in self.state.open_claims:
+            if claim.launched is None:
+                # A launch that comes late finds its claim closed: its agents never train, and the sweep ends them.
+                self._append(Closed(claim=claim.number, outcome="stopped", rule="stop"), f"stopped by {stop.by}")
+                return
+        if not self.state.open_claims:
+            last = self.state.last_claim
+            number = last.number if last and last.attempt is not None else None
+            self._append(Ended(outcome="stopped", rule="stop", claim=number), stop.reason or f"stopped by {stop.by}")
+            return
+        self.waiting = "stopping: waiting for the last save"
+        for claim in self.state.open_claims:
+            self._end_after_grace(claim, stop.at, "it was asked to stop and did not leave in time")
+
+    # ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _enforce_limits(self) -> bool:
+        broken = self._broken_limit()
+        if broken is None:
+            return False
+        rule, reason = broken
+        if not self.state.open_claims:
+            return self._append(Ended(outcome="failed", rule=rule, claim=self._last_attempt()), reason)
+        for claim in self.state.open_claims:
+            if claim.drain is None and claim.launched is not None:
+                return self._append(Draining(claim=claim.number, outcome="limit", rule=rule), reason)
+            if claim.launched is None:
+                return self._append(Closed(claim=claim.number, outcome="limit", rule=rule), reason)
+        return False
+
+    def _broken_limit(self) -> tuple[str, str] | None:
+        limits = self.job.spec.limits
+        if limits.max_runtime_s is not None:
+            left = limits.max_runtime_s - self._trained_s()
+            if left <= 0:
+                return (
+                    "max_runtime",
+                    f"limits.max_runtime ({limits.max_runtime_s:g} s of training) is reached",
+                )
+            if self.state.open_claims:
+                self.wakes.append(self.now + timedelta(seconds=left))
+        if limits.max_cost is not None:
+            spent = job_cost(self.state, self.now, since_opened=True).spent
+            rate = burn_rate(self.state)
+            if spent is not None and rate is not None:
+                # Saving costs money too: what the grace will burn is set aside.
+                left = limits.max_cost - spent - rate * self.policy.save_grace_s
+                if left <= 0 and (spent > 0 or limits.max_cost <= 0):
+                    return "max_cost", f"limits.max_cost (${limits.max_cost:g}) is reached"
+                if rate > 0:
+                    self.wakes.append(self.now + timedelta(seconds=left / rate))
+        return None
+
+    def _trained_s(self) -> float:
+        """Training time since the job was opened: what closed attempts reported, and what the open ones report."""
+        total = 0.0
+        for claim in self.state.since_opened():
+            if claim.closed is not None:
+                total += claim.closed.trained_s
+                continue
+            spans = [0.0]
+            for rank in range(claim.nodes):
+                beat = self.job.heartbeat_of(claim, rank)
+                if beat is None:
+                    continue
+                since = (
+                    (self.now - beat.modified).total_seconds() if beat.value.phase in ("training", "saving") else 0.0
+                )
+                spans.append(beat.value.trained_s + max(0.0, since))
+            total += max(spans)
+        return total
+
+    # ── Claims that live ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tend(self, claim: Claim) -> bool:
+        if claim.launched is None:
+            return self._finish_launch(claim)
+        if claim.drain is not None:
+            self.waiting = f"draining: {claim.drain.reason}"
+            self._end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
+            return False
+        return self._drain_broken_gang(claim) or self._mind_silence(claim) or self._warn_unsafe(claim)
+
+    def _finish_launch(self, claim: Claim) -> bool:
+        """Anyone may finish anyone's claim; the token keeps it from being done twice, while the token lives."""
+        expires = claim.at + timedelta(seconds=self.job.capabilities.token_lifetime_s)
+        if self.now >= expires:
+            closed = Closed(claim=claim.number, outcome="abandoned", rule="token-expired", restart=True)
+            return self._append(closed, "too late to launch it safely")
+        self.actions.append(Launch(self.state.job, claim.number, claim.reason))
+        return False
+
+    def _drain_broken_gang(self, claim: Claim) -> bool:
+        """One rank gone ends all its ranks, saving first if they train."""
+        if claim.nodes == 1:
+            return False
+        for rank in range(claim.nodes):
+            left = self.job.exit_of(claim, rank)
+            if left is None and self.job.rank_gone(claim, rank):
+                reason = f"rank {rank} is gone; the others save and the whole resumes"
+                return self._append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
+            if left is not None and left.outcome != "succeeded" and not self.job.noticed(claim):
+                reason = f"rank {rank} left ({left.why}); the others save"
+                return self._append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
+        return False
+
+    def _mind_silence(self, claim: Claim) -> bool:
+        """Silence takes two steps: write down what the heartbeat looked like; end the machine if it still looks so."""
+        limit = timedelta(seconds=self.job.capabilities.silence_s)
+        for rank in range(claim.nodes):
+            etag = silent_etag(self.job, claim, rank, self.now)
+            if etag is None:
+                continue
+            if self.blind:
+                self.waiting = (
+                    "most nodes are silent at once: that is our blindness, not their death; nothing is touched"
+                )
+                continue
+            suspicion = claim.suspicions.get(str(rank))
+            if suspicion is None or suspicion.etag != etag:
+                reason = f"rank {rank} has not been heard of for {limit.total_seconds():g} s"
+                return self._append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
+            if self.now - suspicion.at >= limit:
+                self._end_rank(claim, rank, "its agent fell silent, and stayed silent")
+            else:
+                self.wakes.append(suspicion.at + limit)
+        return False
+
+    def _warn_unsafe(self, claim: Claim) -> bool:
+        """A spot job that commits no checkpoint would lose everything at the next reclaim: say so, once an attempt."""
+        code = f"no-checkpoint:{claim.number}"
+        beat = self.job.heartbeat_of(claim, 0)
+        if not claim.offering.spot or code in self.state.warned or beat is None:
+            return False
+        if beat.value.trained_s < self.policy.checkpoint_warning_s or beat.value.checkpoint is not None:
+            return False
+        minutes = round(self.policy.checkpoint_warning_s / 60)
+        reason = (
+            f"no checkpoint for {minutes} minutes on a spot machine: a reclaim would lose everything; "
+            f"the folder watched is {self.job.spec.checkpoints.dir}"
+        )
+        return self._append(Warned(code=code), reason)
+
+    # ── The next claim ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _claim_next(self) -> None:
+        reason = wants_claim(self.job)
+        if reason is None:
+            return
+        alone = not self.state.open_claims
+        if alone and self._waited_too_long():
+            return
+        match self.job.offerings:
+            case None:
+                return
+            case Unknown(error=error):
+                self.waiting = f"the provider's offerings are unknown: {error}"
+                return
+            case Known(value=offerings):
+                pass
+        match place(self.state, self.job.spec, offerings, self.policy, self.now):
+            case Chosen(offering=offering, reason=why):
+                seq = self.state.seq + 1
+                noticed = None if alone else self.state.open_claims[0].number
+                event = Claimed(offering=offering, nodes=self.job.spec.nodes, successor_of=noticed)
+                self._append(event, f"{reason}; {why}")
+                self.actions.append(Launch(self.state.job, seq, reason))
+            case Dry(until=until, reason=why):
+                self.waiting = why
+                self.wakes.append(until)
+            case Impossible(reason=why):
+                self.waiting = why
+                if alone:
+                    self._append(Ended(outcome="failed", rule="no-offering", claim=self._last_attempt()), why)
+
+    def _waited_too_long(self) -> bool:
+        longest = self.job.spec.limits.max_wait_s
+        if longest is None:
+            return False
+        deadline = waiting_since(self.state) + timedelta(seconds=longest)
+        if self.now < deadline:
+            self.wakes.append(deadline)
+            return False
+        reason = f"limits.max_wait ({longest:g} s without a machine) is reached"
+        return self._append(Ended(outcome="failed", rule="max_wait", claim=self._last_attempt()), reason)
+
+    # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _append(self, event: Event, reason: str) -> bool:
+        self.actions.append(Append(self.state.job, self.state.seq + 1, event, reason))
+        return True
+
+    def _end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
+        deadline = asked_at + timedelta(seconds=self.policy.save_grace_s)
+        if self.now < deadline:
+            self.wakes.append(deadline)
+            return
+        for rank in range(claim.nodes):
+            if self.job.exit_of(claim, rank) is None:
+                self._end_rank(claim, rank, reason)
+
+    def _end_rank(self, claim: Claim, rank: int, reason: str) -> None:
+        instance = claim.instance(rank)
+        if instance is not None and not self.job.is_gone(instance):
+            offering = claim.offering
+            action = Terminate(self.state.job, instance, offering.provider, reason, offering.region)
+            if action not in self.actions:
+                self.actions.append(action)
+
+    def _last_attempt(self) -> int | None:
+        attempts = self.state.attempts
+        return attempts[-1].number if attempts else None

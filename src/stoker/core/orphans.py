@@ -1,0 +1,65 @@
+"""Machines that nobody may keep.
+
+The cloud was listed before the bucket was read, so a machine whose claim is not in the log has no claim; still, the
+newborn are left alone, and only what carries this store's tag was listed at all. A list that failed proves nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
+from stoker.model import Instance, Known
+
+_ALIVE = ("pending", "running")
+
+
+def sweep(job: JobSnapshot, now: datetime) -> list[Terminate]:
+    """The job's machines that belong to no open claim, or that their claim does not name."""
+    if not isinstance(job.instances, Known):
+        return []
+    found = []
+    for instance in sorted(job.instances.value, key=lambda instance: instance.id):
+        if instance.state in _ALIVE:
+            reason = _nobody_keeps(job, instance, now)
+            if reason:
+                found.append(_terminate(instance, reason))
+    return found
+
+
+def strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
+    """Machines whose job has no log at all."""
+    return [
+        _terminate(instance, "its job is not in the store")
+        for instance in sorted(snapshot.strays, key=lambda instance: instance.id)
+        if instance.state in _ALIVE and not _newborn(instance, snapshot.newborn_s.get(instance.provider), now)
+    ]
+
+
+def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | None:
+    state = job.state
+    claim = state.claim(instance.claim)
+    if claim is None:
+        return None if _newborn(instance, job.capabilities.newborn_s, now) else "its claim is not in the log"
+    if state.ended is not None:
+        return "the job has ended"
+    if not claim.open:
+        return f"its claim is closed: {claim.closed_reason}"
+    if claim.launched is not None and all(node.instance != instance.id for node in claim.launched):
+        return "the log names other machines for its claim"
+    return None
+
+
+def _newborn(instance: Instance, newborn_s: float | None, now: datetime) -> bool:
+    # Without a known bound nothing is ever old enough to be taken for an orphan.
+    return newborn_s is None or now - instance.created_at < timedelta(seconds=newborn_s)
+
+
+def _terminate(instance: Instance, reason: str) -> Terminate:
+    return Terminate(
+        job=instance.job,
+        instance=instance.id,
+        provider=instance.provider,
+        reason=reason,
+        region=instance.region,
+    )

@@ -1,0 +1,154 @@
+"""Which offering the next attempt is launched on, or why none is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from stoker.core.policy import Policy
+from stoker.core.snapshot import JobSnapshot
+from stoker.fold import JobState
+from stoker.model import Offering
+from stoker.spec import Spec
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Launch on this."""
+
+    offering: Offering
+    reason: str
+
+
+@dataclass(frozen=True)
+class Dry:
+    """Everything acceptable is dry for now."""
+
+    until: datetime
+    reason: str
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """Nothing on offer can ever serve this job."""
+
+    reason: str
+
+
+Placement = Chosen | Dry | Impossible
+
+
+def wants_claim(job: JobSnapshot) -> str | None:
+    """Why the job needs its next claim now, or None. Says nothing about where.
+
+    A hard notice is enough: the next attempt boots while this one saves. At most one attempt waits.
+    """
+    state = job.state
+    if state.ended is not None or state.stop is not None:
+        return None
+    last = state.last_claim
+    if last is None or last.number <= state.opened_seq:
+        if state.open_claims:
+            return None
+        return "first attempt" if not state.claims else "resumed"
+    if last.closed is not None:
+        if state.open_claims:
+            # The one that saves is still there, and its replacement found no place: try again.
+            return _handover(job) if len(state.open_claims) == 1 else None
+        return f"after attempt {last.attempt}: {last.closed_reason}" if last.attempt else "next offering"
+    if len(state.open_claims) == 1:
+        return _handover(job)
+    return None
+
+
+def _handover(job: JobSnapshot) -> str | None:
+    (claim,) = job.state.open_claims
+    if claim.launched is None or claim.drain is not None or not job.noticed(claim):
+        return None
+    return f"attempt {claim.attempt} was given notice"
+
+
+def place(state: JobState, spec: Spec, offerings: tuple[Offering, ...], policy: Policy, now: datetime) -> Placement:
+    """Choose among `offerings`, which come in order of preference."""
+    fitting, reason = acceptable(spec, offerings, reclaims(state))
+    if not fitting:
+        return Impossible(reason)
+    refused = _closed_on(state, "refused")
+    dry = _dry(state, policy)
+    usable = [offering for offering in fitting if offering.key not in refused]
+    if not usable:
+        return Impossible(next(iter(refused.values())))
+    for offering in usable:
+        until = dry.get(offering.key)
+        if until is None or until <= now:
+            return Chosen(offering, reason)
+    soonest = min(dry[offering.key] for offering in usable)
+    return Dry(soonest, "no capacity: " + ", ".join(sorted({offering.key for offering in usable})))
+
+
+def acceptable(spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0) -> tuple[list[Offering], str]:
+    """The offerings that the spec allows, best first, and why those (or why none)."""
+    if not offerings:
+        return [], f"{spec.resources.provider} offers nothing that fits the resources asked for"
+    wanted = spec.resources.spot
+    fallback = spec.retry.on_demand_after
+    reason = {"never": "on-demand", "only": "spot", "prefer": "spot first"}[wanted]
+    if wanted == "prefer" and fallback is not None and reclaimed > fallback:
+        wanted, reason = "never", f"on-demand after {reclaimed} reclaims"
+    kept = [o for o in offerings if wanted == "prefer" or o.spot == (wanted == "only")]
+    if not kept:
+        return (
+            [],
+            f"{spec.resources.provider} has no {'spot' if wanted == 'only' else 'on-demand'} offering that fits",
+        )
+    if wanted == "prefer":
+        kept.sort(key=lambda offering: not offering.spot)  # Stable: the order of preference stays inside each.
+    if spec.limits.max_cost is not None:
+        kept = [offering for offering in kept if offering.price is not None]
+        if not kept:
+            return [], "limits.max_cost needs a known price, and no fitting offering has one"
+    if spec.resources.max_price is not None:
+        most = spec.resources.max_price
+        kept = [offering for offering in kept if offering.price is not None and offering.price <= most]
+        if not kept:
+            return [], f"no fitting offering is known to cost at most resources.max_price (${most:g}/h)"
+    return kept, reason
+
+
+def reclaims(state: JobState) -> int:
+    """How often the cloud took machines back since the job was opened."""
+    return sum(1 for claim in state.since_opened() if claim.closed and claim.closed.outcome == "reclaimed")
+
+
+def waiting_since(state: JobState) -> datetime:
+    """Since when the job has had no machine."""
+    moments = [state.opened_at or state.submitted_at]
+    moments += [claim.closed_at for claim in state.since_opened() if claim.attempt is not None and claim.closed_at]
+    return max(moments)
+
+
+def _dry(state: JobState, policy: Policy) -> dict[str, datetime]:
+    """Until when each offering that was found dry is left alone. It doubles with each dry answer in a row."""
+    until: dict[str, datetime] = {}
+    streak: dict[str, int] = {}
+    for claim in state.since_opened():
+        if claim.closed is None or claim.closed_at is None:
+            continue
+        key = claim.offering.key
+        if claim.closed.outcome != "dry":
+            if claim.attempt is not None:
+                streak.pop(key, None)
+                until.pop(key, None)
+            continue
+        streak[key] = streak.get(key, 0) + 1
+        pause = min(policy.dry_most_s, policy.dry_first_s * 2 ** min(streak[key] - 1, 16))
+        until[key] = claim.closed_at + timedelta(seconds=pause)
+    return until
+
+
+def _closed_on(state: JobState, outcome: str) -> dict[str, str]:
+    return {
+        claim.offering.key: claim.closed_reason
+        for claim in state.since_opened()
+        if claim.closed and claim.closed.outcome == outcome
+    }

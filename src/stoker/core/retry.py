@@ -1,0 +1,329 @@
+"""How an attempt that is over ended, and whether another follows: a list of rules, the first match decides.
+
+What the cloud or the machine did is never counted against the user; what the script did is, and restarts only as often
+as the spec says. Every verdict names its rule and gives its reason in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stoker.core.policy import Policy
+from stoker.core.snapshot import JobSnapshot
+from stoker.fold import Claim, JobState
+from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known
+from stoker.spec import Spec
+
+# Checkpoints brought in by `resume_from` are kept under claim 0. A person named them: they are never given up on.
+IMPORTED = "00000000/"
+
+# What the last lines of a log say when the hardware or its software below the script failed.
+PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("nccl", re.compile(r"NCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclInternalError")),
+    (
+        "gpu",
+        re.compile(r"uncorrectable ECC|CUDA error: (device-side hardware|unspecified launch|the launch timed out)|Xid"),
+    ),
+    ("disk-full", re.compile(r"No space left on device|Disk quota exceeded")),
+    ("host-memory", re.compile(r"oom-kill|Cannot allocate memory")),
+)
+
+# Outcomes after which the next attempt is free of charge for the user.
+RESTARTING: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned", "dry"})
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything known of an attempt whose every rank has exited or is gone."""
+
+    claim: Claim
+    exits: tuple[Exit | None, ...]
+    heartbeats: tuple[Heartbeat | None, ...]
+    noticed: bool
+    state: JobState
+    spec: Spec
+    policy: Policy
+
+    @property
+    def left(self) -> tuple[Exit, ...]:
+        """The exits there are."""
+        return tuple(found for found in self.exits if found is not None)
+
+    @property
+    def failure(self) -> Exit | None:
+        """The first exit that was the script's own failure."""
+        failures = [found for found in self.left if found.outcome == "failed"]
+        return min(failures, key=lambda found: found.at, default=None)
+
+    @property
+    def trained_s(self) -> float:
+        spans = [found.trained_s for found in (*self.left, *self.heartbeats) if found is not None]
+        return max(spans, default=0.0)
+
+    @property
+    def step(self) -> int | None:
+        steps = [found.step for found in (*self.left, *self.heartbeats) if found is not None and found.step is not None]
+        return max(steps, default=None)
+
+    @property
+    def restored_from(self) -> str | None:
+        for found in (*self.left, *self.heartbeats):
+            if found is not None and found.restored_from:
+                return found.restored_from
+        return None
+
+    @property
+    def checkpoint(self) -> str | None:
+        keys = [
+            found.checkpoint.key for found in (*self.left, *self.heartbeats) if found is not None and found.checkpoint
+        ]
+        return max(keys, default=None)
+
+    @property
+    def progressed(self) -> bool:
+        if self.checkpoint is not None and self.checkpoint != self.restored_from:
+            return True
+        best = max((c.closed.step for c in self.state.claims if c.closed and c.closed.step is not None), default=None)
+        return self.step is not None and (best is None or self.step > best)
+
+    @property
+    def at_startup(self) -> bool:
+        return not self.progressed and self.trained_s < self.policy.startup_s
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How it ended. `restart`: another attempt follows."""
+
+    outcome: AttemptOutcome
+    rule: str
+    reason: str
+    restart: bool
+    counted: bool = False
+
+
+def judge(case: Case) -> Closed:
+    """The `closed` entry for an attempt that is over; its reason is in `verdict(case).reason`."""
+    return closing(case, verdict(case))
+
+
+def closing(case: Case, found: Verdict) -> Closed:
+    """What the log keeps of a verdict and of the facts it rests on."""
+    failure = case.failure or (case.left[0] if case.left else None)
+    return Closed(
+        claim=case.claim.number,
+        outcome=found.outcome,
+        rule=found.rule,
+        restart=found.restart,
+        counted=found.counted,
+        trained_s=case.trained_s,
+        step=case.step,
+        restored_from=case.restored_from,
+        checkpoint=case.checkpoint,
+        progressed=case.progressed,
+        at_startup=found.outcome in ("failed", "infrastructure") and case.at_startup,
+        exit_code=_status(failure),
+        tail=failure.tail if failure is not None and found.outcome != "succeeded" else (),
+    )
+
+
+def verdict(case: Case) -> Verdict:
+    """The first rule that matches decides; restarts that lead nowhere are ended."""
+    for rule in RULES:
+        found = rule(case)
+        if found is not None:
+            return _without_loops(case, found)
+    raise AssertionError("the last rule matches everything")
+
+
+def case_of(job: JobSnapshot, claim: Claim, policy: Policy) -> Case:
+    """The case of a claim whose every rank has exited or is gone."""
+    beats = [job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+    return Case(
+        claim=claim,
+        exits=tuple(job.exit_of(claim, rank) for rank in range(claim.nodes)),
+        heartbeats=tuple(beat.value if beat else None for beat in beats),
+        noticed=job.noticed(claim),
+        state=job.state,
+        spec=job.spec,
+        policy=policy,
+    )
+
+
+def facts_complete(job: JobSnapshot, claim: Claim) -> bool:
+    """Whether every exit could be looked for: an unread exit must not turn a success into a loss."""
+    return all(isinstance(facts.exit, Known) for facts in job.facts.get(claim.number, ()))
+
+
+def poisoned(state: JobState, policy: Policy) -> frozenset[str]:
+    """The checkpoints that killed too many attempts at start-up."""
+    kills: dict[str, int] = {}
+    for claim in state.since_opened():
+        if claim.closed and claim.closed.at_startup and claim.closed.restored_from:
+            kills[claim.closed.restored_from] = kills.get(claim.closed.restored_from, 0) + 1
+    return frozenset(
+        key for key, count in kills.items() if count >= policy.poison_after and not key.startswith(IMPORTED)
+    )
+
+
+# ── The rules, in order ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _finished(case: Case) -> Verdict | None:
+    if all(found is not None and found.outcome == "succeeded" for found in case.exits):
+        return Verdict("succeeded", "finished", "every rank finished", restart=False)
+    return None
+
+
+def _partial(case: Case) -> Verdict | None:
+    named = len(case.claim.launched or ())
+    if named < case.claim.nodes:
+        return Verdict("dry", "partial-gang", f"only {named} of {case.claim.nodes} machines came", restart=True)
+    return None
+
+
+def _stopped(case: Case) -> Verdict | None:
+    if case.state.stop is not None:
+        return Verdict("stopped", "stop", f"stopped by {case.state.stop.by}", restart=False)
+    return None
+
+
+def _limit(case: Case) -> Verdict | None:
+    drain = case.claim.drain
+    if drain is not None and drain.outcome == "limit":
+        return Verdict("limit", drain.rule, drain.reason, restart=False)
+    for found in case.left:
+        if found.why == "limit":
+            return Verdict("limit", "max_runtime", found.reason or "max_runtime is reached", restart=False)
+    return None
+
+
+def _reclaimed(case: Case) -> Verdict | None:
+    if not case.noticed:
+        return None
+    step = f" at step {case.step}" if case.step is not None else ""
+    return Verdict("reclaimed", "notice", f"reclaimed after a notice{step}", restart=True)
+
+
+def _lost(case: Case) -> Verdict | None:
+    missing = [rank for rank, found in enumerate(case.exits) if found is None]
+    if not missing:
+        return None
+    drain = case.claim.drain
+    ranks = ", ".join(map(str, missing))
+    if not any(case.heartbeats):
+        return Verdict("lost", "boot", "the machine was gone before its agent said anything", restart=True)
+    if drain is not None and len(missing) == case.claim.nodes:
+        return Verdict(drain.outcome, drain.rule, drain.reason, restart=drain.outcome in RESTARTING)
+    return Verdict("lost", "gone", f"the machine of rank {ranks} is gone and left no exit", restart=True)
+
+
+def _infrastructure(case: Case) -> Verdict | None:
+    for found in case.left:
+        if found.why == "agent":
+            return Verdict("infrastructure", "agent", found.reason or "the agent crashed", restart=True)
+        if found.outcome == "infrastructure":
+            return Verdict("infrastructure", found.why, found.reason or "the machine failed", restart=True)
+        if found.outcome != "failed":
+            continue
+        if found.evidence:
+            return Verdict(
+                "infrastructure", found.evidence[0], f"the machine reported {found.evidence[0]}", restart=True
+            )
+        if found.why == "finished" and (found.signal == 9 or found.code == 137):
+            return Verdict("infrastructure", "killed", "the training was killed from outside (SIGKILL)", restart=True)
+        text = "\n".join(found.tail)
+        for name, pattern in PATTERNS:
+            if pattern.search(text):
+                return Verdict("infrastructure", name, f"the log ends with a {name} error", restart=True)
+    return None
+
+
+def _left_early(case: Case) -> Verdict | None:
+    """Nobody failed: it waited too long, or was asked to go."""
+    if case.failure is not None:
+        return None
+    waited = any(found.why == "waited" for found in case.left)
+    reason = "waited too long to be allowed to train" if waited else "was asked to leave before it finished"
+    if case.claim.drain is not None:
+        reason = case.claim.drain.reason
+    return Verdict("abandoned", "waited" if waited else "left", reason, restart=True)
+
+
+def _bad_checkpoint(case: Case) -> Verdict | None:
+    """It died on what it restored. Try once more, then the checkpoint before it."""
+    failure, key = case.failure, case.restored_from
+    if failure is None or key is None or not case.at_startup or key.startswith(IMPORTED):
+        return None
+    given_up = poisoned(case.state, case.policy)
+    kills = 1 + sum(
+        1
+        for claim in case.state.since_opened()
+        if claim.closed and claim.closed.at_startup and claim.closed.restored_from == key
+    )
+    if len(given_up) >= case.policy.most_poisoned:
+        return None
+    if kills >= case.policy.poison_after and not failure.older_checkpoints:
+        return None
+    return Verdict("failed", "checkpoint", f"failed at start-up on checkpoint {key} ({kills}×)", restart=True)
+
+
+def _user_error(case: Case) -> Verdict | None:
+    failure = case.failure
+    if failure is None:
+        return None
+    what = failure.reason or f"the command exited with {_status(failure)}"
+    closes = [claim.closed for claim in case.state.since_opened() if claim.closed]
+    spent = sum(1 for closed in closes if closed.counted)
+    if spent >= case.spec.retry.user_errors:
+        return Verdict("failed", "user-error", what, restart=False, counted=True)
+    if case.at_startup and closes and closes[-1].counted and closes[-1].at_startup:
+        return Verdict("failed", "user-error", f"{what}; it failed twice right after its start", False, counted=True)
+    return Verdict("failed", "user-error", f"{what}; retry {spent + 1} of {case.spec.retry.user_errors}", True, True)
+
+
+def _otherwise(_case: Case) -> Verdict | None:
+    return Verdict("lost", "unexplained", "the attempt ended and no rule recognises how", restart=True)
+
+
+RULES: tuple[Callable[[Case], Verdict | None], ...] = (
+    _finished,
+    _partial,
+    _stopped,
+    _limit,
+    _reclaimed,
+    _lost,
+    _infrastructure,
+    _left_early,
+    _bad_checkpoint,
+    _user_error,
+    _otherwise,
+)
+
+
+def _without_loops(case: Case, found: Verdict) -> Verdict:
+    """Restarts are free only while they lead somewhere."""
+    if not found.restart or case.progressed or found.outcome == "dry":
+        return found
+    in_a_row = 1
+    reclaims_only = found.outcome == "reclaimed"
+    for claim in reversed(case.state.since_opened()):
+        if claim.closed is None or claim.attempt is None:
+            continue
+        if claim.closed.progressed:
+            break
+        in_a_row += 1
+        reclaims_only = reclaims_only and claim.closed.outcome == "reclaimed"
+    most = case.policy.most_reclaims_without_progress if reclaims_only else case.policy.most_without_progress
+    if in_a_row < most:
+        return found
+    return replace(found, restart=False, reason=f"{found.reason}; {in_a_row} attempts in a row made no progress")
+
+
+def _status(found: Exit | None) -> int | None:
+    """The exit status as a shell would tell it."""
+    if found is None:
+        return None
+    return 128 + found.signal if found.signal is not None else found.code

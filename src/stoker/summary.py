@@ -1,0 +1,231 @@
+"""A job in short: what `ps`, `show`, `compare` and the dashboard read. Pure, from state, spec and facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from stoker.core.costs import claim_cost, job_cost
+from stoker.fold import Claim, JobState
+from stoker.model import CheckpointRef, Exit, Heartbeat, Known, NodeFacts, NoticeFact, Outcome, Phase, SaveTimes
+from stoker.spec import Code, Scalar, Submission
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """One machine of an attempt."""
+
+    rank: int
+    instance: str
+    phase: str | None = None
+    step: int | None = None
+    exit_code: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttemptSummary:
+    """One attempt, as people count them."""
+
+    n: int
+    claim: int
+    provider: str
+    machine: str
+    zone: str
+    spot: bool
+    started_at: datetime
+    nodes: tuple[NodeSummary, ...]
+    training_since: datetime | None = None
+    ended_at: datetime | None = None
+    outcome: str | None = None
+    rule: str | None = None
+    reason: str | None = None
+    restored_from: str | None = None
+    exit_code: int | None = None
+    trained_s: float = 0.0
+    step: int | None = None
+    first_step: int | None = None
+    price: float | None = None
+    price_source: str = ""
+    cost: float | None = None
+    # How the notice went, where there was one.
+    noticed_at: datetime | None = None
+    save: SaveTimes | None = None
+    # The agent's clock at the end of the training: for the gap that people see.
+    left_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One job."""
+
+    id: str
+    name: str
+    phase: Phase
+    submitted_at: datetime
+    updated_at: datetime
+    submitter: str
+    provider: str
+    nodes: int
+    outcome: Outcome | None = None
+    reason: str = ""
+    rule: str | None = None
+    attempts: tuple[AttemptSummary, ...] = ()
+    interruptions: int = 0
+    last_checkpoint: CheckpointRef | None = None
+    exit_code: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+    cost: float | None = None
+    on_demand_cost: float | None = None
+    saved_share: float | None = None
+    trained_s: float = 0.0
+    ended_at: datetime | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Scalar] = field(default_factory=dict)
+    code: Code | None = None
+    # What a reclaim at this moment would cost: seconds of training that are not in a durable checkpoint.
+    at_risk_s: float | None = None
+    warnings: tuple[str, ...] = ()
+    origin: str | None = None
+
+
+def summarize(
+    state: JobState,
+    submission: Submission,
+    facts: dict[int, tuple[NodeFacts, ...]],
+    now: datetime,
+    waiting: str = "",
+) -> Summary:
+    """The job in short. `facts` may lack claims; what is not there is left open."""
+    spec = submission.spec
+    attempts = tuple(_attempt(claim, facts.get(claim.number, ()), now) for claim in state.attempts)
+    cost = job_cost(state, now)
+    beats = [beat for claim in state.attempts for beat in _heartbeats(facts.get(claim.number, ()))]
+    exits = [left for claim in state.attempts for left in _exits(facts.get(claim.number, ()))]
+    said: list[Heartbeat | Exit] = [*beats, *exits]
+    checkpoint = max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None)
+    metrics: dict[str, float] = {}
+    for one in sorted(said, key=lambda one: one.at):
+        metrics |= one.metrics
+    current = _heartbeats(facts.get(state.claims[-1].number, ())) if state.claims else []
+    phase = phase_of(state, facts)
+    return Summary(
+        id=state.job,
+        name=spec.name,
+        phase=phase,
+        submitted_at=state.submitted_at,
+        updated_at=state.updated_at,
+        submitter=state.submitter,
+        provider=spec.resources.provider,
+        nodes=spec.nodes,
+        outcome=state.ended.outcome if state.ended else None,
+        reason=state.ended.reason if state.ended else waiting,
+        rule=state.ended.rule if state.ended else None,
+        attempts=attempts,
+        interruptions=sum(1 for claim in state.claims if claim.closed and claim.closed.outcome == "reclaimed"),
+        last_checkpoint=checkpoint,
+        exit_code=state.ended.exit_code if state.ended else None,
+        metrics=metrics,
+        step=max((one.step for one in said if one.step is not None), default=None),
+        cost=cost.spent,
+        on_demand_cost=cost.on_demand,
+        saved_share=cost.saved_share,
+        trained_s=sum(attempt.trained_s for attempt in attempts),
+        ended_at=state.ended.at if state.ended else None,
+        tags=spec.tags,
+        params=spec.params,
+        code=submission.code,
+        at_risk_s=_at_risk_s(phase, current, now),
+        warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
+        origin=submission.origin,
+    )
+
+
+def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:
+    """Where the job is. Without facts an attempt with machines counts as launching."""
+    if state.ended is not None:
+        return state.ended.outcome
+    if state.stop is not None:
+        return "stopping"
+    if not state.open_claims:
+        return "queued"
+    for claim in state.open_claims:
+        beats = _heartbeats(facts.get(claim.number, ()))
+        if any(beat.phase in ("training", "saving", "flushing") for beat in beats):
+            return "running"
+    return "launching"
+
+
+def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> AttemptSummary:
+    beats, exits = _heartbeats(facts), _exits(facts)
+    closed = claim.closed
+    notices = [fact.notice.value for fact in facts if isinstance(fact.notice, Known) and fact.notice.value]
+    hard: list[NoticeFact] = [notice.value for notice in notices if notice.value.hard]
+    saves = [left.save for left in exits if left.save]
+    assert claim.attempt is not None and claim.launched_at is not None
+    restored = [one.restored_from for one in (*exits, *beats) if one.restored_from]
+    trained = [one.trained_s for one in (*exits, *beats)]
+    firsts = [left.first_step for left in exits if left.first_step is not None]
+    steps = [one.step for one in (*exits, *beats) if one.step is not None]
+    return AttemptSummary(
+        n=claim.attempt,
+        claim=claim.number,
+        provider=claim.offering.provider,
+        machine=claim.offering.machine,
+        zone=claim.offering.zone,
+        spot=claim.offering.spot,
+        started_at=claim.launched_at,
+        training_since=min((beat.training_since for beat in beats if beat.training_since), default=None)
+        or min((left.started_at for left in exits if left.started_at), default=None),
+        ended_at=claim.closed_at,
+        outcome=closed.outcome if closed else None,
+        rule=closed.rule if closed else None,
+        reason=claim.closed_reason or None,
+        restored_from=closed.restored_from if closed and closed.restored_from else next(iter(restored), None),
+        exit_code=closed.exit_code if closed else None,
+        trained_s=closed.trained_s if closed else max(trained, default=0.0),
+        step=max(steps, default=closed.step if closed else None),
+        first_step=min(firsts, default=None),
+        price=claim.offering.price,
+        price_source=claim.offering.price_source,
+        cost=claim_cost(claim, now).spent,
+        noticed_at=min((notice.at for notice in hard), default=None),
+        save=next(iter(saves), None),
+        left_at=max((left.at for left in exits), default=None),
+        nodes=tuple(_node(node.rank, node.instance, facts) for node in claim.launched or ()),
+    )
+
+
+def _node(rank: int, instance: str, facts: tuple[NodeFacts, ...]) -> NodeSummary:
+    mine = tuple(fact for fact in facts if fact.instance == instance)
+    beat = next(iter(_heartbeats(mine)), None)
+    left = next(iter(_exits(mine)), None)
+    return NodeSummary(
+        rank=rank,
+        instance=instance,
+        phase="exited" if left else (beat.phase if beat else None),
+        step=left.step if left else (beat.step if beat else None),
+        exit_code=left.code if left else None,
+        warnings=beat.warnings if beat and not left else (),
+    )
+
+
+def _heartbeats(facts: tuple[NodeFacts, ...]) -> list[Heartbeat]:
+    return [fact.heartbeat.value.value for fact in facts if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
+
+
+def _exits(facts: tuple[NodeFacts, ...]) -> list[Exit]:
+    return [fact.exit.value.value for fact in facts if isinstance(fact.exit, Known) and fact.exit.value]
+
+
+def _at_risk_s(phase: Phase, beats: list[Heartbeat], now: datetime) -> float | None:
+    """Training that a reclaim now would lose. The commit's time and `now` are both the store's side of the clock."""
+    training = [beat for beat in beats if beat.training_since is not None]
+    if phase != "running" or not training:
+        return None
+    beat = training[0]
+    trained = beat.trained_s + max(0.0, (now - beat.at).total_seconds())
+    if beat.checkpoint is None or beat.checkpoint.committed_at is None:
+        return trained
+    return min(trained, max(0.0, (now - beat.checkpoint.committed_at).total_seconds()))
