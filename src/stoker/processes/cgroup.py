@@ -1,0 +1,210 @@
+"""Groups by cgroup v2: the kernel keeps the list, and no descendant can leave it by forking."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from stoker.processes.identity import Process
+from stoker.processes.spawn import Launch, Stream, start
+from stoker.processes.tree import marked_environment
+
+
+class Mount(NamedTuple):
+    """Where cgroup v2 is mounted, and which part of the hierarchy is seen there."""
+
+    point: str
+    root: str
+
+    def folder(self, path: str) -> str | None:
+        """The folder of a cgroup as /proc/<pid>/cgroup names it; None when it cannot be seen from here."""
+        if self.root != "/" and path != self.root and not path.startswith(self.root + "/"):
+            return None
+        below = path if self.root == "/" else path[len(self.root) :]
+        return (self.point + below).rstrip("/")
+
+    def path(self, folder: str) -> str:
+        """The name in /proc/<pid>/cgroup of the cgroup that has this folder."""
+        return self.root.rstrip("/") + folder[len(self.point.rstrip("/")) :]
+
+
+def find_mount(mountinfo: str) -> Mount | None:
+    """The cgroup v2 mount in the text of /proc/self/mountinfo."""
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split(" ", 1)[0] == "cgroup2":
+            fields = before.split(" ")
+            return Mount(point=_unescape(fields[4]), root=_unescape(fields[3]))
+    return None
+
+
+def find_path(membership: str) -> str | None:
+    """The cgroup v2 in the text of /proc/<pid>/cgroup."""
+    for line in membership.splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return None
+
+
+def make(name: str) -> str | None:
+    """Make a cgroup below the caller's own, or find it there. None: there is no cgroup v2, or it is not ours to use."""
+    try:
+        mount = _mount()
+        own = find_path(_read("/proc/self/cgroup"))
+        parent = mount.folder(own) if mount is not None and own is not None else None
+        # To move a process the kernel asks for write access to the new cgroup and to the nearest one above both.
+        if parent is None or not os.access(f"{parent}/cgroup.procs", os.W_OK):
+            return None
+        folder = f"{parent}/{name}"
+        try:
+            os.mkdir(folder)  # noqa: PTH102 - no pathlib at start-up
+        except FileExistsError:
+            pass
+        if _read(f"{folder}/cgroup.type").strip() == "domain" and os.access(
+            f"{folder}/cgroup.procs", os.W_OK
+        ):
+            return folder
+        os.rmdir(folder)  # noqa: PTH106
+    except OSError:
+        return None
+    return None
+
+
+class CgroupGroup:
+    """A group whose members are those of a cgroup and of the cgroups below it."""
+
+    def __init__(self, folder: str, mark: str, owner: str) -> None:
+        self._folder = folder
+        self._mark = mark
+        self._owner = owner
+
+    @property
+    def folder(self) -> str | None:
+        return self._folder
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        pass_fds: Collection[int] = (),
+        dies_with_parent: bool = False,
+    ) -> subprocess.Popen[bytes]:
+        marked = marked_environment(env, self._mark, self._owner)
+        launch = Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent)
+        return start(launch, cgroup=self._folder)
+
+    def members(self) -> set[int]:
+        found: set[int] = set()
+        for folder in self._folders():
+            try:
+                found.update(int(line) for line in _read(f"{folder}/cgroup.procs").split())
+            except OSError:
+                continue  # Removed meanwhile, so it was empty.
+        return found - {0, os.getpid()}  # 0 is a process that another pid namespace hides from us.
+
+    def signal(self, number: int) -> int:
+        return sum(self._signal_one(pid, number) for pid in self.members())
+
+    def freeze(self, timeout_s: float = 5.0) -> bool:
+        if not self._write("cgroup.freeze", "1"):
+            return True
+        return self._wait_for("frozen", "1", timeout_s)
+
+    def thaw(self) -> None:
+        self._write("cgroup.freeze", "0")
+
+    def kill(self, timeout_s: float = 10.0) -> bool:
+        deadline = time.monotonic() + timeout_s
+        # Before Linux 5.14 there is no cgroup.kill; frozen, nobody can fork away from the signals.
+        if not self._write("cgroup.kill", "1") and self.members():
+            self.freeze(timeout_s / 2)
+            self.signal(signal.SIGKILL)
+        return self._wait_for("populated", "0", deadline - time.monotonic())
+
+    def reap(self) -> None:
+        """Orphans go to whoever is the subreaper above; a cgroup needs none."""
+
+    def close(self) -> None:
+        for folder in sorted(self._folders(), key=len, reverse=True):
+            try:
+                os.rmdir(folder)  # noqa: PTH106
+            except OSError:
+                continue  # Somebody is left in it, or it is gone already.
+
+    def _folders(self) -> Iterator[str]:
+        for folder, _, _ in os.walk(self._folder):
+            yield folder
+
+    def _signal_one(self, pid: int, number: int) -> bool:
+        process = Process.of(pid)
+        if process is None or not self._holds(pid):
+            return False
+        # `process` was read before the membership was, so a pid that changed hands in between is not the same process.
+        try:
+            return process.signal(number)
+        except PermissionError:
+            return False
+
+    def _holds(self, pid: int) -> bool:
+        mount = _mount()
+        try:
+            path = find_path(_read(f"/proc/{pid}/cgroup"))
+        except OSError:
+            return False
+        if mount is None or path is None:
+            return False
+        own = mount.path(self._folder)
+        return path == own or path.startswith(own + "/")
+
+    def _wait_for(self, key: str, value: str, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.0005
+        while True:
+            try:
+                events = dict(line.split() for line in _read(f"{self._folder}/cgroup.events").splitlines())
+            except OSError:
+                return True  # A cgroup that is not there has nobody in it.
+            if events.get(key) == value:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.02)
+
+    def _write(self, name: str, text: str) -> bool:
+        try:
+            handle = os.open(f"{self._folder}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            os.write(handle, text.encode())
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+
+def _mount() -> Mount | None:
+    return find_mount(_read("/proc/self/mountinfo"))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - no pathlib at start-up
+        return file.read()
+
+
+def _unescape(text: str) -> str:
+    """Undo the octal escapes of mountinfo for space, tab, newline and backslash."""
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, char)
+    return text
