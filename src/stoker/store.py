@@ -6,11 +6,30 @@ StoreUnavailable (nobody answered: conclude nothing) or StoreDenied (answered: n
 
 from __future__ import annotations
 
+import builtins
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from stoker.errors import StoreError, UserError
+
+# A segment that is empty, `.` or `..` would leave its place in a folder; control characters and halves of surrogate
+# pairs do not survive every bucket. Refused everywhere alike, so that a job does not depend on where it is kept.
+_SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
+_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
+_PREFIX = re.compile(rf"(?:{_SEGMENT}/)*")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+_FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket, s3://bucket/prefix)"
+
+
+class FileChanged(StoreError):
+    """The file changed while it was being sent; nothing was stored under its digest. Send it again later."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +88,7 @@ class Store(Protocol):
     def list(self, prefix: str) -> Iterator[Meta]:
         """Every object whose key begins with `prefix` (which ends with `/`, or is empty), sorted by key."""
 
-    def folders(self, prefix: str) -> list[str]:
+    def folders(self, prefix: str) -> builtins.list[str]:
         """The names one level below `prefix` (which ends with `/`) that have something below them, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -88,6 +107,89 @@ class Store(Protocol):
         """
 
 
+def can_be_key(key: str) -> bool:
+    """Whether every store can keep an object under this key."""
+    return _KEY.fullmatch(key) is not None
+
+
+def check_key(key: str) -> str:
+    """`key` itself. Raises StoreError for one that not every store can keep."""
+    if not can_be_key(key):
+        raise StoreError(
+            f"{key!r} cannot be a key: empty, `.` or `..` segments and control characters cannot be kept"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """`prefix` itself. Raises StoreError for one that neither is empty nor ends with a slash."""
+    if _PREFIX.fullmatch(prefix) is None:
+        raise StoreError(
+            f"{prefix!r} cannot be a prefix: it is empty, or whole segments with a slash at the end"
+        )
+    return prefix
+
+
 def open_store(url: str) -> Store:
-    """The store at `url` (`file:///…`, `s3://bucket/prefix`). Raises UserError for a URL that cannot be one."""
-    raise NotImplementedError
+    """The store at `url`: `file:///…`, a plain path, or `s3://bucket[/prefix]`. Nothing is created or asked yet.
+
+    Raises UserError for a URL that cannot be one. What is wrong with the place itself shows when it is used, but for
+    a path that plainly is no folder.
+    """
+    if not url.strip():
+        raise UserError(f"the store is not named; give {_FORMS}")
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return _open_folder(Path(url).expanduser())
+    match scheme.lower():
+        case "file":
+            return _open_folder(_file_path(url))
+        case "s3":
+            return _open_bucket(url)
+        case "gs":
+            raise UserError(
+                "gs:// stores come with the Compute Engine provider, which is not there yet; use s3:// or a folder"
+            )
+        case other:
+            raise UserError(f"{other}:// is not a store; give {_FORMS}")
+
+
+def _file_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise UserError(
+            f"{url} is not a folder on this machine; write file:///absolute/path, with three slashes"
+        )
+    # `urlsplit` would cut a path at `?` or `#`, which are ordinary characters in a file's name.
+    return Path(unquote(url[len("file://") + len(parts.netloc) :]))
+
+
+def _open_folder(path: Path) -> Store:
+    from stoker.stores.folder import FolderStore
+
+    # Links are followed, so that everybody who reaches this folder gives it the same name.
+    root = Path(os.path.realpath(path))
+    for place in (root, *root.parents):
+        if place.is_dir():
+            break
+        if place.exists():
+            raise UserError(f"the store {path} cannot be a folder: {place} is a file")
+    return FolderStore(root)
+
+
+def _open_bucket(url: str) -> Store:
+    from stoker.stores.s3 import open_s3
+
+    place = url[len("s3://") :]
+    bucket, _, prefix = place.partition("/")
+    prefix = prefix.strip("/")
+    # The URL is shown to people and tags machines: what was written into it must not be repeated here either.
+    if "@" in bucket:
+        raise UserError(
+            "a store's URL carries no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    if _BUCKET.fullmatch(bucket) is None:
+        raise UserError(f"{bucket!r} is not the name of a bucket; write s3://bucket or s3://bucket/prefix")
+    if prefix and ("?" in prefix or "#" in prefix or not can_be_key(prefix)):
+        raise UserError(f"{prefix!r} cannot be a prefix in a bucket; write s3://bucket/prefix")
+    return open_s3(bucket, prefix)

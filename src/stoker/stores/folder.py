@@ -1,0 +1,382 @@
+"""A folder standing in for a bucket: one plain file an object, its key the path.
+
+Plain system calls instead of obstore's LocalStore, for three reasons: an object's bytes must be on the disk *before*
+its name is (a log entry that is empty after a power cut would end the log), errors must be told apart by number (a
+full disk is an outage, a missing permission is not), and a governor reads thousands of small files in a pass.
+"""
+# Paths are strings here: building a Path costs more than most of these calls.
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112, PTH116, PTH120
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.store import Meta, Object, Sent, can_be_key, check_key, check_prefix
+from stoker.stores.disk import (
+    ABSENT,
+    flush_folder,
+    holds_any,
+    is_taken,
+    lock,
+    read_all,
+    remove_unlocked,
+    translated,
+)
+from stoker.stores.transfer import clone, copy_hashed, read_into, write_from
+
+# Files being written, out of sight. In the root, so that a name of any length can be written.
+_PARTIAL = ".stoker-partial"
+# A file nobody holds a lock on is stale after this long: longer than any pause between opening and locking.
+_STALE_AFTER_S = 60.0
+# A folder may be pruned by one writer while another is about to use it; each round needs another such coincidence.
+_ROUNDS = 20
+
+
+class FolderStore:
+    """A `Store` in a folder of this machine, or one mounted here. Made on the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root).rstrip("/")
+        self._partial = f"{self._root}/{_PARTIAL}"
+        self._url = root.as_uri()
+        # Once seen, a root that is missing is a disk that is not mounted or a folder that was moved away. Nothing may
+        # be concluded from that, and nothing may be written in its place.
+        self._seen = root.is_dir()
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def near(self) -> bool:
+        return True
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, key: str, *, limit: int | None = None) -> Object | None:
+        file = self._open(key)
+        if file is None:
+            return None
+        try:
+            meta = _meta(key, os.fstat(file))
+            if limit is not None and meta.size > limit:
+                raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
+            return Object(read_all(file, meta.size), meta)
+        except OSError as error:
+            raise translated(error, self._url) from error
+        finally:
+            os.close(file)
+
+    def get_from(self, key: str, start: int) -> bytes | None:
+        file = self._open(key)
+        if file is None:
+            return None
+        try:
+            os.lseek(file, start, os.SEEK_SET)
+            return read_all(file, max(0, os.fstat(file).st_size - start))
+        except OSError as error:
+            raise translated(error, self._url) from error
+        finally:
+            os.close(file)
+
+    def head(self, key: str) -> Meta | None:
+        path = self._path(key)
+        try:
+            status = os.stat(path, follow_symlinks=False)
+        except ABSENT:
+            self._check_root()
+            return None
+        except OSError as error:
+            raise translated(error, self._url) from error
+        return _meta(key, status) if stat.S_ISREG(status.st_mode) else None
+
+    def list(self, prefix: str) -> Iterator[Meta]:
+        check_prefix(prefix)
+        try:
+            yield from self._walk(prefix)
+        except OSError as error:
+            raise translated(error, self._url) from error
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        check_prefix(prefix)
+        try:
+            found = self._entries(prefix)
+            return sorted(
+                entry.name for entry in found if entry.is_dir(follow_symlinks=False) and holds_any(entry.path)
+            )
+        except OSError as error:
+            raise translated(error, self._url) from error
+
+    def get_file(self, key: str, target: Path) -> str | None:
+        file = self._open(key)
+        if file is None:
+            return None
+        try:
+            # What `target` cannot take is the caller's disk, not the store: that stays an OSError.
+            with target.open("wb", buffering=0) as out:
+                shared = clone(file, out.fileno())
+                write = _discard if shared else write_from(out.fileno())
+                return copy_hashed(self._checked(read_into(file)), write)[0]
+        finally:
+            os.close(file)
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        try:
+            with self._temporary() as (file, name):
+                write_from(file)(memoryview(data))
+                # Not flushed: heartbeats are many, and an overwritten object is worth no more than its successor. But a
+                # network filesystem tells of a full disk only on closing, and the name must not be given before that.
+                os.close(os.dup(file))
+                self._placed(path, lambda: os.rename(name, path))
+        except OSError as error:
+            raise translated(error, self._url) from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        try:
+            if is_taken(path):
+                return False
+            with self._temporary() as (file, name):
+                write_from(file)(memoryview(data))
+                os.fsync(file)
+                return self._link(name, path)
+        except OSError as error:
+            raise translated(error, self._url) from error
+
+    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+        # A source that cannot be read stays an OSError; only the store's own errors are mapped.
+        with source.open("rb", buffering=0) as file:
+            try:
+                with self._temporary() as (target, name):
+                    lock(target)
+                    self._sweep(os.fstat(target).st_mtime)
+                    digest, size = _copy_in(file.fileno(), target)
+                    path = self._path(key(digest))
+                    if is_taken(path):
+                        return Sent(digest, size, moved=0)
+                    os.fsync(target)
+                    return Sent(digest, size, moved=size if self._link(name, path) else 0)
+            except _SourceFailed as failed:
+                raise failed.error from failed
+            except OSError as error:
+                raise translated(error, self._url) from error
+
+    def delete(self, keys: Iterable[str]) -> None:
+        parents: set[str] = set()
+        try:
+            for key in keys:
+                path = self._path(key)
+                try:
+                    os.unlink(path)
+                except (*ABSENT, IsADirectoryError):
+                    continue
+                parents.add(os.path.dirname(path))
+        except OSError as error:
+            raise translated(error, self._url) from error
+        finally:
+            for parent in parents:
+                self._prune(parent)
+
+    # ── paths and folders ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _path(self, key: str) -> str:
+        check_key(key)
+        if key.startswith(_PARTIAL) and key.partition("/")[0] == _PARTIAL:
+            raise StoreError(f"{key!r} cannot be a key: a folder keeps unfinished files there")
+        return f"{self._root}/{key}"
+
+    def _check_root(self) -> None:
+        """Called when something is absent: it is so positively only while the root is there, or never was."""
+        if self._seen and not os.path.isdir(self._root):
+            raise StoreUnavailable(f"{self._url} is gone: moved away, or its disk is not mounted")
+
+    def _open(self, key: str) -> int | None:
+        """The object's file, open for reading; None when there is none."""
+        path = self._path(key)
+        try:
+            # A pipe or a link that somebody put there must neither block nor lead elsewhere.
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except ABSENT:
+            self._check_root()
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                return None
+            raise translated(error, self._url) from error
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+        return None
+
+    def _checked(self, read: Callable[[memoryview], int]) -> Callable[[memoryview], int]:
+        def checked(buffer: memoryview) -> int:
+            try:
+                return read(buffer)
+            except OSError as error:
+                raise translated(error, self._url) from error
+
+        return checked
+
+    @contextmanager
+    def _temporary(self) -> Iterator[tuple[int, str]]:
+        """A new file out of sight, gone afterwards unless it was renamed."""
+        name = f"{self._partial}/{secrets.token_hex(12)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            file = os.open(name, flags, 0o666)
+        except FileNotFoundError:
+            self._make_folder(self._partial)
+            file = os.open(name, flags, 0o666)
+        self._seen = True
+        try:
+            yield file, name
+        finally:
+            os.close(file)
+            try:
+                os.unlink(name)
+            except FileNotFoundError:
+                pass
+
+    def _placed(self, path: str, place: Callable[[], None]) -> None:
+        """Give a finished file its name, making the folders it needs."""
+        for _ in range(_ROUNDS):
+            try:
+                return place()
+            except FileNotFoundError:
+                self._make_folder(os.path.dirname(path))
+        raise StoreUnavailable(f"{self._url}: the folder of {path} vanishes as often as it is made")
+
+    def _link(self, name: str, path: str) -> bool:
+        """Give the file its name unless that is taken, and make the name durable. A hard link cannot overwrite."""
+        while True:
+            try:
+                self._placed(path, lambda: os.link(name, path))
+                break
+            except FileExistsError:
+                # Somebody may have deleted it since; then it is free again.
+                if is_taken(path):
+                    return False
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.ENOTSUP):
+                    raise StoreDenied(
+                        f"{self._url} cannot be a store: its filesystem has no hard links"
+                    ) from error
+                raise
+        flush_folder(os.path.dirname(path))
+        return True
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder and those above it, durably. Made only here, so that an existing one is durable already.
+
+        What lies above the root is somebody else's, and may not be ours to open.
+        """
+        self._check_root()
+        parent = os.path.dirname(folder)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self._make_folder(parent)
+            self._make_folder(folder)
+            return
+        if len(folder) > len(self._root):
+            flush_folder(parent)
+
+    def _prune(self, folder: str) -> None:
+        """Remove folders that hold nothing: a bucket has none, and listing ten thousand empty ones takes its time."""
+        while len(folder) > len(self._root):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return
+            folder = os.path.dirname(folder)
+
+    def _sweep(self, now: float) -> None:
+        """Remove what crashed writers left. `now` is the filesystem's own clock, which also dated those files."""
+        with os.scandir(self._partial) as entries:
+            for entry in entries:
+                try:
+                    if now - entry.stat(follow_symlinks=False).st_mtime > _STALE_AFTER_S:
+                        remove_unlocked(entry.path)
+                except FileNotFoundError:
+                    continue
+
+    # ── listing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _entries(self, prefix: str) -> builtins.list[os.DirEntry[str]]:
+        try:
+            with os.scandir(f"{self._root}/{prefix}") as entries:
+                # What cannot be a key was not put here by a store, and could not be got from it.
+                found = [entry for entry in entries if can_be_key(entry.name)]
+        except ABSENT:
+            self._check_root()
+            return []
+        return found if prefix else [entry for entry in found if entry.name != _PARTIAL]
+
+    def _walk(self, prefix: str) -> Iterator[Meta]:
+        # A folder sorts with the slash that follows its name in every key below it.
+        order: builtins.list[tuple[str, os.DirEntry[str]]] = []
+        for entry in self._entries(prefix):
+            folder = entry.is_dir(follow_symlinks=False)
+            order.append((f"{prefix}{entry.name}/" if folder else f"{prefix}{entry.name}", entry))
+        order.sort(key=lambda pair: pair[0])
+        for key, entry in order:
+            if key.endswith("/"):
+                yield from self._walk(key)
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield _meta(key, status)
+
+
+class _SourceFailed(Exception):
+    """Carries the source's own error past the mapping of the store's."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _copy_in(source: int, target: int) -> tuple[str, int]:
+    """Copy an open file and hash what was copied, in one pass; by reference where the filesystem can."""
+    if clone(source, target):
+        return copy_hashed(read_into(target), _discard)
+    read = read_into(source)
+
+    def checked(buffer: memoryview) -> int:
+        try:
+            return read(buffer)
+        except OSError as error:
+            raise _SourceFailed(error) from error
+
+    return copy_hashed(checked, write_from(target))
+
+
+def _discard(_: memoryview) -> None:
+    """Write nowhere: a clone has its bytes already, and is only hashed."""
+
+
+def _meta(key: str, status: os.stat_result) -> Meta:
+    return Meta(
+        key=key,
+        size=status.st_size,
+        modified=datetime.fromtimestamp(status.st_mtime, timezone.utc),
+        # Each write makes a new file, so the number of the file changes even if two fall into one tick of its clock.
+        etag=f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}",
+    )
