@@ -10,6 +10,7 @@ dataclasses, and unions of dataclasses told apart by a class attribute `kind`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import types
@@ -54,6 +55,11 @@ def dump(value: Any) -> Any:
 def dumps(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, so equal values have equal bytes and equal digests."""
     return json.dumps(dump(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest(data: bytes) -> str:
+    """The name of these bytes: their SHA-256."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def loads(cls: type[T], data: bytes, *, where: str = "") -> T:

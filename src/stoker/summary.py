@@ -164,10 +164,11 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> Attem
     hard: list[NoticeFact] = [notice.value for notice in notices if notice.value.hard]
     saves = [left.save for left in exits if left.save]
     assert claim.attempt is not None and claim.launched_at is not None
-    restored = [one.restored_from for one in (*exits, *beats) if one.restored_from]
-    trained = [one.trained_s for one in (*exits, *beats)]
+    said: list[Exit | Heartbeat] = [*exits, *beats]
+    restored = [one.restored_from for one in said if one.restored_from]
+    trained = [one.trained_s for one in said]
     firsts = [left.first_step for left in exits if left.first_step is not None]
-    steps = [one.step for one in (*exits, *beats) if one.step is not None]
+    steps = [one.step for one in said if one.step is not None]
     return AttemptSummary(
         n=claim.attempt,
         claim=claim.number,

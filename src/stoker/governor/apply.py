@@ -1,0 +1,158 @@
+"""Carry out a plan, one action after another. Each is safe to repeat, and to lose at any point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from stoker import layout, log
+from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
+from stoker.errors import (
+    AuthDenied,
+    InvalidRequest,
+    NoCapacity,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    StokerError,
+    StoreError,
+)
+from stoker.fold import Claim, JobState
+from stoker.governor.fleet import Fleet
+from stoker.governor.observe import Memory
+from stoker.model import AttemptOutcome, Closed, Event, Launched, NodeRef, Record
+from stoker.providers.base import LaunchOrder
+from stoker.store import Store
+
+
+@dataclass
+class Applied:
+    """What came of a plan."""
+
+    # Jobs whose log moved on, by us or by a rival: they deserve another look at once.
+    moved: set[str] = field(default_factory=set)
+    done: list[Action] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+class Applier:
+    """Carries out plans against one store and its providers."""
+
+    def __init__(
+        self, store: Store, fleet: Fleet, memory: Memory, by: str, token: Callable[[], str] = log.new_token
+    ) -> None:
+        self.store = store
+        self.fleet = fleet
+        self.memory = memory
+        self.by = by
+        self.token = token
+
+    def apply(self, plan: Plan) -> Applied:
+        """Do what the plan says. After a lost race or a failure the rest of that job's actions are dropped."""
+        applied = Applied()
+        dropped: set[str] = set()
+        for action in plan.actions:
+            if action.job in dropped:
+                continue
+            try:
+                carried_on = self._act(action, applied)
+            except (StoreError, ProviderError) as error:
+                # Nothing may be concluded from it; the next pass observes anew and decides again.
+                applied.problems[action.job] = str(error)
+                carried_on = isinstance(action, Terminate)
+            if not carried_on:
+                dropped.add(action.job)
+        return applied
+
+    def _act(self, action: Action, applied: Applied) -> bool:
+        match action:
+            case Append(job=job, seq=seq, event=event, reason=reason):
+                applied.moved.add(job)
+                if not self._append(job, seq, event, reason):
+                    return False
+            case Launch(job=job, claim=number):
+                applied.moved.add(job)
+                self._launch(job, number)
+            case Terminate(instance=instance, provider=provider, region=region):
+                try:
+                    self.fleet.provider(provider).terminate(instance, region)
+                except NotFound:
+                    pass
+            case Unmark(job=job, markers=markers):
+                self.store.delete([layout.active(job, marker) for marker in markers])
+                self.memory.forget([job])
+        applied.done.append(action)
+        return True
+
+    def _append(self, job: str, seq: int, event: Event, reason: str) -> bool:
+        record = Record(token=self.token(), by=self.by, reason=reason, event=event)
+        return log.append(self.store, job, seq, record)
+
+    # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _launch(self, job: str, number: int) -> None:
+        """Finish a claim. Idempotent by the claim's token, so it does not matter who began."""
+        state = log.read(self.store, job, self.memory.states.get(job))
+        claim = state.claim(number) if state else None
+        if state is None or claim is None or not claim.open or claim.launched is not None:
+            return
+        self.memory.states[job] = state
+        provider = self.fleet.provider(claim.offering.provider)
+        try:
+            instances = provider.launch(provider.build(self._order(state, claim)))
+        except NoCapacity as error:
+            self._close(state, claim, "dry", "no-capacity", str(error), restart=True)
+            return
+        except (QuotaExceeded, AuthDenied, InvalidRequest) as error:
+            # A person must act; another offering may still do.
+            self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
+            return
+        nodes = tuple(NodeRef(rank=i.rank, instance=i.id) for i in sorted(instances, key=lambda i: i.rank))
+        event = Launched(claim=number, nodes=nodes)
+        where = f"{claim.offering.machine} in {claim.offering.zone}"
+        self._settle(job, state, number, event, f"{len(nodes)} × {where}")
+
+    def _close(
+        self, state: JobState, claim: Claim, outcome: AttemptOutcome, rule: str, reason: str, restart: bool
+    ) -> None:
+        event = Closed(claim=claim.number, outcome=outcome, rule=rule, restart=restart)
+        self._settle(state.job, state, claim.number, event, reason)
+
+    def _settle(self, job: str, state: JobState, number: int, event: Event, reason: str) -> None:
+        """Append the launch's result, unless somebody has settled the claim meanwhile."""
+
+        def still_wanted(newest: JobState | None) -> tuple[Event, str] | None:
+            claim = newest.claim(number) if newest else None
+            if claim is None or not claim.open or claim.launched is not None:
+                return None
+            return event, reason
+
+        newest = log.append_next(self.store, job, state, still_wanted, self.by)
+        if newest is not None:
+            self.memory.states[job] = newest
+
+    def _order(self, state: JobState, claim: Claim) -> LaunchOrder:
+        submission = self.memory.submissions.get(state.job)
+        if submission is None:
+            raise StokerError(f"{state.job}: its spec was not read")
+        spec = submission.spec
+        return LaunchOrder(
+            job=state.job,
+            name=spec.name,
+            claim=claim.number,
+            nodes=claim.nodes,
+            attempt=1 + len(state.attempts),
+            store=self.fleet.store_url,
+            spec=spec,
+            submitter=submission.submitter,
+            offering=claim.offering,
+            max_life_s=_longest_life_s(spec.limits.max_runtime_s),
+        )
+
+
+# Added to `max_runtime` for a machine's longest life: boot, set-up, waiting and saving are not training time.
+_LIFE_MARGIN_S = 3600.0
+
+
+def _longest_life_s(max_runtime_s: float | None) -> float | None:
+    return None if max_runtime_s is None else max_runtime_s + _LIFE_MARGIN_S

@@ -1,0 +1,59 @@
+"""The store's clock, without asking the store each time.
+
+A governor writes down its pass, reads back when the store says that was, and from there counts with its own monotonic
+clock. So ages are never taken between two machines' clocks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from stoker import codec, layout
+from stoker.errors import StoreUnavailable
+from stoker.store import Store
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """`governors/<id>.json`: who passed. When is the object's Last-Modified."""
+
+    governor: str
+    pid: int
+    active: int
+
+
+@dataclass(frozen=True)
+class StoreClock:
+    """The store's time at one moment, carried on."""
+
+    base: datetime
+    base_s: float
+    monotonic: Callable[[], float]
+
+    def now(self) -> datetime:
+        return self.base + timedelta(seconds=self.monotonic() - self.base_s)
+
+
+def governor_name() -> str:
+    """One name a computer: governors that share it overwrite one another's record, which loses nothing."""
+    return "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:60] or "unnamed"
+
+
+def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], float]) -> StoreClock:
+    """Write down that this governor passes now, and take the store's time from it."""
+    key = layout.governor(name)
+    before_s = monotonic()
+    store.put(key, codec.dumps(PassRecord(governor=name, pid=os.getpid(), active=active)))
+    found = store.head(key)
+    if found is None:
+        raise StoreUnavailable(f"{key}: written, and then not there")
+    return StoreClock(base=found.modified, base_s=before_s, monotonic=monotonic)
+
+
+def last_pass(store: Store) -> datetime | None:
+    """When any governor last passed, by the store's clock."""
+    return max((meta.modified for meta in store.list(layout.GOVERNORS)), default=None)

@@ -1,0 +1,39 @@
+"""The providers a governor works with, connected when first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.model import Capabilities, Offering
+from stoker.providers import registry
+from stoker.providers.base import Provider
+from stoker.spec import Resources
+
+
+class Fleet:
+    """Providers by name, each connected once. `connect` may be replaced, as the simulation does."""
+
+    def __init__(self, store_url: str, connect: Callable[[str], Provider] | None = None) -> None:
+        self.store_url = store_url
+        self._connect = connect or (lambda name: registry.connect(name, registry.Context(store=store_url)))
+        self._providers: dict[str, Provider] = {}
+
+    def provider(self, name: str) -> Provider:
+        """The provider called `name`. Raises UserError when there is none."""
+        if name not in self._providers:
+            self._providers[name] = self._connect(name)
+        return self._providers[name]
+
+    def capabilities(self, name: str) -> Capabilities:
+        return self.provider(name).capabilities
+
+    def offerings(self, resources: Resources) -> tuple[Offering, ...]:
+        return self.provider(resources.provider).offerings(resources)
+
+    def connected(self) -> list[Provider]:
+        """Those that were used so far."""
+        return list(self._providers.values())
+
+    def always_listed(self) -> list[tuple[str, str | None]]:
+        """Places that are listed in every pass, whatever the jobs say: this computer costs nothing to list."""
+        return [(name, None) for name, provider in self._providers.items() if not provider.capabilities.paid]

@@ -1,0 +1,157 @@
+"""The governor: observe, decide, apply. It keeps no state of its own; any number may run at once, anywhere."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from stoker.core.decide import decide
+from stoker.core.policy import DEFAULT, Policy
+from stoker.core.snapshot import Action, JobSnapshot, Plan
+from stoker.errors import StokerError, StoreError
+from stoker.governor.apply import Applier
+from stoker.governor.clock import StoreClock, governor_name, record_pass
+from stoker.governor.fleet import Fleet
+from stoker.governor.indexing import Indexer
+from stoker.governor.observe import Memory, Observation, active_jobs, list_clouds, observe
+from stoker.log import new_token
+from stoker.providers.base import Wakes
+from stoker.store import Store
+
+# Looks at one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
+# fit in easily, and a bug that never comes to rest cannot spin.
+MOST_ROUNDS = 12
+
+# The tick is only the net under events. Near stores cost nothing to look at.
+TICK_NEAR_S = 2.0
+TICK_FAR_S = 15.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass did."""
+
+    active: int
+    at: datetime
+    actions: tuple[Action, ...] = ()
+    # Seconds until the next look is due even if nothing happens; None: no deadline is known.
+    wake_in_s: float | None = None
+    problems: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+
+
+class Governor:
+    """Governs every active job of one store. Not thread-safe; make one for each thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet | None = None,
+        policy: Policy = DEFAULT,
+        name: str | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        token: Callable[[], str] = new_token,
+    ) -> None:
+        self.store = store
+        self.fleet = fleet or Fleet(store.url)
+        self.policy = policy
+        self.name = name or governor_name()
+        self.monotonic = monotonic
+        self.memory = Memory()
+        self.applier = Applier(store, self.fleet, self.memory, self.name, token)
+        self.indexer = Indexer(store, self.memory, monotonic)
+
+    def plan(self) -> tuple[Plan, Observation]:
+        """What a pass would do now, doing nothing."""
+        markers = active_jobs(self.store)
+        clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        observation = self._observe(markers)
+        return decide(observation.snapshot, self.policy, clock.now()), observation
+
+    def run_pass(self, only: set[str] | None = None) -> Pass:
+        """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
+        markers = active_jobs(self.store)
+        if only is not None:
+            markers = {job: found for job, found in markers.items() if job in only}
+        clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        observation = self._observe(markers)
+        actions: list[Action] = []
+        problems: dict[str, str] = dict(observation.problems)
+        plan = decide(observation.snapshot, self.policy, clock.now())
+        newest = {job.state.job: job for job in observation.snapshot.jobs}
+        waiting = dict(plan.waiting)
+        wakes = [plan.wake_at]
+        for _ in range(MOST_ROUNDS):
+            applied = self.applier.apply(plan)
+            actions += applied.done
+            problems |= applied.problems
+            again = {job: markers.get(job, ()) for job in applied.moved if job not in applied.problems}
+            if not again:
+                break
+            # The clouds are not listed again: an older list only ever knows less.
+            part = observe(self.store, self.fleet, self.memory, again, observation.listing.narrowed(set(again)))
+            plan = decide(part.snapshot, self.policy, clock.now())
+            problems |= part.problems
+            newest |= {job.state.job: job for job in part.snapshot.jobs}
+            waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
+            wakes.append(plan.wake_at)
+        self._index(tuple(newest.values()), waiting, clock)
+        return Pass(
+            active=len(markers),
+            at=clock.now(),
+            actions=tuple(actions),
+            wake_in_s=_soonest(wakes, clock),
+            problems=problems,
+            waiting=waiting,
+        )
+
+    def watch(
+        self,
+        until: Callable[[Pass], bool],
+        on_pass: Callable[[Pass], None] | None = None,
+        on_error: Callable[[StokerError], None] | None = None,
+    ) -> None:
+        """Pass after pass until `until` says enough. Wakes at once for a notice or an exit on this computer."""
+        while True:
+            try:
+                done = self.run_pass()
+            except StokerError as error:
+                # A store that does not answer decides nothing. Keep trying: machines mind themselves meanwhile.
+                if on_error is not None:
+                    on_error(error)
+                self.sleep(None)
+                continue
+            if on_pass is not None:
+                on_pass(done)
+            if until(done):
+                return
+            self.sleep(done.wake_in_s)
+
+    def sleep(self, wake_in_s: float | None) -> None:
+        """Until the next look is due: a deadline, a wake-up, or the tick (with jitter, so that many do not march)."""
+        tick_s = (TICK_NEAR_S if self.store.near else TICK_FAR_S) * random.uniform(0.8, 1.2)
+        pause_s = min(tick_s, wake_in_s) if wake_in_s is not None else tick_s
+        waker = next((p for p in self.fleet.connected() if isinstance(p, Wakes) and p.capabilities.wakes), None)
+        if waker is not None:
+            waker.wait(max(0.02, pause_s))
+        else:
+            time.sleep(max(0.02, pause_s))
+
+    def _observe(self, markers: dict[str, tuple[int, ...]]) -> Observation:
+        listing = list_clouds(self.store, self.fleet, self.memory, markers)
+        return observe(self.store, self.fleet, self.memory, markers, listing)
+
+    def _index(self, jobs: tuple[JobSnapshot, ...], waiting: dict[str, str], clock: StoreClock) -> None:
+        for job in jobs:
+            try:
+                self.indexer.update(job, waiting.get(job.state.job, ""), clock.now())
+            except StoreError:
+                continue  # Derived: the next pass, or `stoker reindex`, writes it.
+
+
+def _soonest(wakes: list[datetime | None], clock: StoreClock) -> float | None:
+    known = [wake for wake in wakes if wake is not None]
+    return max(0.0, (min(known) - clock.now()).total_seconds()) if known else None

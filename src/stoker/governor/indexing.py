@@ -1,0 +1,43 @@
+"""Keep `index/` fresh: after every change of a job, and now and then while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from stoker import facts
+from stoker.core.snapshot import JobSnapshot
+from stoker.governor.observe import Memory
+from stoker.index import IndexRecord, write_index
+from stoker.store import Store
+from stoker.summary import phase_of, summarize
+
+# While a job trains, its step and metrics in lists are at most so old.
+REFRESH_S = 10.0
+
+
+class Indexer:
+    """Writes a job's index record when it would tell something new."""
+
+    def __init__(self, store: Store, memory: Memory, monotonic: Callable[[], float]) -> None:
+        self.store = store
+        self.memory = memory
+        self.monotonic = monotonic
+        self._written: dict[str, tuple[object, float]] = {}
+
+    def update(self, job: JobSnapshot, waiting: str, now: datetime) -> None:
+        """Write the record if the log moved on, the phase changed, or it has grown old."""
+        state = self.memory.states.get(job.state.job, job.state)
+        submission = self.memory.submissions.get(state.job)
+        if submission is None:
+            return
+        what = (state.seq, phase_of(state, job.facts), waiting)
+        seen, at_s = self._written.get(state.job, (None, 0.0))
+        if seen == what and (state.ended is not None or self.monotonic() - at_s < REFRESH_S):
+            return
+        told = dict(job.facts)
+        for claim in state.attempts:
+            if claim.number not in told:
+                told[claim.number] = facts.read_claim(self.store, state.job, claim)
+        write_index(self.store, IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting)))
+        self._written[state.job] = (what, self.monotonic())

@@ -1,0 +1,215 @@
+"""Look at everything a decision rests on, in the order that makes it safe.
+
+The cloud is listed first, then the logs are read, then the machines that the logs name are asked for. So a listed
+machine whose claim is not in the log has none, and "gone" is always newer than the log it is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from stoker import facts, layout, log
+from stoker.core.placement import wants_claim
+from stoker.core.snapshot import JobSnapshot, Snapshot
+from stoker.errors import ProviderError, StokerError
+from stoker.fold import JobState
+from stoker.governor.fleet import Fleet
+from stoker.index import read_index, read_submission
+from stoker.model import Instance, InstanceState, Known, Observed, Offering, Unknown
+from stoker.spec import Submission
+from stoker.store import Store
+
+T = TypeVar("T")
+
+# Where a provider's machines are listed: one list per provider and region, shared by all jobs of a pass.
+Place = tuple[str, str | None]
+
+# Reads of one pass that are under way at once, for stores where each takes a while.
+_READERS = 16
+
+
+@dataclass
+class Memory:
+    """What a governor need not read again: frozen specs and the folds of the last pass. Only ever a shortcut."""
+
+    states: dict[str, JobState] = field(default_factory=dict)
+    submissions: dict[str, Submission] = field(default_factory=dict)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        for job in jobs:
+            self.states.pop(job, None)
+            self.submissions.pop(job, None)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The clouds as they were listed at the start of a pass."""
+
+    instances: dict[Place, Observed[tuple[Instance, ...]]]
+
+    def of(self, job: str, places: Iterable[Place]) -> Observed[tuple[Instance, ...]]:
+        found: list[Instance] = []
+        for place in places:
+            match self.instances.get(place, Unknown(f"{place[0]} was not listed")):
+                case Known(value=instances):
+                    found += [instance for instance in instances if instance.job == job]
+                case Unknown() as unknown:
+                    return unknown
+        return Known(tuple(found))
+
+    def narrowed(self, jobs: set[str]) -> Listing:
+        """The same lists, of these jobs only."""
+        return Listing(
+            {
+                place: Known(tuple(i for i in part.value if i.job in jobs)) if isinstance(part, Known) else part
+                for place, part in self.instances.items()
+            }
+        )
+
+    def jobs(self) -> set[str]:
+        known = (part.value for part in self.instances.values() if isinstance(part, Known))
+        return {instance.job for instances in known for instance in instances if instance.state != "gone"}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A snapshot, and what could not be looked at."""
+
+    snapshot: Snapshot
+    listing: Listing
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def active_jobs(store: Store) -> dict[str, tuple[int, ...]]:
+    """The jobs that have a marker, with their markers."""
+    found: dict[str, list[int]] = {}
+    for meta in store.list(layout.ACTIVE):
+        job, _, seq = meta.key.removeprefix(layout.ACTIVE).rpartition("/")
+        if job and seq.isdigit():
+            found.setdefault(job, []).append(int(seq))
+    return {job: tuple(sorted(markers)) for job, markers in found.items()}
+
+
+def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str]) -> Listing:
+    """List every place where these jobs have, or may have, machines. Reads no log: that comes after."""
+    places: set[Place] = set(fleet.always_listed())
+    for job in jobs:
+        state = memory.states.get(job)
+        if state is None:
+            record = read_index(store, job)
+            state = record.state if record else None
+        if state is not None:
+            memory.states[job] = state
+            places |= _places_of(state)
+        submission = memory.submissions.get(job)
+        if submission is not None:
+            places.add((submission.spec.resources.provider, submission.spec.resources.region))
+    return Listing({place: _list(fleet, place) for place in sorted(places, key=str)})
+
+
+def observe(
+    store: Store, fleet: Fleet, memory: Memory, markers: dict[str, tuple[int, ...]], listing: Listing
+) -> Observation:
+    """Read the logs and facts of these jobs and of every job that has a machine, and ask after their machines."""
+    jobs = sorted({*markers, *listing.jobs()})
+    snapshots: list[JobSnapshot] = []
+    strays: list[Instance] = []
+    problems: dict[str, str] = {}
+
+    def look(job: str) -> JobSnapshot | StokerError | None:
+        try:
+            return _observe_job(store, fleet, memory, job, markers.get(job, ()), listing)
+        except StokerError as error:
+            return error  # One job that cannot be read must not keep the others from being governed.
+
+    for job, found in zip(jobs, _each(look, jobs, near=store.near), strict=True):
+        if isinstance(found, JobSnapshot):
+            snapshots.append(found)
+        elif found is None:
+            strays += [
+                i for part in listing.instances.values() if isinstance(part, Known) for i in part.value if i.job == job
+            ]
+        else:
+            problems[job] = str(found)
+    newborn = {name: fleet.capabilities(name).newborn_s for name in {stray.provider for stray in strays}}
+    return Observation(Snapshot(tuple(snapshots), tuple(strays), newborn), listing, problems)
+
+
+def _observe_job(
+    store: Store, fleet: Fleet, memory: Memory, job: str, markers: tuple[int, ...], listing: Listing
+) -> JobSnapshot | None:
+    state = log.read(store, job, memory.states.get(job))
+    if state is None:
+        return None
+    memory.states[job] = state
+    submission = memory.submissions.get(job)
+    if submission is None:
+        submission = memory.submissions[job] = read_submission(store, state)
+    places = _places_of(state)
+    snapshot = JobSnapshot(
+        state=state,
+        spec=submission.spec,
+        capabilities=fleet.capabilities(submission.spec.resources.provider),
+        facts={claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims},
+        instances=listing.of(job, places),
+        states=_states(fleet, state, listing),
+        markers=markers,
+    )
+    if wants_claim(snapshot) is None:
+        return snapshot
+    return replace(snapshot, offerings=_offerings(fleet, submission))
+
+
+def _places_of(state: JobState) -> set[Place]:
+    return {(claim.offering.provider, claim.offering.region) for claim in state.claims}
+
+
+def _list(fleet: Fleet, place: Place) -> Observed[tuple[Instance, ...]]:
+    name, region = place
+    try:
+        return Known(tuple(fleet.provider(name).list_instances(region)))
+    except ProviderError as error:
+        return Unknown(str(error))
+
+
+def _states(fleet: Fleet, state: JobState, listing: Listing) -> Observed[dict[str, InstanceState]]:
+    """Ask after the machines that the log names, save those that were just listed as running."""
+    found: dict[str, InstanceState] = {}
+    for place in sorted(_places_of(state), key=str):
+        listed: dict[str, InstanceState] = {}
+        match listing.instances.get(place):
+            case Known(value=instances):
+                listed = {instance.id: instance.state for instance in instances}
+        wanted = [
+            node.instance
+            for claim in state.claims
+            # Of closed claims only an ended job still wants to know.
+            if (claim.offering.provider, claim.offering.region) == place and (claim.open or state.ended is not None)
+            for node in claim.launched or ()
+        ]
+        unsure = [instance for instance in wanted if listed.get(instance) not in ("pending", "running")]
+        found |= {instance: listed[instance] for instance in wanted if instance not in unsure}
+        if unsure:
+            try:
+                found |= fleet.provider(place[0]).state(unsure, place[1])
+            except ProviderError as error:
+                return Unknown(str(error))
+    return Known(found)
+
+
+def _offerings(fleet: Fleet, submission: Submission) -> Observed[tuple[Offering, ...]]:
+    try:
+        return Known(fleet.offerings(submission.spec.resources))
+    except ProviderError as error:
+        return Unknown(str(error))
+
+
+def _each(look: Callable[[str], T], jobs: list[str], *, near: bool) -> list[T]:
+    """Look at every job, many at once where the store is far away."""
+    if near or len(jobs) < 2:
+        return [look(job) for job in jobs]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(look, jobs))
