@@ -1,0 +1,1 @@
+"""Read what agents pushed: logs, metrics, and comparisons of them."""

@@ -1,0 +1,213 @@
+"""A place in one node's log, and the lines that follow it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stoker import layout
+from stoker.chunks import MAX_READ_BYTES, parse_segments
+from stoker.errors import StoreError
+from stoker.reading.nodes import NodeLog, boots, fetch_chunks, list_chunks
+from stoker.store import Store
+
+UNREADABLE = "[stoker] a part of this log cannot be read"
+# A line may be as long as memory allows the reader, not the writer: beyond this it is shown in pieces.
+MAX_LINE_BYTES = 16 * 1024 * 1024
+# An agent that is killed and starts again writes to a new folder. That is rare: looked for every so many reads.
+_LOOK_FOR_BOOTS_EVERY = 10
+# How far `seek_tail` goes back for its lines.
+_MAX_TAIL_BYTES = 64 * 1024 * 1024
+
+_LINE_END = re.compile(rb"(\r\n|\n|\r)")
+
+
+class Line(NamedTuple):
+    """A line of a log. `text + end` is what was printed; `end` is empty for one that was never ended.
+
+    `at` is when its end was read, in unix seconds by the node's clock.
+    """
+
+    attempt: int
+    rank: int
+    at: float
+    text: str
+    end: str = "\n"
+
+
+class NodeCursor:
+    """Reads one node's log, across the agent's restarts, from where it stands to what is there now."""
+
+    def __init__(self, store: Store, job: str, node: NodeLog) -> None:
+        self.node = node
+        # What went wrong at the last `read`; it lost nothing, and the next one goes on.
+        self.error: StoreError | None = None
+        self._store = store
+        self._job = job
+        self._boots: list[str] = []
+        self._reads = 0
+        self._boot = 0
+        self._chunk = 0
+        self._position = 0
+        self._unlisted = True
+        self._rest = b""
+        self._broken = False
+        # Where in the node's log file the next byte stood; what came before came twice.
+        self._offset: int | None = None
+        self._at = 0.0
+        self._lines = _LineSplitter()
+
+    def read(self, *, look_closely: bool = False) -> Iterator[Line]:
+        """The lines that have come since. Raises nothing, but sets `error` and ends when the store fails."""
+        self.error = None
+        try:
+            yield from self.lines(look_closely=look_closely)
+        except StoreError as error:
+            self.error = error
+
+    def lines(self, *, look_closely: bool = True) -> Iterator[Line]:
+        """The lines that have come since. `look_closely` also looks for new boots. Raises StoreError."""
+        if look_closely or not self._boots or self._reads % _LOOK_FOR_BOOTS_EVERY == 0:
+            self._boots = boots(self._store, self._job, self.node)
+        self._reads += 1
+        while self._boot < len(self._boots):
+            # Asked before reading: a boot that has a successor writes no more, so what is read then is all of it.
+            last = self._boot + 1 == len(self._boots)
+            if self._unlisted:
+                yield from self._read_listed()
+            yield from self._read_chunk()
+            while self._next_exists():
+                # The writer turned to the next chunk, so this one is final, but may have grown since it was read.
+                yield from self._read_chunk()
+                yield from self._leave_chunk(self._chunk + 1)
+                yield from self._read_chunk()
+            if last:
+                return
+            self._boot += 1
+            yield from self._leave_chunk(0)
+            self._unlisted = True
+
+    def finish(self) -> Iterator[Line]:
+        """The last line, if it was never ended."""
+        for text, end in self._lines.finish():
+            yield self._line(text, end)
+
+    def seek_tail(self, n: int) -> None:
+        """Skip to where at least the last `n` lines lie ahead, if there are so many. Raises StoreError.
+
+        For a cursor that was not read from yet. The first line is then likely to be cut.
+        """
+        self._boots = boots(self._store, self._job, self.node)
+        found, size, needed = 0, 0, n + 1
+        for boot in reversed(range(len(self._boots))):
+            for number, meta in reversed(list_chunks(self._store, f"{self._boots[boot]}/log/")):
+                self._boot, self._chunk, self._unlisted = boot, number, False
+                if meta.size > MAX_READ_BYTES:
+                    continue
+                # A line end of two characters may lie across two chunks and be counted twice.
+                needed += 1
+                size += meta.size
+                for segment in parse_segments(self._store.get_from(meta.key, 0) or b"").segments:
+                    found += len(_LINE_END.findall(segment.data))
+                if found > needed or size > _MAX_TAIL_BYTES:
+                    return
+        self._boot, self._chunk, self._unlisted = 0, 0, True
+
+    def _key(self, chunk: int) -> str:
+        return layout.log_chunk(self._boots[self._boot], chunk)
+
+    def _next_exists(self) -> bool:
+        return self._store.head(self._key(self._chunk + 1)) is not None
+
+    def _read_listed(self) -> Iterator[Line]:
+        """Whole chunks, as many at a time as the store gives: all but the last, which may still grow."""
+        rows = list_chunks(self._store, f"{self._boots[self._boot]}/log/")
+        for chunk in fetch_chunks(self._store, [row for row in rows[:-1] if row[0] >= self._chunk]):
+            yield from self._leave_chunk(chunk.n)
+            if chunk.data is None:
+                yield from self._break()
+            else:
+                self._position = len(chunk.data)
+                yield from self._feed(chunk.data)
+        if rows and rows[-1][0] > self._chunk:
+            yield from self._leave_chunk(rows[-1][0])
+        self._unlisted = False
+
+    def _read_chunk(self) -> Iterator[Line]:
+        """What has been added to the present chunk."""
+        if self._broken:
+            return
+        meta = self._store.head(self._key(self._chunk))
+        if meta is None or meta.size <= self._position:
+            return
+        if meta.size > MAX_READ_BYTES:
+            yield from self._break()
+            return
+        data = self._store.get_from(self._key(self._chunk), self._position)
+        if data:
+            self._position += len(data)
+            yield from self._feed(data)
+
+    def _leave_chunk(self, following: int) -> Iterator[Line]:
+        torn = bool(self._rest)
+        self._chunk, self._position, self._rest, self._broken = following, 0, b"", False
+        if torn:
+            yield self._line(UNREADABLE.encode(), b"\n")
+
+    def _break(self) -> Iterator[Line]:
+        self._broken, self._rest = True, b""
+        yield self._line(UNREADABLE.encode(), b"\n")
+
+    def _feed(self, data: bytes) -> Iterator[Line]:
+        parsed = parse_segments(self._rest + data)
+        self._rest = parsed.rest
+        for at_ms, offset, piece in parsed.segments:
+            known = 0 if self._offset is None else self._offset - offset
+            self._offset = max(offset + len(piece), self._offset or 0)
+            # Merging needs a node's times in order, also those of a node whose clock was set back.
+            self._at = max(self._at, at_ms / 1000)
+            for text, end in self._lines.feed(piece[known:] if known > 0 else piece):
+                yield self._line(text, end)
+        if parsed.broken:
+            yield from self._break()
+
+    def _line(self, text: bytes, end: bytes) -> Line:
+        return Line(self.node.attempt, self.node.rank, self._at, text.decode("utf-8", "replace"), end.decode())
+
+
+class _LineSplitter:
+    """Cuts bytes that come in any pieces into lines."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        # A carriage return at the end of a piece may be half of a line end.
+        self._held = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        if self._held:
+            data, self._held = self._held + data, b""
+        if data.endswith(b"\r"):
+            data, self._held = data[:-1], b"\r"
+        pieces = _LINE_END.split(data)
+        for index in range(0, len(pieces) - 1, 2):
+            yield self._join(pieces[index]), pieces[index + 1]
+        if pieces[-1]:
+            self._parts.append(pieces[-1])
+            self._size += len(pieces[-1])
+            if self._size > MAX_LINE_BYTES:
+                yield self._join(b""), b""
+
+    def finish(self) -> Iterator[tuple[bytes, bytes]]:
+        text, end = self._join(b""), self._held
+        self._held = b""
+        if text or end:
+            yield text, end
+
+    def _join(self, last: bytes) -> bytes:
+        if not self._parts:
+            return last
+        whole = b"".join([*self._parts, last])
+        self._parts, self._size = [], 0
+        return whole

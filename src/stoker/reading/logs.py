@@ -1,0 +1,153 @@
+"""All attempts and nodes of a job in one stream of lines: as it is, its end, or as it comes."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from stoker.errors import StoreUnavailable
+from stoker.reading.cursor import UNREADABLE, Line, NodeCursor
+from stoker.reading.nodes import NodeLog
+from stoker.store import Store
+
+__all__ = ["UNREADABLE", "Line", "NodeLog", "follow", "read_lines", "read_tail"]
+
+NEAR_POLL_S = 0.1
+FAR_POLL_S = 2.0
+_LONGEST_RETRY_S = 10.0
+# A node of an earlier attempt is seldom heard from again: after a while it is asked only every so many rounds.
+_SELDOM_ROUNDS = 32
+
+# The nodes there are by now, and whether the job has ended.
+Watch = Callable[[], tuple[Sequence[NodeLog], bool]]
+
+
+def read_lines(store: Store, job: str, nodes: Sequence[NodeLog]) -> Iterator[Line]:
+    """What is there now: attempts in order, the nodes of each merged by time, whole lines only. Raises StoreError."""
+    for attempt in sorted({node.attempt for node in nodes}):
+        cursors = [NodeCursor(store, job, node) for node in sorted(nodes) if node.attempt == attempt]
+        yield from _merge(_whole(cursor) for cursor in cursors)
+
+
+def read_tail(store: Store, job: str, nodes: Sequence[NodeLog], n: int) -> list[Line]:
+    """The last `n` lines of what is there now, without reading all of it. Raises StoreError."""
+    lines: list[Line] = []
+    for attempt in sorted({node.attempt for node in nodes}, reverse=True):
+        if len(lines) >= n:
+            break
+        cursors = [NodeCursor(store, job, node) for node in sorted(nodes) if node.attempt == attempt]
+        for cursor in cursors:
+            cursor.seek_tail(n)
+        last = deque(_merge(_whole(cursor) for cursor in cursors), maxlen=n - len(lines))
+        lines = [*last, *lines]
+    return lines
+
+
+def follow(
+    store: Store,
+    job: str,
+    watch: Watch,
+    poll_s: float | None = None,
+    *,
+    tail: int | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Iterator[Line]:
+    """What is there (or the last `tail` lines of it) and what comes, across restarts, until the job has ended.
+
+    A store that does not answer is asked again for as long as it takes; one that refuses raises StoreDenied.
+    """
+    poll_s = poll_s if poll_s is not None else NEAR_POLL_S if store.near else FAR_POLL_S
+    following = _Following(store, job, tail)
+    failures = 0
+    while True:
+        try:
+            nodes, ended = watch()
+            following.add(nodes)
+        except StoreUnavailable:
+            failures += 1
+        else:
+            yield from following.news(last=ended)
+            failures = failures + 1 if following.failed() else 0
+            if ended and not failures:
+                yield from following.finish()
+                return
+        sleep(min(_LONGEST_RETRY_S, poll_s * 2 ** min(failures, 10)))
+
+
+class _Following:
+    """The cursors of a job that is being followed."""
+
+    def __init__(self, store: Store, job: str, tail: int | None) -> None:
+        self._store = store
+        self._job = job
+        self._tail = tail
+        self._cursors: dict[NodeLog, NodeCursor] = {}
+        self._round = 0
+        # How many rounds each node has said nothing.
+        self._silent: dict[NodeLog, int] = {}
+
+    def add(self, nodes: Iterable[NodeLog]) -> None:
+        for node in nodes:
+            if node in self._cursors:
+                continue
+            cursor = NodeCursor(self._store, self._job, node)
+            if self._tail is not None and self._round == 0:
+                cursor.seek_tail(self._tail)
+            self._cursors[node] = cursor
+
+    def news(self, *, last: bool) -> Iterator[Line]:
+        lines = self._collect(last=last)
+        if self._round == 0 and self._tail is not None:
+            lines = iter(deque(lines, maxlen=self._tail))
+        yield from lines
+        self._round += 1
+
+    def failed(self) -> bool:
+        """Whether some node could not be read this time. Raises what will not pass."""
+        errors = [cursor.error for cursor in self._cursors.values() if cursor.error is not None]
+        for error in errors:
+            if not isinstance(error, StoreUnavailable):
+                raise error
+        return bool(errors)
+
+    def finish(self) -> Iterator[Line]:
+        for node in sorted(self._cursors):
+            yield from self._cursors[node].finish()
+
+    def _collect(self, *, last: bool) -> Iterator[Line]:
+        newest = max((node.attempt for node in self._cursors), default=0)
+        earlier: list[NodeCursor] = []
+        for attempt in sorted({node.attempt for node in self._cursors}):
+            cursors = [self._cursors[node] for node in sorted(self._cursors) if node.attempt == attempt]
+            due = [cursor for cursor in cursors if last or attempt == newest or self._is_due(cursor.node)]
+            spoke: set[NodeLog] = set()
+            for line in _merge(self._noting(cursor, spoke, last) for cursor in due):
+                # Nobody goes on with a line of an attempt that fell silent while the next one speaks.
+                for silent in earlier:
+                    yield from silent.finish()
+                earlier = []
+                yield line
+            for cursor in due:
+                self._silent[cursor.node] = 0 if cursor.node in spoke else self._silent.get(cursor.node, 0) + 1
+            earlier += [cursor for cursor in cursors if cursor.node not in spoke]
+
+    def _is_due(self, node: NodeLog) -> bool:
+        silent = self._silent.get(node, 0)
+        return silent < _SELDOM_ROUNDS or self._round % _SELDOM_ROUNDS == 0
+
+    @staticmethod
+    def _noting(cursor: NodeCursor, spoke: set[NodeLog], last: bool) -> Iterator[Line]:
+        for line in cursor.read(look_closely=last):
+            spoke.add(cursor.node)
+            yield line
+
+
+def _whole(cursor: NodeCursor) -> Iterator[Line]:
+    yield from cursor.lines()
+    yield from cursor.finish()
+
+
+def _merge(streams: Iterable[Iterator[Line]]) -> Iterator[Line]:
+    return heapq.merge(*streams, key=lambda line: line.at)

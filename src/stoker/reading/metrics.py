@@ -1,0 +1,104 @@
+"""A job's metrics as series, and what its machines were doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stoker.chunks import MetricLine, Sample, UsageSample, decode_lines
+from stoker.model import Usage
+from stoker.reading.nodes import NodeLog, boots, fetch_chunks, list_chunks
+from stoker.store import Store
+
+
+class Point(NamedTuple):
+    """One value. `step` is None when the training did not say; `at` is unix seconds by the node's clock."""
+
+    step: int | None
+    at: float
+    value: float
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric over the whole job, in the order of steps (then times). What was trained twice is there once."""
+
+    name: str
+    points: tuple[Point, ...]
+    # Steps that more than one attempt reported.
+    retrained_steps: int = 0
+
+    @property
+    def last(self) -> Point | None:
+        """The newest value: the one reported last, by the latest attempt."""
+        return max(self.points, key=lambda point: (point.attempt, point.at), default=None)
+
+
+class UsagePoint(NamedTuple):
+    """A sample of one machine."""
+
+    attempt: int
+    rank: int
+    at: float
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Everything a job's nodes have measured."""
+
+    series: Mapping[str, Series] = field(default_factory=dict)
+    usage: tuple[UsagePoint, ...] = ()
+
+    @property
+    def retrained_steps(self) -> int:
+        """Steps trained twice, by the metric that shows most of them. A lower bound if reports are far apart."""
+        return max((series.retrained_steps for series in self.series.values()), default=0)
+
+
+def read_metrics(store: Store, job: str, nodes: Sequence[NodeLog]) -> Metrics:
+    """Read all of it. Where several ranks of an attempt report a metric, the lowest counts. Raises StoreError."""
+    found: dict[str, dict[int, list[Point]]] = {}
+    usage: list[UsagePoint] = []
+    for node in sorted(nodes):
+        own: dict[str, list[Point]] = {}
+        for line in _lines(store, job, node):
+            if isinstance(line, UsageSample):
+                usage.append(UsagePoint(node.attempt, node.rank, line.at, line.usage))
+            elif isinstance(line, Sample):
+                for name, value in line.values.items():
+                    own.setdefault(name, []).append(Point(line.step, line.at, value, node.attempt))
+        for name, points in own.items():
+            # Nodes come sorted, so the lowest rank that has it comes first.
+            found.setdefault(name, {}).setdefault(node.attempt, points)
+    series = {name: series_of(name, found[name]) for name in sorted(found)}
+    return Metrics(series, tuple(sorted(usage, key=lambda point: point.at)))
+
+
+def series_of(name: str, by_attempt: Mapping[int, Sequence[Point]]) -> Series:
+    """Join attempts: a step that a later attempt reported again has the later value. Pure."""
+    attempts_of: dict[int, int] = {}
+    latest: dict[int, Point] = {}
+    stepless: list[Point] = []
+    for attempt in sorted(by_attempt):
+        steps = set()
+        for point in by_attempt[attempt]:
+            if point.step is None:
+                stepless.append(point)
+            else:
+                latest[point.step] = point
+                steps.add(point.step)
+        for step in steps:
+            attempts_of[step] = attempts_of.get(step, 0) + 1
+    points = [latest[step] for step in sorted(latest)]
+    points += sorted(stepless, key=lambda point: (point.attempt, point.at))
+    return Series(name, tuple(points), sum(1 for count in attempts_of.values() if count > 1))
+
+
+def _lines(store: Store, job: str, node: NodeLog) -> Iterator[MetricLine]:
+    for folder in boots(store, job, node):
+        for chunk in fetch_chunks(store, list_chunks(store, f"{folder}/metrics/")):
+            if chunk.data is not None:
+                yield from decode_lines(chunk.data)

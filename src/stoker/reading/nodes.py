@@ -1,0 +1,88 @@
+"""Where a node's chunks lie, and how to fetch many of them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from stoker import layout
+from stoker.chunks import MAX_READ_BYTES
+from stoker.store import Meta, Store
+
+# A bucket answers in tens of milliseconds, many at a time; this many chunks of 4 MB are held at most.
+_AHEAD = 8
+_NUMBER = re.compile(r"[0-9]{8}")
+
+
+@dataclass(frozen=True, order=True)
+class NodeLog:
+    """Names one node of one attempt: the `attempt` for people, the `claim` it came from, and who wrote."""
+
+    attempt: int
+    claim: int
+    rank: int
+    instance: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One object of a row. `data` is None when it is larger than any agent writes them."""
+
+    n: int
+    data: bytes | None
+
+
+def boots(store: Store, job: str, node: NodeLog) -> list[str]:
+    """The folders that the agent's starts on this instance wrote to, oldest first."""
+    above = layout.node(job, node.claim, node.rank, "")
+    found = []
+    for name in store.folders(above):
+        instance, _, n = name.rpartition(".")
+        if instance == node.instance and n.isdecimal() and len(n) < 10:
+            found.append((int(n), above + name))
+    return [folder for _, folder in sorted(found)]
+
+
+def list_chunks(store: Store, prefix: str) -> list[tuple[int, Meta]]:
+    """The numbered objects below `prefix`, in order."""
+    rows = []
+    for meta in store.list(prefix):
+        name = meta.key[len(prefix) :]
+        if _NUMBER.fullmatch(name):
+            rows.append((int(name), meta))
+    return rows
+
+
+def fetch_chunks(store: Store, rows: Sequence[tuple[int, Meta]]) -> Iterator[Chunk]:
+    """Get listed objects in order, several at a time from a far store. Those that are gone by now are left out."""
+    if store.near or len(rows) < 3:
+        for n, meta in rows:
+            chunk = _fetch(store, n, meta)
+            if chunk is not None:
+                yield chunk
+        return
+    waiting: deque[Future[Chunk | None]] = deque()
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="chunks") as pool:
+        left = iter(rows)
+        try:
+            while True:
+                while len(waiting) < _AHEAD and (row := next(left, None)) is not None:
+                    waiting.append(pool.submit(_fetch, store, *row))
+                if not waiting:
+                    return
+                chunk = waiting.popleft().result()
+                if chunk is not None:
+                    yield chunk
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _fetch(store: Store, n: int, meta: Meta) -> Chunk | None:
+    if meta.size > MAX_READ_BYTES:
+        return Chunk(n, None)
+    data = store.get_from(meta.key, 0)
+    return None if data is None else Chunk(n, data)
