@@ -1,0 +1,160 @@
+"""From `run` and `params` to the argv that a node starts. Needs the standard library only: agents use it.
+
+Parameters that the command names as `{lr}` are placed there; the others are appended as `--lr 3e-4`, in the
+order they were written. `true` appends `--flag` alone; `false` and null append nothing; placed, they are
+`true`, `false` and nothing. Numbers appear as they were written. Braces that name no parameter are left
+alone, and so is `${lr}`: both mean something to a shell.
+
+Text is run by bash, so values are quoted for it; a placeholder must not stand between quotes of its own.
+What is appended goes to the end of the last line that is neither empty nor a comment. Where that could not
+mean what was meant (a pipe, a loop's end, a here-document), it is an error that asks for placeholders.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+
+from stoker.errors import UserError
+from stoker.spec import Scalar, Spec
+
+# Fails at the first command that fails, also inside a pipe.
+SHELL = ("bash", "-eo", "pipefail", "-c")
+
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
+# A line that ends so is not the end of a simple command.
+_COMPOUND_END = re.compile(r"(?:^|[\s;])(?:fi|done|esac)$|[;&|(){}\\]$")
+
+
+def command_argv(spec: Spec) -> tuple[str, ...]:
+    """What to execute in the code folder. Raises UserError when parameters have no clear place to go."""
+    values = {name: _text(name, value, spec) for name, value in spec.params.items()}
+    parts: Sequence[str] = (spec.run,) if isinstance(spec.run, str) else spec.run
+    placed = {name for part in parts for name in _PLACEHOLDER.findall(part) if name in values}
+    flags = {
+        name: _flag(name, value, values[name])
+        for name, value in spec.params.items()
+        if name not in placed and value is not None and value is not False
+    }
+    words = [word for flag in flags.values() for word in flag]
+    if not isinstance(spec.run, str):
+        return (*(_place(part, values, quote=False) for part in parts), *words)
+    # The place to append is found first: a value may itself look like a pipe, a comment or a placeholder.
+    end = _appending_point(spec.run, tuple(flags)) if words else len(spec.run)
+    head = _place(spec.run[:end], values, quote=True)
+    tail = _place(spec.run[end:], values, quote=True)
+    return shell_argv(" ".join([head, *map(shlex.quote, words)]) + tail)
+
+
+def shell_argv(text: str) -> tuple[str, ...]:
+    """How a text of shell commands is run: `run`, and `setup` as well."""
+    return (*SHELL, text)
+
+
+def params_json(spec: Spec) -> str:
+    """The value of STOKER_PARAMS."""
+    return json.dumps(spec.params, ensure_ascii=False)
+
+
+def input_variable(name: str) -> str:
+    """The variable that tells the training where an input is."""
+    return "STOKER_INPUT_" + name.upper().replace("-", "_")
+
+
+def number_text(value: int | float) -> str:
+    """How a number prints when nobody wrote it down."""
+    return str(int(value)) if isinstance(value, int) else float.__repr__(value)
+
+
+def _text(name: str, value: Scalar, spec: Spec) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    written = spec.params_written.get(name)
+    # Whoever changed the value after it was read did not change how it was written.
+    return written if written is not None and _same(written, value) else number_text(value)
+
+
+def _same(written: str, value: int | float) -> bool:
+    try:
+        return float(written) == value
+    except (ValueError, OverflowError):
+        return False
+
+
+def _flag(name: str, value: Scalar, text: str) -> tuple[str, ...]:
+    return (f"--{name}",) if value is True else (f"--{name}", text)
+
+
+def _place(part: str, values: dict[str, str], *, quote: bool) -> str:
+    def value(match: re.Match[str]) -> str:
+        text = values.get(match[1])
+        if text is None:
+            return match[0]
+        return shlex.quote(text) if quote and text else text
+
+    return _PLACEHOLDER.sub(value, part)
+
+
+def _appending_point(text: str, names: tuple[str, ...]) -> int:
+    end = _end_of_last_command(text)
+    line = text[:end].rpartition("\n")[2].strip()
+    terminators = {match[2] for match in _HERE_DOCUMENT.finditer(text)}
+    if _COMPOUND_END.search(line) or line in terminators or _pipes(line):
+        places = ", ".join("{" + name + "}" for name in names)
+        raise UserError(f"run: params cannot be appended after `{line[-40:]}`; place them in the text: {places}")
+    return end
+
+
+def _end_of_last_command(text: str) -> int:
+    """Where the last line that holds a command ends: before a comment, not counting spaces."""
+    commented, balanced = _comments(text)
+    if not balanced:
+        # A here-document may hold lone quotes. Lines that begin with # are all that can be told then.
+        commented = [(match.start(), match.end()) for match in re.finditer(r"^[ \t]*#[^\n]*", text, re.MULTILINE)]
+    bare = list(text)
+    for start, stop in commented:
+        bare[start:stop] = " " * (stop - start)
+    return len("".join(bare).rstrip())
+
+
+def _comments(text: str) -> tuple[list[tuple[int, int]], bool]:
+    """The spans of comments, and whether every quote was closed."""
+    spans: list[tuple[int, int]] = []
+    quote = ""
+    index = 0
+    while index < len(text):
+        char = text[index]
+        if char == "\\" and quote != "'":
+            index += 1
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and (index == 0 or text[index - 1] in " \t\n;&|()"):
+            end = text.find("\n", index)
+            end = len(text) if end < 0 else end
+            spans.append((index, end))
+            index = end
+            continue
+        index += 1
+    return spans, not quote
+
+
+def _pipes(line: str) -> bool:
+    """Whether the last command of the line only receives what an earlier one prints or fails with."""
+    lexer = shlex.shlex(line, posix=False, punctuation_chars="|&;")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        words = list(lexer)
+    except ValueError:
+        return False
+    joints = [word for word in words if word and set(word) <= set("|&;")]
+    return bool(joints) and joints[-1] in ("|", "||", "|&")

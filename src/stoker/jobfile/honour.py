@@ -1,0 +1,181 @@
+"""A field the chosen provider cannot honour is refused by name, never ignored.
+
+The names that stand in `Capabilities.honours` are the public dotted names of fields, such as
+`resources.region`, `environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is
+taken as well). Two fields are honoured choice by choice: `inputs.mode:copy`, `inputs.mode:mount` and
+`inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`, `secrets:aws-ssm` and `secrets:gcp-sm`. A name
+honours everything below it: `environment` covers `environment.conda`, `inputs` covers every mode. What
+needs no help from a provider is in ALWAYS_HONOURED and need not be listed; neither need a provider's own
+section, which is `resources.` and its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import SpecError
+from stoker.jobfile.document import Layer
+from stoker.jobfile.fields import Field, fields_of, provider_sections
+from stoker.jobfile.parse import Parsed, parse_layers
+from stoker.model import Capabilities
+from stoker.spec import Spec
+
+ALWAYS_HONOURED = frozenset(
+    {
+        "name",
+        "code",
+        "run",
+        "params",
+        "env",
+        "setup",
+        "nodes",
+        "resources.provider",
+        "resources.spot",
+        "resources.max_price",
+        "checkpoints",
+        "resume_from",
+        "outputs",
+        "metrics",
+        "limits.max_runtime",
+        "limits.max_cost",
+        "limits.max_wait",
+        "retry.user_errors",
+        "retry.on_demand_after",
+        "tags",
+    }
+)
+
+# What a job gets on a provider that costs money when it bounds neither its time nor its cost.
+DEFAULT_MAX_RUNTIME_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """Something that is set: by its name in the vocabulary, and by the field where it was written."""
+
+    name: str
+    field: str
+    what: str = "this"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A spec that its provider can honour, and what the person should be told about it."""
+
+    spec: Spec
+    told: tuple[str, ...] = ()
+
+
+def resolve(
+    layers: Sequence[Layer],
+    capabilities_of: Callable[[str], Capabilities],
+    *,
+    folder: Path | None = None,
+) -> Resolved:
+    """Parse, check against the provider, and fill in what may not be left open.
+
+    Shared layers are written for many providers: what they say under `resources` that the chosen one cannot
+    honour is left out, and told. Raises SpecError for anything else that it cannot honour, and whatever
+    `capabilities_of` raises for a provider that does not exist.
+    """
+    parsed = parse_layers(layers, folder=folder)
+    provider = parsed.spec.resources.provider
+    capabilities = capabilities_of(provider)
+    inapplicable = {
+        demand.field: origin.source
+        for demand in _refused(parsed.spec, provider, capabilities)
+        if demand.field.startswith("resources.")
+        and (origin := parsed.where(demand.field)) is not None
+        and origin.shared
+    }
+    if inapplicable:
+        parsed = parse_layers(layers, folder=folder, without=frozenset(inapplicable))
+    _check(parsed, provider, capabilities)
+    spec, told = finalize(parsed.spec, capabilities)
+    left_out = tuple(
+        f"{source}: {name} does not apply to {provider} and is left out" for name, source in inapplicable.items()
+    )
+    return Resolved(spec, (*left_out, *told))
+
+
+def check_honoured(spec: Spec, provider_name: str, capabilities: Capabilities) -> None:
+    """Raise SpecError naming the fields that are set and that the provider cannot honour."""
+    _check(Parsed(spec, {}), provider_name, capabilities)
+
+
+def finalize(spec: Spec, capabilities: Capabilities) -> tuple[Spec, tuple[str, ...]]:
+    """The spec with what may not be left open on this provider, and the sentences that tell so."""
+    limits = spec.limits
+    if not capabilities.paid or limits.max_runtime_s is not None or limits.max_cost is not None:
+        return spec, ()
+    bounded = dataclasses.replace(limits, max_runtime_s=DEFAULT_MAX_RUNTIME_S)
+    told = "limits: neither max_runtime nor max_cost is set, so training ends after 24 h; set one to choose"
+    return dataclasses.replace(spec, limits=bounded), (told,)
+
+
+def _check(parsed: Parsed, provider: str, capabilities: Capabilities) -> None:
+    refused = list(_refused(parsed.spec, provider, capabilities))
+    if not refused:
+        return
+    first, *others = refused
+    section = first.field.removeprefix("resources.")
+    if section in provider_sections():
+        problem = f"is for {section}, and this job runs on {provider}"
+        advice = f"leave it out or set resources.provider: {section}"
+    else:
+        problem = f"{provider} cannot honour {first.what}"
+        advice = "leave it out or choose another provider"
+    also = f" (the same goes for {', '.join(demand.field for demand in others)})" if others else ""
+    message = f"{first.field}: {problem}; {advice}{also}"
+    origin = parsed.where(first.field)
+    raise SpecError(f"{origin}: {message}" if origin is not None else message)
+
+
+def _refused(spec: Spec, provider: str, capabilities: Capabilities) -> Iterator[_Demand]:
+    honoured = {_public(name) for name in capabilities.honours} | ALWAYS_HONOURED | {f"resources.{provider}"}
+    for demand in _demands(spec, provider):
+        if not any(name in honoured for name in _prefixes(demand.name)):
+            yield demand
+
+
+def _demands(spec: Spec, provider: str) -> Iterator[_Demand]:
+    for name, value, info in _set_fields(spec, ""):
+        if name.startswith("resources.") and name.split(".")[1] in provider_sections() - {provider}:
+            continue
+        if info.form == "inputs":
+            for key, source in value.items():  # type: ignore[attr-defined]
+                yield _Demand(f"inputs.mode:{source.mode}", f"inputs.{key}", f"mode: {source.mode}")
+        elif info.form == "secrets":
+            for key, reference in value.items():  # type: ignore[attr-defined]
+                kind = reference.partition(":")[0]
+                yield _Demand(f"secrets:{kind}", f"secrets.{key}", f"references of the kind {kind}")
+        else:
+            yield _Demand(name, name)
+    for section in sorted(provider_sections() - {provider}):
+        if getattr(spec.resources, section) is not None:
+            yield _Demand(f"resources.{section}", f"resources.{section}")
+
+
+def _set_fields(part: object, path: str) -> Iterator[tuple[str, object, Field]]:
+    """Every field that is not as it would be by itself."""
+    for key, info in fields_of(type(part)).items():
+        value = getattr(part, info.name)
+        dotted = f"{path}.{key}" if path else key
+        if info.section is not None and value is not None:
+            yield from _set_fields(value, dotted)
+        elif info.required or value != info.default:
+            yield dotted, value, info
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    yield name
+    for match in reversed(list(re.finditer(r"[.:]", name))):
+        yield name[: match.start()]
+
+
+def _public(name: str) -> str:
+    return re.sub(r"(?:_s|_bytes)$", "", name)

@@ -1,0 +1,53 @@
+"""The job file's Python twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from stoker.jobfile.document import Layer, layer_of
+from stoker.jobfile.parse import parse_job
+from stoker.spec import Scalar, Spec
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job from Python: the fields of the job file under the same names, in the same forms.
+
+    >>> Job(run="python train.py", params={"lr": 3e-4}, resources={"gpus": "A100:8", "spot": "prefer"})
+
+    What is None was not said. Mistakes show in `spec()`, as SpecError, in the words the job file would get.
+    """
+
+    run: str | Sequence[str] | None = None
+    name: str | None = None
+    code: str | os.PathLike[str] | None = None
+    params: Mapping[str, Scalar] | None = None
+    env: Mapping[str, str | int | float] | None = None
+    setup: str | None = None
+    secrets: Mapping[str, str] | None = None
+    nodes: int | None = None
+    resources: Section | None = None
+    environment: Section | None = None
+    inputs: Mapping[str, str | Section] | None = None
+    checkpoints: Section | None = None
+    resume_from: str | None = None
+    outputs: str | None = None
+    metrics: Mapping[str, str] | None = None
+    limits: Section | None = None
+    retry: Section | None = None
+    logs: Section | None = None
+    notify: str | Sequence[str] | None = None
+    tags: Mapping[str, str] | None = None
+
+    def layer(self) -> Layer:
+        """What was said, to be put on top of other layers. Raises SpecError for values that no file could hold."""
+        return layer_of({field.name: getattr(self, field.name) for field in fields(self)}, "Job")
+
+    def spec(self, below: Sequence[Layer] = ()) -> Spec:
+        """The validated spec, with `below` for what was not said here. Raises SpecError for the first mistake."""
+        return parse_job([*below, self.layer()])

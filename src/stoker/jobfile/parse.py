@@ -1,0 +1,203 @@
+"""From layers of settings to a validated Spec. Every mistake is one line: where, what, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from stoker.jobfile import values
+from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers
+from stoker.jobfile.fields import Field, fields_of, provider_sections, walk
+from stoker.jobfile.names import default_name
+from stoker.jobfile.rules import check_rules
+from stoker.spec import Input, Resources, Spec
+
+# What people coming from other tools write.
+_OTHER_WORDS = {
+    "command": "run",
+    "cmd": "run",
+    "script": "run",
+    "entrypoint": "run",
+    "hyperparameters": "params",
+    "args": "params",
+    "envs": "env",
+    "num_nodes": "nodes",
+    "cloud": "provider",
+    "instance_type": "machine",
+    "accelerators": "gpus",
+    "use_spot": "spot",
+    "timeout": "max_runtime",
+    "labels": "tags",
+}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A spec with where each of its fields was written, by dotted public name."""
+
+    spec: Spec
+    origins: dict[str, Origin]
+
+    def where(self, path: str) -> Origin | None:
+        """Where a field, or the nearest thing around it, was written; None when nobody wrote it."""
+        while path not in self.origins:
+            path, dot, _ = path.rpartition(".")
+            if not dot:
+                return None
+        return self.origins[path]
+
+
+def parse_job(layers: Sequence[Layer], *, folder: Path | None = None) -> Spec:
+    """The spec that the layers come to, later ones winning. Raises SpecError for the first mistake.
+
+    Parts of `resources` that belong to another provider are left out where they come from shared layers,
+    and kept (for `check_honoured` to refuse) where the job itself has them. A job without a name is called
+    after its script, else after `folder`, which is the job file's folder or the current one by default.
+    """
+    return parse_layers(layers, folder=folder).spec
+
+
+def parse_layers(
+    layers: Sequence[Layer], *, folder: Path | None = None, without: frozenset[str] = frozenset()
+) -> Parsed:
+    """As `parse_job`, remembering origins; the dotted fields in `without` are taken out first."""
+    root = merge_layers(layers)
+    for path in without:
+        root = _replaced(root, path.split("."), None)
+    return _Reader().job(_own_sections(root), folder or base_folder(layers))
+
+
+def base_folder(layers: Sequence[Layer]) -> Path:
+    """What relative paths of the job are relative to: the job file's folder, or the current one."""
+    folders = [layer.folder for layer in layers if layer.folder is not None]
+    return folders[-1] if folders else Path.cwd()
+
+
+def _replaced(node: Node, keys: list[str], part: Node | None) -> Node:
+    """The tree with another part in that place, or with none."""
+    if not isinstance(node.value, dict) or keys[0] not in node.value:
+        return node
+    parts = dict(node.value)
+    inner = part if len(keys) == 1 else _replaced(parts[keys[0]], keys[1:], part)
+    if inner is None:
+        del parts[keys[0]]
+    else:
+        parts[keys[0]] = inner
+    return replace(node, value=parts)
+
+
+def _own_sections(root: Node) -> Node:
+    """Without what shared layers say about providers that this job does not use."""
+    resources = root.value.get("resources") if isinstance(root.value, dict) else None
+    if resources is None or not isinstance(resources.value, dict):
+        return root
+    chosen = resources.value.get("provider")
+    provider = fields_of(Resources)["provider"].default if chosen is None else chosen.value
+    for section, node in resources.value.items():
+        if section in provider_sections() and section != provider:
+            root = _replaced(root, ["resources", section], _unshared(node))
+    return root
+
+
+def _unshared(node: Node) -> Node | None:
+    if not isinstance(node.value, dict) or not node.value:
+        return None if node.origin.shared else node
+    kept = {key: part for key, child in node.value.items() if (part := _unshared(child)) is not None}
+    return replace(node, value=kept) if kept else None
+
+
+@dataclass
+class _Reader:
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    def job(self, root: Node, folder: Path) -> Parsed:
+        assert isinstance(root.value, dict)
+        found = self._fields(Spec, root, "")
+        if "name" not in found:
+            found["name"] = default_name(found["run"], folder / found.get("code", "."))
+        parsed = Parsed(Spec(**found, params_written=values.written(root.value.get("params"))), self.origins)
+        check_rules(parsed.spec, lambda path: parsed.where(path) or root.origin)
+        return parsed
+
+    def _section(self, cls: type, node: Node, path: str) -> Any:
+        if not isinstance(node.value, dict):
+            names = ", ".join([*list(fields_of(cls))[:4], "…"])
+            raise values.wrong(node, path, f"fields ({names})")
+        return cls(**self._fields(cls, node, path))
+
+    def _fields(self, cls: type, node: Node, path: str) -> dict[str, Any]:
+        assert isinstance(node.value, dict)
+        infos = fields_of(cls)
+        for key, part in node.value.items():
+            if key not in infos:
+                raise part.origin.error(_join(path, key), f"unknown field; {_nearest(cls, key)}")
+        found: dict[str, Any] = {}
+        for key, info in infos.items():
+            dotted = _join(path, key)
+            child = node.value.get(key)
+            # A null takes back what an earlier layer said, unless null is itself something to say.
+            if child is None or child.nothing or (child.value is None and not info.optional):
+                if info.required and dotted != "name":
+                    raise (child or node).origin.error(dotted, f"is missing{_MISSING.get(dotted, '')}")
+                continue
+            self.origins[dotted] = child.origin
+            found[info.name] = None if child.value is None else self._value(info, child, dotted)
+        return found
+
+    def _value(self, info: Field, node: Node, path: str) -> Any:
+        if info.section is not None:
+            return self._section(info.section, node, path)
+        if info.form == "inputs":
+            return self._inputs(node, path)
+        if info.choices and not info.form:
+            if node.value in info.choices:
+                return node.value
+            raise values.wrong(node, path, " or ".join(info.choices))
+        reader = values.FORMS[info.form] if info.form else values.TYPES[info.hint]
+        value = reader(node, path)
+        if isinstance(node.value, dict):
+            self.origins.update({f"{path}.{key}": child.origin for key, child in node.value.items()})
+        if info.least is not None and value is not None and value < info.least:
+            raise node.origin.error(path, f"must be at least {info.least:g}, found {_shown(node)}")
+        if info.above is not None and value is not None and value <= info.above:
+            raise node.origin.error(path, f"must be more than {info.above:g}, found {_shown(node)}")
+        return value
+
+    def _inputs(self, node: Node, path: str) -> dict[str, Input]:
+        found = {}
+        for key, dotted, child in values.items(node, path):
+            self.origins[dotted] = child.origin
+            if isinstance(child.value, dict):
+                found[key] = self._section(Input, child, dotted)
+            elif isinstance(child.value, str):
+                found[key] = Input(source=values.text(child, dotted))
+            else:
+                raise values.wrong(child, dotted, "a URL or path, or {from: …, mode: …}")
+        return found
+
+
+_MISSING = {"run": "; say what to run, such as `run: python train.py`"}
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _shown(node: Node) -> str:
+    return node.text or describe(node).removeprefix("the number ")
+
+
+def _nearest(cls: type, key: str) -> str:
+    here = list(fields_of(cls))
+    wanted = _OTHER_WORDS.get(key, key)
+    close = [wanted] if wanted in here else get_close_matches(key, here, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    # The right name in the wrong place, such as `gpus` at the top.
+    elsewhere = [dotted for dotted, info in walk() if info.key == wanted]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"there are: {', '.join(here)}"

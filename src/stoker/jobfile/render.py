@@ -1,0 +1,67 @@
+"""A spec written out again as people write it: to show it, and as a layer to build another job on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from stoker.jobfile import forms
+from stoker.jobfile.document import Layer, Node, layer_of
+from stoker.jobfile.fields import Field, fields_of
+from stoker.spec import Input, Spec
+
+
+def document(spec: Spec) -> dict[str, Any]:
+    """The job file that says this and no more: fields that are as they would be by themselves are left out."""
+    return _section(spec)
+
+
+def spec_layer(spec: Spec, source: str) -> Layer:
+    """A spec as a layer, numbers as they were written: `parse_job` makes the same spec of it."""
+    layer = layer_of(document(spec), source)
+    assert isinstance(layer.root.value, dict)
+    params = layer.root.value.get("params")
+    if params is None or not isinstance(params.value, dict):
+        return layer
+    written = {key: dataclasses.replace(node, text=spec.params_written.get(key)) for key, node in params.value.items()}
+    params = Node(written, params.origin)
+    return Layer(dataclasses.replace(layer.root, value={**layer.root.value, "params": params}), layer.folder)
+
+
+def written(info: Field, value: Any) -> Any:
+    """A field's canonical value in the form that people write it."""
+    if value is None:
+        return None
+    match info.form:
+        case "duration":
+            return forms.write_duration(value)
+        case "size":
+            return forms.write_size(value)
+        case "gpus":
+            return forms.write_gpus(value)
+        case "spot":
+            return {"only": True, "never": False}.get(value, value)
+        case "zones" | "words" | "command" if isinstance(value, tuple):
+            return list(value)
+        case "inputs":
+            return {key: _input(source) for key, source in value.items()}
+        case _:
+            return dict(value) if isinstance(value, dict) else value
+
+
+def _section(part: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, info in fields_of(type(part)).items():
+        value = getattr(part, info.name)
+        if not info.required and value == info.default:
+            continue
+        if info.section is not None and value is not None:
+            found[key] = _section(value)
+        else:
+            found[key] = written(info, value)
+    return found
+
+
+def _input(source: Input) -> Any:
+    section = _section(source)
+    return section["from"] if list(section) == ["from"] else section

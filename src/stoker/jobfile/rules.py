@@ -1,0 +1,58 @@
+"""Rules about fields together: what each field alone cannot tell."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+
+from stoker.command import command_argv, input_variable
+from stoker.errors import SpecError, UserError
+from stoker.jobfile.document import Origin
+from stoker.spec import Spec
+
+Where = Callable[[str], Origin]
+
+
+def check_rules(spec: Spec, where: Where) -> None:
+    """Raises SpecError, naming the field and where it was written, for the first rule that is broken."""
+    _check_folders(spec, where)
+    _check_variables(spec, where)
+    try:
+        command_argv(spec)
+    except UserError as error:
+        raise SpecError(f"{where('run')}: {error}") from None
+
+
+def _check_folders(spec: Spec, where: Where) -> None:
+    checkpoints = _folder(spec.checkpoints.dir, "checkpoints.dir", where)
+    if spec.outputs is None:
+        return
+    outputs = _folder(spec.outputs, "outputs", where)
+    if _within(outputs, checkpoints) or _within(checkpoints, outputs):
+        problem = f"{spec.outputs} and checkpoints.dir ({spec.checkpoints.dir}) must be apart from each other"
+        raise where("outputs").error("outputs", f"{problem}: one is synced as it is, the other in commits")
+
+
+def _folder(text: str, path: str, where: Where) -> str:
+    folder = posixpath.normpath(text)
+    if folder in (".", "/", "//") or folder.startswith("..") or ".." in text.split("/"):
+        advice = "a folder below the code, such as checkpoints, or an absolute path"
+        raise where(path).error(path, f"expected {advice}, without `..`; found {text}")
+    return folder
+
+
+def _within(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(outer + "/")
+
+
+def _check_variables(spec: Spec, where: Where) -> None:
+    for name in spec.secrets:
+        if name in spec.env:
+            raise where(f"secrets.{name}").error(f"secrets.{name}", "is in env as well; keep one of them")
+    seen: dict[str, str] = {}
+    for name in spec.inputs:
+        variable = input_variable(name)
+        if variable in seen:
+            problem = f"and {seen[variable]} would both be {variable}; rename one"
+            raise where(f"inputs.{name}").error(f"inputs.{name}", problem)
+        seen[variable] = name

@@ -1,0 +1,261 @@
+"""Reading one field's value in the form that people write it.
+
+Each reader takes what was written and the field's dotted name, and gives the canonical value or raises
+SpecError in one line: where, which field, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stoker.command import number_text
+from stoker.errors import SpecError
+from stoker.jobfile import forms
+from stoker.jobfile.document import Node, describe, plain
+from stoker.spec import Scalar
+
+Reader = Callable[[Node, str], Any]
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_NAME_RULE = "a name of lower-case letters, digits and `-`, at most 40, a letter first"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE_RULE = "letters, digits and `_`, not beginning with a digit"
+_PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_PARAM_RULE = "letters, digits, `_`, `.` and `-`, a letter first"
+_LABEL = re.compile(r"[^\s=]{1,128}")
+_LABEL_RULE = "without spaces and `=`, at most 128 long"
+_SECRET = re.compile(r"env|(?:aws-sm|aws-ssm|gcp-sm):\S+")
+_COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
+
+_EMPTY_COMMAND = "is empty; say what to run, such as `run: python train.py`"
+# YAML 1.1 took these for true and false, and many people still do.
+_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def wrong(node: Node, path: str, wanted: str, advice: str = "") -> SpecError:
+    if not advice and isinstance(node.value, str) and wanted in ("a number", "a whole number"):
+        advice = "write it without quotes" if re.fullmatch(r"-?[\d.]+", node.value) else ""
+    ending = f"; {advice}" if advice else ""
+    return node.origin.error(path, f"expected {wanted}, found {describe(node)}{ending}")
+
+
+def text(node: Node, path: str) -> str:
+    if not isinstance(node.value, str):
+        raise wrong(node, path, "text", _quote(node))
+    if not node.value.strip():
+        raise node.origin.error(path, "is empty; leave it out or write something")
+    return _without_nul(node, path)
+
+
+def boolean(node: Node, path: str) -> bool:
+    if isinstance(node.value, bool):
+        return node.value
+    switch = _SWITCHES.get(str(node.value).lower())
+    raise wrong(node, path, "true or false", f"write {switch}" if switch else "")
+
+
+def whole(node: Node, path: str) -> int:
+    if isinstance(node.value, int) and not isinstance(node.value, bool):
+        return node.value
+    raise wrong(node, path, "a whole number")
+
+
+def number(node: Node, path: str) -> float:
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        return float(node.value)
+    raise wrong(node, path, "a number")
+
+
+def words(node: Node, path: str) -> tuple[str, ...]:
+    if isinstance(node.value, tuple):
+        return tuple(text(part, f"{path}[{index}]") for index, part in enumerate(node.value))
+    if isinstance(node.value, str):
+        return (text(node, path),)
+    raise wrong(node, path, "text or a list of texts", _quote(node))
+
+
+def params(node: Node, path: str) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for key, dotted, child in _items(node, path, _PARAM, _PARAM_RULE):
+        if isinstance(child.value, (dict, tuple)):
+            raise wrong(child, dotted, "a single value", "put it in quotes to pass it as text")
+        found[key] = _without_nul(child, dotted) if isinstance(child.value, str) else child.value
+    return found
+
+
+def written(node: Node | None) -> dict[str, str]:
+    """How the numbers among the params were written, where that is not how they print."""
+    parts = node.value if node is not None and isinstance(node.value, dict) else {}
+    return {
+        key: child.text
+        for key, child in parts.items()
+        if child.text is not None
+        and isinstance(child.value, (int, float))
+        and not isinstance(child.value, bool)
+        and child.text != number_text(child.value)
+    }
+
+
+def _version(node: Node, path: str) -> str:
+    # `python: 3.10` is a number to YAML; what was written still knows better.
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool) and node.text is not None:
+        return node.text
+    return text(node, path)
+
+
+def _name(node: Node, path: str) -> str:
+    if isinstance(node.value, str) and _NAME.fullmatch(node.value):
+        return node.value
+    raise wrong(node, path, _NAME_RULE)
+
+
+def _zones(node: Node, path: str) -> tuple[str, ...]:
+    zones = words(node, path)
+    return () if zones == ("any",) else zones
+
+
+def _spot(node: Node, path: str) -> str:
+    if isinstance(node.value, bool):
+        return "only" if node.value else "never"
+    if node.value == "prefer":
+        return "prefer"
+    switch = {**_SWITCHES, "only": "true", "never": "false"}.get(str(node.value).lower())
+    raise wrong(node, path, "true, false or prefer", f"write {switch}" if switch else "")
+
+
+def _command(node: Node, path: str) -> str | tuple[str, ...]:
+    if isinstance(node.value, tuple):
+        argv = tuple(_word(part, f"{path}[{index}]") for index, part in enumerate(node.value))
+        if not argv or not argv[0].strip():
+            raise node.origin.error(path, _EMPTY_COMMAND)
+        return argv
+    if not isinstance(node.value, str):
+        raise wrong(node, path, "text for bash, or a list of words")
+    if not _COMMENTS.sub("", node.value).strip():
+        raise node.origin.error(path, _EMPTY_COMMAND)
+    return _without_nul(node, path)
+
+
+def _word(node: Node, path: str) -> str:
+    value = node.value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return node.text if node.text is not None else number_text(value)
+    if not isinstance(value, str):
+        raise wrong(node, path, "text", _quote(node))
+    return _without_nul(node, path)
+
+
+def _env(node: Node, path: str) -> dict[str, str]:
+    items = _items(node, path, _VARIABLE, _VARIABLE_RULE)
+    return {key: _as_written(child, dotted) for key, dotted, child in items}
+
+
+def _tags(node: Node, path: str) -> dict[str, str]:
+    return {key: _as_written(child, dotted) for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE)}
+
+
+def _as_written(node: Node, path: str) -> str:
+    """Text, or a number as it was written. A bool is refused: nobody knows whether `True` or `true` was meant."""
+    value = node.value
+    if isinstance(value, str):
+        return _without_nul(node, path)
+    if isinstance(value, bool):
+        shown = node.text or str(value).lower()
+        raise node.origin.error(path, f'expected text, found {shown}; put it in quotes: "{shown}"')
+    if isinstance(value, (int, float)):
+        return node.text if node.text is not None else number_text(value)
+    raise wrong(node, path, "text", 'for an empty text write ""' if value is None else "")
+
+
+def _secrets(node: Node, path: str) -> dict[str, str]:
+    found = {}
+    for key, dotted, child in _items(node, path, _VARIABLE, _VARIABLE_RULE):
+        if not isinstance(child.value, str) or not _SECRET.fullmatch(child.value):
+            # What stands there may be the secret itself, so it is not repeated.
+            wanted = "env, aws-sm:NAME, aws-ssm:NAME or gcp-sm:NAME"
+            raise child.origin.error(dotted, f"expected {wanted}; the secret itself never belongs here")
+        found[key] = child.value
+    return found
+
+
+def _regexes(node: Node, path: str) -> dict[str, str]:
+    found = {}
+    for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
+        found[key] = text(child, dotted)
+        try:
+            pattern = re.compile(found[key])
+        except (re.error, OverflowError, RecursionError) as error:
+            raise child.origin.error(dotted, f"not a regular expression: {error}") from None
+        if pattern.groups != 1 and len(pattern.groupindex) != 1:
+            advice = "expected exactly one group (or one named group) for the value, as in 'loss=([0-9.]+)'"
+            raise child.origin.error(dotted, f"{advice}; found {pattern.groups}")
+    return found
+
+
+def _mapping(node: Node, path: str) -> dict[str, Any]:
+    if not isinstance(node.value, dict):
+        raise wrong(node, path, "a mapping")
+    value: dict[str, Any] = plain(node)
+    return value
+
+
+def _formed(read: Callable[[Any], Any], wanted: str) -> Reader:
+    def reader(node: Node, path: str) -> Any:
+        if isinstance(node.value, bool) or not isinstance(node.value, (str, int, float)):
+            raise wrong(node, path, wanted)
+        try:
+            return read(node.value)
+        except ValueError:
+            raise wrong(node, path, wanted) from None
+
+    return reader
+
+
+def items(node: Node, path: str) -> Iterator[tuple[str, str, Node]]:
+    """The names, dotted names and values of a mapping of inputs."""
+    return _items(node, path, re.compile(r"[A-Za-z][A-Za-z0-9_-]*"), "letters, digits, `_` and `-`, a letter first")
+
+
+def _items(node: Node, path: str, names: re.Pattern[str], rule: str) -> Iterator[tuple[str, str, Node]]:
+    if not isinstance(node.value, dict):
+        raise wrong(node, path, "a mapping of names to values")
+    for key, child in node.value.items():
+        if not names.fullmatch(key):
+            raise child.origin.error(f"{path}.{key}", f"a name here is {rule}")
+        yield key, f"{path}.{key}", child
+
+
+def _without_nul(node: Node, path: str) -> str:
+    assert isinstance(node.value, str)
+    if "\0" in node.value:
+        raise node.origin.error(path, "holds a NUL character, which no command line or variable can")
+    return node.value
+
+
+def _quote(node: Node) -> str:
+    return "put it in quotes" if isinstance(node.value, (bool, int, float)) else ""
+
+
+FORMS: dict[str, Reader] = {
+    "duration": _formed(forms.read_duration, forms.DURATION_HELP),
+    "size": _formed(forms.read_size, forms.SIZE_HELP),
+    "gpus": _formed(forms.read_gpus, forms.GPUS_HELP),
+    "at-least": _formed(forms.read_at_least, forms.AT_LEAST_HELP),
+    "spot": _spot,
+    "words": words,
+    "zones": _zones,
+    "version": _version,
+    "name": _name,
+    "folder": text,
+    "command": _command,
+    "params": params,
+    "env": _env,
+    "tags": _tags,
+    "secrets": _secrets,
+    "regexes": _regexes,
+    "mapping": _mapping,
+}
+
+TYPES: dict[Any, Reader] = {str: text, bool: boolean, int: whole, float: number, tuple[str, ...]: words}
