@@ -27,7 +27,7 @@ Decoder = Callable[[Any, str], Any]
 
 
 def dump(value: Any) -> Any:
-    """A JSON-ready copy. Fields that are None are left out; a tagged dataclass carries its `kind`."""
+    """A JSON-ready copy. None is left out where it is the default; a tagged dataclass carries its `kind`."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -38,9 +38,9 @@ def dump(value: Any) -> Any:
         kind = getattr(type(value), "kind", None)
         if isinstance(kind, str):
             out["kind"] = kind
-        for name in _field_names(type(value)):
+        for name, omits_none in _field_names(type(value)):
             part = getattr(value, name)
-            if part is not None:
+            if part is not None or not omits_none:
                 out[name] = dump(part)
         return out
     if isinstance(value, datetime):
@@ -77,8 +77,9 @@ def load(cls: type[T], tree: Any, *, where: str = "") -> T:
 
 
 @cache
-def _field_names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+def _field_names(cls: type) -> tuple[tuple[str, bool], ...]:
+    """Each field, and whether a None may be left out: not where leaving it out would read as another default."""
+    return tuple((field.name, field.default is None) for field in dataclasses.fields(cls))
 
 
 @cache
