@@ -462,6 +462,9 @@ class Manifest:
     files: tuple[BlobRef, ...]
     ranks: tuple[int, ...] = (0,)
     step: int | None = None
+    # Which save of the attempt this is part of: parts of different saves never make one checkpoint, even if a name is
+    # used again. Sharded saves are counted 1, 2, …; folders committed as they are have rank 0's ordinal, negated.
+    generation: int = 0
     version: int = 1
 
     @property

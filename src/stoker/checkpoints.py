@@ -1,0 +1,408 @@
+"""Read checkpoints: list them, choose one, fetch its files.
+
+A checkpoint exists when its manifest does, and counts when every rank that takes part has committed one for the same
+save. Manifests are facts from machines that run other people's code: one that is too large, does not say what its key
+says, or names a path outside the folder is left out, with a warning in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from stoker import codec, layout
+from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model import BlobRef, Manifest
+from stoker.parallel import run_all
+from stoker.store import Meta, Store
+
+log = logging.getLogger(__name__)
+
+# A manifest of 200,000 files is about half of this.
+MANIFEST_BYTES = 64 * 1024 * 1024
+MANIFEST_VERSION = 1
+NEAR_WORKERS = 2
+FAR_WORKERS = 8
+
+_KEY = re.compile(r"(\d{8})/(\d{6,9})-([^/@]+)(?:@([1-9]\d{0,5}))?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PATH_BYTES, _NAME_BYTES = 4000, 255
+# A link's blob is the text of where it points.
+_LINK_BYTES = 4096
+
+Progress = Callable[[int, int], None]
+# Manifests by key and ETag. They are never overwritten, so what was read once need not be read again.
+Cache = dict[tuple[str, str], Manifest | None]
+
+
+class RestoreError(StokerError):
+    """A checkpoint that cannot be restored: something of it is missing or is not what it should be.
+
+    `damaged` are the keys of blobs whose bytes are wrong: they must be replaced, not taken for stored.
+    """
+
+    def __init__(self, reason: str, damaged: Iterable[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.damaged = frozenset(damaged)
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """What a manifest's key says. In order of age, for one rank."""
+
+    claim: int
+    ordinal: int
+    name: str
+    rank: int = 0
+
+    @property
+    def key(self) -> str:
+        return layout.checkpoint_key(self.claim, self.ordinal, self.name, self.rank)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One save with the manifests of the ranks that committed it. `committed_at` is the store's time."""
+
+    key: str
+    place: Place
+    manifests: Mapping[int, Manifest]
+    complete: bool
+    committed_at: datetime
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def step(self) -> int | None:
+        return self.manifests[0].step
+
+    @property
+    def size(self) -> int:
+        return sum(manifest.size for manifest in self.manifests.values())
+
+    @property
+    def files(self) -> int:
+        return sum(len(manifest.files) for manifest in self.manifests.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a checkpoint, and the rank whose blob it is."""
+
+    rank: int
+    blob: BlobRef
+
+
+def parse_key(key: str) -> Place | None:
+    """Read `00000007/000002-step-900@1`; None for what is no such key."""
+    match = _KEY.fullmatch(key)
+    if match is None or not layout.safe_name(match[3]):
+        return None
+    return Place(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
+
+
+def list_checkpoints(store: Store, job: str, *, cache: Cache | None = None) -> list[Checkpoint]:
+    """Every checkpoint that rank 0 committed, oldest first, complete or not.
+
+    Raises StoreUnavailable or StoreDenied: an empty list is an answer, never a silence.
+    """
+    return group(read_manifests(store, job, layout.checkpoints(job), cache=cache))
+
+
+def find_checkpoint(store: Store, job: str, key: str) -> Checkpoint | None:
+    """The checkpoint of that key, or None when there is none (any more)."""
+    place = parse_key(key)
+    if place is None:
+        return None
+    prefix = f"{layout.checkpoints(job)}{layout.number(place.claim)}/"
+    found = group(read_manifests(store, job, prefix))
+    return next((checkpoint for checkpoint in found if checkpoint.key == key), None)
+
+
+def choose(
+    checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: str | None = None
+) -> Checkpoint | None:
+    """The newest complete one that is not poisoned and, when `before` is given, is older than that key."""
+    limit = parse_key(before) if before is not None else None
+    fitting = [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.complete
+        and checkpoint.key not in poisoned
+        and (
+            limit is None or (checkpoint.place.claim, checkpoint.place.ordinal) < (limit.claim, limit.ordinal)
+        )
+    ]
+    return max(fitting, key=lambda checkpoint: checkpoint.place, default=None)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A manifest's object: its place, what the store says, and its content; None where that makes no sense."""
+
+    place: Place
+    meta: Meta
+    manifest: Manifest | None
+
+
+def read_manifests(store: Store, job: str, prefix: str, *, cache: Cache | None = None) -> list[Stored]:
+    """Every manifest under `prefix`, read and validated."""
+    root = layout.checkpoints(job)
+    listed: list[tuple[Place, Meta]] = []
+    for meta in store.list(prefix):
+        place = parse_key(meta.key[len(root) :].removesuffix(".json"))
+        if place is None or not meta.key.endswith(".json"):
+            log.warning("not a manifest: %s", meta.key)
+            continue
+        listed.append((place, meta))
+    known = cache if cache is not None else {}
+    missing = [(place, meta) for place, meta in listed if (meta.key, meta.etag) not in known]
+    reads = [lambda place=place, meta=meta: _read(store, job, place, meta) for place, meta in missing]
+    answers = run_all(reads, NEAR_WORKERS if store.near else FAR_WORKERS)
+    gone = set()
+    for (_, meta), answer in zip(missing, answers, strict=True):
+        if answer is None:
+            gone.add(meta.key)
+        else:
+            known[meta.key, meta.etag] = answer.manifest
+    return [Stored(place, meta, known[meta.key, meta.etag]) for place, meta in listed if meta.key not in gone]
+
+
+def _read(store: Store, job: str, place: Place, meta: Meta) -> Stored | None:
+    """None when it was removed meanwhile."""
+    problem: str | None
+    try:
+        # The size is known from the list: an object that is too large is not even asked for.
+        if meta.size > MANIFEST_BYTES:
+            raise CodecError("", f"{meta.size} bytes")
+        found = store.get(meta.key, limit=MANIFEST_BYTES)
+        if found is None:
+            return None
+        manifest = codec.loads(Manifest, found.data)
+        problem = find_problem(manifest, job, place)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (CodecError, StoreError, ValueError) as error:
+        problem = str(error)
+    if problem is None:
+        return Stored(place, meta, manifest)
+    log.warning("manifest %s is left out: %s", meta.key, problem)
+    return Stored(place, meta, None)
+
+
+def find_problem(manifest: Manifest, job: str, place: Place) -> str | None:
+    """What is wrong with a manifest at that place; None when it can be trusted to stay inside its folder."""
+    if manifest.version > MANIFEST_VERSION:
+        return f"version {manifest.version} is newer than this Stoker"
+    if (manifest.job, manifest.claim, manifest.ordinal, manifest.name, manifest.rank) != (
+        job,
+        place.claim,
+        place.ordinal,
+        place.name,
+        place.rank,
+    ):
+        return "it does not say what its key says"
+    if 0 not in manifest.ranks or len(set(manifest.ranks)) != len(manifest.ranks):
+        return f"ranks {manifest.ranks}"
+    paths: set[str] = set()
+    for blob in manifest.files:
+        if not safe_path(blob.path) or blob.path in paths:
+            return f"path {blob.path!r}"
+        if _DIGEST.fullmatch(blob.digest) is None or blob.size < 0 or blob.mode < 0:
+            return f"blob of {blob.path!r}"
+        paths.add(blob.path)
+    below = {str(parent) for path in paths for parent in Path(path).parents}
+    clash = paths & below
+    return f"{clash.pop()!r} is a file and a folder" if clash else None
+
+
+def safe_path(path: str) -> bool:
+    """Whether a relative path stays inside its folder, and can be written."""
+    if not path or len(os.fsencode(path)) > _PATH_BYTES or "\0" in path or not _encodable(path):
+        return False
+    return all(part not in ("", ".", "..") and len(part.encode()) <= _NAME_BYTES for part in path.split("/"))
+
+
+def safe_link(path: str, target: str) -> bool:
+    """Whether a link at `path` stays inside: relative, and upwards only at its beginning, no higher than the folder.
+
+    `..` after a name is refused: the name may be a link itself, and then leads up from somewhere else.
+    """
+    parts = target.split("/")
+    ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    rest = "/".join(parts[ups:])
+    return ups <= path.count("/") and (safe_path(rest) or (rest == "" and ups > 0))
+
+
+def _encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def group(stored: Iterable[Stored]) -> list[Checkpoint]:
+    """Put the manifests of each save together, oldest first."""
+    stored = sorted((item for item in stored if item.manifest is not None), key=lambda item: item.place)
+    shares: dict[tuple[int, str, int], dict[int, Stored]] = {}
+    for item in stored:
+        if item.place.rank:
+            shares.setdefault(save_of(item), {})[item.place.rank] = item
+    found = []
+    for item in stored:
+        manifest = item.manifest
+        if item.place.rank or manifest is None:
+            continue
+        others = shares.get(save_of(item), {})
+        parts = {0: item} | {rank: others[rank] for rank in sorted(manifest.ranks) if rank in others}
+        found.append(
+            Checkpoint(
+                key=item.place.key,
+                place=item.place,
+                manifests={rank: part.manifest for rank, part in parts.items() if part.manifest is not None},
+                complete=set(parts) == set(manifest.ranks),
+                committed_at=max(part.meta.modified for part in parts.values()),
+            )
+        )
+    return found
+
+
+def save_of(item: Stored) -> tuple[int, str, int]:
+    """What the manifests of one save have in common."""
+    return (item.place.claim, item.place.name, item.manifest.generation if item.manifest is not None else 0)
+
+
+# ── Fetching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parts(checkpoint: Checkpoint, rank: int = 0) -> list[Part]:
+    """The files of all ranks as `rank` sees them: rank 0's, then the others' in order, its own last. Later ones win."""
+    order = [other for other in checkpoint.manifests if other != rank]
+    if rank in checkpoint.manifests:
+        order.append(rank)
+    chosen: dict[str, Part] = {}
+    for other in order:
+        files = {blob.path: Part(other, blob) for blob in checkpoint.manifests[other].files}
+        folders = {str(parent) for path in files for parent in Path(path).parents}
+        # What wins takes the place of what it clashes with, also where one has a folder and the other a file.
+        chosen = {
+            path: part
+            for path, part in chosen.items()
+            if path not in files
+            and path not in folders
+            and not any(str(parent) in files for parent in Path(path).parents)
+        } | files
+    return list(chosen.values())
+
+
+def pull(
+    store: Store, job: str, checkpoint: Checkpoint, target: Path, progress: Progress | None = None
+) -> None:
+    """Fetch every file of a checkpoint into `target`, verified; other files there are left alone.
+
+    Safe to repeat. Raises RestoreError when something is missing or damaged: then nothing in `target` was changed.
+    """
+    fetch(store, job, parts(checkpoint), target, progress)
+
+
+def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Progress | None = None) -> None:
+    """Fetch files into `target`: each is verified first, and none gets its name before all are.
+
+    Files come into being in the order of the manifest, so "the newest by time" is what it was when they were saved.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".tmp-fetch-", dir=target))
+    total, moved = sum(part.blob.size for part in wanted), 0
+
+    def fetch_one(number: int, part: Part) -> str | None:
+        nonlocal moved
+        problem = _fetch_blob(
+            store, layout.blob(job, part.rank, part.blob.digest), part.blob, staging / str(number)
+        )
+        moved += part.blob.size
+        if progress is not None and problem is None:
+            progress(min(moved, total), total)
+        return problem
+
+    try:
+        workers = NEAR_WORKERS if store.near else FAR_WORKERS
+        problems = run_all(
+            [lambda number=number, part=part: fetch_one(number, part) for number, part in enumerate(wanted)],  # type: ignore[misc]
+            workers,
+        )
+        damaged = {
+            layout.blob(job, part.rank, part.blob.digest)
+            for part, problem in zip(wanted, problems, strict=True)
+            if problem == _WRONG
+        }
+        for part, problem in zip(wanted, problems, strict=True):
+            if problem is not None:
+                raise RestoreError(f"{part.blob.path}: {problem}", damaged)
+        links = _read_links(wanted, staging)
+        _place_all(wanted, links, staging, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+_MISSING = "its bytes are missing from the store"
+_WRONG = "its bytes in the store are not what was saved"
+
+
+def _fetch_blob(store: Store, key: str, blob: BlobRef, target: Path) -> str | None:
+    # A bit may also flip on the way: only what is wrong twice is taken for damaged.
+    for _ in range(2):
+        digest = store.get_file(key, target)
+        if digest is None:
+            return _MISSING
+        if digest == blob.digest and target.stat().st_size == blob.size:
+            return None
+    return _WRONG
+
+
+def _read_links(wanted: list[Part], staging: Path) -> dict[str, str]:
+    links = {}
+    for number, part in enumerate(wanted):
+        if stat.S_ISLNK(part.blob.mode):
+            link = (staging / str(number)).read_bytes()[:_LINK_BYTES].decode(errors="replace")
+            if not safe_link(part.blob.path, link):
+                raise RestoreError(f"{part.blob.path}: a link that leaves the folder")
+            links[part.blob.path] = link
+    return links
+
+
+def _place_all(wanted: list[Part], links: Mapping[str, str], staging: Path, target: Path) -> None:
+    now_ns = time.time_ns()
+    times: dict[Path, int] = {}
+    for number, part in enumerate(wanted):
+        source, path = staging / str(number), target / part.blob.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if part.blob.path in links:
+            continue
+        source.chmod((stat.S_IMODE(part.blob.mode) & 0o777) | 0o400)
+        # A hundredth of a second apart: scripts look for the newest file, and filesystems round.
+        modified_ns = now_ns - (len(wanted) - number) * 10_000_000
+        os.utime(source, ns=(modified_ns, modified_ns))
+        source.replace(path)
+        for parent in path.parents:
+            if parent == target:
+                break
+            times[parent] = modified_ns
+    # Links last: nothing is ever written through one.
+    for name, link in links.items():
+        (target / name).unlink(missing_ok=True)
+        (target / name).symlink_to(link)
+    for folder, modified_ns in times.items():
+        os.utime(folder, ns=(modified_ns, modified_ns))

@@ -1,0 +1,328 @@
+"""What a training script may import. It depends on the standard library alone and does nothing outside Stoker.
+
+    from stoker import train
+
+    start = 0
+    if (saved := train.latest()) is not None:
+        start = load(saved)
+    for step in range(start, steps):
+        loss = …
+        train.report(step=step, loss=loss)
+        if step % 100 == 0 or train.interrupted():
+            with train.checkpoint(f"step-{step}", step=step) as folder:
+                save(folder)
+        if train.interrupted():
+            break
+
+**Signals.** On a notice the agent sends SIGTERM, whose default action would end a script that only polls. Therefore the
+first `interrupted()` or `checkpoint()` under Stoker, in the main thread, installs a SIGTERM handler that sets a flag
+and does nothing else. It is installed only where the default action still stands: a handler of yours is left alone.
+Children made by fork get the default action back. `on_interrupt()` installs the same handler outside Stoker too.
+
+Nothing here is imported before it is needed: importing this module costs next to nothing.
+"""
+
+# pathlib takes longer to import than everything else here together.
+# ruff: noqa: PTH110, PTH118, PTH123
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType, TracebackType
+    from typing import Any
+
+__all__ = [
+    "attempt",
+    "checkpoint",
+    "checkpoint_dir",
+    "interrupted",
+    "latest",
+    "on_interrupt",
+    "output_dir",
+    "params",
+    "report",
+    "time_left",
+    "wait_durable",
+]
+
+_LOOK_EVERY_S = 0.05
+# How long a save waits to be durable after a SIGTERM that came without a notice file.
+_PATIENCE_S = 30.0
+# Readers leave out longer lines.
+_LINE_BYTES = 8 * 1024
+
+
+# ── Metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Metrics:
+    """The open metrics file. One write a line: appends by several processes never mix."""
+
+    path = ""
+    file = -1
+    torn = False
+
+
+def report(step: object = None, **metrics: object) -> None:
+    """Tell Stoker how it goes: `report(step=3, loss=0.5)`. Numbers, or anything `float()` takes, NaN included.
+
+    Never raises: what is no number is left out, and a full disk loses the line, not the training.
+    """
+    channel = os.environ.get("STOKER_CHANNEL")
+    if not channel:
+        return
+    head: dict[str, object] = {"t": time.time()}
+    number = _number(step)
+    if number is not None and number == number and abs(number) < 2**53:
+        head["step"] = int(number)
+    values = {name: value for name, raw in metrics.items() if (value := _number(raw)) is not None}
+    import json
+
+    line = json.dumps(head | values)
+    if len(line) <= _LINE_BYTES or len(values) < 2:
+        lines = [line]
+    else:
+        lines = [json.dumps(head | {name: value}) for name, value in values.items()]
+    for line in lines:
+        _append(os.path.join(channel, "metrics.jsonl"), line.encode() + b"\n")
+
+
+def _number(value: object) -> float | None:
+    if value is None or isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - a metric is any object at all; a bad one must not end the training
+        return None
+
+
+def _append(path: str, line: bytes) -> None:
+    try:
+        if _Metrics.path != path:
+            _Metrics.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            _Metrics.path = path
+        data = b"\n" + line if _Metrics.torn else line
+        _Metrics.torn = os.write(_Metrics.file, data) < len(data)
+    except OSError:
+        return
+
+
+# ── Interruption ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Notice:
+    """What this process knows of its end."""
+
+    seen = False
+    look_at = 0.0
+    # The process in which the signal was seen to, and whether by the handler below.
+    armed_in = 0
+    handled = False
+
+
+def interrupted() -> bool:
+    """Whether this machine is about to be taken away (or the job stopped): save now, then leave.
+
+    Cheap enough for every step. Once true it stays true. See the module's words on SIGTERM.
+    """
+    if _Notice.seen:
+        return True
+    now = time.monotonic()
+    if now < _Notice.look_at:
+        return False
+    _Notice.look_at = now + _LOOK_EVERY_S
+    if _channel() is not None:
+        _arm(replace=False)
+    path = _notice_file()
+    if path is not None and os.path.exists(path):
+        _Notice.seen = True
+    return _Notice.seen
+
+
+def time_left() -> float | None:
+    """Seconds until the training is ended by force; None when nobody has said."""
+    import json
+
+    path = _notice_file()
+    try:
+        with open(path or os.devnull, "rb") as file:
+            deadline = json.loads(file.read())["deadline_monotonic"]
+        # Processes of one machine share this clock.
+        return max(0.0, float(deadline) - time.monotonic())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def on_interrupt() -> None:
+    """Let SIGTERM set what `interrupted()` answers, inside or outside Stoker. Call it in the main thread.
+
+    A handler that was there is still called. Raises ValueError in another thread, as `signal.signal` does.
+    """
+    if not _Notice.handled:
+        _arm(replace=True)
+
+
+def _arm(*, replace: bool) -> None:
+    if _Notice.armed_in == os.getpid() and not replace:
+        return
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL and not replace:
+        _Notice.armed_in = os.getpid()
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        _Notice.seen = True
+        if callable(before):
+            before(number, frame)
+
+    def reset() -> None:
+        # A child that is to die by SIGTERM, such as a worker that is terminated, must not inherit a mere flag.
+        if signal.getsignal(signal.SIGTERM) is note:
+            signal.signal(signal.SIGTERM, before)
+            _Notice.handled = False
+
+    try:
+        signal.signal(signal.SIGTERM, note)
+    except ValueError:
+        if replace:
+            raise
+        # Not the main thread: the main thread may come by later.
+        return
+    _Notice.armed_in, _Notice.handled = os.getpid(), True
+    os.register_at_fork(after_in_child=reset)
+
+
+def _notice_file() -> str | None:
+    path = os.environ.get("STOKER_NOTICE_FILE")
+    if path:
+        return path
+    channel = _channel()
+    return os.path.join(channel, "notice.json") if channel else None
+
+
+# ── Where things are ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def checkpoint_dir() -> Path:
+    """The folder to save to: made if need be; `checkpoints` outside Stoker."""
+    return _folder("STOKER_CHECKPOINT_DIR", "checkpoints")
+
+
+def output_dir() -> Path:
+    """The folder for results that are no checkpoints: made if need be; `outputs` outside Stoker."""
+    return _folder("STOKER_OUTPUT_DIR", "outputs")
+
+
+def params() -> dict[str, Any]:
+    """The job's parameters; none outside Stoker."""
+    import json
+
+    try:
+        tree = json.loads(os.environ.get("STOKER_PARAMS") or "{}")
+    except ValueError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def attempt() -> int | None:
+    """Which attempt of the job this is: 1, 2, …; None outside Stoker."""
+    text = os.environ.get("STOKER_ATTEMPT", "")
+    return int(text) if text.isdecimal() else None
+
+
+def latest() -> Path | None:
+    """The newest checkpoint that `checkpoint()` committed or Stoker restored; None when there is none."""
+    from pathlib import Path
+
+    from stoker.saves import numbered
+
+    folder = Path(os.environ.get("STOKER_CHECKPOINT_DIR") or "checkpoints")
+    saves = numbered(folder)
+    return folder / max(saves)[1] if saves else None
+
+
+def _folder(variable: str, default: str) -> Path:
+    from pathlib import Path
+
+    folder = Path(os.environ.get(variable) or default)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _channel() -> str | None:
+    return os.environ.get("STOKER_CHANNEL") or None
+
+
+# ── Checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def checkpoint(name: str, *, step: int | None = None, sharded: bool = False, writers: int = 1) -> _Checkpoint:
+    """Save atomically: `with checkpoint("step-100", step=100) as folder:` and write into `folder`.
+
+    Leaving the block makes `<checkpoint_dir()>/<name>` appear as a whole, in place of one of the same name, and asks
+    Stoker to bring it to the store in the background. After a notice it also waits, within the time left, until that
+    is done. Leaving by an exception throws the save away.
+
+    `sharded`: every node saves its own part under the same name, and the parts count only together.
+    `writers`: so many processes of this node write into the same folder; it is committed when the last one leaves.
+    Under Stoker, saves older than the newest `checkpoints.keep` are removed from the folder; and of several that wait
+    for a slow store, only the newest is sure to get there.
+    Raises ValueError for a name that cannot stand in a path, OSError when the disk fails.
+    """
+    interrupted()
+    return _Checkpoint(name, step, sharded, writers)
+
+
+def wait_durable(timeout: float | None = None) -> bool:
+    """Wait until what this node committed last is in the store. False when `timeout` seconds were not enough."""
+    from pathlib import Path
+
+    from stoker.saves import POLL_S, counters, done
+
+    channel = _channel()
+    if channel is None:
+        return True
+    sequence = counters(Path(channel))[0]
+    limit = None if timeout is None else time.monotonic() + timeout
+    while done(Path(channel)) < sequence:
+        if limit is not None and time.monotonic() >= limit:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+class _Checkpoint:
+    """A save that, after a notice, does not let go before it is durable."""
+
+    def __init__(self, name: str, step: int | None, sharded: bool, writers: int) -> None:
+        from pathlib import Path
+
+        from stoker.saves import Save
+
+        channel = _channel()
+        self._save = Save(
+            name,
+            checkpoint_dir(),
+            Path(channel) if channel else None,
+            step=step,
+            sharded=sharded,
+            writers=writers,
+        )
+
+    def __enter__(self) -> Path:
+        return self._save.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._save.__exit__(kind, error, trace)
+        if self._save.requested is not None and interrupted():
+            left = time_left()
+            wait_durable(_PATIENCE_S if left is None else left)
