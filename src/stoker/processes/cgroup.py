@@ -64,9 +64,7 @@ def make(name: str) -> str | None:
             os.mkdir(folder)  # noqa: PTH102 - no pathlib at start-up
         except FileExistsError:
             pass
-        if _read(f"{folder}/cgroup.type").strip() == "domain" and os.access(
-            f"{folder}/cgroup.procs", os.W_OK
-        ):
+        if _read(f"{folder}/cgroup.type").strip() == "domain" and os.access(f"{folder}/cgroup.procs", os.W_OK):
             return folder
         os.rmdir(folder)  # noqa: PTH106
     except OSError:

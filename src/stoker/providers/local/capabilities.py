@@ -1,0 +1,37 @@
+"""What the local provider can do."""
+
+from __future__ import annotations
+
+from stoker.model import Capabilities
+
+# How long the folder of a node that is gone is kept, for people to look into. Longer than the token lives: while the
+# folder is there, its token cannot make a second machine.
+KEEP_GONE_S = 24 * 3600.0
+
+CAPABILITIES = Capabilities(
+    paid=False,
+    token_lifetime_s=KEEP_GONE_S / 2,
+    newborn_s=10.0,
+    boot_timeout_s=60.0,
+    silence_s=30.0,
+    honours=frozenset(
+        {
+            "environment.python",
+            "inputs",
+            "inputs.mode:copy",
+            "inputs.mode:stream",
+            "resources.cpus",
+            "resources.gpus",
+            "resources.local",
+            "resources.machine",
+            "resources.max_price",
+            "resources.memory",
+            "resources.spot",
+            "resources.zones",
+            "secrets",
+            "secrets:env",
+        }
+    ),
+    interrupts=True,
+    wakes=True,
+)

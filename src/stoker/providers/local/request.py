@@ -1,0 +1,56 @@
+"""Requests to this computer: built as data, purely."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+from stoker import codec
+from stoker.agent.config import NodeConfig
+from stoker.providers.base import LaunchOrder, Request
+from stoker.spec import LocalResources
+
+
+def build(order: LaunchOrder) -> tuple[Request, ...]:
+    """One request for each rank. Pure: the same order gives the same requests, the spot market's whims included."""
+    return tuple(_start_node(order, rank) for rank in range(order.nodes))
+
+
+def instance_id(store: str, job: str, claim: int, rank: int) -> str:
+    """The name of the one machine that this rank of this claim can ever have here."""
+    digest = hashlib.sha256(f"{store}\0{job}\0{claim}\0{rank}".encode()).hexdigest()[:8]
+    # Readable at the front, exact at the end; short enough for a file name whatever the job is called.
+    return f"{job[:60]}-{claim}-{rank}-{digest}"
+
+
+def root_name(store: str) -> str:
+    """The folder of a store's nodes: nodes of other stores are never seen."""
+    return hashlib.sha256(store.encode()).hexdigest()[:12]
+
+
+def _start_node(order: LaunchOrder, rank: int) -> Request:
+    local = order.spec.resources.local or LocalResources()
+    instance = instance_id(order.store, order.job, order.claim, rank)
+    config = NodeConfig(
+        store=order.store,
+        provider="local",
+        job=order.job,
+        claim=order.claim,
+        rank=rank,
+        nodes=order.nodes,
+        instance=instance,
+        max_life_s=order.max_life_s,
+    )
+    params: dict[str, Any] = {
+        "node": codec.dump(config),
+        "spot": order.offering.spot,
+        "grace_s": local.grace_s,
+    }
+    if local.capacity is not None:
+        params["capacity"] = local.capacity
+    if order.offering.spot and local.reclaim_mean_s is not None:
+        # Drawn from the names alone, so that a rehearsal repeats itself.
+        market = random.Random(f"{local.seed}/{order.job}/{order.claim}/{rank}")
+        params["reclaim_after_s"] = round(market.expovariate(1.0 / local.reclaim_mean_s), 3)
+    return Request("local", "start-node", params)
