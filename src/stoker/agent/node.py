@@ -1,0 +1,82 @@
+"""What every part of an agent knows: where it is, and what it reports to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from stoker import codec, layout
+from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.logs import say
+from stoker.errors import StokerError
+from stoker.model import Exit, NoticeFact
+from stoker.providers.base import Machine
+from stoker.store import Store
+
+_log = logging.getLogger(__name__)
+
+# How long an agent tries to make its last words durable before it gives the machine back without them.
+FLUSH_LIMIT_S = 1800.0
+_LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One boot of one agent."""
+
+    config: NodeConfig
+    paths: NodePaths
+    store: Store
+    machine: Machine
+    # Its folder in the store.
+    key: str
+    # Those of the boots before it on the same machine.
+    earlier: tuple[str, ...] = ()
+
+    def say(self, text: str) -> None:
+        """Tell the user, in the job's log."""
+        _log.info("%s", text)
+        say(self.paths.train_log, text)
+
+    def write_exit(self, left: Exit, until_s: float) -> bool:
+        """The last word. Tried again until the store takes it or the monotonic time `until_s` comes."""
+        done = self.persist(layout.exit_(self.key), codec.dumps(left), until_s)
+        self.machine.wake_governors()
+        return done
+
+    def write_notice(self, notice: NoticeFact) -> None:
+        """Pass a notice on at once, in a thread of its own: the store may be slow and the training must hear first."""
+
+        def push() -> None:
+            self.persist(layout.notice(self.key), codec.dumps(notice), time.monotonic() + notice.grace_s)
+            self.machine.wake_governors()
+
+        threading.Thread(target=push, name="notice", daemon=True).start()
+
+    def persist(self, key: str, data: bytes, until_s: float) -> bool:
+        """Put, again and again until it is there. False: it was not by then."""
+        return patient(lambda: self.store.put(key, data), until_s)
+
+
+def patient(action: Callable[[], object], until_s: float) -> bool:
+    """Repeat an action while the store refuses or does not answer, until the monotonic time `until_s`."""
+    pause_s = 0.1
+    while True:
+        try:
+            action()
+            return True
+        except StokerError as error:
+            _log.warning("%s", error)
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+
+def utcnow() -> datetime:
+    return datetime.now(timezone.utc)

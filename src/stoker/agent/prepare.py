@@ -1,0 +1,149 @@
+"""Everything before the first start on a machine: code, inputs, set-up. All of it may be repeated."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stoker import codec, layout
+from stoker.agent.code import unpack
+from stoker.agent.config import NodePaths
+from stoker.agent.logs import last_lines
+from stoker.command import shell_argv
+from stoker.errors import StokerError, StoreError, StoreUnavailable
+from stoker.fold import JobState
+from stoker.processes import Group
+from stoker.spec import Submission
+from stoker.store import Store, open_store
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+
+
+class SetupFailed(StokerError):
+    """Something before the training failed for good. `user`: it was the user's set-up, not ours."""
+
+    def __init__(self, reason: str, *, user: bool, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.user = user
+        self.code = code
+
+
+def patiently(action: Callable[[], object], give_up: Callable[[], bool]) -> None:
+    """Repeat an action while the store does not answer, until `give_up`."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            action()
+            return
+        except StoreUnavailable:
+            if give_up():
+                raise
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+
+def read_spec(store: Store, state: JobState) -> Submission:
+    """The frozen spec, checked against the log."""
+    key = layout.spec(state.job)
+    found = store.get(key)
+    if found is None or codec.digest(found.data) != state.spec_digest:
+        raise StoreError(f"{key}: is not what was submitted")
+    return codec.loads(Submission, found.data, where=key)
+
+
+def fetch_code(store: Store, state: JobState, submission: Submission, paths: NodePaths) -> None:
+    """Unpack the code, checked against the digest in the log (not the one beside the code)."""
+    if state.code_digest is None or submission.code is None:
+        paths.code.mkdir(parents=True, exist_ok=True)
+        return
+    archive = paths.root / "code.tar.gz"
+    if store.get_file(layout.code(state.code_digest), archive) is None:
+        raise SetupFailed("the packed code is not in the store any more; submit the job again", user=False)
+    shutil.rmtree(paths.code, ignore_errors=True)
+    unpack(archive, paths.code, state.code_digest)
+    archive.unlink(missing_ok=True)
+
+
+def fetch_inputs(submission: Submission, paths: NodePaths) -> dict[str, str]:
+    """Bring the inputs. Answers where each is: a folder, or for `stream` the URL itself."""
+    where: dict[str, str] = {}
+    for name, source in submission.spec.inputs.items():
+        if source.mode == "stream":
+            where[name] = source.source
+            continue
+        where[name] = str(_fetch_input(name, source.source, paths.inputs / name))
+    return where
+
+
+def _fetch_input(name: str, source: str, target: Path) -> Path:
+    if "://" not in source:
+        folder = Path(source)
+        if not folder.exists():
+            raise SetupFailed(f"inputs.{name}: {source} is not there on this machine", user=True)
+        return folder  # On the submitter's own computer a folder needs no copy.
+    if source.startswith("file://"):
+        return _fetch_input(name, source.removeprefix("file://"), target)
+    done = target.with_name(f".{name}.done")
+    if done.exists():
+        return target
+    store = open_store(source)
+    found = 0
+    for meta in store.list(""):
+        file = target / meta.key
+        if not file.resolve().is_relative_to(target.resolve()):
+            raise SetupFailed(f"inputs.{name}: {meta.key!r} leads out of its folder", user=True)
+        if not (file.exists() and file.stat().st_size == meta.size):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft = file.with_name(f".{file.name}.part")
+            store.get_file(meta.key, draft)
+            draft.replace(file)
+        found += 1
+    if not found:
+        raise SetupFailed(f"inputs.{name}: there is nothing at {source}", user=True)
+    done.touch()
+    return target
+
+
+def run_setup(text: str, group: Group, env: Mapping[str, str], paths: NodePaths, give_up: Callable[[], bool]) -> None:
+    """Run the user's set-up commands, their output in the log. Raises SetupFailed."""
+    with paths.train_log.open("ab", buffering=0) as output:
+        process = group.spawn(shell_argv(text), env=env, cwd=paths.code, stdout=output, stderr=subprocess.STDOUT)
+    while process.poll() is None:
+        if give_up():
+            group.kill()
+            process.wait()
+            raise SetupFailed("interrupted during set-up", user=False)
+        time.sleep(0.05)
+    group.kill()
+    if process.returncode != 0:
+        lines = " | ".join(last_lines(paths.train_log, 3))
+        code = process.returncode
+        raise SetupFailed(f"`setup` exited with {code}: {lines}", user=True, code=code if code >= 0 else 128 - code)
+
+
+def resolve_secrets(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Secrets by reference. Only `env` works without a cloud; the values go into the process's environment alone."""
+    found: dict[str, str] = {}
+    for name, reference in secrets.items():
+        if reference != "env":
+            raise SetupFailed(f"secrets.{name}: {reference} cannot be read on this machine", user=True)
+        if name not in environ:
+            raise SetupFailed(
+                f"secrets.{name}: not set in the environment that launched this node; set it where you run stoker",
+                user=True,
+            )
+        found[name] = environ[name]
+    return found
+
+
+def count_gpus() -> int:
+    """Accelerators that torchrun should start a process for."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

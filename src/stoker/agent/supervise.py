@@ -1,0 +1,173 @@
+"""Run the training, and end it well.
+
+The training is a group of processes. It ends by itself, or it is asked to: SIGTERM and the notice file with the time
+that is left, then a frozen, consistent last look at its checkpoints, then SIGKILL. Nothing of it is alive afterwards.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.agent.environ import write_notice
+from stoker.model import ExitWhy, SaveTimes
+from stoker.processes import Group, Process, stat_of
+
+# What a script has to save in when nothing presses but a person, a rule or a bound.
+SAVE_GRACE_S = 60.0
+
+# How often the training's end, and the reasons to end it, are looked at. A wake-up costs tens of microseconds.
+_LOOK_EVERY_S = 0.1
+
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the training must end now, and how long it has."""
+
+    why: ExitWhy
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the training ended. `ending` is None when it ended by itself."""
+
+    code: int | None
+    signal: int | None
+    trained_s: float
+    ending: Ending | None = None
+    save: SaveTimes | None = None
+    # When the grace is over, in monotonic seconds.
+    deadline_s: float | None = None
+
+
+class Training:
+    """One run of the command. Not reusable."""
+
+    def __init__(self, group: Group, wake: threading.Event) -> None:
+        self._group = group
+        self._wake = wake
+        self._root: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._ended_s: float | None = None
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path) -> None:
+        """Start the command. It writes its output itself: nothing is lost, or slowed down, by the agent.
+
+        Raises OSError when the program is not there.
+        """
+        with output.open("ab", buffering=0) as log:
+            self._root = self._group.spawn(
+                argv, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT, dies_with_parent=True
+            )
+        self._started_s = time.monotonic()
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds since the start, or until the end."""
+        if self._root is None:
+            return 0.0
+        return (self._ended_s or time.monotonic()) - self._started_s
+
+    @property
+    def running(self) -> bool:
+        return self._root is not None and self._ended_s is None
+
+    def wait(self, reason_to_end: Callable[[], Ending | None]) -> Ending | None:
+        """Until it ends by itself (None), or there is a reason to end it."""
+        assert self._root is not None
+        while self._root.poll() is None:
+            ending = reason_to_end()
+            if ending is not None:
+                return ending
+            self._wake.wait(_LOOK_EVERY_S)
+            self._wake.clear()
+        return None
+
+    def finish(self) -> Ended:
+        """After it ended by itself: nothing that it forked may stay."""
+        assert self._root is not None
+        code = self._root.wait()
+        self._ended_s = time.monotonic()
+        self._group.kill()
+        return Ended(
+            code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s
+        )
+
+    def end(self, ending: Ending, notice: Path, last_look: Callable[[float, bool], bool]) -> Ended:
+        """Ask it to save and go, then make it. `last_look(seconds, frozen)` makes durable what it saved."""
+        assert self._root is not None
+        began_s = time.monotonic()
+        deadline_s = began_s + ending.grace_s
+        # A part of the grace is kept for what comes after the training: the last commit, the log, the exit.
+        reserve_s = min(10.0, max(0.3, ending.grace_s * 0.25))
+        write_notice(notice, ending.grace_s, deadline_s - reserve_s, ending.reason)
+        ask(self._root.pid, self._group)
+        left = self._wait_until_gone(deadline_s - reserve_s)
+        saved_s = time.monotonic() - began_s
+        if not left:
+            self._group.freeze(timeout_s=1.0)
+        durable = last_look(max(0.1, deadline_s - time.monotonic() - reserve_s / 3), not left)
+        durable_s = time.monotonic() - began_s
+        self._group.kill()
+        code = self._root.wait()
+        self._ended_s = time.monotonic()
+        return Ended(
+            code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            trained_s=self.trained_s,
+            ending=ending,
+            save=SaveTimes(
+                saved_s=saved_s if left else None,
+                durable_s=durable_s if durable else None,
+                ended_s=self._ended_s - began_s,
+                grace_s=ending.grace_s,
+            ),
+            deadline_s=deadline_s,
+        )
+
+    def _wait_until_gone(self, until_s: float) -> bool:
+        assert self._root is not None
+        while time.monotonic() < until_s:
+            if self._root.poll() is not None and not self._group.members():
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def ask(root: int, group: Group) -> None:
+    """SIGTERM for the command, and through shells for what they run.
+
+    Not for the whole group: a data loader's workers that died of it would break the very save that is asked for. A
+    shell passes no signal on, so what it runs is asked as well.
+    """
+    members = {pid: process for pid in group.members() if (process := Process.of(pid)) is not None}
+    children: dict[int, list[int]] = {}
+    for pid in members:
+        stat = stat_of(pid)
+        children.setdefault(stat.parent if stat else 0, []).append(pid)
+    targets, look = [], [root]
+    while look:
+        pid = look.pop()
+        targets.append(pid)
+        if _name(pid) in _SHELLS:
+            look += children.get(pid, [])
+    # Children first: a shell that dies of the signal would otherwise leave them without a parent to be found by.
+    for pid in reversed(targets):
+        if pid in members:
+            members[pid].signal(signal.SIGTERM)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,80 @@
+"""Follow the job's log from a node. A store that does not answer changes nothing: the last word read stands."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from stoker import facts, log
+from stoker.core.gate import Leave, Permission, Wait, may_train, should_leave
+from stoker.errors import StokerError
+from stoker.fold import Claim, JobState
+from stoker.model import Exit
+from stoker.store import Store
+
+NEAR_POLL_S = 0.25
+FAR_POLL_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+class LogWatch:
+    """The newest state of the job that could be read. `poll` in any thread; `start` polls in one of its own."""
+
+    def __init__(self, store: Store, job: str, claim: int, instance: str) -> None:
+        self._store = store
+        self._job = job
+        self._claim = claim
+        self._instance = instance
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.state: JobState | None = None
+        self.error: str | None = None
+
+    def poll(self) -> JobState | None:
+        """Read on. Returns the newest state known, also when the store does not answer."""
+        with self._lock:
+            try:
+                self.state = log.read(self._store, self._job, self.state)
+                self.error = None
+            except StokerError as error:
+                self.error = str(error)
+            return self.state
+
+    def permission(self) -> Permission:
+        """Whether this node may train, by what is in the log now."""
+        state = self.poll()
+        if self.error is not None:
+            return Wait(f"the store does not answer: {self.error}")
+        return may_train(state, self._claim, self._instance, self._exits)
+
+    def leave(self) -> Leave | None:
+        """Why this node must go, by what was last read."""
+        return should_leave(self.state, self._claim, self._instance)
+
+    def claim(self) -> Claim | None:
+        return self.state.claim(self._claim) if self.state else None
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Poll in a thread; `on_change` is called (there) whenever an entry was read."""
+        pause_s = NEAR_POLL_S if self._store.near else FAR_POLL_S
+
+        def run() -> None:
+            while not self._stop.wait(pause_s):
+                before = self.state.seq if self.state else 0
+                try:
+                    state = self.poll()
+                except Exception:  # noqa: BLE001 - a bug in reading must not end the watching, and so the bounds
+                    _log.exception("reading the job's log failed")
+                    continue
+                if state is not None and state.seq != before:
+                    on_change()
+
+        threading.Thread(target=run, name="log-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _exits(self, claim: Claim) -> tuple[Exit | None, ...]:
+        return facts.read_exits(self._store, self._job, claim)
