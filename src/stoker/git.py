@@ -1,0 +1,51 @@
+"""Which commit a folder is at, asked of git where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# A repository on a slow network disk; what is recorded here must never hold up a submission for long.
+TIMEOUT_S = 20
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The commit (None before the first one) and whether the folder differs from it; files git never saw count."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def revision(folder: Path, *, exclude: Sequence[str] = ()) -> Revision | None:
+    """The folder's revision; None where there is no git, no repository, or no answer."""
+    inside = _git(folder, "rev-parse", "--is-inside-work-tree")
+    if inside is None or inside.strip() != "true":
+        return None
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    paths = [".", ":(exclude).stoker", *(f":(exclude,literal){path}" for path in exclude)]
+    status = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", *paths)
+    return Revision(commit.strip() if commit else None, None if status is None else bool(status.strip()))
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    # A hook's environment names its own repository, which need not be this folder's.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            # Reading must not take the index lock from whoever is working in the folder.
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
