@@ -31,7 +31,15 @@ from stoker.stores.disk import (
     remove_unlocked,
     translated,
 )
-from stoker.stores.transfer import clone, copy_hashed, read_into, write_from
+from stoker.stores.transfer import (
+    BUFFER_SIZE,
+    clone,
+    copy_hashed,
+    copy_in_kernel,
+    read_into,
+    rewind,
+    write_from,
+)
 
 # Files being written, out of sight. In the root, so that a name of any length can be written.
 _PARTIAL = ".stoker-partial"
@@ -122,10 +130,13 @@ class FolderStore:
             return None
         try:
             # What `target` cannot take is the caller's disk, not the store: that stays an OSError.
-            with target.open("wb", buffering=0) as out:
-                shared = clone(file, out.fileno())
-                write = _discard if shared else write_from(out.fileno())
-                return copy_hashed(self._checked(read_into(file)), write)[0]
+            with target.open("w+b", buffering=0) as out:
+                if not clone(file, out.fileno()):
+                    if _is_large(file) and (copied := copy_in_kernel(file, out.fileno(), flush=False)):
+                        return copied[0]
+                    rewind(file, out.fileno())
+                    return copy_hashed(self._checked(read_into(file)), write_from(out.fileno()))[0]
+                return copy_hashed(self._checked(read_into(file)), _discard)[0]
         finally:
             os.close(file)
 
@@ -166,6 +177,7 @@ class FolderStore:
                     path = self._path(key(digest))
                     if is_taken(path):
                         return Sent(digest, size, moved=0)
+                    # Usually flushed already, while it was hashed.
                     os.fsync(target)
                     return Sent(digest, size, moved=size if self._link(name, path) else 0)
             except _SourceFailed as failed:
@@ -357,6 +369,9 @@ def _copy_in(source: int, target: int) -> tuple[str, int]:
     """Copy an open file and hash what was copied, in one pass; by reference where the filesystem can."""
     if clone(source, target):
         return copy_hashed(read_into(target), _discard)
+    if _is_large(source) and (copied := copy_in_kernel(source, target, flush=True)):
+        return copied
+    rewind(source, target)
     read = read_into(source)
 
     def checked(buffer: memoryview) -> int:
@@ -366,6 +381,10 @@ def _copy_in(source: int, target: int) -> tuple[str, int]:
             raise _SourceFailed(error) from error
 
     return copy_hashed(checked, write_from(target))
+
+
+def _is_large(file: int) -> bool:
+    return os.fstat(file).st_size > BUFFER_SIZE
 
 
 def _discard(_: memoryview) -> None:
