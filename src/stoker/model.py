@@ -72,6 +72,8 @@ class Capabilities:
     interrupts: bool = False
     # `wait` returns early when something happens on a machine.
     wakes: bool = False
+    # Machines are processes of the submitter's own computer: its Python, programs and folders are theirs as well.
+    here: bool = False
 
 
 @dataclass(frozen=True)

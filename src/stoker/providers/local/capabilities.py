@@ -34,4 +34,5 @@ CAPABILITIES = Capabilities(
     ),
     interrupts=True,
     wakes=True,
+    here=True,
 )
