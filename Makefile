@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh Debian or Ubuntu machine with Python 3.10 or newer:
+#   make demo      make test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# As root, tests run where nothing but loopback can be reached: cloud SDKs try to leave even when told not to.
+ISOLATED := sh scripts/isolated.sh
+
+.PHONY: help setup demo test bench lint docs clean
+
+help:
+	@echo "make demo    set up, and run a job through two reclaims and two kill -9"
+	@echo "make test    set up, and run the tests"
+	@echo "make bench   set up, and print the figures"
+	@echo "make lint    set up, and run ruff, mypy and import-linter"
+	@echo "make docs    write the generated references again"
+
+# The virtual environment; made anew when the project's dependencies change.
+$(BIN)/stoker: pyproject.toml
+	@sh scripts/need-venv.sh $(PYTHON)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/stoker constraints.txt
+	@sh scripts/need-tools.sh
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(BIN)/stoker constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lint]'
+	@touch $@
+
+setup: $(BIN)/stoker
+
+demo: $(BIN)/stoker
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	@$(ISOLATED) $(BIN)/python -m pytest $(TESTS)
+
+bench: $(VENV)/.test
+	@$(ISOLATED) $(BIN)/python -m bench
+
+lint: $(VENV)/.lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.test
+	@$(BIN)/python scripts/write_docs.py
+
+clean:
+	rm -rf $(VENV) bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

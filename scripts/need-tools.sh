@@ -1,0 +1,14 @@
+#!/bin/sh
+# The tests use a few of Debian's tools; install those that are missing where this user may.
+set -eu
+missing=
+command -v ip >/dev/null || missing="$missing iproute2"
+command -v unshare >/dev/null || missing="$missing util-linux"
+command -v git >/dev/null || missing="$missing git"
+[ -z "$missing" ] && exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    # shellcheck disable=SC2086
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing >/dev/null
+else
+    echo "the tests need:$missing (sudo apt-get install$missing)" >&2
+fi

@@ -1,0 +1,112 @@
+"""A restarted agent, or one on a rebooted machine, never trains: it makes durable what is there, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from stoker import layout
+from stoker.agent import prepare
+from stoker.agent.beat import Beat
+from stoker.agent.logs import LogPump
+from stoker.agent.metrics import MetricsPump
+from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
+from stoker.agent.outputs import OutputSync
+from stoker.agent.sync import CheckpointSync, SyncStatus
+from stoker.agent.watch import LogWatch
+from stoker.model import Exit
+from stoker.spec import Submission
+
+_log = logging.getLogger(__name__)
+
+
+def flush(node: Node) -> None:
+    """Make the log, the finished checkpoints and the outputs durable, and write the exit.
+
+    Whoever supervises the machine has killed everything that ran on it before this agent was started.
+    """
+    until_s = time.monotonic() + FLUSH_LIMIT_S
+    if _exit_is_written(node, until_s):
+        return
+    node.say("the agent was restarted: saving what is there")
+    beat = Beat(node.store, node.key, lambda beat: beat)
+    beat.change(phase="flushing")
+    beat.start()
+    logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier)
+    logs.start()
+    metrics: MetricsPump | None = None
+    status: SyncStatus | None = None
+    submission = _submission(node, until_s)
+    if submission is not None:
+        metrics = MetricsPump(
+            node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier
+        )
+        metrics.start()
+        status = _flush_checkpoints(node, submission, until_s)
+        _flush_outputs(node, submission, until_s)
+    logs.drain(until_s - time.monotonic())
+    if metrics is not None:
+        metrics.drain(until_s - time.monotonic())
+    beat.stop()
+    progress = metrics.progress if metrics else None
+    left = Exit(
+        outcome="infrastructure",
+        why="agent",
+        at=utcnow(),
+        reason="the agent died; what it had was saved by the next one",
+        started=node.paths.code.exists(),
+        step=progress.last_step if progress else None,
+        metrics=progress.values if progress else {},
+        checkpoint=status.last if status else None,
+        commits=status.commits if status else 0,
+        tail=logs.tail(),
+    )
+    node.write_exit(left, until_s)
+
+
+def _exit_is_written(node: Node, until_s: float) -> bool:
+    """Whether an earlier boot had said its last word already, and only failed to switch the machine off."""
+    found: list[bool] = []
+    patient(lambda: found.append(any(node.store.head(layout.exit_(key)) for key in node.earlier)), until_s)
+    return found == [True]
+
+
+def _submission(node: Node, until_s: float) -> Submission | None:
+    config = node.config
+    watch = LogWatch(node.store, config.job, config.claim, config.instance)
+    found: list[Submission] = []
+
+    def look() -> None:
+        state = watch.poll()
+        if state is not None:
+            found.append(prepare.read_spec(node.store, state))
+
+    patient(look, until_s)
+    return found[0] if found else None
+
+
+def _flush_checkpoints(node: Node, submission: Submission, until_s: float) -> SyncStatus | None:
+    folder = node.paths.code / submission.spec.checkpoints.dir
+    if not folder.is_dir():
+        return None
+    sync = CheckpointSync(
+        node.store,
+        job=node.config.job,
+        claim=node.config.claim,
+        rank=node.config.rank,
+        nodes=node.config.nodes,
+        folder=folder,
+        channel=node.paths.channel,
+        keep=submission.spec.checkpoints.keep,
+    )
+    sync.final(until_s - time.monotonic(), frozen=True)
+    return sync.status()
+
+
+def _flush_outputs(node: Node, submission: Submission, until_s: float) -> None:
+    if submission.spec.outputs is None:
+        return
+    folder = node.paths.code / submission.spec.outputs
+    if folder.is_dir():
+        outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, folder)
+        outputs.final(until_s - time.monotonic())

@@ -1,0 +1,436 @@
+"""The one life in which a node trains."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.agent import evidence, prepare
+from stoker.agent.beat import Beat
+from stoker.agent.environ import Place, lay_library, training_environment
+from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
+from stoker.agent.logs import LogPump
+from stoker.agent.metrics import MetricsPump
+from stoker.agent.node import FLUSH_LIMIT_S, Node, utcnow
+from stoker.agent.outputs import OutputSync
+from stoker.agent.peers import PeerWatch
+from stoker.agent.prepare import SetupFailed
+from stoker.agent.restore import RestoreError, import_source, proposals, restore
+from stoker.agent.supervise import SAVE_GRACE_S, Ended, Ending, Training
+from stoker.agent.sync import CheckpointSync
+from stoker.agent.usage import UsageSampler, UsageThread
+from stoker.agent.watch import LogWatch
+from stoker.command import command_argv
+from stoker.core import retry
+from stoker.core.gate import Go, Leave, Wait
+from stoker.core.policy import DEFAULT as POLICY
+
+from stoker.fold import JobState
+from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, NoticeFact, Usage
+from stoker.processes import TRAINING, make_group, open_for_writing
+from stoker.spec import DEFAULT_MASTER_PORT, Submission
+
+_log = logging.getLogger(__name__)
+
+# How often a node that waits for permission asks the log: the gap between two attempts is at least this.
+_NEAR_ASK_S = 0.05
+_FAR_ASK_S = 1.0
+
+# A notice that comes as a signal to the agent (the machine is being shut down) says nothing about the time left.
+_SIGNAL_GRACE_S = 30.0
+
+
+class Left(Exception):  # noqa: N818 - not an error: the node leaves before it trained
+    """This node leaves before its training started."""
+
+    def __init__(self, why: ExitWhy, reason: str) -> None:
+        super().__init__(reason)
+        self.why = why
+        self.reason = reason
+
+
+@dataclass
+class _Trained:
+    """What is known of the training when it is over, whichever way."""
+
+    ended: Ended | None = None
+    restored_from: str | None = None
+    older_checkpoints: int = 0
+
+
+class Life:
+    """Owns the node's threads. `run` returns when the exit is written, or cannot be."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.config = node.config
+        self.paths = node.paths
+        self.store = node.store
+        self.wake = threading.Event()
+        self.watch = LogWatch(self.store, self.config.job, self.config.claim, self.config.instance)
+        self.beat = Beat(self.store, node.key, self._refresh)
+        self.logs = LogPump(self.store, node.key, self.paths.train_log, earlier=node.earlier, tap=self._scan)
+        self.metrics: MetricsPump | None = None
+        self.usage = UsageThread(UsageSampler(self.paths.root), self._take_usage)
+        self.group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
+        self.training = Training(self.group, self.wake)
+        self.sync: CheckpointSync | None = None
+        self.outputs: OutputSync | None = None
+        self.peers: PeerWatch | None = None
+        self.trained = _Trained()
+        self.started_at = utcnow()
+        self._notice: NoticeFact | None = None
+        self._notice_deadline_s: float | None = None
+        self._signalled = False
+        self._runtime_left_s: float | None = None
+
+    # ── The whole ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        self.paths.train_log.touch()
+        self.logs.start()
+        self.beat.start()
+        self.usage.start()
+        try:
+            left = self._live()
+        except Left as leaving:
+            left = self._exit("interrupted", leaving.why, leaving.reason)
+        except SetupFailed as failure:
+            left = self._exit("failed" if failure.user else "infrastructure", "setup", str(failure), code=failure.code)
+        except RestoreError as failure:
+            left = self._exit("failed", "restore", str(failure))
+        finally:
+            self.group.kill()
+        self._finish(left)
+
+    def _live(self) -> Exit:
+        state = self._wait_until_named()
+        self.watch.start(self.wake.set)
+        submission = prepare.read_spec(self.store, state)
+        spec = submission.spec
+        self.metrics = MetricsPump(self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier)
+        self.metrics.start()
+        self.beat.change(phase="setup", address=self.node.machine.address() if self.config.rank == 0 else None)
+        self._prepare(state, submission)
+        state = self._wait_until_allowed()
+        claim = state.claim(self.config.claim)
+        assert claim is not None and claim.attempt is not None
+        if spec.limits.max_runtime_s is not None:
+            spent = sum(c.closed.trained_s for c in state.since_opened() if c.closed)
+            self._runtime_left_s = spec.limits.max_runtime_s - spent
+        self.beat.change(phase="restoring")
+        agreement = self._agree(state, submission)
+        return self._train(submission, agreement, claim.attempt)
+
+    # ── Before the training ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _wait_until_named(self) -> JobState:
+        """Until `launched` names this instance: user code of any kind runs only on machines that the log knows."""
+        deadline_s = time.monotonic() + POLICY.wait_limit_s
+        while True:
+            state = self.watch.poll()
+            self._leave_if_told()
+            claim = self.watch.claim()
+            if state is not None and claim is not None and claim.launched is not None:
+                return state
+            if time.monotonic() > deadline_s:
+                raise Left("waited", "the log never named this machine")
+            time.sleep(_NEAR_ASK_S if self.store.near else _FAR_ASK_S)
+
+    def _prepare(self, state: JobState, submission: Submission) -> None:
+        prepare.patiently(
+            lambda: prepare.fetch_code(self.store, state, submission, self.paths), self._must_leave
+        )
+        self.inputs = prepare.fetch_inputs(submission, self.paths)
+        self.secrets = prepare.resolve_secrets(submission.spec.secrets, os.environ)
+        lay_library(self.paths.root / "lib")
+        if submission.spec.setup:
+            self.node.say("running setup")
+            place = self._place(submission, Agreement(("127.0.0.1",) * self.config.nodes, 0, None), 0)
+            env = training_environment(os.environ, submission, place) | self.secrets
+            prepare.run_setup(submission.spec.setup, self.group, env, self.paths, self._must_leave)
+
+    def _wait_until_allowed(self) -> JobState:
+        """Until every older claim has left for good. Meanwhile another attempt may still be saving."""
+        self.beat.change(phase="waiting")
+        began_s = time.monotonic()
+        said = ""
+        while True:
+            match self.watch.permission():
+                case Go():
+                    assert self.watch.state is not None
+                    return self.watch.state
+                case Leave(reason=reason, why=why):
+                    raise Left(why, reason)
+                case Wait(reason=reason):
+                    if reason != said and time.monotonic() - began_s > 1.0:
+                        _log.info("waiting: %s", reason)
+                        said = reason
+            if time.monotonic() - began_s > POLICY.wait_limit_s:
+                raise Left("waited", f"waited {POLICY.wait_limit_s:g} s to be allowed to train")
+            self._leave_if_noticed()
+            time.sleep(_NEAR_ASK_S if self.store.near else _FAR_ASK_S)
+
+    def _agree(self, state: JobState, submission: Submission) -> Agreement:
+        spec = submission.spec
+        claim = state.claim(self.config.claim)
+        assert claim is not None
+        folder = self._checkpoint_folder(submission)
+        folder.mkdir(parents=True, exist_ok=True)
+        gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._pause)
+        address = self.node.machine.address()
+
+        def fetch(key: str) -> None:
+            restore(self.store, self.config.job, self.config.rank, key, folder)
+
+        if self.config.rank != 0:
+            agreement = gang.follow(address, fetch)
+        else:
+            if spec.resume_from:
+                import_source(self.store, self.config.job, spec.resume_from)
+            candidates = list(proposals(self.store, self.config.job, retry.poisoned(state, POLICY)))
+            port = self.node.machine.master_port(DEFAULT_MASTER_PORT)
+            agreement = gang.lead(address, port, iter(candidates), fetch)
+            if agreement.checkpoint in candidates:
+                self.trained.older_checkpoints = len(candidates) - candidates.index(agreement.checkpoint) - 1
+        self.trained.restored_from = agreement.checkpoint
+        self.beat.change(restored_from=agreement.checkpoint)
+        return agreement
+
+    # ── The training ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _train(self, submission: Submission, agreement: Agreement, attempt: int) -> Exit:
+        spec = submission.spec
+        place = self._place(submission, agreement, attempt)
+        claim = self.watch.claim()
+        assert claim is not None
+        self.peers = PeerWatch(self.store, self.config.job, claim, self.config.rank)
+        self._start_syncs(submission, place, agreement.checkpoint)
+        env = training_environment(os.environ, submission, place) | self.secrets
+        # The last look before the start: whatever was read since the gate counts.
+        self._leave_if_told()
+        resumed = f", resuming from {agreement.checkpoint}" if agreement.checkpoint else ""
+        self.node.say(f"attempt {attempt}{resumed}")
+        try:
+            self.training.start(command_argv(spec), env, self.paths.code, self.paths.train_log)
+        except OSError as error:
+            raise SetupFailed(f"run: {error}; is the program there?", user=True, code=127) from error
+        self.peers.start(self.wake.set)
+        self.started_at = utcnow()
+        self.beat.change(phase="training", training_since=self.started_at)
+        ending = self.training.wait(self._reason_to_end)
+        if ending is None:
+            self.trained.ended = self.training.finish()
+            self._last_commit(FLUSH_LIMIT_S, False)
+        else:
+            self.node.say(f"{ending.reason}: {ending.grace_s:.1f} s to save")
+            self.beat.change(phase="saving")
+            self.trained.ended = self.training.end(ending, self.paths.notice, self._last_commit)
+        return self._verdict(self.trained.ended)
+
+    def _start_syncs(self, submission: Submission, place: Place, restored: str | None) -> None:
+        spec = submission.spec
+        peers = self.peers
+        self.sync = CheckpointSync(
+            self.store,
+            job=self.config.job,
+            claim=self.config.claim,
+            rank=self.config.rank,
+            nodes=self.config.nodes,
+            folder=place.checkpoints,
+            channel=self.paths.channel,
+            keep=spec.checkpoints.keep,
+            last_restored=restored,
+            open_files=lambda: open_for_writing(self.group.members(), place.checkpoints),
+            peers=peers.ranks_with_files if peers else None,
+        )
+        self.sync.start()
+        if place.outputs is not None:
+            self.outputs = OutputSync(
+                self.store, self.config.job, self.config.claim, self.config.rank, place.outputs
+            )
+            self.outputs.start()
+
+    def _reason_to_end(self) -> Ending | None:
+        self._look_for_notice()
+        if self._notice_deadline_s is not None:
+            assert self._notice is not None
+            left_s = max(0.0, self._notice_deadline_s - time.monotonic())
+            return Ending("notice", f"notice from {self._notice.source}", left_s)
+        leave = self.watch.leave()
+        if leave is not None:
+            return Ending(leave.why, leave.reason, SAVE_GRACE_S)
+        peer = self.peers.left if self.peers else None
+        if peer is not None:
+            return Ending("peer", peer.reason, peer.grace_s if peer.grace_s is not None else SAVE_GRACE_S)
+        if self._runtime_left_s is not None and self.training.trained_s >= self._runtime_left_s:
+            return Ending("limit", "limits.max_runtime is reached", SAVE_GRACE_S)
+        return None
+
+    def _last_commit(self, seconds: float, frozen: bool) -> bool:
+        """Make durable what the training saved. True when there is nothing left to make durable."""
+        assert self.sync is not None
+        self.sync.final(seconds, frozen=frozen)
+        return self.sync.status().unsynced_bytes == 0
+
+    def _verdict(self, ended: Ended) -> Exit:
+        if ended.ending is not None:
+            # Asked to go, it went. Whether its exit status was 0 or not says nothing about the job being done: a
+            # script that saves and exits with 0 on SIGTERM has not finished.
+            return self._exit("interrupted", ended.ending.why, ended.ending.reason, ended)
+        if ended.code == 0:
+            return self._exit("succeeded", "finished", "the command finished", ended)
+        how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
+        left = self._exit("failed", "finished", f"the command ended with {how}", ended)
+        group = Path(self.group.folder) if self.group.folder else None
+        began_s = time.monotonic() - ended.trained_s
+        return replace(left, evidence=evidence.collect(ended.code, ended.signal, began_s, self.paths.root, group))
+
+    # ── Leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _finish(self, left: Exit) -> None:
+        """Everything durable, then the exit, then nothing more."""
+        self.beat.change(phase="flushing")
+        ended = self.trained.ended
+        pressed = self._notice_deadline_s or (ended.deadline_s if ended and ended.deadline_s else None)
+        until_s = time.monotonic() + FLUSH_LIMIT_S if pressed is None else max(pressed, time.monotonic() + 0.2)
+        if left.outcome != "succeeded":
+            self.node.say(left.reason)
+        # With little time left each gets its share, and the exit the rest.
+        if self.outputs is not None:
+            self.outputs.final((until_s - time.monotonic()) / 3)
+        self.logs.drain((until_s - time.monotonic()) / 2)
+        if self.metrics is not None:
+            self.metrics.drain((until_s - time.monotonic()) / 2)
+        for worker in (self.watch, self.peers, self.usage, self.sync, self.outputs, self.logs, self.metrics):
+            if worker is not None:
+                worker.stop()
+        self.beat.stop()
+        self.node.write_exit(self._complete(left), until_s)
+        self.group.close()
+
+    def _exit(
+        self, outcome: ExitOutcome, why: ExitWhy, reason: str, ended: Ended | None = None, code: int | None = None
+    ) -> Exit:
+        return Exit(
+            outcome=outcome,
+            why=why,
+            at=utcnow(),
+            reason=reason,
+            started=ended is not None,
+            code=ended.code if ended else code,
+            signal=ended.signal if ended else None,
+            trained_s=ended.trained_s if ended else 0.0,
+            started_at=self.started_at if ended else None,
+            save=ended.save if ended else None,
+            restored_from=self.trained.restored_from,
+            older_checkpoints=self.trained.older_checkpoints,
+        )
+
+    def _complete(self, left: Exit) -> Exit:
+        """What is only known when everything is flushed."""
+        if self.sync is not None:
+            status = self.sync.status()
+            left = replace(left, checkpoint=status.last, commits=status.commits)
+        if self.metrics is not None:
+            progress = self.metrics.progress
+            left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
+        return replace(left, tail=self.logs.tail())
+
+    # ── Notices and signals ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_for_notice(self) -> None:
+        notice = self.node.machine.notice()
+        if notice is None and self._signalled:
+            notice = NoticeFact(hard=True, source="shutdown", at=utcnow(), grace_s=_SIGNAL_GRACE_S)
+        if notice is None or notice == self._notice:
+            return
+        self._notice = notice
+        if notice.hard and self._notice_deadline_s is None:
+            self._notice_deadline_s = time.monotonic() + notice.grace_s
+        self.node.write_notice(notice)
+
+    def _leave_if_noticed(self) -> None:
+        self._look_for_notice()
+        if self._notice_deadline_s is not None:
+            raise Left("notice", "given notice before the training started")
+
+    def _leave_if_told(self) -> None:
+        self._leave_if_noticed()
+        leave = self.watch.leave()
+        if leave is not None:
+            raise Left(leave.why, leave.reason)
+
+    def _must_leave(self) -> bool:
+        try:
+            self._leave_if_told()
+        except Left:
+            return True
+        return False
+
+    def _pause(self, seconds: float) -> None:
+        sleep_interruptibly(seconds, self._leave_if_told)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._signalled = True
+        self.wake.set()
+
+    # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refresh(self, beat: Heartbeat) -> Heartbeat:
+        """Called by the heartbeat before each write."""
+        changes: dict[str, object] = {"trained_s": self.training.trained_s, "usage": self.usage.latest}
+        if self.metrics is not None:
+            progress = self.metrics.progress
+            changes |= {"step": progress.last_step, "metrics": progress.values}
+        problems = [self.logs.status.error, self.watch.error]
+        if self.sync is not None:
+            status = self.sync.status()
+            changes |= {
+                "checkpoint": status.last,
+                "checkpoint_files": status.files,
+                "unsynced_bytes": status.unsynced_bytes,
+            }
+            problems.append(status.error)
+        changes["warnings"] = tuple(dict.fromkeys(problem for problem in problems if problem))
+        return replace(beat, **changes)  # type: ignore[arg-type]
+
+    def _take_usage(self, usage: Usage) -> None:
+        if self.metrics is not None:
+            self.metrics.add_usage(usage)
+
+    def _scan(self, data: bytes, at: float) -> None:
+        if self.metrics is not None:
+            self.metrics.scan(data, at)
+
+    def _checkpoint_folder(self, submission: Submission) -> Path:
+        return self.paths.code / submission.spec.checkpoints.dir
+
+    def _place(self, submission: Submission, agreement: Agreement, attempt: int) -> Place:
+        spec = submission.spec
+        outputs = None
+        if spec.outputs:
+            outputs = self.paths.code / spec.outputs
+            outputs.mkdir(parents=True, exist_ok=True)
+        return Place(
+            attempt=attempt,
+            rank=self.config.rank,
+            addresses=agreement.addresses,
+            port=agreement.port,
+            gpus=prepare.count_gpus(),
+            code=self.paths.code,
+            checkpoints=self._checkpoint_folder(submission),
+            channel=self.paths.channel,
+            notice=self.paths.notice,
+            inputs=self.inputs,
+            outputs=outputs,
+            lib=self.paths.root / "lib",
+        )
+
+
