@@ -185,23 +185,24 @@ def curve(
     import plotext  # loaded only when something is drawn: it takes a tenth of a second
 
     legend = []
+    lowest = min(x for _, points in drawn for x, _ in points)
+    highest = max(x for _, points in drawn for x, _ in points)
+    shown = [mark for mark in marks if lowest <= mark <= highest]
     figure = plotext.figure
     figure.clear()
     try:
         figure.plot_size(max(20, width), max(6, height))
-        figure.canvas("default")
-        lowest = min(x for _, points in drawn for x, _ in points)
-        highest = max(x for _, points in drawn for x, _ in points)
-        shown = [mark for mark in marks if lowest <= mark <= highest]
+        # The one theme that leaves the terminal's own background alone.
+        figure.theme("simple")
         for mark in shown:
-            figure.line(mark, "vertical")
+            figure.line(mark, "vertical", pixel=plotext.pixel(foreground=8))
         for index, (label, points) in enumerate(drawn):
             sign = _MARKERS[index % len(_MARKERS)]
-            signal = figure.signal(
-                [x for x, _ in points], [y for _, y in points], marker=_FINE if len(drawn) == 1 else sign
-            )
-            figure.draw(signal.lines())
+            marker = _FINE if len(drawn) == 1 else sign
+            figure.draw(figure.signal([x for x, _ in points], [y for _, y in points], marker=marker).lines())
             legend.append(f"{'⠒' if len(drawn) == 1 else sign} {label}")
+        ticks = _round_ticks(lowest, highest)
+        figure.ruler("x", "lower").ticks(ticks, [f"{tick:g}" for tick in ticks])
         figure.label(x_label)
         picture = str(figure.build().string(colorless=not color))
     finally:
@@ -210,6 +211,18 @@ def curve(
         legend.append(f"│ {mark_label}")
     rows = [row.rstrip() for row in picture.rstrip("\n").split("\n")]
     return "\n".join([*rows, "  ".join(legend)])
+
+
+def _round_ticks(lowest: float, highest: float) -> list[float]:
+    """Some five round numbers: nobody trains 39.7 steps."""
+    span = highest - lowest
+    if not span > 0:
+        return [lowest]
+    rough = span / 5
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * scale for unit in (1, 2, 5, 10) if unit * scale >= rough)
+    first = math.ceil(lowest / step)
+    return [n * step for n in range(first, math.floor(highest / step) + 1)]
 
 
 def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

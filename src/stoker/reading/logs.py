@@ -85,6 +85,8 @@ class _Following:
         self._tail = tail
         self._cursors: dict[NodeLog, NodeCursor] = {}
         self._round = 0
+        # A new attempt means that an old one ended, perhaps with an agent that started again.
+        self._look_closely = False
         # How many rounds each node has said nothing.
         self._silent: dict[NodeLog, int] = {}
 
@@ -96,9 +98,11 @@ class _Following:
             if self._tail is not None and self._round == 0:
                 cursor.seek_tail(self._tail)
             self._cursors[node] = cursor
+            self._look_closely = True
 
     def news(self, *, last: bool) -> Iterator[Line]:
-        lines = self._collect(last=last)
+        closely, self._look_closely = last or self._look_closely, False
+        lines = self._collect(closely)
         if self._round == 0 and self._tail is not None:
             lines = iter(deque(lines, maxlen=self._tail))
         yield from lines
@@ -110,20 +114,21 @@ class _Following:
         for error in errors:
             if not isinstance(error, StoreUnavailable):
                 raise error
+        self._look_closely = self._look_closely or bool(errors)
         return bool(errors)
 
     def finish(self) -> Iterator[Line]:
         for node in sorted(self._cursors):
             yield from self._cursors[node].finish()
 
-    def _collect(self, *, last: bool) -> Iterator[Line]:
+    def _collect(self, closely: bool) -> Iterator[Line]:
         newest = max((node.attempt for node in self._cursors), default=0)
         earlier: list[NodeCursor] = []
         for attempt in sorted({node.attempt for node in self._cursors}):
             cursors = [self._cursors[node] for node in sorted(self._cursors) if node.attempt == attempt]
-            due = [cursor for cursor in cursors if last or attempt == newest or self._is_due(cursor.node)]
+            due = [cursor for cursor in cursors if closely or attempt == newest or self._is_due(cursor.node)]
             spoke: set[NodeLog] = set()
-            for line in _merge(self._noting(cursor, spoke, last) for cursor in due):
+            for line in _merge(self._noting(cursor, spoke, closely) for cursor in due):
                 # Nobody goes on with a line of an attempt that fell silent while the next one speaks.
                 for silent in earlier:
                     yield from silent.finish()
@@ -138,8 +143,8 @@ class _Following:
         return silent < _SELDOM_ROUNDS or self._round % _SELDOM_ROUNDS == 0
 
     @staticmethod
-    def _noting(cursor: NodeCursor, spoke: set[NodeLog], last: bool) -> Iterator[Line]:
-        for line in cursor.read(look_closely=last):
+    def _noting(cursor: NodeCursor, spoke: set[NodeLog], closely: bool) -> Iterator[Line]:
+        for line in cursor.read(look_closely=closely):
             spoke.add(cursor.node)
             yield line
 

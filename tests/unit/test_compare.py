@@ -1,0 +1,133 @@
+"""Jobs side by side, and their curves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from stoker.reading.compare import (
+    Curve,
+    JobRow,
+    best_value,
+    comparison,
+    curve,
+    curve_of,
+    final_and_best,
+    lower_is_better,
+)
+from stoker.reading.metrics import Point, series_of
+
+
+@pytest.mark.parametrize("name", ["loss", "val_loss", "trainLoss", "error_rate", "Perplexity", "wer", "eval/WER"])
+def test_lower_is_better(name: str) -> None:
+    assert lower_is_better(name)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "answer_f1", "power", "bleu", "reward", "lower_bound"])
+def test_higher_is_better(name: str) -> None:
+    assert not lower_is_better(name)
+
+
+def test_nan_is_never_best() -> None:
+    assert best_value("loss", [math.nan, 2.0, 1.0]) == 1.0
+    assert best_value("acc", [math.nan, 2.0, 1.0]) == 2.0
+    assert best_value("acc", [math.nan]) is None
+
+
+def test_final_and_best_of_series() -> None:
+    loss = series_of("loss", {1: [Point(1, 1.0, 0.2, 1), Point(2, 2.0, 0.7, 1)]})
+    assert final_and_best({"loss": loss}) == ({"loss": 0.7}, {"loss": 0.2})
+
+
+ROWS = (
+    JobRow("a", {"layers": 12, "lr": 3e-4}, {"loss": 0.5}, {"loss": 0.4}, 75.0, 3, 1.5, 0.75),
+    JobRow("b", {"layers": 12, "lr": 1e-3, "mixed": True}, {"loss": 0.3, "acc": 0.9}, {"loss": 0.3, "acc": 0.9}),
+)
+
+
+def test_what_differs_comes_first_and_what_does_not_last() -> None:
+    table = comparison(ROWS)
+    assert table.jobs == ("a", "b")
+    labels = [line.label for line in table.lines]
+    assert labels == [
+        *("lr", "mixed", "loss (final)", "loss (best)", "acc (final)", "acc (best)"),
+        *("duration", "attempts", "cost", "saved", "layers"),
+    ]
+    by_label = {line.label: line for line in table.lines}
+    assert by_label["lr"].cells == ("0.0003", "0.001") and by_label["lr"].differs
+    assert by_label["mixed"].cells == ("–", "true")
+    assert by_label["layers"].cells == ("12", "12") and not by_label["layers"].differs
+    assert by_label["duration"].cells == ("1m 15s", "–")
+    assert by_label["cost"].cells == ("$1.50", "–")
+
+
+def test_the_best_job_is_named() -> None:
+    by_label = {line.label: line for line in comparison(ROWS).lines}
+    assert by_label["loss (final)"].best == 1
+    assert by_label["acc (final)"].best is None, "there is nothing to compare with"
+    rows = (JobRow("a", final={"acc": 0.9}), JobRow("b", final={"acc": math.nan}), JobRow("c", final={"acc": 0.8}))
+    assert comparison(rows).lines[0].best == 0
+
+
+def test_one_job_and_none() -> None:
+    assert comparison([]).jobs == ()
+    assert all(line.best is None and not line.differs for line in comparison(ROWS[:1]).lines)
+
+
+FALLING = Curve("loss", [(float(x), 1 / (1 + x)) for x in range(50)])
+RISING = Curve("acc", [(float(x), x / 50) for x in range(50)])
+
+
+def test_a_curve_has_its_size_and_its_legend() -> None:
+    picture = curve([FALLING], width=60, height=12)
+    *rows, legend = picture.split("\n")
+    assert len(rows) == 12
+    assert all(len(row) <= 60 for row in rows)
+    assert legend.endswith(" loss")
+    assert "step" in rows[-1]
+    assert rows[-2].split() == ["0", "10", "20", "30", "40"]
+    assert "\x1b" not in picture
+
+
+def test_marks_stand_where_the_reclaims_were() -> None:
+    plain, marked = curve([FALLING], width=60), curve([FALLING], [25.0, 1000.0], width=60)
+    assert "reclaimed" in marked and "reclaimed" not in plain
+    column = {row.index("│", 10) for row in marked.split("\n")[3:8]}
+    assert len(column) == 1 and 25 < column.pop() < 40
+
+
+def test_several_curves_are_told_apart() -> None:
+    picture = curve([FALLING, RISING], width=60, height=12)
+    *rows, legend = picture.split("\n")
+    assert legend == "• loss  x acc"
+    drawn = "\n".join(rows)
+    assert drawn.count("•") > 5 and drawn.count("x") > 5
+
+
+def test_colours_only_when_asked_for() -> None:
+    assert "\x1b[" in curve([FALLING, RISING], color=True)
+
+
+def test_a_picture_leaves_nothing_behind_for_the_next() -> None:
+    first = curve([FALLING], width=60)
+    curve([RISING], [10.0], width=60)
+    assert curve([FALLING], width=60) == first
+
+
+def test_nothing_to_draw() -> None:
+    assert curve([]) == ""
+    assert curve([Curve("loss", [(1.0, math.nan), (math.inf, 1.0)])]) == ""
+
+
+@pytest.mark.parametrize("points", [[(1.0, 1.0)], [(1.0, 0.0), (2.0, 0.0)], [(0.0, 1e-30), (1.0, 1e30)]])
+def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
+    assert curve([Curve("loss", [*points, (0.5, math.nan)])], [1.0]) != ""
+
+
+def test_series_are_drawn_over_steps_or_seconds() -> None:
+    stepped = series_of("loss", {1: [Point(3, 100.0, 0.5, 1), Point(None, 101.0, 0.4, 1)]})
+    assert list(curve_of(stepped).points) == [(3.0, 0.5)]
+    timed = series_of("loss", {1: [Point(None, 100.0, 0.5, 1), Point(None, 103.0, 0.4, 1)]})
+    assert list(curve_of(timed, "run-a").points) == [(0.0, 0.5), (3.0, 0.4)]
+    assert curve_of(timed, "run-a").label == "run-a"

@@ -1,0 +1,579 @@
+"""What the training prints reaches the reader: all of it, once, in order, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_store import PlainStore, wait_for
+
+from stoker import layout
+from stoker.agent.logs import LogPump, durable_offset, last_lines, say
+from stoker.agent.tail import KEEP_BYTES, PUNCH_STEP_BYTES, FileTail
+from stoker.chunks import MAX_CHUNK_BYTES, SEAL_BYTES, ChunkWriter, Segment, encode_segment, parse_segments
+from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
+
+JOB = "job-1"
+NODE = NodeLog(attempt=1, claim=2, rank=0, instance="i-1")
+PATIENCE_S = 60.0
+
+
+def folder(node: NodeLog, boot: int = 0) -> str:
+    return layout.node(JOB, node.claim, node.rank, layout.boot(node.instance, boot))
+
+
+def text(lines: Iterable[Line]) -> str:
+    return "".join(line.text + line.end for line in lines)
+
+
+def put_log(store: PlainStore, node: NodeLog, *pieces: tuple[int, bytes], boot: int = 0, chunk: int = 0) -> None:
+    """Append segments to a chunk; the offset is where the node's log stands by now."""
+    key = layout.log_chunk(folder(node, boot), chunk)
+    data = store.objects.get(key, b"")
+    end = max(
+        (
+            segment.end
+            for name, stored in store.objects.items()
+            if name.startswith(layout.node(JOB, node.claim, node.rank, node.instance))
+            for segment in parse_segments(stored).segments
+        ),
+        default=0,
+    )
+    for at_ms, piece in pieces:
+        data += encode_segment(Segment(at_ms, end, piece))
+        end += len(piece)
+    store.objects[key] = data
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
+
+
+# ── The format ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+segments = st.lists(
+    st.builds(Segment, st.integers(0, 10**14), st.integers(0, 10**17), st.binary(max_size=40) | st.just(b"@1 2 3\n@")),
+    max_size=6,
+)
+
+
+@given(segments, st.data())
+def test_segments_survive_any_cut(written: list[Segment], data: st.DataObject) -> None:
+    whole = b"".join(map(encode_segment, written))
+    cut = data.draw(st.integers(0, len(whole)))
+    first = parse_segments(whole[:cut])
+    second = parse_segments(first.rest + whole[cut:])
+    assert not first.broken and not second.broken
+    assert list(first.segments + second.segments) == written
+    assert second.rest == b""
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_parsed_without_harm(junk: bytes) -> None:
+    parsed = parse_segments(junk)
+    assert sum(len(segment.data) for segment in parsed.segments) <= len(junk)
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"@1 2 9999999\n", b"@1 2\n", b"@" + b"1" * 80, b"\x00" * 70])
+def test_what_is_no_segment_is_broken(junk: bytes) -> None:
+    assert parse_segments(junk).broken
+
+
+def test_a_chunk_whose_put_failed_is_repeated_and_not_grown() -> None:
+    store = PlainStore()
+    writer = ChunkWriter(store, str)
+    writer.add(b"a")
+    store.lose_replies = 1
+    with pytest.raises(StoreUnavailable):
+        writer.push()
+    with pytest.raises(ValueError, match="in doubt"):
+        writer.add(b"b")
+    writer.push()
+    writer.add(b"b")
+    writer.push()
+    writer.add(b"c")
+    writer.push()
+    assert store.objects == {"0": b"a", "1": b"bc"}
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+printed = st.lists(
+    st.binary(max_size=12) | st.sampled_from([b"\n", b"\r", b"\r\n", "ä€🙂".encode(), b"\xff", b"@1 0 5\n", b"\x00"]),
+    max_size=12,
+).map(b"".join)
+
+
+@given(printed, st.data())
+def test_reader_gives_back_what_was_printed(data: bytes, draw: st.DataObject) -> None:
+    """Any bytes, cut anywhere into segments, chunks and boots, parts of them sent twice."""
+    store = PlainStore(near=draw.draw(st.booleans()))
+    cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    boot = chunk = 0
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        again = draw.draw(st.integers(0, start))
+        key = layout.log_chunk(folder(NODE, boot), chunk)
+        store.objects[key] = store.objects.get(key, b"") + encode_segment(
+            Segment(1, start - again, data[start - again : end])
+        )
+        boot, chunk = draw.draw(
+            st.sampled_from([(boot, chunk), (boot, chunk + 1), (boot + 1, 0)]), label="the next piece goes to"
+        )
+    expected = data.decode("utf-8", "replace")
+    lines = list(read_lines(store, JOB, [NODE]))
+    assert text(lines) == expected
+    assert all("\n" not in line.text and "\r" not in line.text for line in lines)
+    n = draw.draw(st.integers(1, 5))
+    assert read_tail(store, JOB, [NODE], n) == lines[-n:]
+
+
+def test_nodes_of_an_attempt_are_merged_by_time_in_whole_lines() -> None:
+    store = PlainStore()
+    other = NodeLog(1, 2, 1, "i-2")
+    put_log(store, NODE, (1000, b"a1\na"), (3000, b"2\na3\n"))
+    put_log(store, other, (2000, b"b1\nb2 is"), (4000, b" late\nb3 unended"))
+    lines = list(read_lines(store, JOB, [other, NODE]))
+    assert [(line.rank, line.at, line.text) for line in lines] == [
+        (0, 1.0, "a1"),
+        (1, 2.0, "b1"),
+        (0, 3.0, "a2"),
+        (0, 3.0, "a3"),
+        (1, 4.0, "b2 is late"),
+        (1, 4.0, "b3 unended"),
+    ]
+    assert [line.end for line in lines] == ["\n"] * 5 + [""]
+
+
+def test_a_clock_set_back_does_not_turn_a_nodes_lines_around() -> None:
+    store = PlainStore()
+    other = NodeLog(1, 2, 1, "i-2")
+    put_log(store, NODE, (5000, b"first\n"), (1000, b"second\n"), (6000, b"third\n"))
+    put_log(store, other, (5500, b"other\n"))
+    texts = [line.text for line in read_lines(store, JOB, [NODE, other])]
+    assert texts == ["first", "second", "other", "third"]
+
+
+def test_attempts_come_in_order_whatever_their_clocks_say() -> None:
+    store = PlainStore()
+    second = NodeLog(2, 5, 0, "i-9")
+    put_log(store, NODE, (9000, b"old\n"), (9100, b"cut"))
+    put_log(store, second, (10, b"new\n"))
+    lines = list(read_lines(store, JOB, [second, NODE]))
+    assert [(line.attempt, line.text) for line in lines] == [(1, "old"), (1, "cut"), (2, "new")]
+
+
+def test_only_the_instance_that_was_named_is_read() -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"mine\n"))
+    put_log(store, NodeLog(1, 2, 0, "i-1x"), (1, b"nobody's\n"))
+    put_log(store, NodeLog(1, 2, 0, "i-1.0"), (1, b"nobody's\n"))
+    assert [line.text for line in read_lines(store, JOB, [NODE])] == ["mine"]
+
+
+def test_boots_are_in_order_of_their_numbers() -> None:
+    store = PlainStore()
+    for boot in range(12):
+        put_log(store, NODE, (1, b"%d\n" % boot), boot=boot)
+    assert [line.text for line in read_lines(store, JOB, [NODE])] == [str(boot) for boot in range(12)]
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_many_chunks_keep_their_order(near: bool) -> None:
+    store = PlainStore(near=near)
+    for chunk in range(30):
+        put_log(store, NODE, (chunk, b"line %d\n" % chunk), chunk=chunk)
+    assert [line.text for line in read_lines(store, JOB, [NODE])] == [f"line {n}" for n in range(30)]
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x00\x01junk", b"@1 0 9999999\nshort", b"@1 8 20\ntorn", b"x" * (2 * MAX_CHUNK_BYTES + 1)]
+)
+@pytest.mark.parametrize("near", [True, False])
+def test_a_chunk_that_makes_no_sense_costs_one_line(junk: bytes, near: bool) -> None:
+    store = PlainStore(near=near)
+    put_log(store, NODE, (1, b"before\n"))
+    put_log(store, NODE, (1, b"after\n"), chunk=2)
+    put_log(store, NODE, (1, b"the end\n"), chunk=3)
+    store.objects[layout.log_chunk(folder(NODE), 1)] = junk
+    lines = [line.text for line in read_lines(store, JOB, [NODE])]
+    assert lines == ["before", UNREADABLE, "after", "the end"]
+
+
+def test_tail_reads_the_end_alone() -> None:
+    store = PlainStore()
+    for chunk in range(50):
+        put_log(store, NODE, (chunk, b"".join(b"%d.%d\n" % (chunk, n) for n in range(10))), chunk=chunk)
+    store.gets.clear()
+    lines = read_tail(store, JOB, [NODE], 12)
+    assert [line.text for line in lines] == [f"48.{n}" for n in (8, 9)] + [f"49.{n}" for n in range(10)]
+    assert layout.log_chunk(folder(NODE), 40) not in store.gets
+
+
+def test_tail_goes_back_over_attempts_and_nodes() -> None:
+    store = PlainStore()
+    other, second = NodeLog(1, 2, 1, "i-2"), NodeLog(2, 5, 0, "i-9")
+    put_log(store, NODE, (1, b"a\n"), (3, b"c\n"))
+    put_log(store, other, (2, b"b\n"), (4, b"d\n"))
+    put_log(store, second, (1, b"e\nf\n"))
+    nodes = [NODE, other, second]
+    assert [line.text for line in read_tail(store, JOB, nodes, 4)] == ["c", "d", "e", "f"]
+    assert [line.text for line in read_tail(store, JOB, nodes, 100)] == ["a", "b", "c", "d", "e", "f"]
+    assert read_tail(store, JOB, nodes, 0) == []
+
+
+# ── Following ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Script:
+    """Plays a job: the next act is done whenever the follower goes to sleep; the job ends behind the last."""
+
+    def __init__(self, store: PlainStore) -> None:
+        self.nodes: list[NodeLog] = []
+        self.store = store
+        self._acts: list[list[Callable[[], None]]] = []
+        self.ended = False
+
+    def act(self, *parts: Callable[[], None]) -> None:
+        self._acts.append(list(parts))
+
+    def joins(self, *nodes: NodeLog) -> Callable[[], None]:
+        return lambda: self.nodes.extend(nodes)
+
+    def prints(self, node: NodeLog, at_ms: int, data: bytes, *, boot: int = 0, chunk: int = 0) -> Callable[[], None]:
+        return lambda: put_log(self.store, node, (at_ms, data), boot=boot, chunk=chunk)
+
+    def play(self, tail: int | None = None) -> list[Line]:
+        return list(follow(self.store, JOB, self.watch, 0.01, tail=tail, sleep=self.sleep))
+
+    def watch(self) -> tuple[Sequence[NodeLog], bool]:
+        return tuple(self.nodes), self.ended
+
+    def sleep(self, _seconds: float) -> None:
+        if not self._acts:
+            self.ended = True
+            return
+        for part in self._acts.pop(0):
+            part()
+
+
+SECOND = NodeLog(2, 5, 0, "i-9")
+
+
+def test_follow_goes_on_across_chunks_boots_and_attempts() -> None:
+    script = Script(PlainStore())
+    script.act(script.joins(NODE))
+    script.act(script.prints(NODE, 1, b"one\ntw"))
+    script.act(script.prints(NODE, 2, b"o\n"))
+    # Grown, and another one begun, between two looks.
+    script.act(script.prints(NODE, 3, b"three\n"), script.prints(NODE, 4, b"four\n", chunk=1))
+    script.act(script.prints(NODE, 5, b"cut sho", boot=1))
+    script.act(script.joins(SECOND))
+    script.act(script.prints(SECOND, 1, b"five\n"))
+    script.act(script.prints(SECOND, 2, b"rest"))
+    assert [(line.attempt, line.text) for line in script.play()] == [
+        *((1, word) for word in ("one", "two", "three", "four", "cut sho")),
+        *((2, word) for word in ("five", "rest")),
+    ]
+
+
+def test_follow_ends_an_attempts_last_line_before_the_next_attempts_first() -> None:
+    script = Script(PlainStore())
+    script.act(script.joins(NODE), script.prints(NODE, 1, b"cut"))
+    script.act(script.joins(SECOND))
+    script.act(script.prints(SECOND, 1, b"new\n"))
+    seen = script.play()
+    assert [(line.attempt, line.text, line.end) for line in seen] == [(1, "cut", ""), (2, "new", "\n")]
+
+
+def test_follow_hears_an_old_attempt_that_speaks_late() -> None:
+    script = Script(PlainStore())
+    script.act(script.joins(NODE), script.prints(NODE, 1, b"early\n"))
+    script.act(script.joins(SECOND), script.prints(SECOND, 1, b"new\n"))
+    for _ in range(100):
+        script.act()
+    script.act(script.prints(NODE, 2, b"late\n"))
+    for _ in range(100):
+        script.act()
+    script.act(script.prints(SECOND, 2, b"last\n"))
+    assert [line.text for line in script.play()] == ["early", "new", "late", "last"]
+
+
+def test_follow_outlasts_an_outage_and_loses_nothing() -> None:
+    store = PlainStore()
+    other = NodeLog(1, 2, 1, "i-2")
+    script = Script(store)
+    script.act(script.joins(NODE, other))
+    script.act(script.prints(NODE, 1, b"a\n"), script.prints(other, 2, b"b\n"))
+    # The first node is read, the second is not.
+    script.act(script.prints(NODE, 3, b"c\n"), script.prints(other, 4, b"d\n"), lambda: setattr(store, "heads_left", 2))
+    script.act(lambda: setattr(store, "down", True))
+    script.act()
+    script.act(lambda: setattr(store, "heads_left", None), lambda: setattr(store, "down", False))
+    assert sorted(line.text for line in script.play()) == ["a", "b", "c", "d"]
+    assert store.refused > 2
+
+
+def test_follow_gives_up_when_it_is_refused() -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"a\n"))
+    store.denied = True
+    with pytest.raises(StoreDenied):
+        list(follow(store, JOB, lambda: ([NODE], False), 0.01, sleep=lambda _s: None))
+
+
+def test_follow_from_the_tail() -> None:
+    store = PlainStore()
+    for chunk in range(20):
+        put_log(store, NODE, (chunk, b"%d\n" % chunk), chunk=chunk)
+    script = Script(store)
+    script.nodes.append(NODE)
+    script.act(script.prints(NODE, 30, b"new\n", chunk=20))
+    assert [line.text for line in script.play(tail=2)] == ["18", "19", "new"]
+
+
+# ── The pump ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_all(store: PlainStore) -> str:
+    return text(read_lines(store, JOB, [NODE]))
+
+
+def test_everything_printed_is_durable_after_a_drain(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    pump = LogPump(store, folder(NODE), path)
+    pump.start()
+    assert pump.drain(PATIENCE_S), "a log that is not there yet has nothing to drain"
+    append(path, b"hello\nwor")
+    assert pump.drain(PATIENCE_S)
+    append(path, b"ld\n")
+    assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert read_all(store) == "hello\nworld\n"
+    assert len(store.objects) == 1, "a small chunk grows"
+    assert pump.status.durable_offset == pump.status.offset == 12
+    assert pump.status.error is None
+
+
+def test_the_pump_sends_without_being_asked(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    pump = LogPump(store, folder(NODE), path)
+    pump.start()
+    append(path, b"a line\n")
+    wait_for(lambda: bool(store.objects))
+    pump.stop()
+    assert read_all(store) == "a line\n"
+
+
+def test_nothing_new_no_call(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    append(path, b"a line\n")
+    pump = LogPump(store, folder(NODE), path)
+    pump.start()
+    for _ in range(5):
+        assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert len(store.puts) == 1
+
+
+def test_large_chunks_are_sealed_and_bounded(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    data = b"x" * (10 * 1024 * 1024) + b"\n" + os.urandom(1000).replace(b"\r", b"") + b"\nend\n"
+    pump = LogPump(store, folder(NODE), path)
+    pump.start()
+    append(path, b"small\n")
+    assert pump.drain(PATIENCE_S)
+    append(path, data)
+    assert pump.drain(PATIENCE_S)
+    append(path, b"more\n")
+    assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert read_all(store) == (b"small\n" + data + b"more\n").decode("utf-8", "replace")
+    sizes = [len(stored) for stored in store.objects.values()]
+    assert max(sizes) <= MAX_CHUNK_BYTES
+    assert sum(size >= SEAL_BYTES for size in sizes) == 3
+    longest = max(read_lines(store, JOB, [NODE]), key=lambda line: len(line.text))
+    assert len(longest.text) == 10 * 1024 * 1024
+
+
+def test_an_outage_loses_nothing_and_holds_little(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    append(path, b"before\n")
+    pump = LogPump(store, folder(NODE), path)
+    pump.start()
+    assert pump.drain(PATIENCE_S)
+    store.down = True
+    append(path, b"during " * 2_000_000)
+    wait_for(lambda: store.refused > 0)
+    assert not pump.drain(0.01)
+    assert "StoreUnavailable" in (pump.status.error or "")
+    assert pump.status.offset <= 7 + MAX_CHUNK_BYTES
+    assert pump.status.durable_offset == 7
+    store.down = False
+    assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert read_all(store) == "before\n" + "during " * 2_000_000
+
+
+def test_a_lost_reply_duplicates_nothing(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    store.lose_replies = 2
+    append(path, b"once\n")
+    pump = LogPump(store, folder(NODE), path)
+    pump.start()
+    assert pump.drain(PATIENCE_S)
+    append(path, b"more\n")
+    assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert read_all(store) == "once\nmore\n"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(printed, st.sampled_from(["drain", "kill", "lost reply", "outage"])), max_size=6))
+def test_agents_killed_at_any_point_lose_and_repeat_nothing(acts: list[tuple[bytes, str]]) -> None:
+    with TemporaryDirectory() as where:
+        store, path, everything, boot = PlainStore(), Path(where) / "train.log", b"", 0
+
+        def begin() -> LogPump:
+            pump = LogPump(store, folder(NODE, boot), path, earlier=[folder(NODE, n) for n in range(boot)])
+            pump.start()
+            return pump
+
+        pump = begin()
+        for data, how in acts:
+            if how == "outage":
+                store.down = True
+            if how == "lost reply" and data:
+                store.lost.clear()
+                store.lose_replies, store.down_after_loss = 1, True
+            append(path, data)
+            everything += data
+            if how == "drain":
+                assert pump.drain(PATIENCE_S)
+                continue
+            if how == "lost reply" and data:
+                assert store.lost.wait(PATIENCE_S)
+            pump.stop()
+            store.down, store.lose_replies = False, 0
+            boot += 1
+            pump = begin()
+        assert pump.drain(PATIENCE_S)
+        pump.stop()
+        assert read_all(store) == everything.decode("utf-8", "replace")
+
+
+def test_the_durable_offset_is_the_furthest_of_all_boots() -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"0123"))
+    put_log(store, NODE, (1, b"4567"), chunk=1)
+    put_log(store, NODE, (1, b"89"), boot=1)
+    folders = [folder(NODE, boot) for boot in range(3)]
+    assert durable_offset(store, folders) == 10
+    assert durable_offset(store, folders[:1]) == 8
+    assert durable_offset(store, []) == 0
+
+
+def test_a_tap_that_fails_does_not_hold_up_the_log(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    blocks: list[bytes] = []
+
+    def tap(data: bytes, _at: float) -> None:
+        blocks.append(data)
+        raise RuntimeError("a bad expression")
+
+    append(path, b"a line\n")
+    pump = LogPump(store, folder(NODE), path, tap=tap)
+    pump.start()
+    assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert b"".join(blocks) == b"a line\n"
+    assert read_all(store) == "a line\n"
+
+
+# ── The file ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_disk_behind_what_is_durable_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    size = 3 * PUNCH_STEP_BYTES
+    append(path, b"x" * size)
+    os.sync()
+    before = path.stat().st_blocks
+    tail = FileTail(path)
+    while tail.read(MAX_CHUNK_BYTES):
+        tail.forget(tail.offset)
+    if not tail._can_punch:
+        pytest.skip("this file system has no holes")
+    assert path.stat().st_size == size
+    assert path.stat().st_blocks * 512 < before * 512 - 2 * PUNCH_STEP_BYTES
+    assert path.read_bytes()[-KEEP_BYTES:] == b"x" * KEEP_BYTES
+    assert path.read_bytes()[:4096] == bytes(4096)
+
+
+def test_holes_are_not_sent_by_the_next_boot(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    append(path, b"x" * (3 * PUNCH_STEP_BYTES))
+    first = LogPump(store, folder(NODE), path)
+    first.start()
+    assert first.drain(PATIENCE_S)
+    first.stop()
+    append(path, b"\nlast words\n")
+    second = LogPump(store, folder(NODE, 1), path, earlier=[folder(NODE)])
+    second.start()
+    assert second.drain(PATIENCE_S)
+    second.stop()
+    assert len(store.objects[layout.log_chunk(folder(NODE, 1), 0)]) < 100
+    assert read_all(store) == "x" * (3 * PUNCH_STEP_BYTES) + "\nlast words\n"
+
+
+def test_a_file_cut_short_goes_on_from_its_new_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    append(path, b"a long first line\n")
+    tail = FileTail(path)
+    assert tail.read(100) == b"a long first line\n"
+    path.write_bytes(b"short\n")
+    assert tail.read(100) == b"short\n"
+    append(path, b"more\n")
+    assert tail.read(100) == b"more\n"
+    assert tail.offset == 18 + 6 + 5
+
+
+def test_a_file_that_lost_its_end_in_a_crash_is_not_sent_again(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"known\n")
+    tail = FileTail(path, offset=100)
+    assert tail.waiting() == 0
+    append(path, b"new\n")
+    assert tail.read(100) == b"new\n"
+    assert tail.offset == 104
+
+
+def test_say_stands_on_lines_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    say(path, "restored step-900")
+    append(path, b"step 901 ...")
+    say(path, "notice: 30 s\nsaving")
+    append(path, b"done\n")
+    say(path, "bye")
+    assert path.read_text() == (
+        "[stoker] restored step-900\nstep 901 ...\n[stoker] notice: 30 s\n[stoker] saving\ndone\n[stoker] bye\n"
+    )
+    say(tmp_path / "no such folder" / "train.log", "nobody hears this")
+
+
+def test_last_lines_are_what_a_person_would_see(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    assert last_lines(path) == ()
+    path.write_bytes(b"first\n 10%\r 20%\r 30%\nbad \xff byte\r\nunended")
+    assert last_lines(path, 3) == (" 30%", "bad \ufffd byte", "unended")
+    path.write_bytes(b"y" * 50_000 + b"\nlast\n")
+    assert last_lines(path) == ("last",)
+    path.write_bytes(b"z" * 50_000)
+    (line,) = last_lines(path)
+    assert set(line) == {"z"} and len(line) <= 2000

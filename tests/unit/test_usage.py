@@ -1,0 +1,239 @@
+"""What the machine is doing, and what it says after a death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+from plain_store import wait_for
+
+from stoker.agent import usage
+from stoker.agent.evidence import collect
+from stoker.agent.usage import UsageSampler, UsageThread
+from stoker.model import GpuUsage, Usage
+
+
+def write_proc(folder: Path, busy_s: float) -> None:
+    ticks = int(busy_s * os.sysconf("SC_CLK_TCK"))
+    (folder / "stat").write_text(f"cpu  {ticks} 0 0 999999 5 0 0 0 0 0\ncpu0 1 2 3\n")
+    (folder / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
+
+
+def test_a_sample_of_this_machine() -> None:
+    sampler = UsageSampler(Path("/"))
+    sampler._at -= 1.0
+    sample = sampler.sample()
+    assert sample.cpu_percent is not None and sample.cpu_percent >= 0
+    assert sample.memory_used is not None and sample.memory_total is not None
+    assert 0 < sample.memory_used < sample.memory_total
+    assert sample.disk_free is not None and sample.disk_free > 0
+
+
+def test_cpu_is_percent_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    write_proc(tmp_path, busy_s=50.0)
+    sampler = UsageSampler(tmp_path, proc=tmp_path)
+    clock[0] += 10
+    write_proc(tmp_path, busy_s=65.0)
+    sample = sampler.sample()
+    assert sample.cpu_percent == 150.0
+    assert (sample.memory_used, sample.memory_total) == (600 * 1024, 1000 * 1024)
+
+
+def test_what_cannot_be_read_is_none(tmp_path: Path) -> None:
+    sample = UsageSampler(tmp_path / "gone", proc=tmp_path / "gone").sample()
+    assert (sample.cpu_percent, sample.memory_used, sample.memory_total, sample.disk_free) == (None,) * 4
+    (tmp_path / "stat").write_text("junk\n")
+    (tmp_path / "meminfo").write_text("MemTotal: junk\n")
+    assert UsageSampler(tmp_path, proc=tmp_path).sample().cpu_percent is None
+
+
+class FakeNvml(types.ModuleType):
+    """Two devices, of which the second does not tell its utilisation."""
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.inits = 0
+
+    def nvmlInit(self) -> None:
+        self.inits += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, device: int) -> str | bytes:
+        return b"H200" if device == 0 else "H200"
+
+    def nvmlDeviceGetUtilizationRates(self, device: int) -> object:
+        if device:
+            raise RuntimeError("not supported")
+        return types.SimpleNamespace(gpu=87)
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> object:
+        return types.SimpleNamespace(used=10, total=20)
+
+
+def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/"),))
+    sampler = UsageSampler(Path("/"))
+    expected = (GpuUsage(0, "H200", 87.0, 10, 20), GpuUsage(1, "H200", None, 10, 20))
+    assert sampler.sample().gpus == sampler.sample().gpus == expected
+    assert nvml.inits == 1
+
+
+def test_a_broken_nvml_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/"),))
+    assert UsageSampler(Path("/")).sample().gpus == ()
+
+
+def test_without_a_driver_nvml_is_not_even_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/no such driver"),))
+    assert UsageSampler(Path("/")).sample().gpus == ()
+    assert nvml.inits == 0
+
+
+def test_the_thread_samples_and_tells() -> None:
+    samples: list[Usage] = []
+    thread = UsageThread(UsageSampler(Path("/")), samples.append, interval_s=0.01)
+    assert thread.latest is None
+    thread.start()
+    wait_for(lambda: len(samples) >= 2)
+    thread.stop()
+    assert thread.latest is not None
+
+
+def test_stopping_does_not_wait_for_a_hanging_driver() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    class Hanging(UsageSampler):
+        def sample(self) -> Usage:
+            entered.set()
+            release.wait(60)
+            return Usage()
+
+    thread = UsageThread(Hanging(Path("/")), interval_s=0.01)
+    thread.start()
+    assert entered.wait(60)
+    thread.stop()
+    assert thread.latest is None
+    release.set()
+
+
+# ── Evidence ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+OOM = "oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/stoker/job-1,task=python,pid=42,uid=0"
+KILLED = "Out of memory: Killed process 42 (python) total-vm:1kB"
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus."
+
+
+class Scene:
+    """A node after a death."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.node = tmp_path
+        self.kernel_log = tmp_path / "kmsg"
+        self.now = time.monotonic()
+        self.records: list[str] = []
+
+    def kernel_said(self, text: str, ago_s: float) -> None:
+        self.records.append(f"6,100,{int((self.now - ago_s) * 1e6)},-;{text}\n SUBSYSTEM=pci\n")
+
+    def collect(self, *, code: int | None = 1, sig: int | None = None, cgroup: Path | None = None) -> tuple[str, ...]:
+        self.kernel_log.write_text("".join(self.records))
+        return collect(code, sig, self.now - 1000, self.node, cgroup, kernel_log=self.kernel_log)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    # A machine that has only just booted has no thousand seconds to look back on.
+    clock = time.monotonic() + 1_000_000
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    return Scene(tmp_path)
+
+
+def test_no_evidence(scene: Scene) -> None:
+    scene.kernel_said("usb 1-1: new device", ago_s=5)
+    assert scene.collect() == ()
+
+
+def test_xid_errors_since_the_start(scene: Scene) -> None:
+    scene.kernel_said(XID.replace("79", "31"), ago_s=2000)
+    scene.kernel_said(XID, ago_s=900)
+    scene.kernel_said(XID, ago_s=5)
+    scene.kernel_said("NVRM: Xid (0000:03:00): 48, DBE", ago_s=5)
+    assert scene.collect() == ("xid:48", "xid:79")
+
+
+def test_out_of_memory_of_a_killed_training(scene: Scene) -> None:
+    scene.kernel_said(KILLED, ago_s=500)
+    assert scene.collect(code=None, sig=signal.SIGKILL) == ("oom",)
+    assert scene.collect(code=137) == ("oom",)
+    assert scene.collect(code=1) == (), "somebody else was killed, long ago"
+    scene.kernel_said(KILLED, ago_s=5)
+    assert scene.collect(code=1) == ("oom",), "a launcher exits by itself when its worker was killed"
+
+
+def test_out_of_memory_before_the_start_is_not_ours(scene: Scene) -> None:
+    scene.kernel_said(KILLED, ago_s=1500)
+    assert scene.collect(code=None, sig=9) == ()
+
+
+def test_the_cgroup_knows_best(scene: Scene, tmp_path: Path) -> None:
+    group = tmp_path / "cgroup" / "stoker" / "job-1"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\noom 0\noom_kill 0\n")
+    scene.kernel_said(OOM.replace("job-1", "job-2"), ago_s=5)
+    scene.kernel_said(KILLED, ago_s=5)
+    assert scene.collect(code=137, cgroup=group) == (), "another group's"
+    scene.kernel_said(OOM.replace("job-1", "job-1/worker"), ago_s=5)
+    assert scene.collect(code=137, cgroup=group) == ("oom",)
+    scene.records.clear()
+    (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\noom_group_kill 0\n")
+    assert scene.collect(code=1, cgroup=group) == ("oom",)
+
+
+def test_a_cgroup_that_does_not_count_memory(scene: Scene, tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    scene.kernel_said(KILLED, ago_s=5)
+    assert scene.collect(code=137, cgroup=group) == ("oom",)
+    (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
+    assert scene.collect(code=137, cgroup=group) == ()
+
+
+def test_a_full_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk(free: int, files: int = 5) -> None:
+        stat = types.SimpleNamespace(f_bavail=free, f_frsize=1, f_blocks=10**12, f_files=10, f_favail=files)
+        monkeypatch.setattr(os, "statvfs", lambda _path: stat)
+
+    disk(free=10**9)
+    assert scene.collect() == ()
+    disk(free=4096)
+    assert scene.collect() == ("disk-full",)
+    disk(free=10**9, files=0)
+    assert scene.collect() == ("disk-full",)
+
+
+def test_nothing_readable_is_no_evidence(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert collect(None, 9, 0.0, gone, gone, kernel_log=gone) == ()
+    assert collect(None, 9, 0.0, gone, gone, kernel_log=tmp_path) == ()
+
+
+def test_the_real_kernel_log_is_read_without_blocking() -> None:
+    collect(1, None, time.monotonic(), Path("/"))
