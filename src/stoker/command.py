@@ -26,7 +26,7 @@ SHELL = ("bash", "-eo", "pipefail", "-c")
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 # A line that ends so is not the end of a simple command.
-_COMPOUND_END = re.compile(r"(?:^|[\s;])(?:fi|done|esac)$|[;&|(){}\\]$")
+_COMPOUND_END = re.compile(r"(?:^|[\s;])(?:fi|done|esac|[{}])$|[;&|(\\]$")
 
 
 def command_argv(spec: Spec) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _appending_point(text: str, names: tuple[str, ...]) -> int:
     end = _end_of_last_command(text)
     line = text[:end].rpartition("\n")[2].strip()
     terminators = {match[2] for match in _HERE_DOCUMENT.finditer(text)}
-    if _COMPOUND_END.search(line) or line in terminators or _pipes(line):
+    if _COMPOUND_END.search(line) or _subshell(line) or line in terminators or _pipes(line):
         places = ", ".join("{" + name + "}" for name in names)
         raise UserError(f"run: params cannot be appended after `{line[-40:]}`; place them in the text: {places}")
     return end
@@ -145,6 +145,16 @@ def _comments(text: str) -> tuple[list[tuple[int, int]], bool]:
             continue
         index += 1
     return spans, not quote
+
+
+def _subshell(line: str) -> bool:
+    """Whether the line ends a group in parentheses, which takes no arguments; `$(…)` and `<(…)` are words."""
+    depth = 0
+    for index in range(len(line) - 1, -1, -1) if line.endswith(")") else ():
+        depth += {")": 1, "(": -1}.get(line[index], 0)
+        if depth == 0:
+            return line[index - 1 : index] not in ("$", "<", ">")
+    return depth != 0
 
 
 def _pipes(line: str) -> bool:

@@ -7,6 +7,7 @@ value.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from stoker.spec import Gpus
 
@@ -19,7 +20,7 @@ _BYTES: dict[str, int] = {
 }
 _UNITS = {unit.lower(): size for unit, size in _BYTES.items()}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)\s*\+?")
-_GPUS = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)?(?:(?:^|:)(?P<count>\d+))?")
+_GPUS = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?::(?P<count>\d+))?|(?P<any>\d+)")
 
 DURATION_HELP = "a duration such as 90s, 15m, 24h or 1h30m"
 SIZE_HELP = "a size with its unit, such as 200GB or 64GiB"
@@ -43,9 +44,9 @@ def read_duration(value: str | int | float) -> float:
 
 
 def write_duration(seconds: float) -> str:
-    """The shortest exact text: `1h30m`, `90s` is `1m30s`; odd fractions stay plain seconds."""
+    """An exact text: `1h30m`, or plain seconds where there is a fraction of one."""
     if seconds != int(seconds):
-        return f"{seconds!r}s" if "e" not in repr(seconds) else f"{seconds:.20f}".rstrip("0") + "s"
+        return f"{Decimal(repr(seconds)):f}s"
     left = int(seconds)
     parts = []
     for unit in ("d", "h", "m", "s"):
@@ -80,7 +81,7 @@ def read_gpus(value: str | int | float) -> Gpus | None:
     match = _GPUS.fullmatch(text)
     if not text or match is None or isinstance(value, float):
         raise ValueError(GPUS_HELP)
-    count = int(match["count"]) if match["count"] is not None else 1
+    count = int(match["count"] or match["any"] or 1)
     if count == 0 and match["name"]:
         raise ValueError(GPUS_HELP)
     return Gpus(name=match["name"] or "", count=count) if count else None

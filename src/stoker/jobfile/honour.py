@@ -1,12 +1,11 @@
 """A field the chosen provider cannot honour is refused by name, never ignored.
 
-The names that stand in `Capabilities.honours` are the public dotted names of fields, such as
-`resources.region`, `environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is
-taken as well). Two fields are honoured choice by choice: `inputs.mode:copy`, `inputs.mode:mount` and
-`inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`, `secrets:aws-ssm` and `secrets:gcp-sm`. A name
-honours everything below it: `environment` covers `environment.conda`, `inputs` covers every mode. What
-needs no help from a provider is in ALWAYS_HONOURED and need not be listed; neither need a provider's own
-section, which is `resources.` and its name.
+The names that stand in `Capabilities.honours` are the public dotted names of fields, such as `resources.region`,
+`environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is taken as well). A name honours
+everything below it: `environment` covers `environment.conda`. Two fields are honoured choice by choice, and each
+choice must be listed: `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`,
+`secrets:aws-ssm`, `secrets:gcp-sm`. What needs no help from a provider is in ALWAYS_HONOURED and need not be listed;
+neither need a provider's own section, which is `resources.` and its name.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def _check(parsed: Parsed, provider: str, capabilities: Capabilities) -> None:
 def _refused(spec: Spec, provider: str, capabilities: Capabilities) -> Iterator[_Demand]:
     honoured = {_public(name) for name in capabilities.honours} | ALWAYS_HONOURED | {f"resources.{provider}"}
     for demand in _demands(spec, provider):
-        if not any(name in honoured for name in _prefixes(demand.name)):
+        if not any(name in honoured for name in _covering(demand.name)):
             yield demand
 
 
@@ -171,10 +170,12 @@ def _set_fields(part: object, path: str) -> Iterator[tuple[str, object, Field]]:
             yield dotted, value, info
 
 
-def _prefixes(name: str) -> Iterator[str]:
+def _covering(name: str) -> Iterator[str]:
+    """The names that honour this one: itself, and what it is a part of. A choice is honoured only by itself."""
     yield name
-    for match in reversed(list(re.finditer(r"[.:]", name))):
-        yield name[: match.start()]
+    while ":" not in name and "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _public(name: str) -> str:

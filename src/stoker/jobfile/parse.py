@@ -193,11 +193,7 @@ def _shown(node: Node) -> str:
 def _nearest(cls: type, key: str) -> str:
     here = list(fields_of(cls))
     wanted = _OTHER_WORDS.get(key, key)
-    close = [wanted] if wanted in here else get_close_matches(key, here, n=1)
-    if close:
-        return f"did you mean {close[0]}?"
-    # The right name in the wrong place, such as `gpus` at the top.
+    # The right name may stand in the wrong place, such as `gpus` at the top.
     elsewhere = [dotted for dotted, info in walk() if info.key == wanted]
-    if elsewhere:
-        return f"did you mean {elsewhere[0]}?"
-    return f"there are: {', '.join(here)}"
+    close = [wanted] if wanted in here else elsewhere or get_close_matches(key, here, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(here)}"

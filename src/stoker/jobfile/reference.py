@@ -152,10 +152,12 @@ append nothing. Braces that name no parameter are left alone, and so is `${lr}`:
 _CLOSING = """
 ## What providers honour
 
-These work everywhere: ALWAYS. The rest depends on the provider; one that cannot honour a field that is set says so
-before anything starts. Those who write a provider list the names of fields in `Capabilities.honours`; a name covers
-everything below it. Inputs are honoured by mode (`inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`) and
-secrets by kind (`secrets:env`, `secrets:aws-sm`, `secrets:aws-ssm`, `secrets:gcp-sm`).
+These work everywhere: ALWAYS.
+
+The rest depends on the provider; one that cannot honour a field that is set says so before anything starts. Those who
+write a provider list the names of fields in `Capabilities.honours`; a name covers everything below it. Inputs are
+honoured by mode (`inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`) and secrets by kind (`secrets:env`,
+`secrets:aws-sm`, `secrets:aws-ssm`, `secrets:gcp-sm`), each listed by itself.
 
 On a provider that costs money, a job with neither `max_runtime` nor `max_cost` gets 24 h, and is told so.
 """
