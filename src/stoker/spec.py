@@ -55,22 +55,14 @@ class Gpus:
 class LocalResources:
     """This computer as a small cloud, with a spot market to practise on."""
 
-    capacity: int | None = part(
-        "most nodes at once on this computer; more find no capacity", default=None, least=1
-    )
+    capacity: int | None = part("most nodes at once on this computer; more find no capacity", default=None, least=1)
     reclaim_mean_s: float | None = part(
         "spot nodes are reclaimed after this long on average", form="duration", default=None, above=0
     )
-    grace_s: float = part(
-        "time between a simulated notice and the reclaim", form="duration", default=30.0, least=0
-    )
+    grace_s: float = part("time between a simulated notice and the reclaim", form="duration", default=30.0, least=0)
     seed: int = part("the simulated market repeats itself with the same seed", default=0)
-    price: float = part(
-        "on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0, least=0
-    )
-    spot_price: float | None = part(
-        "spot price of a local node, $/h; default: 32 % of `price`", default=None, least=0
-    )
+    price: float = part("on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0, least=0)
+    spot_price: float | None = part("spot price of a local node, $/h; default: 32 % of `price`", default=None, least=0)
 
 
 @dataclass(frozen=True)
@@ -85,9 +77,7 @@ class Ec2Resources:
     placement_group: str | None = part("an existing placement group", default=None)
     reservation: str | None = part("capacity reservation or block", default=None)
     efa: bool = part("attach Elastic Fabric Adapters", default=False)
-    overrides: dict[str, Any] = part(
-        "merged last into the RunInstances request", form="mapping", factory=dict
-    )
+    overrides: dict[str, Any] = part("merged last into the RunInstances request", form="mapping", factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,9 +130,7 @@ class Container:
 
     image: str = part("image to run")
     engine: Literal["docker", "podman"] = part("docker or podman", default="docker")
-    run: dict[str, Any] = part(
-        "any flag of `docker run`, such as `shm_size: 16g`", form="mapping", factory=dict
-    )
+    run: dict[str, Any] = part("any flag of `docker run`, such as `shm_size: 16g`", form="mapping", factory=dict)
 
 
 @dataclass(frozen=True)
@@ -244,14 +232,10 @@ class Spec:
     nodes: int = part("how many machines train together", default=1, least=1)
     resources: Resources = part("the machines", factory=Resources)
     environment: Environment = part("what is installed on them", factory=Environment)
-    inputs: dict[str, Input] = part(
-        "data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict
-    )
+    inputs: dict[str, Input] = part("data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict)
     checkpoints: Checkpoints = part("where the script saves, and how many are kept", factory=Checkpoints)
     resume_from: str | None = part("JOB[:NAME], or a URL or folder of plain files", default=None)
-    outputs: str | None = part(
-        "folder synced to the store as plain files during training", form="folder", default=None
-    )
+    outputs: str | None = part("folder synced to the store as plain files during training", form="folder", default=None)
     metrics: dict[str, str] = part(
         "regular expressions that find metrics in the log; the group is the value",
         form="regexes",
