@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -17,10 +16,12 @@ Stream = IO[bytes] | int | None
 #   - joins the cgroup by writing 0, "the writer", so no pid can be mistaken;
 #   - asks to die with its parent, which survives exec;
 #   - gives back the signals that Python ignores, and the locale variable that Python may have set.
+# The pipe closes when the program is running, or carries the error.
 _STEP = """
 import os, sys
 import _signal
-folder, parent, locale, *command = sys.argv[1:]
+pipe, folder, parent, locale, *command = sys.argv[1:]
+os.set_inheritable(int(pipe), False)
 try:
     if folder:
         handle = os.open(folder + "/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
@@ -37,7 +38,7 @@ try:
         os.environ.pop("LC_CTYPE", None)
     os.execvp(command[0], command)
 except OSError as error:
-    os.write(2, ("stoker: cannot start %s: %s\\n" % (command[0], error)).encode("utf-8", "surrogateescape"))
+    os.write(int(pipe), str(error.errno).encode())
     os._exit(126)
 """
 
@@ -55,14 +56,32 @@ class Launch(NamedTuple):
     dies_with_parent: bool = False
 
 
-def start(launch: Launch, *, cgroup: str | os.PathLike[str] | None = None) -> subprocess.Popen[bytes]:
-    """Start it, as the leader of a new session. Raises OSError when the program or `cwd` is not there."""
-    argv = list(launch.argv)
-    _require_program(argv, launch.env, launch.cwd)
-    if cgroup is not None or launch.dies_with_parent:
-        parent = str(os.getpid()) if launch.dies_with_parent else ""
-        locale = "kept" if "LC_CTYPE" in launch.env else ""
-        argv = [sys.executable, "-I", "-S", "-c", _STEP, os.fspath(cgroup or ""), parent, locale, *argv]
+def start(launch: Launch, *, cgroup: str | None = None) -> subprocess.Popen[bytes]:
+    """Start it, as the leader of a new session. Raises OSError when the program or `cwd` is not there.
+
+    On return the program itself runs, and is where it belongs: whoever kills the group now does not miss it.
+    """
+    if cgroup is None and not launch.dies_with_parent:
+        return _open(launch, launch.argv, launch.pass_fds)
+    parent = str(os.getpid()) if launch.dies_with_parent else ""
+    locale = "kept" if "LC_CTYPE" in launch.env else ""
+    reader, writer = os.pipe()
+    try:
+        step = [sys.executable, "-I", "-S", "-c", _STEP, str(writer), cgroup or "", parent, locale]
+        try:
+            child = _open(launch, [*step, *launch.argv], (*launch.pass_fds, writer))
+        finally:
+            os.close(writer)
+        problem = os.read(reader, 16)
+    finally:
+        os.close(reader)
+    if problem:
+        child.wait()
+        raise OSError(int(problem), os.strerror(int(problem)), launch.argv[0])
+    return child
+
+
+def _open(launch: Launch, argv: Sequence[str], pass_fds: Collection[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         env=dict(launch.env),
@@ -70,22 +89,6 @@ def start(launch: Launch, *, cgroup: str | os.PathLike[str] | None = None) -> su
         stdin=launch.stdin,
         stdout=launch.stdout,
         stderr=launch.stderr,
-        pass_fds=launch.pass_fds,
+        pass_fds=pass_fds,
         start_new_session=True,
     )
-
-
-def _require_program(argv: list[str], env: Mapping[str, str], cwd: str | os.PathLike[str] | None) -> None:
-    """Missing programs are told by an exception, however the program is then started."""
-    program = argv[0]
-    where = os.fspath(cwd) if cwd is not None else "."
-    if "/" in program:
-        candidates = [os.path.join(where, program)]  # noqa: PTH118 - no pathlib at start-up
-    else:
-        folders = env.get("PATH", os.defpath).split(os.pathsep)
-        candidates = [os.path.join(where, folder or ".", program) for folder in folders]  # noqa: PTH118
-    found = [path for path in candidates if os.path.isfile(path)]  # noqa: PTH113
-    if any(os.access(path, os.X_OK) for path in found):
-        return
-    problem = errno.EACCES if found else errno.ENOENT
-    raise OSError(problem, os.strerror(problem), program)

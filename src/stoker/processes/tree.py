@@ -54,7 +54,7 @@ class MarkedGroup:
         self._since = since
         self._owned = owned
         self._record = sessions
-        # Session → when its leader started, if that is known.
+        # Session → when its leader started; 0 when the leader had ended before the session was seen.
         self._sessions: dict[int, int] = {}
         self._spawned: set[int] = set()
         if owned:
@@ -180,8 +180,8 @@ class MarkedGroup:
         own_session = os.getsid(0)
         for stat in members.values():
             leader = table.get(stat.session)
-            if stat.session not in self._sessions and leader is not None and stat.session != own_session:
-                self._add_session(stat.session, leader.started)
+            if stat.session not in self._sessions and stat.session != own_session:
+                self._add_session(stat.session, leader.started if leader is not None else 0)
 
     def _add_session(self, session: int, started: int) -> None:
         self._sessions[session] = started
