@@ -7,7 +7,6 @@ value.
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 from stoker.spec import Gpus
 
@@ -46,6 +45,8 @@ def read_duration(value: str | int | float) -> float:
 def write_duration(seconds: float) -> str:
     """An exact text: `1h30m`, or plain seconds where there is a fraction of one."""
     if seconds != int(seconds):
+        from decimal import Decimal  # here, because it takes long to import and is seldom needed
+
         return f"{Decimal(repr(seconds)):f}s"
     left = int(seconds)
     parts = []

@@ -15,13 +15,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.errors import SpecError
 from stoker.jobfile.document import Layer
 from stoker.jobfile.fields import Field, fields_of, provider_sections
 from stoker.jobfile.parse import Parsed, parse_layers
-from stoker.model import Capabilities
 from stoker.spec import Spec
+
+if TYPE_CHECKING:
+    from stoker.model import Capabilities
 
 ALWAYS_HONOURED = frozenset(
     {
