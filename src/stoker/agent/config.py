@@ -1,13 +1,14 @@
 """What an agent is told when its machine is made, and where it keeps things on the machine.
 
-    <node>/node.json        this configuration
-    <node>/boots            how many agents have started on this machine
-    <node>/code/            the unpacked code: the training's working folder
-    <node>/inputs/<name>/
-    <node>/train.log        what the training printed, written by the training itself
-    <node>/agent.log        the agent's own words
-    <node>/channel/         between the training and its agent (see stoker.train)
-        notice.json  metrics.jsonl  commits/  commits.done/
+<node>/node.json        this configuration
+<node>/boots            how many agents have started on this machine
+<node>/code/            the unpacked code: the training's working folder
+<node>/inputs/<name>/
+<node>/train.log        what the training printed, written by the training itself
+<node>/agent.log        the agent's own words
+<node>/scratch/         copies of files that are still being written to
+<node>/channel/         between the training and its agent (see stoker.train)
+    notice.json  metrics.jsonl  commits/  commits.done/
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ class NodePaths:
     @property
     def channel(self) -> Path:
         return self.root / "channel"
+
+    @property
+    def scratch(self) -> Path:
+        """The agent's own, for copies of files that are still being written to."""
+        return self.root / "scratch"
 
     @property
     def notice(self) -> Path:

@@ -38,9 +38,7 @@ def flush(node: Node) -> None:
     status: SyncStatus | None = None
     submission = _submission(node, until_s)
     if submission is not None:
-        metrics = MetricsPump(
-            node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier
-        )
+        metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
         status = _flush_checkpoints(node, submission, until_s)
         _flush_outputs(node, submission, until_s)
@@ -97,9 +95,11 @@ def _flush_checkpoints(node: Node, submission: Submission, until_s: float) -> Sy
         nodes=node.config.nodes,
         folder=folder,
         channel=node.paths.channel,
+        scratch=node.paths.scratch,
         keep=submission.spec.checkpoints.keep,
+        recovering=True,
     )
-    sync.final(until_s - time.monotonic(), frozen=True)
+    sync.final(until_s - time.monotonic())
     return sync.status()
 
 

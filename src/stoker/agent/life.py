@@ -20,7 +20,8 @@ from stoker.agent.node import FLUSH_LIMIT_S, Node, utcnow
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
-from stoker.agent.restore import RestoreError, import_source, proposals, restore
+from stoker.agent.restore import Restored, RestoreError, proposals, restore
+from stoker.agent.resume import FromFolder, import_checkpoint, parse_source
 from stoker.agent.supervise import SAVE_GRACE_S, Ended, Ending, Training
 from stoker.agent.sync import CheckpointSync
 from stoker.agent.usage import UsageSampler, UsageThread
@@ -29,7 +30,7 @@ from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
 from stoker.core.policy import DEFAULT as POLICY
-
+from stoker.errors import UserError
 from stoker.fold import JobState
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, NoticeFact, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
@@ -45,7 +46,7 @@ _FAR_ASK_S = 1.0
 _SIGNAL_GRACE_S = 30.0
 
 
-class Left(Exception):  # noqa: N818 - not an error: the node leaves before it trained
+class Left(Exception):
     """This node leaves before its training started."""
 
     def __init__(self, why: ExitWhy, reason: str) -> None:
@@ -59,8 +60,13 @@ class _Trained:
     """What is known of the training when it is over, whichever way."""
 
     ended: Ended | None = None
-    restored_from: str | None = None
+    restored: Restored | None = None
+    damaged: frozenset[str] = frozenset()
     older_checkpoints: int = 0
+
+    @property
+    def restored_from(self) -> str | None:
+        return self.restored.key if self.restored else None
 
 
 class Life:
@@ -114,7 +120,9 @@ class Life:
         self.watch.start(self.wake.set)
         submission = prepare.read_spec(self.store, state)
         spec = submission.spec
-        self.metrics = MetricsPump(self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier)
+        self.metrics = MetricsPump(
+            self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier
+        )
         self.metrics.start()
         self.beat.change(phase="setup", address=self.node.machine.address() if self.config.rank == 0 else None)
         self._prepare(state, submission)
@@ -144,9 +152,7 @@ class Life:
             time.sleep(_NEAR_ASK_S if self.store.near else _FAR_ASK_S)
 
     def _prepare(self, state: JobState, submission: Submission) -> None:
-        prepare.patiently(
-            lambda: prepare.fetch_code(self.store, state, submission, self.paths), self._must_leave
-        )
+        prepare.patiently(lambda: prepare.fetch_code(self.store, state, submission, self.paths), self._must_leave)
         self.inputs = prepare.fetch_inputs(submission, self.paths)
         self.secrets = prepare.resolve_secrets(submission.spec.secrets, os.environ)
         lay_library(self.paths.root / "lib")
@@ -187,21 +193,33 @@ class Life:
         address = self.node.machine.address()
 
         def fetch(key: str) -> None:
-            restore(self.store, self.config.job, self.config.rank, key, folder)
+            try:
+                self.trained.restored = restore(self.store, self.config.job, self.config.rank, key, folder)
+            except RestoreError as error:
+                self.trained.damaged |= error.damaged
+                self.node.say(f"checkpoint {key} cannot be restored: {error.reason}")
+                raise
 
         if self.config.rank != 0:
             agreement = gang.follow(address, fetch)
         else:
-            if spec.resume_from:
-                import_source(self.store, self.config.job, spec.resume_from)
+            self._import(spec.resume_from)
             candidates = list(proposals(self.store, self.config.job, retry.poisoned(state, POLICY)))
             port = self.node.machine.master_port(DEFAULT_MASTER_PORT)
             agreement = gang.lead(address, port, iter(candidates), fetch)
             if agreement.checkpoint in candidates:
                 self.trained.older_checkpoints = len(candidates) - candidates.index(agreement.checkpoint) - 1
-        self.trained.restored_from = agreement.checkpoint
-        self.beat.change(restored_from=agreement.checkpoint)
         return agreement
+
+    def _import(self, resume_from: str | None) -> None:
+        """Bring the checkpoint that a person asked to resume from into this job, once."""
+        source = parse_source(resume_from) if resume_from else None
+        if source is None or isinstance(source, FromFolder):
+            return  # A folder lies with the submitter, who has brought it already.
+        try:
+            import_checkpoint(self.store, self.config.job, source, scratch=self.paths.root)
+        except UserError as error:
+            raise SetupFailed(f"resume_from: {error}", user=True) from error
 
     # ── The training ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -211,7 +229,7 @@ class Life:
         claim = self.watch.claim()
         assert claim is not None
         self.peers = PeerWatch(self.store, self.config.job, claim, self.config.rank)
-        self._start_syncs(submission, place, agreement.checkpoint)
+        self._start_syncs(submission, place)
         env = training_environment(os.environ, submission, place) | self.secrets
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
@@ -234,9 +252,9 @@ class Life:
             self.trained.ended = self.training.end(ending, self.paths.notice, self._last_commit)
         return self._verdict(self.trained.ended)
 
-    def _start_syncs(self, submission: Submission, place: Place, restored: str | None) -> None:
+    def _start_syncs(self, submission: Submission, place: Place) -> None:
         spec = submission.spec
-        peers = self.peers
+        assert self.peers is not None
         self.sync = CheckpointSync(
             self.store,
             job=self.config.job,
@@ -245,16 +263,17 @@ class Life:
             nodes=self.config.nodes,
             folder=place.checkpoints,
             channel=self.paths.channel,
+            scratch=self.paths.scratch,
             keep=spec.checkpoints.keep,
-            last_restored=restored,
+            restored=self.trained.restored,
+            damaged=self.trained.damaged,
             open_files=lambda: open_for_writing(self.group.members(), place.checkpoints),
-            peers=peers.ranks_with_files if peers else None,
+            peers=self.peers.ranks_with_files,
+            lead_finished=lambda: self.peers is not None and self.peers.lead_finished,
         )
         self.sync.start()
         if place.outputs is not None:
-            self.outputs = OutputSync(
-                self.store, self.config.job, self.config.claim, self.config.rank, place.outputs
-            )
+            self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, place.outputs)
             self.outputs.start()
 
     def _reason_to_end(self) -> Ending | None:
@@ -308,7 +327,9 @@ class Life:
         self.logs.drain((until_s - time.monotonic()) / 2)
         if self.metrics is not None:
             self.metrics.drain((until_s - time.monotonic()) / 2)
-        for worker in (self.watch, self.peers, self.usage, self.sync, self.outputs, self.logs, self.metrics):
+        if self.sync is not None:
+            self.sync.close()
+        for worker in (self.watch, self.peers, self.usage, self.logs, self.metrics):
             if worker is not None:
                 worker.stop()
         self.beat.stop()
@@ -432,5 +453,3 @@ class Life:
             outputs=outputs,
             lib=self.paths.root / "lib",
         )
-
-

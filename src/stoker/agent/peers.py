@@ -41,6 +41,8 @@ class PeerWatch:
         self._stop = threading.Event()
         self._files: dict[int, int] = {}
         self.left: PeerLeft | None = None
+        # Rank 0 has written its exit: it commits nothing more.
+        self.lead_finished = False
 
     def start(self, on_change: Callable[[], None]) -> None:
         if self._watched:
@@ -65,6 +67,8 @@ class PeerWatch:
                 beat = found.heartbeat.value if isinstance(found.heartbeat, Known) else None
                 if beat is not None:
                     self._files[node.rank] = beat.value.checkpoint_files
+                if node.rank == 0 and isinstance(found.exit, Known) and found.exit.value is not None:
+                    self.lead_finished = True
                 left = _leaving(node.rank, found, beat.value if beat else None)
                 if left is not None and self.left is None:
                     self.left = left

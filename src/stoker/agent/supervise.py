@@ -98,9 +98,7 @@ class Training:
         code = self._root.wait()
         self._ended_s = time.monotonic()
         self._group.kill()
-        return Ended(
-            code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s
-        )
+        return Ended(code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s)
 
     def end(self, ending: Ending, notice: Path, last_look: Callable[[float, bool], bool]) -> Ended:
         """Ask it to save and go, then make it. `last_look(seconds, frozen)` makes durable what it saved."""
