@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from stoker import codec, layout
@@ -169,7 +170,7 @@ def read_manifests(store: Store, job: str, prefix: str, *, cache: Cache | None =
         listed.append((place, meta))
     known = cache if cache is not None else {}
     missing = [(place, meta) for place, meta in listed if (meta.key, meta.etag) not in known]
-    reads = [lambda place=place, meta=meta: _read(store, job, place, meta) for place, meta in missing]
+    reads = [partial(_read, store, job, place, meta) for place, meta in missing]
     answers = run_all(reads, NEAR_WORKERS if store.near else FAR_WORKERS)
     gone = set()
     for (_, meta), answer in zip(missing, answers, strict=True):
@@ -340,7 +341,7 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
     try:
         workers = NEAR_WORKERS if store.near else FAR_WORKERS
         problems = run_all(
-            [lambda number=number, part=part: fetch_one(number, part) for number, part in enumerate(wanted)],  # type: ignore[misc]
+            [partial(fetch_one, number, part) for number, part in enumerate(wanted)],
             workers,
         )
         damaged = {

@@ -85,18 +85,21 @@ class Save:
             number = max((number for number, _ in numbered(self._folder)), default=0) + 1
             write_json(staging / MARKER, {"name": self._name, "number": number, "step": self._step})
             _sync(staging)
+            if self._channel is not None:
+                # Before the folder has its name: a save that is replaced by this one is never left without a successor.
+                self.requested = self._request(self._channel, number)
             _replace_folder(staging, self._folder / self._name)
             _sync(self._folder)
-            if self._channel is not None:
-                self.requested = self._request(self._channel)
 
-    def _request(self, channel: Path) -> int:
+    def _request(self, channel: Path, number: int) -> int:
         sequence, sharded = counters(channel)
         sequence, sharded = sequence + 1, sharded + int(self._sharded)
         write_json(channel / "commits.next", {"sequence": sequence, "sharded": sharded})
         request = {
             "sequence": sequence,
             "name": self._name,
+            # By which the agent sees that the folder has since been replaced by a later save of the same name.
+            "number": number,
             "step": self._step,
             # Parts of different saves must never make one checkpoint, even if their names are equal.
             "generation": sharded if self._sharded else 0,
@@ -160,17 +163,40 @@ class Gathering:
 
 
 class Lock:
-    """Held while the folder and the requests change together. The agent takes it, too, to remove an old save."""
+    """Held while the folder and the requests change together. The agent takes it, too, to remove an old save.
 
-    def __init__(self, folder: Path, channel: Path | None) -> None:
+    With `timeout_s`, raises TimeoutError when it cannot be had: whoever holds it may be stopped.
+    """
+
+    def __init__(self, folder: Path, channel: Path | None, timeout_s: float | None = None) -> None:
         self._path = (channel or folder) / LOCK
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> None:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
+
+    def _take(self) -> None:
+        if self._timeout_s is None:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            return
+        limit = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= limit:
+                    raise TimeoutError(f"{self._path} is held") from None
+                time.sleep(POLL_S)
+            else:
+                return
 
 
 def numbered(folder: Path) -> list[tuple[int, str]]:

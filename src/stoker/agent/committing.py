@@ -1,0 +1,315 @@
+"""What is committed, and when: saves the script asked for, a folder that settled, or a folder that follows rank 0's."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from stoker.agent.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.commits import CommitQueue, CommitRequest
+from stoker.agent.publish import Draft, Publisher
+from stoker.agent.snapshot import Choice, File, Files, FolderWatch, copy_stable, scan, signature_of, unit_of
+from stoker.checkpoints import Stored, save_of
+from stoker.layout import safe_name
+from stoker.model import BlobRef
+
+# The folder is scanned at most this often, and so that scanning takes about 1 % of a core.
+LOOK_S = 0.5
+MAX_LOOK_S = 60.0
+LOOK_SHARE = 0.01
+
+
+class RequestedCommits:
+    """Saves made with `stoker.train.checkpoint`, in order.
+
+    If the store is slower than the script, older saves are passed over for newer ones; the last never is. Sharded saves
+    must be passed over alike on every rank, or no save would ever be complete: of those that wait, the one with the
+    roundest number goes first, so that ranks of different speed meet.
+    """
+
+    def __init__(
+        self,
+        queue: CommitQueue,
+        folder: Path,
+        sender: BlobSender,
+        publisher: Publisher,
+        *,
+        rank: int,
+        nodes: int,
+        keep: int,
+        hurry: Callable[[], bool],
+    ) -> None:
+        self._queue = queue
+        self._folder = folder
+        self._sender = sender
+        self._publisher = publisher
+        self._rank = rank
+        self._nodes = nodes
+        self._keep = keep
+        self._hurry = hurry
+        self.waiting: list[CommitRequest] = []
+        # The newest save that waits, and its size: it does not change, so it is measured once.
+        self._measured = (0, 0)
+        self.files = 0
+        self.skipped = 0
+
+    def advance(self, *, final: bool) -> bool:
+        """Commit one save, or find that one need not be. False: there is nothing to do."""
+        self.waiting = self._queue.waiting()
+        for request in self.waiting:
+            if self._rank and not request.sharded:
+                self._queue.answer(request, key=None, note="not sharded: rank 0's is the one that counts")
+        self.waiting = [request for request in self.waiting if not self._rank or request.sharded]
+        if not self.waiting:
+            return False
+        request = pick(self.waiting, final=final)
+        held = self._queue.holds(request)
+        if held is None and not final:
+            return False
+        if not held:
+            self._pass_over([request], "replaced or removed before it was committed")
+            return True
+        self._commit(request, final=final)
+        return True
+
+    def unsynced_bytes(self) -> int:
+        """What would be lost now: the newest save that waits."""
+        if not self.waiting:
+            return 0
+        newest = self.waiting[-1]
+        if self._measured[0] != newest.sequence:
+            files = scan(self._folder / newest.name, ()).values()
+            self._measured = (newest.sequence, sum(file.size for file in files))
+        return self._measured[1]
+
+    def _commit(self, request: CommitRequest, *, final: bool) -> None:
+        root = self._folder / request.name
+        files = scan(root, ()).values()
+        self.files = len(files)
+        total = sum(file.size for file in files)
+
+        def proceed() -> bool:
+            # With little time left the newest save goes first, unless this one is nearly there.
+            if final or not self._hurry() or self._sender.bytes_left * 2 < total:
+                return True
+            return all(other.sequence <= request.sequence for other in self._queue.waiting())
+
+        outgoing = [
+            Outgoing(file._replace(path=f"{request.name}/{file.path}"), root / file.path) for file in files
+        ]
+        blobs = self._sender.send(outgoing, proceed)
+        if not self._queue.holds(request):
+            raise Unstable(request.name)
+        manifest = self._publisher.manifest(
+            request.name,
+            self._publisher.ordinal_of(request.sequence),
+            tuple(blobs.values()),
+            ranks=tuple(range(self._nodes)) if request.sharded else (0,),
+            step=request.step,
+            generation=request.generation,
+        )
+        self._publisher.publish(Draft(manifest, partial(self._committed, request, final)))
+
+    def _committed(self, request: CommitRequest, final: bool, key: str) -> None:
+        self._queue.answer(request, key=key)
+        older = [
+            other
+            for other in self._queue.waiting()
+            # At the end the other ranks may have no newer one than this.
+            if other.sequence < request.sequence and not (final and other.sharded)
+        ]
+        self._pass_over(older, f"{request.name} is newer")
+        self.waiting = self._queue.waiting()
+        self._queue.tidy(self._keep)
+
+    def _pass_over(self, requests: Iterable[CommitRequest], note: str) -> None:
+        for request in requests:
+            self._queue.answer(request, key=None, note=note)
+            self.skipped += 1
+
+
+def pick(waiting: list[CommitRequest], *, final: bool) -> CommitRequest:
+    """Which save goes first."""
+    sharded = [request for request in waiting if request.sharded]
+    if final or not sharded:
+        return waiting[-1]
+    return max(sharded, key=lambda one: (one.generation & -one.generation, one.sequence))
+
+
+class FolderCommits:
+    """The whole folder of a script that knows nothing of Stoker, committed when it settles.
+
+    `ranks` gives the ranks that take part; `suspects` the files that may be half written at the end.
+    """
+
+    def __init__(
+        self,
+        watch: FolderWatch,
+        folder: Path,
+        scratch: Path,
+        sender: BlobSender,
+        publisher: Publisher,
+        *,
+        ranks: Callable[[], tuple[int, ...]],
+        suspects: Callable[[], Iterable[str]],
+        spacing_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = watch
+        self._folder = folder
+        self._scratch = scratch
+        self._sender = sender
+        self._publisher = publisher
+        self._ranks = ranks
+        self._suspects = suspects
+        self._spacing_s = spacing_s
+        self._monotonic = monotonic
+        self._look_at = self._not_before = float("-inf")
+
+    @property
+    def files(self) -> int:
+        return len(self._watch.files)
+
+    def unsynced_bytes(self) -> int:
+        return sum(file.size for file in self._watch.dirty().values())
+
+    def advance(self, *, final: bool) -> bool:
+        """Commit the folder if there is something new that is whole. False: there is not."""
+        self.look(now=final)
+        if not final and self._monotonic() < self._not_before:
+            return False
+        choice = self._watch.choose_final(set(self._suspects())) if final else self._watch.choose()
+        if choice is None:
+            return False
+        blobs = self._send(choice)
+        if {path: blob.digest for path, blob in blobs.items()} == {
+            path: blob.digest for path, blob in self._watch.last.items()
+        }:
+            # Touched, or written again with the same bytes.
+            self._watch.committed_now(choice, self._watch.last)
+            return False
+        ordinal = self._publisher.next_ordinal()
+        manifest = self._publisher.manifest(
+            name_of(
+                {path: file for path, file in choice.files.items() if path not in choice.streams}, ordinal
+            ),
+            ordinal,
+            tuple(blobs.values()),
+            ranks=self._ranks(),
+            generation=-ordinal,
+        )
+        self._publisher.publish(Draft(manifest, lambda _key: self._committed(choice, blobs)))
+        return True
+
+    def look(self, *, now: bool = False) -> None:
+        """Scan the folder if it is time to."""
+        if not now and self._monotonic() < self._look_at:
+            return
+        began = time.thread_time()
+        self._watch.look()
+        cost_s = (time.thread_time() - began) / LOOK_SHARE
+        self._look_at = self._monotonic() + min(max(LOOK_S, cost_s), MAX_LOOK_S)
+
+    def _committed(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
+        self._watch.committed_now(choice, blobs)
+        self._sender.forget_files([file.signature for file in self._watch.files.values()])
+        self._not_before = self._monotonic() + self._spacing_s
+
+    def _send(self, choice: Choice) -> dict[str, BlobRef]:
+        copies = self._scratch / "copies"
+        try:
+            outgoing = [self._outgoing(file, choice, copies) for file in choice.files.values()]
+            self._check_units(choice)
+            # What stays as it was is older than what is new.
+            return choice.carried | self._sender.send(outgoing)
+        finally:
+            shutil.rmtree(copies, ignore_errors=True)
+
+    def _outgoing(self, file: File, choice: Choice, copies: Path) -> Outgoing:
+        source = self._folder / file.path
+        if file.path not in choice.copies or file.link is not None:
+            return Outgoing(file, source)
+        copies.mkdir(parents=True, exist_ok=True)
+        target = copies / str(sum(1 for _ in copies.iterdir()))
+        begun_ns = time.time_ns()
+        try:
+            stable = copy_stable(source, file, target)
+        except FileNotFoundError:
+            stable = False
+        if not stable:
+            raise Unstable(file.path)
+        return Outgoing(file, target, begun_ns)
+
+    def _check_units(self, choice: Choice) -> None:
+        """After copying: the rest of what the copies belong to is still what was looked at."""
+        units = {unit_of(path) for path in choice.copies}
+        for path, file in choice.files.items():
+            beside = path not in choice.copies and unit_of(path) in units
+            if beside and signature_of(self._folder / path, file) != file.signature:
+                raise Unstable(path)
+
+
+class FollowingCommits(FolderCommits):
+    """The folder of another rank than 0: committed when it settles after rank 0 committed a save it takes part in."""
+
+    def __init__(self, *args: object, rank: int, follow_s: float, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self._rank = rank
+        self._follow_s = follow_s
+        self._follow_at = float("-inf")
+        self._hurried = self._sent_ahead = False
+
+    def advance(self, *, final: bool) -> bool:
+        self.look(now=final)
+        if final and not self._hurried:
+            self._hurried, self._follow_at, self._follow_s = True, float("-inf"), LOOK_S
+        if not self._watch.files or self._monotonic() < self._follow_at:
+            return False
+        self._follow_at = self._monotonic() + self._follow_s
+        leader = self._leader()
+        if final:
+            choice = self._watch.choose_final(set(self._suspects()), anyway=leader is not None)
+        else:
+            choice = self._watch.settled()
+        if choice is None:
+            return False
+        if leader is None or leader.manifest is None:
+            if final and not self._sent_ahead:
+                # Rank 0 is still at it. What takes long can be done meanwhile.
+                self._send(choice)
+                self._sent_ahead = True
+            return False
+        blobs = self._send(choice)
+        manifest = self._publisher.manifest(
+            leader.place.name,
+            self._publisher.next_ordinal(),
+            tuple(blobs.values()),
+            ranks=leader.manifest.ranks,
+            generation=leader.manifest.generation,
+        )
+        self._publisher.publish(Draft(manifest, lambda _key: self._committed(choice, blobs)))
+        return True
+
+    def _leader(self) -> Stored | None:
+        """Rank 0's newest commit of this attempt, if this rank takes part in it and has not committed its own."""
+        stored = self._publisher.read()
+        led = [item for item in stored if item.place.rank == 0 and item.manifest is not None]
+        newest = max(led, key=lambda item: item.place, default=None)
+        if newest is None or newest.manifest is None or self._rank not in newest.manifest.ranks:
+            return None
+        mine = {save_of(item) for item in stored if item.place.rank == self._rank}
+        return None if save_of(newest) in mine else newest
+
+
+def name_of(files: Files, ordinal: int) -> str:
+    """The name of the newest thing at the top of the folder, without its ending, if it can stand in a key."""
+    newest = max(files.values(), key=lambda file: (file.signature.modified_ns, file.path), default=None)
+    if newest is None:
+        return f"auto-{ordinal}"
+    top, separator, _ = newest.path.partition("/")
+    name = top if separator else Path(top).stem
+    name = "".join(letter if safe_name(f"a{letter}") else "-" for letter in name).lstrip(".")[:100]
+    return name if safe_name(name) else f"auto-{ordinal}"

@@ -1,0 +1,240 @@
+"""Bring the outputs folder to the store as plain files, while the training runs and once more at its end.
+
+Each file is put as a whole when it has not changed for a moment. What is removed from the folder stays in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker import layout
+from stoker.agent.snapshot import File, Files, Signature, scan, signature_of
+from stoker.errors import StoreError
+from stoker.store import FileChanged, Store, can_be_key
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+# A file that never stops changing, such as a log, is put this often all the same.
+BUSY_S = 30.0
+NEAR_LOOK_S = 1.0
+FAR_LOOK_S = 5.0
+LOOK_SHARE = 0.01
+MAX_LOOK_S = 60.0
+# Files up to this size pass through memory, which replaces them atomically.
+WHOLE_BYTES = 8 * 1024 * 1024
+# What S3 allows for a key, less what comes before the path.
+_PATH_BYTES = 900
+_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class OutputStatus:
+    """How far the outputs are."""
+
+    files: int = 0
+    unsynced_bytes: int = 0
+    bytes_moved: int = 0
+    error: str | None = None
+
+
+class OutputSync:
+    """One node's outputs. Rank 0's lie directly under the claim, the others' in `rank-<r>/`."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        claim: int,
+        rank: int,
+        folder: Path,
+        *,
+        settle_s: float = SETTLE_S,
+        busy_s: float = BUSY_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._prefix = layout.outputs(job, claim) + (f"rank-{rank}/" if rank else "")
+        self._folder = folder
+        self._settle_s = settle_s
+        self._busy_s = busy_s
+        self._monotonic = monotonic
+        self._files: Files = {}
+        self._changed_at: dict[str, float] = {}
+        self._dirty_since: dict[str, float] = {}
+        self._stored: dict[str, Signature] = {}
+        self._refused: set[str] = set()
+        self._bytes_moved = 0
+        self._failures = 0
+        self._error: str | None = None
+        self._look_at = self._retry_at = float("-inf")
+        self._wake = threading.Event()
+        self._until: float | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._status = OutputStatus()
+
+    def start(self) -> None:
+        """Begin to sync in the background."""
+        self._thread = threading.Thread(target=self._run, name="output-sync", daemon=True)
+        self._thread.start()
+
+    def status(self) -> OutputStatus:
+        """As of the last round. Safe to call from any thread."""
+        return self._status
+
+    def close(self) -> None:
+        """Stop without a last round."""
+        self._closing = True
+        self._wake.set()
+
+    def final(self, deadline_s: float) -> bool:
+        """Put everything that is there, after the training is dead. False: not all of it within the time.
+
+        A call to the store that hangs is left behind on its thread. Call it once.
+        """
+        self._until = self._monotonic() + deadline_s
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._finish, name="output-sync", daemon=True)
+            self._thread.start()
+        self._thread.join(timeout=max(0.0, deadline_s))
+        return not self._thread.is_alive() and not self._dirty()
+
+    def tick(self, *, final: bool = False) -> None:
+        """One round: look, and put what has settled, or everything at the end."""
+        now = self._monotonic()
+        if final or now >= self._look_at:
+            self._look()
+        if now >= self._retry_at:
+            try:
+                for file in self._ready(final=final):
+                    self._put(file)
+                    if self._until is not None and not final:
+                        break
+                self._error, self._failures = None, 0
+            except (StoreError, OSError) as error:
+                self._note_failure(error)
+        self._refresh()
+
+    # ── the loop ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while not self._closing and self._until is None:
+            try:
+                self.tick()
+            except Exception as error:
+                # Whatever it is, one bad round must not end the syncing.
+                log.exception("output sync")
+                self._note_failure(error)
+            self._wake.wait(_POLL_S)
+        if self._until is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        assert self._until is not None
+        self._retry_at, self._failures = float("-inf"), 0
+        while self._monotonic() < self._until and not self._closing:
+            try:
+                self.tick(final=True)
+            except Exception as error:
+                # Nothing may keep the agent from writing how the training ended.
+                log.exception("last output sync")
+                self._note_failure(error)
+            if self._error is None and not self._dirty():
+                return
+            time.sleep(min(_POLL_S, max(0.0, self._until - self._monotonic())))
+
+    def _look(self) -> None:
+        began, now = time.thread_time(), self._monotonic()
+        before, self._files = self._files, scan(self._folder)
+        for path, file in self._files.items():
+            known = before.get(path)
+            if known is None or known.signature != file.signature:
+                self._changed_at[path] = now
+                self._dirty_since.setdefault(path, now)
+        for path in before.keys() - self._files.keys():
+            for memory in (self._changed_at, self._dirty_since, self._stored):
+                memory.pop(path, None)
+        cost_s = (time.thread_time() - began) / LOOK_SHARE
+        least_s = NEAR_LOOK_S if self._store.near else FAR_LOOK_S
+        self._look_at = now + min(max(min(least_s, self._settle_s), cost_s), MAX_LOOK_S)
+
+    def _dirty(self) -> list[File]:
+        return [
+            file
+            for path, file in self._files.items()
+            if self._stored.get(path) != file.signature and path not in self._refused
+        ]
+
+    def _ready(self, *, final: bool) -> list[File]:
+        now = self._monotonic()
+        return [
+            file
+            for file in self._dirty()
+            if final
+            or now - self._changed_at[file.path] >= self._settle_s
+            or (now - self._dirty_since.get(file.path, now) >= self._busy_s and file.size <= WHOLE_BYTES)
+        ]
+
+    def _put(self, file: File) -> None:
+        key, source = self._prefix + file.path, self._folder / file.path
+        if not can_be_key(key) or len(file.path.encode()) > _PATH_BYTES:
+            log.warning("%s is not synced: its name cannot be kept in the store", file.path)
+            self._refused.add(file.path)
+            return
+        try:
+            if not source.is_file():
+                # A link to a folder: what is in it is found where it is.
+                self._refused.add(file.path)
+                return
+            if not self._put_bytes(file, source, key):
+                return
+        except FileNotFoundError:
+            return
+        if signature_of(source, file) == file.signature:
+            self._stored[file.path] = file.signature
+        self._dirty_since.pop(file.path, None)
+
+    def _put_bytes(self, file: File, source: Path, key: str) -> bool:
+        with source.open("rb") as reader:
+            data = reader.read(WHOLE_BYTES + 1)
+        if len(data) <= WHOLE_BYTES:
+            # Caught in the middle of a write: once more later. But what never rests is a log, whole at any length.
+            waited_s = self._monotonic() - self._dirty_since.get(file.path, self._monotonic())
+            patient = self._until is None and waited_s < self._busy_s
+            if patient and signature_of(source, file) != file.signature:
+                return False
+            self._store.put(key, data)
+            self._bytes_moved += len(data)
+            return True
+        # Too large for memory, and files are only ever created: for a moment there is none, but never half of one.
+        del data
+        try:
+            self._store.delete([key])
+            self._bytes_moved += self._store.put_file(source, lambda _digest: key).moved
+        except FileChanged:
+            return False
+        return True
+
+    def _note_failure(self, error: Exception) -> None:
+        if self._failures == 0:
+            log.warning("outputs cannot be brought to the store now: %s", error)
+        self._error = f"{type(error).__name__}: {error}"
+        self._retry_at = self._monotonic() + min(_BACKOFF_S * 2**self._failures, _MAX_BACKOFF_S)
+        self._failures = min(self._failures + 1, 10)
+
+    def _refresh(self) -> None:
+        self._status = OutputStatus(
+            files=len(self._files),
+            unsynced_bytes=sum(file.size for file in self._dirty()),
+            bytes_moved=self._bytes_moved,
+            error=self._error,
+        )

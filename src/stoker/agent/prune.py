@@ -1,0 +1,108 @@
+"""Forget old checkpoints: manifests first, then the blobs that no manifest needs any more.
+
+A crash in between leaves blobs that nothing refers to, and the next pruning finds them. Each rank prunes its own, on
+the thread that commits, so a blob is never removed while a commit that needs it is being made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stoker import layout
+from stoker.agent.blobs import BlobSender
+from stoker.checkpoints import Cache, Place, Stored, group, read_manifests
+from stoker.model import Manifest
+from stoker.store import Store
+
+# Saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for ever.
+_INCOMPLETE = 8
+# Blobs are listed at the first pruning and then every so often; in between, what this agent sent is known.
+_LIST_EVERY = 50
+
+
+class Pruner:
+    """Keeps the newest `keep` complete checkpoints and the one that was restored last."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        claim: int,
+        rank: int,
+        *,
+        keep: int,
+        last_restored: str | None,
+        sender: BlobSender,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._claim = claim
+        self._rank = rank
+        self._keep = max(1, keep)
+        self._last_restored = last_restored
+        self._sender = sender
+        self._cache: Cache = {}
+        self._rounds = 0
+        self._listed: set[str] = set()
+
+    def prune(self) -> None:
+        """One round. Raises StoreError; what was not removed then is removed by a later round."""
+        stored = read_manifests(self._store, self._job, layout.checkpoints(self._job), cache=self._cache)
+        doomed = removable(stored, self._claim, self._rank, self._keep, self._last_restored)
+        self._store.delete([layout.manifest(self._job, place.key) for place in doomed])
+        present = {(item.meta.key, item.meta.etag) for item in stored if item.place not in doomed}
+        self._cache = {seen: manifest for seen, manifest in self._cache.items() if seen in present}
+        own = [item for item in stored if item.place.rank == self._rank and item.place not in doomed]
+        if any(item.manifest is None for item in own):
+            # It cannot be read, so what it needs is not known.
+            return
+        needed = {blob.digest for item in own if item.manifest for blob in item.manifest.files}
+        self._remove_blobs(needed)
+
+    def _remove_blobs(self, needed: set[str]) -> None:
+        prefix = f"{layout.blobs(self._job)}{self._rank}/"
+        if self._rounds % _LIST_EVERY == 0:
+            self._listed = {meta.key[len(prefix) :] for meta in self._store.list(prefix)}
+        self._rounds += 1
+        useless = (self._listed | self._sender.durable) - needed
+        # Before they are removed: if the reply is lost, they may be gone.
+        self._sender.forget_blobs(useless)
+        self._listed |= useless
+        self._store.delete([prefix + digest for digest in sorted(useless)])
+        self._listed -= useless
+
+
+def removable(
+    stored: Sequence[Stored], claim: int, rank: int, keep: int, last_restored: str | None
+) -> set[Place]:
+    """Which manifests of this rank may go, as an agent of that claim sees it.
+
+    Never: those of the newest `keep` complete checkpoints, the one that was restored last, and anything at all once a
+    newer claim has committed, since then another attempt decides.
+    """
+    if any(item.place.claim > claim for item in stored):
+        return set()
+    complete = [checkpoint for checkpoint in group(stored) if checkpoint.complete]
+    kept = _places(manifest for one in complete[-keep:] for manifest in one.manifests.values())
+    restored = _places(
+        manifest for one in group(stored) if one.key == last_restored for manifest in one.manifests.values()
+    )
+    old = _places(manifest for one in complete[:-keep] for manifest in one.manifests.values())
+    own = sorted(item.place for item in stored if item.place.rank == rank)
+    own_kept = [place for place in own if place in kept]
+    # A part that became complete never is younger than this; what is older and incomplete stays so.
+    newest = max(own_kept, default=None)
+    oldest_claim = min((place.claim for place in kept), default=0)
+    doomed, waiting = set(), []
+    for place in own:
+        if place in kept or place in restored:
+            continue
+        if place in old or (newest is not None and place < newest) or place.claim < oldest_claim:
+            doomed.add(place)
+        else:
+            waiting.append(place)
+    return doomed | set(waiting[: -(keep + _INCOMPLETE)])
+
+
+def _places(manifests: Iterable[Manifest]) -> set[Place]:
+    return {Place(one.claim, one.ordinal, one.name, one.rank) for one in manifests}

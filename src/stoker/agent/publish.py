@@ -1,0 +1,166 @@
+"""Write a rank's manifests: each once, in order, whatever becomes of the replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from stoker import codec, layout
+from stoker.checkpoints import Cache, Place, Stored, read_manifests
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model import BlobRef, CheckpointRef, Manifest
+from stoker.store import Store
+
+# The store says "exists", then "absent": a rival's write that failed after all. More often than this is an outage.
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A manifest whose blobs are all durable, and what to do when it is written."""
+
+    manifest: Manifest
+    done: Callable[[str], None]
+
+    def moved_on(self) -> Draft:
+        """The same with the next ordinal."""
+        ordinal, generation = self.manifest.ordinal + 1, self.manifest.generation
+        if generation == -self.manifest.ordinal:
+            generation = -ordinal
+        return replace(self, manifest=replace(self.manifest, ordinal=ordinal, generation=generation))
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class Publisher:
+    """Publishes for one rank in one attempt. A draft whose fate is unknown goes before everything else.
+
+    That matters: a manifest that may or may not be there must not be forgotten, or its blobs could be pruned.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        claim: int,
+        rank: int,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._claim = claim
+        self._rank = rank
+        self._monotonic = monotonic
+        self._now = now
+        self._cache: Cache = {}
+        self._newest: int | None = None
+        self._offset: int | None = None
+        self._draft: Draft | None = None
+        self.commits = 0
+        # The newest commit of this attempt, and when it was made by the monotonic clock.
+        self.last: tuple[CheckpointRef, float] | None = None
+        self._last_place: Place | None = None
+
+    @property
+    def in_doubt(self) -> bool:
+        return self._draft is not None
+
+    def read(self) -> list[Stored]:
+        """The manifests of this attempt, of every rank."""
+        return read_manifests(
+            self._store,
+            self._job,
+            f"{layout.checkpoints(self._job)}{layout.number(self._claim)}/",
+            cache=self._cache,
+        )
+
+    def next_ordinal(self) -> int:
+        """One more than the store has of this rank in this claim."""
+        if self._newest is None:
+            own = [item.place.ordinal for item in self.read() if item.place.rank == self._rank]
+            self._newest = max(own, default=0)
+        return self._newest + 1
+
+    def ordinal_of(self, sequence: int) -> int:
+        """The ordinal of a request, so that requests are in order whenever they are committed."""
+        if self._offset is None:
+            self._offset = max(0, self.next_ordinal() - sequence)
+        return sequence + self._offset
+
+    def manifest(
+        self,
+        name: str,
+        ordinal: int,
+        files: tuple[BlobRef, ...],
+        *,
+        ranks: tuple[int, ...] = (0,),
+        step: int | None = None,
+        generation: int = 0,
+    ) -> Manifest:
+        return Manifest(
+            name=name,
+            job=self._job,
+            claim=self._claim,
+            rank=self._rank,
+            ordinal=ordinal,
+            committed_at=self._now(),
+            files=files,
+            ranks=ranks,
+            step=step,
+            generation=generation,
+        )
+
+    def publish(self, draft: Draft) -> None:
+        """Write it. Raises StoreError: then it is in doubt, and `resume` must be called until it is not."""
+        self.resume()
+        self._draft = draft
+        self.resume()
+
+    def resume(self) -> None:
+        """Send the draft in doubt again, if there is one."""
+        absent = 0
+        while self._draft is not None:
+            draft = self._draft
+            manifest = draft.manifest
+            place = Place(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
+            key, data = layout.manifest(self._job, place.key), codec.dumps(manifest)
+            mine = True if self._store.create(key, data) else self._is_mine(key, data)
+            if mine is None:
+                absent += 1
+                if absent >= _ROUNDS:
+                    raise StoreUnavailable(f"{key} neither is there nor can be made")
+            elif mine:
+                self._draft = None
+                self._note(place, manifest)
+                draft.done(place.key)
+            else:
+                # Somebody's, such as an agent's that was restarted: the next place, and the same for all that follow.
+                self._draft = draft.moved_on()
+                if self._offset is not None:
+                    self._offset += 1
+
+    def _is_mine(self, key: str, data: bytes) -> bool | None:
+        """Whether what is there is what was sent, and only the reply was lost. None: nothing is there after all."""
+        try:
+            found = self._store.get(key, limit=len(data))
+        except (StoreUnavailable, StoreDenied):
+            raise
+        except StoreError:
+            # Larger than mine.
+            return False
+        return None if found is None else found.data == data
+
+    def _note(self, place: Place, manifest: Manifest) -> None:
+        self._newest = max(self._newest or 0, place.ordinal)
+        self.commits += 1
+        # A part of an older save may be committed after a newer one: that does not make it the newest.
+        if self._last_place is None or place > self._last_place:
+            self._last_place = place
+            ref = CheckpointRef(place.key, manifest.name, manifest.step, manifest.committed_at)
+            self.last = (ref, self._monotonic())

@@ -1,0 +1,154 @@
+"""Bring a checkpoint back: every file verified before the folder changes, and the next older one if that fails.
+
+An answer that does not come is no reason to fall back: StoreUnavailable is the caller's to wait out.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.agent.resume import import_checkpoint
+from stoker.checkpoints import (
+    Part,
+    Progress,
+    RestoreError,
+    choose,
+    fetch,
+    find_checkpoint,
+    list_checkpoints,
+    parts,
+)
+from stoker.store import Store
+
+log = logging.getLogger(__name__)
+
+__all__ = [
+    "RestoreError",
+    "Restored",
+    "import_checkpoint",
+    "proposals",
+    "restore",
+    "restore_newest",
+]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was restored: the files with the rank each came from. `damaged` are blobs found wrong on the way."""
+
+    key: str
+    parts: tuple[Part, ...]
+    damaged: frozenset[str] = frozenset()
+
+
+def restore(
+    store: Store,
+    job: str,
+    rank: int,
+    key: str,
+    folder: Path,
+    source_job: str | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Restored:
+    """Make `folder` what the checkpoint was, as this rank sees it: rank 0's files, the others', its own last.
+
+    What was in the folder is set aside as `.<folder>.replaced` beside it, once. Safe to repeat. Raises RestoreError
+    when the checkpoint is gone, incomplete or damaged, with the folder as before; StoreUnavailable when nobody
+    answered.
+    """
+    source = source_job or job
+    checkpoint = find_checkpoint(store, source, key)
+    if checkpoint is None:
+        raise RestoreError(f"{key} is not in the store any more")
+    if not checkpoint.complete:
+        missing = sorted(set(checkpoint.manifests[0].ranks) - set(checkpoint.manifests))
+        raise RestoreError(f"{key} is incomplete: nothing from rank {', '.join(map(str, missing))}")
+    wanted = parts(checkpoint, rank)
+    # Through a link, the folder it leads to is replaced, not the link.
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = _make_staging(folder)
+    try:
+        new = staging / "new"
+        fetch(store, source, wanted, new, progress)
+        new.chmod(folder.stat().st_mode & 0o7777)
+        _swap(new, folder, leave=staging.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Restored(key, tuple(wanted))
+
+
+def restore_newest(
+    store: Store,
+    job: str,
+    folder: Path,
+    poisoned: frozenset[str] = frozenset(),
+    *,
+    rank: int = 0,
+    progress: Progress | None = None,
+    on_failure: Callable[[str, RestoreError], None] = lambda _key, _error: None,
+) -> Restored | None:
+    """Restore the newest checkpoint that can be: for a node that needs to agree with nobody. None: there is none."""
+    damaged: frozenset[str] = frozenset()
+    for key in proposals(store, job, poisoned):
+        try:
+            restored = restore(store, job, rank, key, folder, progress=progress)
+        except RestoreError as error:
+            log.warning("checkpoint %s cannot be restored: %s", key, error.reason)
+            damaged |= error.damaged
+            on_failure(key, error)
+            continue
+        return Restored(restored.key, restored.parts, damaged)
+    return None
+
+
+def proposals(store: Store, job: str, poisoned: frozenset[str] = frozenset()) -> Iterator[str]:
+    """The keys worth trying, newest first; the store is asked anew for each, since others may have been pruned."""
+    before: str | None = None
+    while True:
+        found = choose(list_checkpoints(store, job), poisoned, before)
+        if found is None:
+            return
+        yield found.key
+        before = found.key
+
+
+def _make_staging(folder: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.restoring-", dir=folder.parent))
+    except OSError:
+        # A mount point in a folder that is not ours: then inside it, under a name that is never committed.
+        return Path(tempfile.mkdtemp(prefix=".tmp-restoring-", dir=folder))
+
+
+def _swap(new: Path, folder: Path, *, leave: str) -> None:
+    """Put `new` in the place of `folder`. What was there is kept once: it may be the user's own."""
+    old = [entry for entry in folder.iterdir() if entry.name != leave]
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    try:
+        if old:
+            shutil.rmtree(replaced, ignore_errors=True)
+            folder.rename(replaced)
+        new.rename(folder)
+    except OSError:
+        if not folder.exists():
+            replaced.rename(folder)
+        _move_contents(new, folder, old)
+
+
+def _move_contents(new: Path, folder: Path, old: list[Path]) -> None:
+    """For a folder that cannot be renamed, such as a mount point: what is in it can."""
+    aside = folder / ".tmp-replaced"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for entry in old:
+        if entry.name != aside.name:
+            entry.rename(aside / entry.name)
+    for entry in new.iterdir():
+        shutil.move(entry, folder / entry.name)

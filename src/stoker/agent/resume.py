@@ -1,0 +1,243 @@
+"""`resume_from`: copy a checkpoint from elsewhere into a job, as if an attempt before the first had committed it.
+
+It becomes `00000000/000000-NAME`, so that everything else sees one checkpoint more and nothing special. The blobs are
+this job's own: the job they came from may prune or be removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote
+
+from stoker import codec, layout
+from stoker.agent.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.snapshot import scan
+from stoker.checkpoints import (
+    FAR_WORKERS,
+    NEAR_WORKERS,
+    Checkpoint,
+    Part,
+    RestoreError,
+    choose,
+    fetch,
+    find_checkpoint,
+    list_checkpoints,
+    safe_path,
+)
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model import BlobRef, Manifest
+from stoker.parallel import run_all
+from stoker.saves import MARKER, read_json
+from stoker.store import Store, open_store
+
+log = logging.getLogger(__name__)
+
+CLAIM = 0
+ORDINAL = 0
+
+
+@dataclass(frozen=True)
+class FromJob:
+    """A checkpoint of another job in the same store; its newest one when `name` is None."""
+
+    job: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class FromFolder:
+    """A folder of plain files on this machine."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class FromUrl:
+    """Plain files in a bucket."""
+
+    url: str
+
+
+Source = FromJob | FromFolder | FromUrl
+
+
+def parse_source(text: str, *, base: Path | None = None) -> Source:
+    """Read `JOB[:NAME]`, a URL or a folder: what looks like a path (`/`, `./`, `~`), or a folder that exists."""
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        return FromFolder(Path(unquote(rest))) if scheme == "file" else FromUrl(text)
+    path = Path(text).expanduser()
+    if base is not None and not path.is_absolute():
+        path = base / path
+    if "/" in text or text.startswith((".", "~")) or path.is_dir():
+        return FromFolder(path)
+    job, _, name = text.partition(":")
+    return FromJob(job, name or None)
+
+
+def import_checkpoint(
+    store: Store,
+    job: str,
+    source: Source,
+    *,
+    poisoned: frozenset[str] = frozenset(),
+    scratch: Path | None = None,
+) -> str:
+    """Copy the checkpoint into `job` and return its key. Does nothing if one was imported before.
+
+    Every byte is verified on the way. `poisoned` are keys of the source job that are not taken. `scratch` is where
+    files are put meanwhile; a temporary folder by default. Raises UserError when there is nothing to import,
+    RestoreError when what was asked for by name is damaged, StoreError when the store fails: then it can be repeated,
+    and what was copied is not copied again.
+    """
+    imported = _imported(store, job)
+    if imported is not None:
+        return imported
+    folder = Path(tempfile.mkdtemp(prefix="stoker-import-", dir=scratch))
+    try:
+        match source:
+            case FromJob():
+                return _import_job(store, job, source, poisoned, folder)
+            case FromFolder():
+                return _import_folder(store, job, source.path, str(source.path), folder)
+            case FromUrl():
+                return _import_url(store, job, source.url, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _imported(store: Store, job: str) -> str | None:
+    found = [one for one in list_checkpoints(store, job) if one.place.claim == CLAIM and one.complete]
+    return found[-1].key if found else None
+
+
+# ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _import_job(store: Store, job: str, source: FromJob, poisoned: frozenset[str], folder: Path) -> str:
+    before: str | None = None
+    while True:
+        found = [one for one in list_checkpoints(store, source.job) if source.name in (None, one.name)]
+        chosen = choose(found, poisoned, before)
+        if chosen is None:
+            what = f"no checkpoint called {source.name}" if source.name else "no checkpoint"
+            raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
+        try:
+            return _copy(store, job, source.job, chosen, folder)
+        except RestoreError as error:
+            # Only its newest was asked for: one that is damaged, or was pruned under our hands, is passed over.
+            if source.name is not None and find_checkpoint(store, source.job, chosen.key) is not None:
+                raise
+            log.warning("%s of %s cannot be imported: %s", chosen.key, source.job, error.reason)
+            before = chosen.key
+
+
+def _copy(store: Store, job: str, source_job: str, checkpoint: Checkpoint, folder: Path) -> str:
+    workers = NEAR_WORKERS if store.near else FAR_WORKERS
+    # Rank 0 last: the checkpoint exists when its manifest does.
+    for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
+        blobs = {blob.digest: blob for blob in manifest.files}.values()
+        run_all(
+            [partial(_copy_blob, store, job, source_job, rank, blob, folder) for blob in blobs],
+            workers,
+        )
+        _create(store, replace(manifest, job=job, claim=CLAIM, ordinal=ORDINAL))
+    return layout.checkpoint_key(CLAIM, ORDINAL, checkpoint.name)
+
+
+def _copy_blob(store: Store, job: str, source_job: str, rank: int, blob: BlobRef, folder: Path) -> None:
+    target = layout.blob(job, rank, blob.digest)
+    found = store.head(target)
+    if found is not None and found.size == blob.size:
+        return
+    place = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        plain = BlobRef(path="blob", digest=blob.digest, size=blob.size)
+        fetch(store, source_job, [Part(rank, plain)], place)
+        sent = store.put_file(place / "blob", lambda digest: layout.blob(job, rank, digest))
+        if sent.digest != blob.digest:
+            raise RestoreError(f"{blob.path}: changed while it was copied")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+# ── From plain files ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path) -> str:
+    if not path.is_dir():
+        raise UserError(f"resume_from: {shown} is no folder")
+    marker = read_json(path / MARKER)
+    name = _name(str(marker["name"]) if marker and "name" in marker else path.resolve().name)
+    # A save of stoker.train by itself goes where the script will look for it.
+    inside = f"{name}/" if marker is not None else ""
+    step = marker.get("step") if marker else None
+    files = scan(path).values()
+    if not files:
+        raise UserError(f"resume_from: {shown} is empty")
+    sender = BlobSender(store, job, 0, scratch=scratch, workers=NEAR_WORKERS if store.near else FAR_WORKERS)
+    try:
+        blobs = sender.send([Outgoing(file, path / file.path) for file in files])
+    except Unstable as error:
+        raise UserError(f"resume_from: {error} changed while it was read") from None
+    manifest = Manifest(
+        name=name,
+        job=job,
+        claim=CLAIM,
+        rank=0,
+        ordinal=ORDINAL,
+        committed_at=datetime.now(timezone.utc),
+        files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
+        step=step if isinstance(step, int) else None,
+    )
+    _create(store, manifest)
+    return layout.checkpoint_key(CLAIM, ORDINAL, name)
+
+
+def _import_url(store: Store, job: str, url: str, scratch: Path) -> str:
+    source = open_store(url)
+    keys = [meta.key for meta in source.list("") if safe_path(meta.key)]
+    if not keys:
+        raise UserError(f"resume_from: there is nothing at {url}")
+    folder = scratch / _name(url.rstrip("/").rpartition("/")[2])
+
+    def fetch_one(key: str) -> None:
+        target = folder / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.get_file(key, target) is None:
+            raise UserError(f"resume_from: {url}/{key} was removed while it was read")
+
+    run_all([partial(fetch_one, key) for key in keys], FAR_WORKERS)
+    return _import_folder(store, job, folder, url, scratch)
+
+
+def _create(store: Store, manifest: Manifest) -> None:
+    """Write the manifest, unless one is there that holds the same."""
+    place = layout.manifest(
+        manifest.job, layout.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
+    )
+    if store.create(place, codec.dumps(manifest)):
+        return
+    try:
+        found = store.get(place)
+        same = found is not None and codec.loads(Manifest, found.data).files == manifest.files
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError:
+        same = False
+    if not same:
+        raise RestoreError(f"{place} is taken by another checkpoint")
+
+
+def _name(text: str) -> str:
+    safe = "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text
+    )
+    safe = safe.lstrip(".")[:100]
+    return safe if layout.safe_name(safe) else "imported"

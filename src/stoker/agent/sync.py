@@ -1,0 +1,417 @@
+"""Keep a node's checkpoints safe in the store while it trains.
+
+Blobs first, then a create-only manifest: a checkpoint exists when its manifest does. A script asks for commits through
+`stoker.train`; for one that knows nothing of Stoker the folder itself is watched (see snapshot.py). A store that is
+down is tried again for ever, and training never waits for it.
+
+Of several nodes whose scripts know nothing, rank 0 leads: it commits when its folder settles and names the ranks that
+have files; each of these then commits its own folder under the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from stoker.agent.blobs import Abandoned, BlobSender, Unstable
+from stoker.agent.commits import CommitQueue
+from stoker.agent.committing import FolderCommits, FollowingCommits, RequestedCommits
+from stoker.agent.prune import Pruner
+from stoker.agent.publish import Publisher, utc_now
+from stoker.agent.restore import Restored
+from stoker.agent.snapshot import BUSY_S, FolderWatch, Signature
+from stoker.checkpoints import FAR_WORKERS, NEAR_WORKERS, list_checkpoints
+from stoker.errors import StoreError
+from stoker.model import CheckpointRef
+from stoker.store import Store
+
+log = logging.getLogger(__name__)
+
+NEAR_SETTLE_S = 2.0
+FAR_SETTLE_S = 5.0
+# On several nodes rank 0 waits a little longer, so that it knows which others are saving, too.
+GANG_SETTLE_S = 10.0
+# A folder that changes all the time is not committed more often than this.
+NEAR_SPACING_S = 5.0
+FAR_SPACING_S = 20.0
+# How often rank 0's commits are looked for by the others.
+NEAR_FOLLOW_S = 1.0
+FAR_FOLLOW_S = 10.0
+# How long a rank that has nothing new waits, at the end, for a last commit of rank 0 to join.
+FOLLOW_PATIENCE_S = 15.0
+POLL_S = 0.1
+_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_LAST_BACKOFF_S = 2.0
+# Pruning at the very end is worth it only when there is time to spare.
+_PRUNE_SPARE_S = 5.0
+_STAMP_EVERY_S = 1.0
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class SyncStatus:
+    """What is safe, and what is not yet. `last` is this rank's newest commit in this attempt.
+
+    `files` are this rank's own: what was restored from other ranks and not touched since is not counted.
+    """
+
+    last: CheckpointRef | None = None
+    last_age_s: float | None = None
+    unsynced_bytes: int = 0
+    files: int = 0
+    # How long something has been waiting to be safe, and how many saves of the script wait.
+    lag_s: float = 0.0
+    waiting: int = 0
+    # Saves passed over for newer ones, because the store is slower than the script.
+    skipped: int = 0
+    commits: int = 0
+    bytes_moved: int = 0
+    error: str | None = None
+
+
+class CheckpointSync:
+    """One rank's commits in one attempt. `start` it when the training starts, `final` it when the training is dead.
+
+    `channel` is the folder shared with the training; `scratch` one of the agent's own, on the same disk as `folder` if
+    possible, and the same for every agent of this node. `open_files` gives the files under `folder` that the training
+    has open for writing. `peers` gives the ranks whose `status().files` is not 0. `allowed` says whether this attempt
+    is the one that trains: only then is anything pruned. `lead_finished`: rank 0 will commit nothing more. `damaged`
+    are blobs that restores found to be wrong. `recovering`: this agent was restarted and never trains; it only calls
+    `final`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        claim: int,
+        rank: int,
+        nodes: int,
+        folder: Path,
+        *,
+        channel: Path,
+        scratch: Path,
+        keep: int = 3,
+        open_files: Callable[[], Collection[Path]] = frozenset,
+        peers: Callable[[], Iterable[int]] = tuple,
+        allowed: Callable[[], bool] = lambda: True,
+        lead_finished: Callable[[], bool] = lambda: False,
+        last_restored: str | None = None,
+        restored: Restored | None = None,
+        damaged: Iterable[str] = (),
+        recovering: bool = False,
+        settle_s: float | None = None,
+        busy_s: float = BUSY_S,
+        spacing_s: float | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        if last_restored is None and restored is not None:
+            last_restored = restored.key
+        if settle_s is None:
+            settle_s = NEAR_SETTLE_S if store.near else FAR_SETTLE_S
+            settle_s = max(settle_s, GANG_SETTLE_S) if nodes > 1 and rank == 0 else settle_s
+        if spacing_s is None:
+            spacing_s = NEAR_SPACING_S if store.near else FAR_SPACING_S
+        self._store, self._job, self._claim, self._rank, self._nodes = store, job, claim, rank, nodes
+        self._folder = folder
+        self._peers = peers
+        self._allowed = allowed
+        self._lead_finished = lead_finished
+        self._last_restored, self._restored, self._recovering = last_restored, restored, recovering
+        self._settle_s = settle_s
+        self._monotonic = monotonic
+        self._stamp = scratch / "alive"
+        keep = max(1, keep)
+        self._sender = BlobSender(
+            store,
+            job,
+            rank,
+            scratch=scratch,
+            workers=NEAR_WORKERS if store.near else FAR_WORKERS,
+            damaged={*damaged, *(restored.damaged if restored is not None else ())},
+        )
+        self._publisher = Publisher(store, job, claim, rank, monotonic=monotonic, now=now)
+        self._pruner = Pruner(
+            store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender
+        )
+        self._watch = FolderWatch(folder, open_files, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic)
+        self._queue = CommitQueue(channel, folder)
+        self._requested = RequestedCommits(
+            self._queue,
+            folder,
+            self._sender,
+            self._publisher,
+            rank=rank,
+            nodes=nodes,
+            keep=keep,
+            hurry=lambda: self._until is not None,
+        )
+        self._watched = self._make_watched(scratch, spacing_s)
+        self._prune_due = self._put_off = False
+        self._committed = 0
+        self._retry_at = self._stamp_at = _NEVER
+        self._failures = 0
+        self._error: str | None = None
+        self._prune_error: str | None = None
+        self._waiting_since: float | None = None
+        self._lock = threading.Lock()
+        self._status = SyncStatus()
+        self._wake = threading.Event()
+        self._until: float | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def _make_watched(self, scratch: Path, spacing_s: float) -> FolderCommits:
+        parts = (self._watch, self._folder, scratch, self._sender, self._publisher)
+        if self._rank and self._nodes > 1:
+            return FollowingCommits(
+                *parts,
+                ranks=self._ranks,
+                suspects=self._suspects,
+                spacing_s=spacing_s,
+                monotonic=self._monotonic,
+                rank=self._rank,
+                follow_s=NEAR_FOLLOW_S if self._store.near else FAR_FOLLOW_S,
+            )
+        return FolderCommits(
+            *parts,
+            ranks=self._ranks,
+            suspects=self._suspects,
+            spacing_s=spacing_s,
+            monotonic=self._monotonic,
+        )
+
+    # ── what others call ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Take the folder as it is for what was restored, and begin to watch it."""
+        self.begin()
+        self._thread = threading.Thread(target=self._run, name="checkpoint-sync", daemon=True)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Look at once."""
+        self._wake.set()
+
+    def status(self) -> SyncStatus:
+        """As of the last round. Safe to call from any thread."""
+        last = self._publisher.last
+        with self._lock:
+            status = self._status
+        if last is None:
+            return status
+        return replace(status, last=last[0], last_age_s=self._monotonic() - last[1])
+
+    def final(self, deadline_s: float, frozen: bool = False) -> CheckpointRef | None:
+        """Commit what is there, after every process of the training is dead or, with `frozen`, stopped.
+
+        What `open_files` names (now, or at the time of the freeze: that is the agent's to remember) may be half
+        written and is left out. Returns this rank's newest commit of the attempt, and not much later than
+        `deadline_s`; a call to the store that hangs is left behind on its thread. Call it once.
+        """
+        log.info("last commit: %.1f s left, processes are %s", deadline_s, "frozen" if frozen else "dead")
+        began = self._monotonic()
+        self._until = began + deadline_s
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._finish, name="checkpoint-sync", daemon=True)
+            self._thread.start()
+        self._thread.join(timeout=max(0.0, deadline_s))
+        return self.status().last
+
+    def close(self) -> None:
+        """Stop without a last commit, between two calls to the store."""
+        self._closing = True
+        self._wake.set()
+
+    def begin(self) -> None:
+        """What `start` does first; for those who call `tick` themselves."""
+        self._touch()
+        self._watch.look()
+        parts = {} if self._restored is None else {part.blob.path: part for part in self._restored.parts}
+        foreign: dict[str, Signature] = {}
+        for path, file in self._watch.files.items():
+            part = parts.get(path)
+            if part is not None and part.rank != self._rank:
+                foreign[path] = file.signature
+            elif part is not None:
+                self._sender.remember(file.signature, part.blob.digest)
+                self._watch.last[path] = part.blob
+            if part is not None or (self._restored is None and self._last_restored is not None):
+                self._watch.committed[path] = file.signature
+        self._watch.set_foreign(foreign)
+
+    def tick(self) -> float:
+        """One round; how many seconds to wait before the next."""
+        if self._monotonic() >= self._stamp_at:
+            self._touch()
+        self._attempt(final=False)
+        self._refresh()
+        return POLL_S
+
+    # ── the loop ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while not self._closing:
+            if self._until is not None:
+                self._finish()
+                return
+            self._wake.clear()
+            try:
+                delay_s = self.tick()
+            except Exception as error:
+                # Whatever it is, one bad round must not end the saving.
+                log.exception("checkpoint sync")
+                self._note_failure(error)
+                delay_s = _BACKOFF_S
+            if self._until is None:
+                self._wake.wait(delay_s)
+
+    def _attempt(self, *, final: bool) -> bool:
+        """Whether something was done. What fails is tried again later, and later and later."""
+        if self._monotonic() < self._retry_at:
+            return False
+        self._put_off = False
+        try:
+            done = self._advance(final=final)
+        except (Unstable, Abandoned) as reason:
+            log.debug("commit put off: %r", reason)
+            self._put_off = True
+            return False
+        except (StoreError, OSError) as error:
+            self._note_failure(error)
+            return False
+        self._error, self._failures = None, 0
+        return done
+
+    def _advance(self, *, final: bool) -> bool:
+        self._publisher.resume()
+        commits = self._requested if self._queue.used or self._queue.waiting() else self._watched
+        done = commits.advance(final=final)
+        if self._publisher.commits != self._committed:
+            self._committed, self._prune_due = self._publisher.commits, True
+        if self._prune_due and self._may_prune():
+            self._prune_due = False
+            self._prune()
+        return done
+
+    def _prune(self) -> None:
+        try:
+            self._pruner.prune()
+            self._prune_error = None
+        except StoreError as error:
+            # It must not hold up commits. The next one is followed by another pruning.
+            log.warning("old checkpoints cannot be removed now: %s", error)
+            self._prune_error = f"{type(error).__name__}: {error}"
+
+    def _may_prune(self) -> bool:
+        if self._recovering or not self._allowed():
+            return False
+        return self._until is None or self._monotonic() + _PRUNE_SPARE_S < self._until
+
+    def _note_failure(self, error: Exception) -> None:
+        if self._failures == 0:
+            log.warning("checkpoints cannot be brought to the store now: %s", error)
+        self._error = f"{type(error).__name__}: {error}"
+        longest_s = _MAX_BACKOFF_S if self._until is None else _LAST_BACKOFF_S
+        self._retry_at = self._monotonic() + min(_BACKOFF_S * 2**self._failures, longest_s)
+        self._failures = min(self._failures + 1, 10)
+
+    def _finish(self) -> None:
+        """Round after round until there is nothing left to do, or no time."""
+        assert self._until is not None
+        self._retry_at, self._failures = _NEVER, 0
+        began, recalled = self._monotonic(), not self._recovering
+        if self._recovering and not self._stamp.exists():
+            # No training ever began here.
+            return
+        while self._monotonic() < self._until and not self._closing:
+            try:
+                if not recalled:
+                    self._recall()
+                    recalled = True
+                busy = self._attempt(final=True)
+            except StoreError as error:
+                self._note_failure(error)
+                busy = False
+            except Exception as error:
+                # Nothing may keep the agent from writing how the training ended.
+                log.exception("last commit")
+                self._note_failure(error)
+                busy = False
+            self._refresh()
+            unclear = self._put_off or self._error is not None or self._publisher.in_doubt
+            if not busy and not unclear and self._all_done(began):
+                return
+            if not busy:
+                self._wake.clear()
+                self._wake.wait(min(POLL_S, max(0.0, self._until - self._monotonic())))
+
+    def _all_done(self, began: float) -> bool:
+        if self._queue.used:
+            return not self._queue.waiting()
+        following = bool(self._rank) and self._nodes > 1 and self._watched.files > 0
+        if not following or self._lead_finished():
+            return True
+        # Rank 0 may be about to commit a save that this rank has to join.
+        return not self._watch.dirty() and self._monotonic() - began >= FOLLOW_PATIENCE_S
+
+    def _recall(self) -> None:
+        """After a restart: what the store has of this folder, so that nothing is committed twice."""
+        own = [item for item in self._publisher.read() if item.place.rank == self._rank and item.manifest]
+        newest = max(own, key=lambda item: item.place, default=None)
+        manifest = newest.manifest if newest is not None else None
+        if manifest is None:
+            complete = [one for one in list_checkpoints(self._store, self._job) if one.complete]
+            manifest = complete[-1].manifests.get(self._rank) if complete else None
+        self._watch.last = {} if manifest is None else {blob.path: blob for blob in manifest.files}
+
+    def _suspects(self) -> set[str]:
+        """The files that may be half written. After a restart: what was written when the agent last lived."""
+        found = set(self._watch.open_now())
+        if self._recovering:
+            since_ns = self._stamp.stat().st_mtime_ns - int(self._settle_s * 1e9)
+            found |= {
+                path for path, file in self._watch.files.items() if file.signature.modified_ns >= since_ns
+            }
+        return found
+
+    def _ranks(self) -> tuple[int, ...]:
+        if self._nodes == 1:
+            return (0,)
+        return tuple(sorted({0, *(rank for rank in self._peers() if 0 <= rank < self._nodes)}))
+
+    def _touch(self) -> None:
+        self._stamp_at = self._monotonic() + _STAMP_EVERY_S
+        try:
+            self._stamp.parent.mkdir(parents=True, exist_ok=True)
+            self._stamp.touch()
+        except OSError as error:
+            log.debug("no stamp: %s", error)
+
+    def _refresh(self) -> None:
+        commits = self._requested if self._queue.used else self._watched
+        unsynced = commits.unsynced_bytes()
+        now = self._monotonic()
+        if not unsynced:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        with self._lock:
+            self._status = SyncStatus(
+                unsynced_bytes=unsynced,
+                files=commits.files,
+                lag_s=0.0 if self._waiting_since is None else now - self._waiting_since,
+                waiting=len(self._requested.waiting),
+                skipped=self._requested.skipped,
+                commits=self._publisher.commits,
+                bytes_moved=self._sender.bytes_moved,
+                error=self._error or self._prune_error,
+            )
