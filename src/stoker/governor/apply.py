@@ -146,7 +146,7 @@ class Applier:
             spec=spec,
             submitter=submission.submitter,
             offering=claim.offering,
-            max_life_s=_longest_life_s(spec.limits.max_runtime_s),
+            max_life_s=longest_life_s(spec.limits.max_runtime_s),
         )
 
 
@@ -154,5 +154,5 @@ class Applier:
 _LIFE_MARGIN_S = 3600.0
 
 
-def _longest_life_s(max_runtime_s: float | None) -> float | None:
+def longest_life_s(max_runtime_s: float | None) -> float | None:
     return None if max_runtime_s is None else max_runtime_s + _LIFE_MARGIN_S

@@ -1,0 +1,143 @@
+"""The command line. Each command is a small file beside this one, and is imported only when it is called.
+
+This file imports click and nothing else: `stoker --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+# Name, what it does in short. Kept here so that help and completion need not import the commands.
+SECTIONS: dict[str, dict[str, str]] = {
+    "Train": {
+        "init": "Write a job file to start from.",
+        "run": "Submit a job and follow it.",
+        "offers": "Show what the machines would cost.",
+    },
+    "Look": {
+        "ps": "List jobs.",
+        "show": "Show one job: attempts, checkpoints, cost.",
+        "logs": "Print or follow a job's log.",
+        "compare": "Put jobs side by side and draw their curves.",
+        "checkpoints": "List a job's checkpoints.",
+        "pull": "Fetch a checkpoint or the outputs as plain files.",
+        "explain": "Tell every decision about a job, and its reason.",
+    },
+    "Steer": {
+        "stop": "Let a job save, then end it.",
+        "resume": "Let an ended job go on from its last checkpoint.",
+        "clone": "Start a new job like another one.",
+        "interrupt": "Rehearse a reclaim.",
+        "rm": "Delete ended jobs with all they stored.",
+    },
+    "Keep house": {
+        "govern": "Make one pass of the governor, or watch.",
+        "reap": "End machines that no job owns.",
+        "check": "See whether this computer, the store and a provider are fit.",
+        "reindex": "Rebuild the index and markers from the logs.",
+        "schema": "Print the JSON schema of the job file.",
+        "completion": "Print completion for your shell.",
+    },
+}
+COMMANDS = {name: text for commands in SECTIONS.values() for name, text in commands.items()}
+
+EXIT_USER = 2
+EXIT_CLOUD = 3
+# What shells answer for a program that was interrupted.
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name, and loads one when it is called."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"stoker.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "`stoker --help` lists the commands"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl(list(commands.items()))
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--store", metavar="URL", help="The bucket or folder; default: STOKER_STORE, else under ~/.stoker.")
+@click.version_option(package_name="stoker", prog_name="stoker")
+@click.pass_context
+def cli(ctx: click.Context, store: str | None) -> None:
+    """Train on spot machines as if nobody could take them away. No server, just your bucket."""
+    ctx.obj = store
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit. Every mistake is one line on stderr; STOKER_DEBUG=1 shows where it came from."""
+    debug = os.environ.get("STOKER_DEBUG", "") not in ("", "0")
+    # Colours for terminals only, which click sees to, and for nobody who said no.
+    colour = False if os.environ.get("NO_COLOR") else None
+    given = None if arguments is None else list(arguments)
+    try:
+        code = cli.main(args=given, prog_name="stoker", standalone_mode=False, color=colour)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        _leave("stoker: interrupted", EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        _leave("stoker: interrupted", EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        _leave(f"stoker: {_usage(error)}", EXIT_USER)
+    except BrokenPipeError:
+        # Whoever read us has enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except Exception as error:
+        if debug:
+            raise
+        _leave(*_explained(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: click.ClickException) -> str:
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = message[:1].lower() + message[1:]
+    context = getattr(error, "ctx", None)
+    if "stoker" in message or context is None:
+        return message
+    return f"{message}; see `{context.command_path} --help`"
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    from stoker.errors import StokerError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, StokerError):
+        return f"stoker: {text}", error.exit_code
+    return f"stoker: unexpected {type(error).__name__}: {text}; STOKER_DEBUG=1 shows where", EXIT_CLOUD
+
+
+def _leave(text: str, code: int) -> None:
+    try:
+        click.echo(text, err=True)
+    finally:
+        sys.exit(code)

@@ -1,0 +1,5 @@
+"""`python -m stoker.cli` is `stoker`."""
+
+from stoker.cli import main
+
+main()

@@ -1,0 +1,28 @@
+"""`stoker clone`."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.cli.options import job_argument, opened_store, set_option, store_option, yes_option
+
+
+@click.command("clone")
+@job_argument
+@set_option
+@yes_option
+@store_option
+def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
+    """Start a new job with the same code and spec, but for what --set changes. Prints its id."""
+    from stoker import client
+    from stoker.cli.planning import agree, show_plan
+    from stoker.governor.background import carry_on
+    from stoker.submitting import send
+
+    store = opened_store()
+    with client.prepare_clone(job, store, sets) as prepared:
+        show_plan(prepared)
+        agree(prepared, yes=yes)
+        submitted = send(prepared, store)
+    carry_on(store, [submitted])
+    click.echo(submitted)

@@ -1,0 +1,62 @@
+"""`stoker govern`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import opened_store, store_option
+
+if TYPE_CHECKING:
+    from stoker.core.snapshot import Action
+    from stoker.errors import StokerError
+    from stoker.governor.govern import Pass
+
+
+@click.command("govern")
+@click.option("--watch", is_flag=True, help="Pass after pass, until interrupted.")
+@click.option("--until-idle", is_flag=True, help="Pass after pass, until no job is active.")
+@click.option("--dry-run", is_flag=True, help="Print what a pass would do, and do nothing.")
+@store_option
+def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
+    """Make one pass of the governor over every active job. Any number of governors at once is safe."""
+    from stoker.governor.govern import Governor
+
+    governor = Governor(opened_store())
+    if dry_run:
+        plan, observation = governor.plan()
+        _print(plan.actions, plan.waiting, observation.problems)
+        if not plan.actions:
+            click.echo("nothing to do")
+        return
+    if not (watch or until_idle):
+        _print_pass(governor.run_pass())
+        return
+    governor.watch(until=lambda done: until_idle and done.active == 0, on_pass=_print_changes, on_error=_complain)
+
+
+def _print_pass(done: Pass) -> None:
+    _print(done.actions, done.waiting, done.problems)
+    click.echo(f"{done.active} active job{'' if done.active == 1 else 's'}, {len(done.actions)} actions")
+
+
+def _print_changes(done: Pass) -> None:
+    _print(done.actions, {}, done.problems)
+
+
+def _print(actions: tuple[Action, ...], waiting: dict[str, str], problems: dict[str, str]) -> None:
+    from stoker.cli.timeline import describe
+    from stoker.core.snapshot import Append
+
+    for action in actions:
+        what = describe(action.event, None) if isinstance(action, Append) else type(action).__name__.lower()
+        click.echo(f"{action.job}: {what}: {action.reason}")
+    for job, text in waiting.items():
+        click.echo(f"{job}: waiting: {text}")
+    for job, text in problems.items():
+        click.secho(f"{job}: {text}", fg="yellow", err=True)
+
+
+def _complain(error: StokerError) -> None:
+    click.secho(str(error), fg="yellow", err=True)

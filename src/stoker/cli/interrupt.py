@@ -1,0 +1,26 @@
+"""`stoker interrupt`."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.cli.options import DURATION, job_argument, opened_store, store_option
+
+
+@click.command("interrupt")
+@job_argument
+@click.option("--node", type=click.IntRange(min=0), default=0, metavar="R", help="Which node; 0 by default.")
+@click.option("--grace", "grace_s", type=DURATION, default="30s", metavar="TIME", help="Time to save; 30s by default.")
+@store_option
+def command(job: str, node: int, grace_s: float) -> None:
+    """Rehearse a reclaim: give a node a notice, and take it away when the grace is over."""
+    from stoker import client
+    from stoker.cli.printing import duration, say
+    from stoker.finding import find_job
+    from stoker.governor.background import carry_on
+
+    store = opened_store()
+    found = find_job(store, job)
+    instance = client.interrupt(found, store, node, grace_s)
+    carry_on(store, [found])
+    say(f"{instance} will be taken away in {duration(grace_s)}")

@@ -1,0 +1,45 @@
+"""`stoker logs`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from stoker.cli.options import job_argument, opened_store, store_option
+
+
+@click.command("logs")
+@job_argument
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended, across restarts.")
+@click.option("--node", "rank", type=click.IntRange(min=0), metavar="R", help="Only this node.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only this attempt.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines of what is there.")
+@store_option
+def command(job: str, following: bool, rank: int | None, attempt: int | None, tail: int | None) -> None:
+    """Print or follow a job's log: all attempts and nodes in one stream."""
+    from stoker import index, log
+    from stoker.cli.following import Follower, Screen, node_logs
+    from stoker.errors import UserError
+    from stoker.finding import find_job
+    from stoker.reading.logs import read_lines, read_tail
+
+    store = opened_store()
+    found = find_job(store, job)
+    state = log.read(store, found)
+    if state is None:
+        raise UserError(f"{found} is half removed; `stoker rm {found}` finishes that")
+    nodes = index.read_submission(store, state).spec.nodes
+    if rank is not None and rank >= nodes:
+        raise UserError(f"--node {rank}: {found} has nodes 0 to {nodes - 1}")
+    if attempt is not None and not following and attempt > len(state.attempts):
+        raise UserError(f"--attempt {attempt}: {found} has had {len(state.attempts)} attempts so far")
+    live = following and sys.stdout.isatty() and sys.stderr.isatty()
+    screen = Screen(sys.stdout, prefix=nodes > 1 and rank is None, live=live)
+    if following:
+        Follower(store, found, screen, rank=rank, attempt=attempt, events=live).run(tail)
+        return
+    narrowed = node_logs(state, rank, attempt)
+    for line in read_lines(store, found, narrowed) if tail is None else read_tail(store, found, narrowed, tail):
+        screen.line(line)
+    screen.flush()

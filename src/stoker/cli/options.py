@@ -1,0 +1,130 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stoker.errors import UserError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from stoker.store import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _keep_store(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.find_root().obj = value
+
+
+def store_option(command: F) -> F:
+    """`--store` behind the command as well as before it."""
+    return click.option(
+        "--store",
+        metavar="URL",
+        expose_value=False,
+        callback=_keep_store,
+        help="The bucket or folder; default: STOKER_STORE, else under ~/.stoker.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def set_option(command: F) -> F:
+    return click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="FIELD=VALUE",
+        help="Set a field of the job file, such as params.lr=1e-3.",
+    )(command)
+
+
+def yes_option(command: F) -> F:
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def job_argument(command: F) -> F:
+    return click.argument("job", metavar="JOB", shell_complete=complete_job)(command)
+
+
+def jobs_argument(required: bool = True) -> Callable[[F], F]:
+    return click.argument("jobs", metavar="JOB…", nargs=-1, required=required, shell_complete=complete_job)
+
+
+def opened_store() -> Store:
+    """The store that the command line names. Raises UserError for one that cannot be."""
+    from stoker.home import default_store_url
+    from stoker.store import open_store
+
+    url = click.get_current_context().find_root().obj
+    return open_store(url if url is not None else default_store_url())
+
+
+def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from stoker.errors import StokerError
+    from stoker.finding import all_jobs
+    from stoker.home import default_store_url
+    from stoker.store import open_store
+
+    try:
+        store = open_store(ctx.find_root().params.get("store") or default_store_url())
+        return [CompletionItem(job) for job in all_jobs(store) if job.startswith(incomplete)]
+    except StokerError:
+        return []  # A shell that completes has no place for errors.
+
+
+if TYPE_CHECKING:
+    _FloatType = click.ParamType[float]
+else:
+    _FloatType = click.ParamType  # Not generic before click 8.2.
+
+
+class Duration(_FloatType):
+    """`30s`, `15m`, `24h`, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        from stoker.jobfile.forms import DURATION_HELP, read_duration
+
+        try:
+            return read_duration(value)
+        except ValueError:
+            what = param.opts[0] if param is not None else "a duration"
+            raise UserError(f"{what} {value}: expected {DURATION_HELP}") from None
+
+
+DURATION = Duration()
+
+
+class TrailingCommand(click.Command):
+    """Keeps what follows `--` apart, as `ctx.meta["trailing"]`: a command line of its own, not our arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, trailing = args, None
+        if "--" in args:
+            at = args.index("--")
+            own, trailing = args[:at], args[at + 1 :]
+        ctx.meta["trailing"] = trailing
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
+def trailing() -> list[str] | None:
+    """What stood behind `--`; None when there was none."""
+    found = click.get_current_context().meta["trailing"]
+    return list(found) if found is not None else None

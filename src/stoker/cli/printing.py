@@ -1,0 +1,128 @@
+"""How things look: tables, times, money. Plain text; click drops the colours where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+PHASE_COLOURS = {
+    "queued": "yellow",
+    "launching": "yellow",
+    "running": "cyan",
+    "stopping": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "stopped": "magenta",
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns, each as wide as it needs. Cells may be coloured."""
+    lines = [[click.style(cell, dim=True) for cell in header], *rows] if header else list(rows)
+    if not lines:
+        return ""
+    widths = [max(width(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell + " " * (widths[column] - width(cell)) for column, cell in enumerate(line)).rstrip()
+        for line in lines
+    )
+
+
+def width(text: str) -> int:
+    """How many columns a terminal needs for it."""
+    plain = click.unstyle(text)
+    if plain.isascii():
+        return len(plain)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in plain
+    )
+
+
+def phase(name: str) -> str:
+    return click.style(name, fg=PHASE_COLOURS.get(name))
+
+
+def duration(seconds: float | None) -> str:
+    """`0.2 s`, `42 s`, `3m 05s`, `2h 10m`, `3d 4h`."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def ago(moment: datetime | None, now: datetime | None = None) -> str:
+    if moment is None:
+        return "–"
+    return f"{duration(((now or datetime.now(timezone.utc)) - moment).total_seconds())} ago"
+
+
+def dollars(amount: float | None) -> str:
+    """Small sums keep their digits: a demo on this computer costs parts of a cent."""
+    if amount is None:
+        return "–"
+    return f"${amount:.4f}" if 0 < abs(amount) < 0.1 else f"${amount:,.2f}"
+
+
+def number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def size(count: int) -> str:
+    """`512 B`, `1.2 kB`, `3.4 GB`."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def clock(moment: datetime) -> str:
+    """The time of day where the reader is."""
+    return moment.astimezone().strftime("%H:%M:%S")
+
+
+def one_line(text: str, most: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else flat[: most - 1] + "…"
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def whole(value: Any) -> Any:
+    """Like `codec.dump`, but with every field there is: what is not known is null."""
+    import dataclasses
+
+    from stoker import codec
+
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: whole(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [whole(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): whole(part) for key, part in value.items()}
+    return codec.dump(value)
+
+
+def say(text: str = "") -> None:
+    """A word of Stoker's own: on stderr, so that stdout holds what was asked for."""
+    click.echo(text, err=True)
+
+
+def warn(text: str) -> None:
+    say(click.style(f"warning: {text}", fg="yellow"))

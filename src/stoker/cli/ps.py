@@ -1,0 +1,116 @@
+"""`stoker ps`: active jobs and those that ended last, from the index alone."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import json_option, opened_store, store_option
+
+if TYPE_CHECKING:
+    from stoker.store import Store
+    from stoker.summary import Summary
+
+RECENT = 20
+# Governors pass every 15 seconds at the slowest.
+UNGOVERNED_AFTER = timedelta(minutes=5)
+
+
+@click.command("ps")
+@click.option("--all", "everything", is_flag=True, help=f"Every ended job, not only the last {RECENT}.")
+@click.option("--phase", "phases", multiple=True, metavar="PHASE", help="Only jobs in this phase.")
+@json_option
+@store_option
+def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
+    """List active jobs and the latest that ended, newest first."""
+    from stoker.cli.printing import print_json, whole
+    from stoker.governor.clock import last_pass
+
+    _check_phases(phases)
+    store = opened_store()
+    active, summaries = job_summaries(store, None if everything else RECENT)
+    shown = [summary for summary in summaries if not phases or summary.phase in phases]
+    if as_json:
+        print_json([whole(summary) for summary in shown])
+        return
+    _print_governor(last_pass(store), len(active))
+    if shown:
+        click.echo(_table(shown))
+    elif not summaries:
+        click.echo("no jobs yet; `stoker run` starts one")
+
+
+def job_summaries(store: Store, recent: int | None) -> tuple[set[str], list[Summary]]:
+    """The active jobs, and the summaries of these and of the `recent` that ended last, newest first."""
+    from stoker import index, layout
+
+    active = {meta.key.split("/")[1] for meta in store.list(layout.ACTIVE)}
+    ended = [(meta.modified, index.job_of(meta)) for meta in index.list_index(store)]
+    # The record of an ended job was last written at its end.
+    ended = sorted((pair for pair in ended if pair[1] not in active), reverse=True)[:recent]
+    found = [_summary(store, job) for job in (*active, *(job for _, job in ended))]
+    summaries = [summary for summary in found if summary is not None]
+    return active, sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
+
+
+def _summary(store: Store, job: str) -> Summary | None:
+    from stoker import index, log
+    from stoker.errors import StoreError
+    from stoker.summary import summarize
+
+    found = index.read_summary(store, job)
+    if found is not None:
+        return found
+    # Not indexed yet: submitted moments ago.
+    state = log.read(store, job)
+    if state is None:
+        return None
+    try:
+        return summarize(state, index.read_submission(store, state), {}, datetime.now(timezone.utc))
+    except StoreError:
+        return None
+
+
+def _check_phases(phases: tuple[str, ...]) -> None:
+    from typing import get_args
+
+    from stoker.errors import UserError
+    from stoker.model import Phase
+
+    known = get_args(Phase)
+    for phase in phases:
+        if phase not in known:
+            raise UserError(f"--phase {phase}: there is no such phase; choose one of: {', '.join(known)}")
+
+
+def _print_governor(passed: datetime | None, active: int) -> None:
+    from stoker.cli.printing import ago
+
+    now = datetime.now(timezone.utc)
+    told = "no governor has passed yet" if passed is None else f"a governor last passed {ago(passed, now)}"
+    jobs = f"{active} active job{'' if active == 1 else 's'}"
+    click.secho(f"{jobs}; {told}", dim=True)
+    if active and (passed is None or now - passed > UNGOVERNED_AFTER):
+        click.secho("nobody governs these jobs: `stoker govern --watch` does, or deploy a governor", fg="yellow")
+
+
+def _table(summaries: list[Summary]) -> str:
+    from stoker.cli.printing import ago, dollars, duration, one_line, phase, table
+
+    now = datetime.now(timezone.utc)
+    rows = [
+        [
+            summary.id,
+            phase(summary.phase),
+            str(len(summary.attempts)),
+            "–" if summary.step is None else str(summary.step),
+            duration(summary.trained_s),
+            dollars(summary.cost),
+            ago(summary.submitted_at, now),
+            one_line(summary.reason, 60),
+        ]
+        for summary in summaries
+    ]
+    return table(("JOB", "PHASE", "ATTEMPTS", "STEP", "TRAINED", "COST", "SUBMITTED", ""), rows)

@@ -1,0 +1,112 @@
+"""`stoker pull`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import job_argument, opened_store, store_option
+
+if TYPE_CHECKING:
+    from stoker.checkpoints import Checkpoint
+    from stoker.store import Store
+
+
+@click.command("pull")
+@job_argument
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--checkpoint", "name", metavar="NAME", help="Which one; the newest by default.")
+@click.option("--outputs", is_flag=True, help="The job's outputs instead.")
+@store_option
+def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> None:
+    """Fetch a checkpoint, or the outputs, as plain files into FOLDER (by default one called as the job)."""
+    from stoker.errors import UserError
+    from stoker.finding import find_job
+
+    store = opened_store()
+    found = find_job(store, job)
+    target = folder if folder is not None else Path(found)
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; name a folder")
+    if outputs and name is not None:
+        raise UserError("--checkpoint and --outputs: give one of them")
+    if outputs:
+        _pull_outputs(store, found, target)
+    else:
+        _pull_checkpoint(store, found, name, target)
+
+
+def _pull_checkpoint(store: Store, job: str, name: str | None, target: Path) -> None:
+    from stoker.checkpoints import pull
+    from stoker.cli.printing import say, size
+    from stoker.cli.progress import progress_bar
+
+    chosen = _chosen(store, job, name)
+    with progress_bar(f"pulling {chosen.name}") as progress:
+        pull(store, job, chosen, target, progress)
+    say(f"{chosen.name}: {chosen.files} files, {size(chosen.size)} in {target}")
+
+
+def _chosen(store: Store, job: str, name: str | None) -> Checkpoint:
+    """The newest complete checkpoint, of that name where one is given."""
+    from stoker.checkpoints import list_checkpoints
+    from stoker.errors import UserError
+
+    complete = [one for one in list_checkpoints(store, job) if one.complete]
+    fitting = [one for one in complete if name is None or name in (one.name, one.key)]
+    if fitting:
+        return max(fitting, key=lambda one: one.place)
+    if name is None or not complete:
+        raise UserError(f"{job} has no checkpoint yet; --outputs pulls its outputs")
+    raise UserError(f"{job} has no checkpoint {name!r}; it has {', '.join(one.name for one in complete[-5:])}")
+
+
+def _pull_outputs(store: Store, job: str, target: Path) -> None:
+    from stoker import layout
+    from stoker.cli.printing import say, size
+    from stoker.cli.progress import progress_bar
+    from stoker.errors import UserError
+
+    prefix = layout.outputs(job, _claim_that_counts(store, job))
+    metas = list(store.list(prefix))
+    if not metas:
+        raise UserError(f"{job} has no outputs yet; `outputs` in the job file names the folder to keep")
+    total, done = sum(meta.size for meta in metas), 0
+    with progress_bar("pulling outputs") as progress:
+        for meta in metas:
+            _fetch(store, meta.key, target, meta.key[len(prefix) :])
+            done += meta.size
+            if progress is not None:
+                progress(done, total)
+    say(f"outputs: {len(metas)} files, {size(total)} in {target}")
+
+
+def _claim_that_counts(store: Store, job: str) -> int:
+    """The claim that the end names, else the newest attempt's."""
+    from stoker import log
+    from stoker.errors import UserError
+
+    state = log.read(store, job)
+    if state is not None and state.ended is not None and state.ended.claim is not None:
+        return state.ended.claim
+    if state is None or not state.attempts:
+        raise UserError(f"{job} has no outputs yet; it has not started")
+    return state.attempts[-1].number
+
+
+def _fetch(store: Store, key: str, target: Path, path: str) -> None:
+    from stoker.errors import StoreError
+
+    file = target / path
+    # Written by a machine that runs other people's code: a name must not lead out of the folder.
+    if not file.resolve().is_relative_to(target.resolve()):
+        raise StoreError(f"{key}: leads out of the folder")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.part")
+    try:
+        if store.get_file(key, draft) is not None:
+            draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,82 @@
+"""`stoker reap`."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import json_option, opened_store, store_option
+
+if TYPE_CHECKING:
+    from stoker.core.snapshot import Terminate
+    from stoker.governor.fleet import Fleet
+    from stoker.store import Store
+
+# Terminating is asking; it is asked again until the machine is gone, or this long.
+_MOST_S = 30.0
+
+
+@click.command("reap")
+@click.option("--dry-run", is_flag=True, help="List them, and touch nothing.")
+@json_option
+@store_option
+def command(dry_run: bool, as_json: bool) -> None:
+    """End machines with this store's tag that no live claim of any job owns."""
+    from stoker.cli.printing import print_json, whole
+    from stoker.governor.fleet import Fleet
+
+    store = opened_store()
+    fleet = Fleet(store.url)
+    orphans, problems = find_orphans(store, fleet)
+    if as_json:
+        print_json([whole(orphan) for orphan in orphans])
+    for orphan in () if as_json else orphans:
+        click.echo(f"{orphan.provider} {orphan.instance}: {orphan.reason}")
+    for name, text in problems.items():
+        click.secho(f"{name}: {text}", fg="yellow", err=True)
+    left = [] if dry_run else _end(orphans, fleet)
+    if not orphans and not as_json:
+        click.echo("every machine has its owner")
+    for orphan in left:
+        click.secho(f"{orphan.instance}: was asked to end and is not gone yet", fg="yellow", err=True)
+
+
+def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], dict[str, str]]:
+    """The machines that nobody may keep, and what could not be looked at. The clouds are listed before the logs."""
+    from stoker.core import orphans
+    from stoker.governor.observe import Listing, Memory, observe
+    from stoker.model import Instance, Known, Observed, Unknown
+    from stoker.providers import registry
+
+    listed: dict[tuple[str, str | None], Observed[tuple[Instance, ...]]] = {}
+    problems: dict[str, str] = {}
+    for name in registry.names():
+        try:
+            listed[name, None] = Known(fleet.provider(name).list_instances())
+        except Exception as error:  # noqa: BLE001 - somebody else's provider; one that fails hides no other
+            listed[name, None] = Unknown(str(error))
+            problems[name] = str(error)
+    observation = observe(store, fleet, Memory(), {}, Listing(listed))
+    now = datetime.now(timezone.utc)
+    found = [orphan for job in observation.snapshot.jobs for orphan in orphans.sweep(job, now)]
+    found += orphans.strays(observation.snapshot, now)
+    return found, problems | observation.problems
+
+
+def _end(orphans: list[Terminate], fleet: Fleet) -> list[Terminate]:
+    """Ask until they are gone. Answers those that are not."""
+    left = orphans
+    deadline = time.monotonic() + _MOST_S
+    while left:
+        left = [
+            orphan
+            for orphan in left
+            if fleet.provider(orphan.provider).terminate(orphan.instance, orphan.region) != "gone"
+        ]
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return left

@@ -1,0 +1,135 @@
+"""One job for people: what `show` prints, and what `run` ends with."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import click
+
+from stoker.cli.printing import ago, clock, dollars, duration, number, phase, print_json, say, size, table, whole
+from stoker.cli.timeline import timeline
+from stoker.fold import JobState
+from stoker.store import Store
+from stoker.summary import Summary
+
+_TAIL_LINES = 12
+
+
+def last_words(state: JobState) -> tuple[str, ...]:
+    """The last lines of the log of the attempt that ended the job."""
+    closed = [claim.closed for claim in state.attempts if claim.closed is not None]
+    return closed[-1].tail[-_TAIL_LINES:] if closed else ()
+
+
+def job_text(summary: Summary, tail: tuple[str, ...] = ()) -> str:
+    """The whole job: its state, its attempts as a timeline, its safety, its cost, and why it failed."""
+    head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
+    lines = [f"{head}  {summary.reason}" if summary.reason else head]
+    lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
+    if summary.attempts:
+        lines += ["", *(f"  {line}" for line in timeline(summary))]
+    for text in (*summary.warnings, *_node_warnings(summary)):
+        lines.append(click.style(f"  warning: {text}", fg="yellow"))
+    if summary.phase == "failed":
+        lines += _failure(summary, tail)
+    return "\n".join(lines)
+
+
+def _facts(summary: Summary) -> list[list[str]]:
+    rows = [["submitted", f"{ago(summary.submitted_at)} by {summary.submitter}, at {clock(summary.submitted_at)}"]]
+    if summary.origin:
+        rows.append(["clone of", summary.origin])
+    if summary.code is not None:
+        rows.append(["code", _code(summary)])
+    if summary.params:
+        rows.append(["params", "  ".join(f"{name}={value}" for name, value in summary.params.items())])
+    rows.append(["trained", _trained(summary)])
+    if summary.metrics:
+        rows.append(["metrics", "  ".join(f"{name} {number(value)}" for name, value in summary.metrics.items())])
+    rows.append(["checkpoint", _safety(summary)])
+    if summary.cost is not None or summary.attempts:
+        rows.append(["cost", cost_text(summary)])
+    if summary.tags:
+        rows.append(["tags", "  ".join(f"{name}={value}" for name, value in summary.tags.items())])
+    return [[click.style(name, dim=True), text] for name, text in rows]
+
+
+def _code(summary: Summary) -> str:
+    code = summary.code
+    assert code is not None
+    commit = f", commit {code.commit[:9]}{' with changes' if code.dirty else ''}" if code.commit else ""
+    return f"{code.files} files, {size(code.size)}{commit}"
+
+
+def _trained(summary: Summary) -> str:
+    parts = [duration(summary.trained_s)]
+    if summary.step is not None:
+        parts.append(f"to step {summary.step}")
+    count = len(summary.attempts)
+    parts.append(f"in {count} attempt{'' if count == 1 else 's'}")
+    if summary.interruptions:
+        parts.append(f"with {summary.interruptions} reclaim{'' if summary.interruptions == 1 else 's'}")
+    return " ".join(parts)
+
+
+def _safety(summary: Summary) -> str:
+    """The last durable checkpoint, its age, and what a reclaim now would cost."""
+    found = summary.last_checkpoint
+    text = "none is durable yet" if found is None else f"{found.name}, durable {ago(found.committed_at)}"
+    if summary.at_risk_s is None:
+        return text
+    attempt = summary.attempts[-1] if summary.attempts else None
+    price = attempt.price if attempt is not None else None
+    money = ""
+    if price is not None:
+        money = f" ({dollars(price * summary.nodes * summary.at_risk_s / 3600)})"
+    return f"{text}; a reclaim now would cost {duration(summary.at_risk_s)} of training{money}"
+
+
+def cost_text(summary: Summary) -> str:
+    """`$0.02, on-demand $0.06: saved 68 % (prices: job file)`."""
+    if summary.cost is None:
+        return "unknown: a price was not known"
+    text = dollars(summary.cost)
+    if summary.on_demand_cost:
+        text += f", on-demand {dollars(summary.on_demand_cost)}"
+        if summary.saved_share is not None:
+            text += f": saved {summary.saved_share:.0%}"
+    sources = list(dict.fromkeys(attempt.price_source for attempt in summary.attempts if attempt.price_source))
+    return f"{text} (prices: {', '.join(sources)})" if sources else text
+
+
+def _node_warnings(summary: Summary) -> list[str]:
+    if not summary.attempts:
+        return []
+    found = [text for node in summary.attempts[-1].nodes for text in node.warnings]
+    return [text for text in dict.fromkeys(found) if text not in summary.warnings]
+
+
+def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
+    lines = ["", f"  failed by the rule `{summary.rule}`: {summary.reason}"]
+    if summary.exit_code is not None:
+        lines[-1] += f" (exit code {summary.exit_code})"
+    if tail:
+        lines += ["  the log ends with:", *(f"    {line}" for line in tail)]
+    return lines
+
+
+def show_end(store: Store, job: str, *, as_json: bool = False) -> int:
+    """How the job went, after it was followed to its end. Answers the exit code: 0 when it succeeded."""
+    from stoker import client, log
+
+    summary = client.summary(job, store)
+    if as_json:
+        print_json(whole(summary))
+    else:
+        state = log.read(store, job)
+        say()
+        say(job_text(summary, last_words(state) if state is not None else ()))
+    return 0 if summary.outcome == "succeeded" else 1
+
+
+def lasted_s(summary: Summary, now: datetime | None = None) -> float:
+    """From submission to the end, or to now."""
+    end = summary.ended_at or now or datetime.now(timezone.utc)
+    return (end - summary.submitted_at).total_seconds()

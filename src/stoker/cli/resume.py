@@ -1,0 +1,28 @@
+"""`stoker resume`."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.cli.options import job_argument, opened_store, store_option
+
+
+@click.command("resume")
+@job_argument
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow it, as `run` does.")
+@store_option
+def command(job: str, following: bool) -> int:
+    """Let an ended job go on from its last checkpoint: the same job, next attempt."""
+    from stoker import client
+    from stoker.cli.printing import say
+    from stoker.governor.background import carry_on
+
+    store = opened_store()
+    found = client.resume(job, store)
+    if following:
+        from stoker.cli.run import follow_governing
+
+        return follow_governing(store, found, paid=False)
+    carry_on(store, [found])
+    say(f"{found} goes on; follow it with: stoker logs -f {found}")
+    return 0

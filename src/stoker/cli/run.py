@@ -1,0 +1,256 @@
+"""`stoker run`: show the plan, submit, follow, and govern meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker import layout
+from stoker.cli.options import (
+    TrailingCommand,
+    json_option,
+    opened_store,
+    set_option,
+    store_option,
+    trailing,
+    yes_option,
+)
+from stoker.cli.planning import agree, show_plan
+from stoker.cli.printing import print_json, say, whole
+from stoker.cli.report import show_end
+from stoker.errors import StokerError, UserError
+from stoker.store import Store
+from stoker.submitting import Prepared, launch_requests, prepare, send
+
+# After the end, machines are waited for this long: they leave by themselves.
+_RETIRE_S = 20.0
+
+
+@click.command("run", cls=TrailingCommand)
+@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path))
+@set_option
+@click.option("--name", help="What to call the job.")
+@click.option("--nodes", type=int, metavar="K", help="How many machines train together.")
+@click.option("--provider", metavar="P", help="Who lends the machines.")
+@click.option("--spot/--no-spot", default=None, help="Spot machines only, or none.")
+@click.option(
+    "--env", "variables", multiple=True, metavar="K=V", help="An environment variable; K alone passes yours on."
+)
+@click.option(
+    "--env-file", "env_files", multiple=True, metavar="F", type=click.Path(path_type=Path), help="A file of them."
+)
+@click.option("--param", "params", multiple=True, metavar="K=V", help="A parameter of the script.")
+@click.option("--detach", is_flag=True, help="Print the job's id and leave it running.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and the requests; write nothing.")
+@json_option
+@yes_option
+@store_option
+def command(
+    job_file: Path | None,
+    sets: tuple[str, ...],
+    params: tuple[str, ...],
+    detach: bool,
+    dry_run: bool,
+    as_json: bool,
+    yes: bool,
+    **flags: Any,
+) -> int:
+    """Submit a job and follow it.
+
+    JOB.yaml is `stoker.yaml` in this folder by default; `stoker run -- python train.py` needs none. Ctrl-C once
+    detaches: the job goes on.
+    """
+    store = opened_store()
+    assigned = (*sets, *(_param(text) for text in params))
+    with _prepared(store, job_file, assigned, _flags(**flags), dry_run=dry_run) as prepared:
+        if dry_run:
+            _print_dry_run(prepared, store, as_json=as_json)
+            return 0
+        show_plan(prepared)
+        agree(prepared, yes=yes)
+        job = send(prepared, store)
+        paid = prepared.capabilities.paid
+    if detach:
+        _detach(store, job, paid=paid)
+        click.echo(job)
+        return 0
+    say(f"  job {click.style(job, bold=True)}")
+    return follow_governing(store, job, paid=paid, as_json=as_json)
+
+
+# ── The job ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _flags(
+    name: str | None,
+    nodes: int | None,
+    provider: str | None,
+    spot: bool | None,
+    variables: tuple[str, ...],
+    env_files: tuple[Path, ...],
+) -> dict[str, Any]:
+    from stoker.jobfile import env_file
+
+    env: dict[str, str] = {}
+    for path in env_files:
+        env |= env_file(path)
+    for text in variables:
+        key, equals, value = text.partition("=")
+        if not equals and key not in os.environ:
+            raise UserError(f"--env {key}: is not set in your environment; write {key or 'NAME'}=VALUE")
+        env[key] = value if equals else os.environ[key]
+    resources = {key: value for key, value in (("provider", provider), ("spot", spot)) if value is not None}
+    command = trailing()
+    if command is not None and not command:
+        raise UserError("run: is empty; say what to run behind `--`, such as `stoker run -- python train.py`")
+    return {
+        "name": name,
+        "nodes": nodes,
+        "run": command,
+        "env": env or None,
+        "resources": resources or None,
+    }
+
+
+def _param(text: str) -> str:
+    if "=" not in text:
+        raise UserError(f"--param {text}: write it as name=value, such as lr=3e-4")
+    return f"params.{text}"
+
+
+def _prepared(
+    store: Store, job_file: Path | None, sets: tuple[str, ...], flags: dict[str, Any], *, dry_run: bool
+) -> Prepared:
+    from stoker.jobfile import base_folder, find_job_file, gather, resolve
+    from stoker.providers import registry
+
+    job_file = job_file or find_job_file()
+    if job_file is None and flags["run"] is None and not any(text.startswith("run=") for text in sets):
+        raise UserError(
+            "there is no stoker.yaml here; write one with `stoker init`, or `stoker run -- python train.py`"
+        )
+    # A dry run asks nobody far away, not even for the house's defaults.
+    house = None if dry_run and not store.near else store.get(layout.DEFAULTS)
+    layers = gather(job_file=job_file, house=house.data if house else None, sets=sets, flags=flags)
+    resolved = resolve(layers, registry.capabilities)
+    return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told, with_code=not dry_run)
+
+
+def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:
+    requests = [whole(request) for request in launch_requests(prepared, store)]
+    if as_json:
+        print_json({"offering": whole(prepared.offerings[0]), "requests": requests})
+        return
+    show_plan(prepared)
+    for request in requests:
+        click.echo(f"{request['service']} {request['operation']}")
+        print_json(request["params"])
+
+
+# ── Following ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _HungUp(KeyboardInterrupt):
+    """The terminal was closed, or we were asked to go: leave the job running, without a word."""
+
+
+def follow_governing(store: Store, job: str, *, paid: bool, as_json: bool = False) -> int:
+    """Follow the job to its end, governing in a thread of its own. Answers the exit code."""
+    from stoker.cli.following import Follower, Screen
+
+    out = sys.stderr if as_json else sys.stdout
+    live = sys.stderr.isatty() and (out.isatty() or as_json)
+    follower = Follower(store, job, Screen(out, prefix=_many_nodes(store, job), live=live))
+    try:
+        with _governing(store), _hanging_up():
+            follower.run()
+            _wait_until_retired(store, job)
+    except _HungUp:
+        _detach(store, job, paid=paid, silent=True)
+        return 0
+    except KeyboardInterrupt:
+        _detach(store, job, paid=paid)
+        say(f"\n{job} goes on. Come back: stoker logs -f {job}   Stop it: stoker stop {job}")
+        return 0
+    _leave_no_job_alone(store)
+    return show_end(store, job, as_json=as_json)
+
+
+@contextmanager
+def _governing(store: Store) -> Iterator[None]:
+    """A governor in a thread of its own. A daemon: a second Ctrl-C need not wait for it."""
+    from stoker.governor.govern import Governor
+    from stoker.store import open_store
+
+    enough = threading.Event()
+    # Its own connection too: what the other thread does is never in its way.
+    governor = Governor(open_store(store.url))
+
+    def work() -> None:
+        while not enough.is_set():
+            try:
+                governor.watch(until=lambda _done: enough.is_set())
+            except Exception as error:  # noqa: BLE001 - the edge of the thread: without it nobody would govern the job
+                say(f"[stoker] the governor stumbled ({type(error).__name__}: {error}) and goes on")
+                enough.wait(1.0)
+
+    threading.Thread(target=work, name="governor", daemon=True).start()
+    try:
+        yield
+    finally:
+        enough.set()
+
+
+@contextmanager
+def _hanging_up() -> Iterator[None]:
+    def leave(_number: int, _frame: object) -> None:
+        raise _HungUp
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None:
+    from stoker.governor.background import carry_on
+
+    carry_on(store, [job])
+    if paid and not silent:
+        say("its governor runs on this computer: while that is off, nobody replaces a reclaimed machine")
+
+
+def _wait_until_retired(store: Store, job: str) -> None:
+    deadline = time.monotonic() + _RETIRE_S
+    while time.monotonic() < deadline and next(iter(store.list(f"{layout.ACTIVE}{job}/")), None) is not None:
+        time.sleep(0.05 if store.near else 1.0)
+
+
+def _leave_no_job_alone(store: Store) -> None:
+    """This process governed every job of the store; those that go on need somebody else now."""
+    from stoker.governor.background import ensure_governor
+    from stoker.governor.observe import active_jobs
+
+    try:
+        if active_jobs(store):
+            ensure_governor(store.url)
+    except StokerError as error:
+        say(str(error))
+
+
+def _many_nodes(store: Store, job: str) -> bool:
+    from stoker import index, log
+
+    state = log.read(store, job)
+    return state is not None and index.read_submission(store, state).spec.nodes > 1

@@ -1,0 +1,35 @@
+"""`stoker stop`."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.cli.options import jobs_argument, opened_store, store_option
+
+
+@click.command("stop")
+@jobs_argument()
+@click.option("--wait", "waiting", is_flag=True, help="Wait until the jobs have ended.")
+@store_option
+def command(jobs: tuple[str, ...], waiting: bool) -> None:
+    """Let jobs save, then end them."""
+    from stoker import client
+    from stoker.cli.printing import say
+    from stoker.finding import find_job
+    from stoker.governor.background import carry_on
+
+    store = opened_store()
+    # All names are looked up first: a wrong one must not leave half of them stopped.
+    found = [find_job(store, job) for job in jobs]
+    asked = []
+    for job in found:
+        if client.stop(job, store):
+            asked.append(job)
+            say(f"{job} saves and stops")
+        else:
+            say(f"{job} had ended already")
+    if asked:
+        carry_on(store, asked)
+    for job in asked if waiting else ():
+        summary = client.wait(job, store)
+        say(f"{job} {summary.phase}: {summary.reason}")

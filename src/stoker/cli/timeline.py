@@ -1,0 +1,167 @@
+"""A job's story in words: attempts, notices, decisions. Pure text from data."""
+
+from __future__ import annotations
+
+from stoker.cli.printing import dollars, duration
+from stoker.fold import JobState
+from stoker.model import (
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Entry,
+    Event,
+    Launched,
+    Offering,
+    Opaque,
+    ResumeAsked,
+    StopAsked,
+    Submitted,
+    Suspected,
+    Warned,
+)
+from stoker.summary import AttemptSummary, Summary
+
+ARROW = " → "
+
+
+def timeline(summary: Summary) -> list[str]:
+    """One line for each attempt, and one below it for how it gave way to the next."""
+    lines = []
+    for number, attempt in enumerate(summary.attempts):
+        following = summary.attempts[number + 1] if number + 1 < len(summary.attempts) else None
+        lines.append(attempt_line(attempt))
+        told = handover_line(attempt, following)
+        if told:
+            lines.append(f"  {told}")
+    return lines
+
+
+def attempt_line(attempt: AttemptSummary) -> str:
+    """`attempt 1  local this-computer spot $0.32/h · trained 12 s to step 412 · reclaimed: …`."""
+    parts = [f"attempt {attempt.n}  {where(attempt)}"]
+    if attempt.restored_from:
+        parts.append(f"from {checkpoint_name(attempt.restored_from)}")
+    to_step = f" to step {attempt.step}" if attempt.step is not None else ""
+    parts.append(f"trained {duration(attempt.trained_s)}{to_step}")
+    if attempt.outcome is None:
+        parts.append(", ".join(dict.fromkeys(node.phase or "booting" for node in attempt.nodes)))
+    elif attempt.reason:
+        parts.append(f"{attempt.outcome}: {attempt.reason}")
+    else:
+        parts.append(attempt.outcome)
+    return " · ".join(parts)
+
+
+def handover_line(attempt: AttemptSummary, following: AttemptSummary | None) -> str:
+    """`notice → saved 412 → durable 0.2 s → attempt 2 at 413, gap 0.6 s`; empty when there is nothing to tell."""
+    parts = []
+    if attempt.noticed_at is not None:
+        grace = attempt.save.grace_s if attempt.save is not None else None
+        parts.append("notice" if grace is None else f"notice ({duration(grace)})")
+        parts += _save_parts(attempt)
+    elif following is None or attempt.outcome in (None, "stopped", "succeeded"):
+        return ""
+    if following is not None:
+        parts.append(_next_part(attempt, following))
+    return ARROW.join(parts if attempt.noticed_at is not None else [attempt.outcome or "", *parts])
+
+
+def _save_parts(attempt: AttemptSummary) -> list[str]:
+    save = attempt.save
+    if save is None:
+        return ["saving"] if attempt.outcome is None else ["left no word of its save"]
+    if save.durable_s is None:
+        return ["nothing new saved"]
+    what = f"saved {attempt.step}" if attempt.step is not None else "saved"
+    return [what, f"durable {duration(save.durable_s)}"]
+
+
+def _next_part(attempt: AttemptSummary, following: AttemptSummary) -> str:
+    text = f"attempt {following.n}"
+    if following.first_step is not None:
+        text += f" at {following.first_step}"
+    elif following.restored_from:
+        text += f" from {checkpoint_name(following.restored_from)}"
+    gap = gap_s(attempt, following)
+    return text if gap is None else f"{text}, gap {duration(gap)}"
+
+
+def gap_s(attempt: AttemptSummary, following: AttemptSummary) -> float | None:
+    """From the end of one training to the start of the next. By two agents' clocks: for people only."""
+    if attempt.left_at is None or following.training_since is None:
+        return None
+    return max(0.0, (following.training_since - attempt.left_at).total_seconds())
+
+
+def where(attempt: AttemptSummary) -> str:
+    kind = "spot" if attempt.spot else "on-demand"
+    nodes = f"{len(attempt.nodes)} × " if len(attempt.nodes) > 1 else ""
+    return f"{nodes}{attempt.machine} in {attempt.zone}, {kind} {rate(attempt.price)}"
+
+
+def rate(price: float | None) -> str:
+    return "at an unknown price" if price is None else f"{dollars(price)}/h"
+
+
+def offering_text(offering: Offering) -> str:
+    kind = "spot" if offering.spot else "on-demand"
+    return f"{offering.machine} in {offering.zone}, {kind} {rate(offering.price)}"
+
+
+def checkpoint_name(key: str) -> str:
+    """`step-900` of `00000007/000002-step-900`."""
+    return key.rpartition("/")[2].partition("-")[2] or key
+
+
+# ── Decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def describe(event: Event, state: JobState | None) -> str:
+    """What was decided, in a word or two."""
+    match event:
+        case Submitted():
+            return "submitted"
+        case Claimed(offering=offering, nodes=nodes, successor_of=older):
+            takes_over = f", to take over from {_attempt(state, older)}" if older is not None else ""
+            return f"claimed {nodes} × {offering_text(offering)}{takes_over}"
+        case Launched(claim=claim, nodes=refs):
+            return f"launched {_attempt(state, claim)} ({', '.join(ref.instance for ref in refs) or 'no machine'})"
+        case Suspected(claim=claim, rank=rank):
+            return f"suspected node {rank} of {_attempt(state, claim)}"
+        case Draining(claim=claim, rule=rule):
+            return f"asked {_attempt(state, claim)} to save and leave [{rule}]"
+        case Closed(claim=claim, outcome=outcome, rule=rule):
+            return f"closed {_attempt(state, claim)}: {outcome} [{rule}]"
+        case StopAsked():
+            return "stop"
+        case ResumeAsked():
+            return "resume"
+        case Warned():
+            return "warned"
+        case Ended(outcome=outcome, rule=rule):
+            return f"{outcome} [{rule}]"
+        case Opaque(name=name):
+            return name
+
+
+def news(entry: Entry, state: JobState | None) -> str | None:
+    """What a person who follows the job is told of an entry; None for what only a governor cares about."""
+    match entry.event:
+        case Submitted() | Suspected() | Opaque():
+            return None
+        case Claimed(offering=offering):
+            return f"getting {offering_text(offering)} ({entry.reason})"
+        case Launched(claim=claim):
+            return f"{_attempt(state, claim)} has its machines: {entry.reason}"
+        case Closed(claim=claim, outcome=outcome):
+            return f"{_attempt(state, claim)} {outcome}: {entry.reason}"
+        case Ended(outcome=outcome):
+            return f"{outcome}: {entry.reason}"
+        case Draining() | StopAsked() | ResumeAsked() | Warned():
+            return entry.reason
+
+
+def _attempt(state: JobState | None, claim: int) -> str:
+    found = state.claim(claim) if state is not None else None
+    return f"attempt {found.attempt}" if found is not None and found.attempt is not None else f"claim {claim}"

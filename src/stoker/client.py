@@ -1,0 +1,305 @@
+"""Stoker from Python, and what the command line is made of: submit, wait, stop, resume, clone, remove, interrupt.
+
+    job = stoker.submit(stoker.Job(run="python train.py"))
+    summary = stoker.wait(job)
+
+A job is named by its id, a unique beginning of it, or its name where that is unique. A store is a URL, an open store,
+or nothing: then STOKER_STORE, else a folder under the home.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from stoker import facts, index, layout, log
+from stoker.core.snapshot import Action
+from stoker.errors import StoreUnavailable, UserError
+from stoker.finding import find_job
+from stoker.fold import JobState
+from stoker.governor.background import carry_on
+from stoker.governor.fleet import Fleet
+from stoker.governor.govern import Governor
+from stoker.governor.observe import active_jobs
+from stoker.home import default_store_url
+from stoker.jobfile import Job, assignments, base_folder, check_honoured, finalize, gather, resolve, spec_layer
+from stoker.model import Event, Known, NodeFacts, ResumeAsked, StopAsked
+from stoker.providers import registry
+from stoker.providers.base import Interrupts
+from stoker.removing import remove_job
+from stoker.spec import Spec
+from stoker.store import Store, open_store
+from stoker.submitting import Prepared, connect, fitting_offerings, prepare, send, submitter
+from stoker.summary import Summary, summarize
+from stoker.surroundings import localise
+
+# A job that has ended is waited for until its machines are gone too, but no longer than this.
+RETIRE_S = 20.0
+DEFAULT_GRACE_S = 30.0
+
+AnyJob = Job | Spec | str | os.PathLike[str]
+
+
+def open_any(store: str | Store | None = None) -> Store:
+    """The store that is meant. Raises UserError for a URL that cannot be one."""
+    if store is None or isinstance(store, str):
+        return open_store(store or default_store_url())
+    return store
+
+
+# ── Submitting ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def submit(job: AnyJob, *, store: str | Store | None = None, sets: Sequence[str] = (), detach: bool = False) -> str:
+    """Submit a job (a `Job`, a `Spec` or the path of a job file) and answer its id. `sets` are as for `--set`.
+
+    `detach` starts a governor in the background; without it, `wait` (or any governor) has to make the job go on.
+    Raises UserError before anything is written when something is wrong with it.
+    """
+    opened = open_any(store)
+    with prepare_any(job, opened, sets) as prepared:
+        submitted = send(prepared, opened)
+    if detach:
+        carry_on(opened, [submitted])
+    return submitted
+
+
+def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared:
+    """Everything before the first write. Use the answer in a `with`."""
+    if isinstance(job, Spec):
+        if sets:
+            raise UserError("sets: a Spec is complete; change it with dataclasses.replace")
+        capabilities = registry.capabilities(job.resources.provider)
+        check_honoured(job, job.resources.provider, capabilities)
+        spec, told = finalize(job, capabilities)
+        return prepare(spec, store, folder=Path.cwd(), told=told)
+    house = store.get(layout.DEFAULTS)
+    layers = gather(
+        job_file=None if isinstance(job, Job) else Path(job),
+        house=house.data if house is not None else None,
+        sets=() if isinstance(job, Job) else sets,
+    )
+    if isinstance(job, Job):
+        layers = (*layers, job.layer(), *([assignments(sets)] if sets else []))
+    resolved = resolve(layers, registry.capabilities)
+    return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told)
+
+
+def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
+    """A new job with the code and the spec of another, with changes. Use the answer in a `with`."""
+    found = find_job(store, job)
+    submission = index.read_submission(store, _state(store, found))
+    layers = [spec_layer(submission.spec, found), *([assignments(sets)] if sets else [])]
+    resolved = resolve(layers, registry.capabilities)
+    provider = connect(resolved.spec, store)
+    spec = localise(resolved.spec, provider.capabilities, Path.cwd(), store)
+    offered = provider.offerings(spec.resources)
+    return Prepared(
+        spec=spec,
+        capabilities=provider.capabilities,
+        offerings=fitting_offerings(spec, provider, offered),
+        offered=offered,
+        folder=Path.cwd(),
+        told=resolved.told,
+        code=submission.code,
+        environ=submission.environ if provider.capabilities.here else {},
+        origin=found,
+    )
+
+
+def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (), detach: bool = False) -> str:
+    """Submit a new job like another one, whose code it shares. Answers the new job's id."""
+    opened = open_any(store)
+    with prepare_clone(job, opened, sets) as prepared:
+        submitted = send(prepared, opened)
+    if detach:
+        carry_on(opened, [submitted])
+    return submitted
+
+
+# ── Watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait(job: str, store: str | Store | None = None, timeout: float | None = None) -> Summary:
+    """Govern until the job has ended (and its machines are gone), and answer how it went.
+
+    Raises TimeoutError after `timeout` seconds; the job goes on, with whoever governs it.
+    """
+    opened = open_any(store)
+    found = find_job(opened, job)
+    governor = Governor(opened)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    ended_at: float | None = None
+    state: JobState | None = None
+    while True:
+        wake_in_s: float | None = None
+        try:
+            wake_in_s = governor.run_pass().wake_in_s
+            state = log.read(opened, found, state)
+            if state is not None and state.ended is not None:
+                ended_at = ended_at or time.monotonic()
+                if found not in active_jobs(opened) or time.monotonic() - ended_at > RETIRE_S:
+                    return summary(found, opened)
+        except StoreUnavailable:
+            pass  # Nothing can be concluded; look again.
+        if deadline is not None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"{found} has not ended within {timeout:g} s")
+            wake_in_s = left_s if wake_in_s is None else min(wake_in_s, left_s)
+        governor.sleep(wake_in_s)
+
+
+def summary(job: str, store: str | Store | None = None) -> Summary:
+    """The job as it is now, from its log and the facts of its nodes. Raises UserError when there is no such job."""
+    opened = open_any(store)
+    found = find_job(opened, job)
+    record = index.read_index(opened, found)
+    state = log.read(opened, found, record.state if record is not None else None)
+    if state is None:
+        raise UserError(f"{found} is half removed; `stoker rm {found}` finishes that")
+    submission = index.read_submission(opened, state)
+    told = {claim.number: facts.read_claim(opened, found, claim) for claim in state.attempts}
+    waiting = record.summary.reason if record is not None and state.ended is None else ""
+    return summarize(state, submission, told, _now(told), waiting)
+
+
+def _now(told: dict[int, tuple[NodeFacts, ...]]) -> datetime:
+    """The store's time, as near as it can be had without writing: ours, but never before the newest fact."""
+    beats = [
+        node.heartbeat.value.modified
+        for nodes in told.values()
+        for node in nodes
+        if isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
+    ]
+    return max([datetime.now(timezone.utc), *beats])
+
+
+# ── Steering ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stop(job: str, store: str | Store | None = None) -> bool:
+    """Ask a job to save and end. False: it had ended already. Harmless to repeat."""
+    opened = open_any(store)
+    found = find_job(opened, job)
+    me = submitter()
+
+    def wanted(state: JobState | None) -> tuple[Event, str] | None:
+        _present(found, state)
+        assert state is not None
+        return None if state.ended or state.stop else (StopAsked(by=me), f"stopped by {me}")
+
+    before = _state(opened, found)
+    log.append_next(opened, found, before, wanted, me)
+    return before.ended is None
+
+
+def resume(job: str, store: str | Store | None = None) -> str:
+    """Let an ended job go on from its last checkpoint: the same job, next attempt. Answers its id.
+
+    Raises UserError when it has not ended, or has succeeded.
+    """
+    opened = open_any(store)
+    found = find_job(opened, job)
+    me = submitter()
+    state = _state(opened, found)
+    if state.code_digest is not None and opened.head(layout.code(state.code_digest)) is None:
+        raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
+
+    def wanted(newest: JobState | None) -> tuple[Event, str] | None:
+        _present(found, newest)
+        assert newest is not None
+        if newest.ended is None:
+            raise UserError(f"{found} has not ended; `stoker logs -f {found}` follows it")
+        if newest.ended.outcome == "succeeded":
+            raise UserError(f"{found} has succeeded; `stoker clone {found}` starts a new job like it")
+        return ResumeAsked(by=me), f"resumed by {me}"
+
+    # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
+    log.append_next(opened, found, state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b""))
+    return found
+
+
+def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s: float = DEFAULT_GRACE_S) -> str:
+    """Rehearse a reclaim: give a node of the job a hard notice. Answers the machine's name.
+
+    Raises UserError when the job has no such machine now, or its provider cannot do that.
+    """
+    opened = open_any(store)
+    found = find_job(opened, job)
+    state = _state(opened, found)
+    running = [claim for claim in state.open_claims if claim.launched]
+    if not running:
+        raise UserError(f"{found} has no machine now; `stoker show {found}` tells where it is")
+    claim = running[-1]
+    instance = claim.instance(node)
+    if instance is None:
+        raise UserError(f"{found} has no node {node}; it has 0 to {claim.nodes - 1}")
+    provider = Fleet(opened.url).provider(claim.offering.provider)
+    if not isinstance(provider, Interrupts) or not provider.capabilities.interrupts:
+        raise UserError(f"{claim.offering.provider} cannot rehearse a reclaim")
+    provider.interrupt(instance, grace_s, claim.offering.region)
+    return instance
+
+
+def remove(job: str, store: str | Store | None = None) -> str:
+    """Delete an ended job with its checkpoints, outputs and logs. Answers its id; safe to repeat after a crash.
+
+    Raises UserError while it is active. Code that it shared is collected by `removing.collect_code`.
+    """
+    opened = open_any(store)
+    found = find_job(opened, job)
+    state = log.read(opened, found)
+    if state is not None and state.ended is None:
+        raise UserError(f"{found} is active; `stoker stop {found}` first")
+    if state is not None and found in active_jobs(opened):
+        # Its machines may be gone by now; that is for a governor to find out.
+        Governor(opened).run_pass(only={found})
+        if found in active_jobs(opened):
+            raise UserError(f"{found} has ended, but its machines are not known to be gone yet; try again soon")
+    remove_job(opened, found)
+    return found
+
+
+def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
+    """What a governor would do about the job now, and what it waits for. Does nothing."""
+    from stoker.core.decide import decide
+    from stoker.core.policy import DEFAULT
+    from stoker.governor.observe import Memory, list_clouds, observe
+
+    fleet, memory = Fleet(store.url), Memory()
+    markers = {job: active_jobs(store).get(job, ())}
+    listing = list_clouds(store, fleet, memory, markers)
+    observation = observe(store, fleet, memory, markers, listing.narrowed({job}))
+    plan = decide(observation.snapshot, DEFAULT, datetime.now(timezone.utc))
+    return plan.actions, plan.waiting.get(job, "") or observation.problems.get(job, "")
+
+
+def _state(store: Store, job: str) -> JobState:
+    state = log.read(store, job)
+    _present(job, state)
+    assert state is not None
+    return state
+
+
+def _present(job: str, state: JobState | None) -> None:
+    if state is None:
+        raise UserError(f"{job} is half removed; `stoker rm {job}` finishes that")
+
+
+__all__ = [
+    "clone",
+    "interrupt",
+    "open_any",
+    "prepare_any",
+    "prepare_clone",
+    "remove",
+    "resume",
+    "stop",
+    "submit",
+    "summary",
+    "wait",
+]

@@ -1,0 +1,68 @@
+"""Find a job by what a person calls it: its id, a unique beginning of it, or its name where that is unique."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from stoker import layout
+from stoker.errors import UserError
+from stoker.store import Store, can_be_key
+
+# An id is the job's name, a dash, and so many characters.
+SUFFIX_LENGTH = 4
+# More candidates than this are not named in an error: it is one line.
+_MOST_NAMED = 5
+
+
+def name_of(job: str) -> str:
+    """The name that an id was made from."""
+    return job[: -SUFFIX_LENGTH - 1] if len(job) > SUFFIX_LENGTH + 1 else job
+
+
+def all_jobs(store: Store) -> list[str]:
+    """Every job there is, by the folders of their logs: the index is derived and may lack the newest."""
+    return store.folders(layout.JOBS)
+
+
+def find_job(store: Store, text: str) -> str:
+    """The id of the job that `text` names. Raises UserError, in one line, when it is none or more than one."""
+    wanted = text.strip()
+    if can_be_key(wanted) and "/" not in wanted and _exists(store, wanted):
+        return wanted
+    return choose_job(wanted, all_jobs(store))
+
+
+def choose_job(text: str, jobs: Iterable[str]) -> str:
+    """The one job that `text` names. A whole name comes before the beginnings of others."""
+    known = sorted(jobs)
+    if not text:
+        raise UserError("name a job: its id, a unique beginning of it, or its name")
+    for found in (
+        [job for job in known if job == text],
+        [job for job in known if name_of(job) == text],
+        [job for job in known if job.startswith(text)],
+    ):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{text!r} could be any of {len(found)} jobs: {_listed(found)}; give more of the id")
+    raise UserError(f"there is no job {text!r}; {_nearest(text, known)}")
+
+
+def _exists(store: Store, job: str) -> bool:
+    """Submitted, or half removed: both can be asked for by their whole id."""
+    return store.head(layout.log_entry(job, 1)) is not None or store.head(layout.spec(job)) is not None
+
+
+def _nearest(text: str, known: list[str]) -> str:
+    if not known:
+        return "this store has none yet; `stoker run` starts one"
+    names = {name_of(job): job for job in known}
+    close = get_close_matches(text, [*known, *names], n=1, cutoff=0.5)
+    return f"did you mean {names.get(close[0], close[0])}?" if close else "`stoker ps --all` lists them"
+
+
+def _listed(jobs: list[str]) -> str:
+    shown = ", ".join(jobs[:_MOST_NAMED])
+    return shown if len(jobs) <= _MOST_NAMED else f"{shown}, …"

@@ -1,0 +1,167 @@
+"""A governor in the background: one for each store on this computer, as long as a job is active.
+
+    python -m stoker.governor.background STORE LOCK LOCK_FD
+
+Whoever starts it takes the lock first and hands it over, so there is no moment at which two could start. It looks once
+more *after* it gave the lock back: a job whose submitter found the lock taken was marked before, and is seen then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from stoker import layout
+from stoker.errors import StokerError
+from stoker.governor.govern import Governor, Pass
+from stoker.governor.observe import active_jobs
+from stoker.home import home
+from stoker.store import Store, open_store
+
+# What an earlier governor said is kept up to this size.
+_LOG_BYTES = 1024 * 1024
+# A folder that has been away this long was removed, not unmounted for a moment.
+_FOLDER_GONE_S = 60.0
+
+
+class _GiveUp(Exception):
+    """There is nothing left to govern, nor anybody who could find this governor."""
+
+
+def files_for(store_url: str) -> tuple[Path, Path]:
+    """The lock and the log of the background governor of a store."""
+    name = hashlib.sha256(store_url.encode()).hexdigest()[:12]
+    folder = home() / "governors"
+    return folder / f"{name}.lock", folder / f"{name}.log"
+
+
+def ensure_governor(store_url: str) -> bool:
+    """Make sure that a background governor runs for this store. True: this call started it.
+
+    Call it after the job is marked active. Raises StokerError when none can be started.
+    """
+    lock, log = files_for(store_url)
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _take(handle):
+                return False
+            _spawn(store_url, lock, handle, log)
+            return True
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StokerError(
+            f"no governor can be started in the background ({error}); keep `stoker govern --watch` running"
+        ) from None
+
+
+def carry_on(store: Store, jobs: Iterable[str]) -> None:
+    """After a person's command: act on it at once, and see to it that somebody governs from here on."""
+    try:
+        Governor(store).run_pass(only=set(jobs))
+    except StokerError:
+        pass  # The background governor tries again for as long as it takes.
+    ensure_governor(store.url)
+
+
+def _take(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _spawn(store_url: str, lock: Path, handle: int, log: Path) -> None:
+    mode = "ab" if log.exists() and log.stat().st_size < _LOG_BYTES else "wb"
+    with log.open(mode) as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "stoker.governor.background", store_url, str(lock), str(handle)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Its own session: closing the terminal is nothing to it.
+            start_new_session=True,
+            cwd=lock.parent,
+            pass_fds=(handle,),
+        )
+
+
+def run(store: Store, lock: Path, handle: int) -> None:
+    """Govern until no job is active. `handle` holds the lock, and holds it no more on return."""
+    while True:
+        try:
+            _govern(store, lock, handle)
+        except _GiveUp as reason:
+            _say(f"gives up: {reason}")
+            return
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        # A submitter that saw the lock taken had marked its job before: now it can be seen.
+        if _idle(store) or not _take(handle):
+            return
+
+
+def _govern(store: Store, lock: Path, handle: int) -> None:
+    failing_since: float | None = None
+
+    def on_pass(done: Pass) -> None:
+        nonlocal failing_since
+        failing_since = None
+        for action in done.actions:
+            _say(f"{action.job}: {type(action).__name__}: {action.reason}")
+        for job, problem in done.problems.items():
+            _say(f"{job}: {problem}")
+        _check_home(lock, handle)
+
+    def on_error(error: StokerError) -> None:
+        nonlocal failing_since
+        _say(str(error))
+        _check_home(lock, handle)
+        failing_since = failing_since or time.monotonic()
+        if store.near and time.monotonic() - failing_since > _FOLDER_GONE_S:
+            raise _GiveUp(str(error))
+
+    Governor(store).watch(until=lambda done: done.active == 0 or _idle(store), on_pass=on_pass, on_error=on_error)
+
+
+def _check_home(lock: Path, handle: int) -> None:
+    """A lock that has lost its name keeps nobody out: another governor may run already."""
+    try:
+        same = os.path.samestat(lock.stat(), os.fstat(handle))
+    except OSError:
+        same = False
+    if not same:
+        raise _GiveUp(f"{lock} is not this governor's any more")
+
+
+def _idle(store: Store) -> bool:
+    """No marker belongs to a job with a log. One without is a submission that failed, or that calls for us yet."""
+    try:
+        return not any(store.head(layout.log_entry(job, 1)) is not None for job in active_jobs(store))
+    except StokerError:
+        return False
+
+
+def _say(text: str) -> None:
+    print(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {text}", flush=True)
+
+
+def main() -> None:
+    store_url, lock, handle = sys.argv[1:]
+    os.set_inheritable(int(handle), False)  # The nodes that it launches must not keep the lock.
+    _say(f"governs {store_url} as process {os.getpid()}")
+    run(open_store(store_url), Path(lock), int(handle))
+    _say("no job is active")
+
+
+if __name__ == "__main__":
+    main()

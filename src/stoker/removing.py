@@ -1,0 +1,85 @@
+"""Delete jobs and the code that only they used: buckets are not unbounded either."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+
+from stoker import index, layout, log
+from stoker.errors import StoreError
+from stoker.finding import all_jobs
+from stoker.store import Store
+
+# Twice as long as a submission may rely on code it found (`submitting.CODE_FRESH_FOR`).
+COLLECT_AFTER = timedelta(days=1)
+_BATCH = 1000
+
+
+def remove_job(store: Store, job: str) -> None:
+    """Delete everything of a job. Whoever calls knows that it has ended and that its machines are gone.
+
+    The first entry goes before the rest: from then on there is no such job for any reader, whatever is still there.
+    The spec goes last: as long as it is there, the job can be named, and removing it again finishes the work.
+    """
+    store.delete([layout.index(job), layout.log_entry(job, 1)])
+    _delete_below(store, f"{layout.WORK}{job}/")
+    _delete_below(store, f"{layout.ACTIVE}{job}/")
+    _delete_below(store, layout.log_prefix(job))
+    # A governor that was just looking may have cached it again.
+    store.delete([layout.index(job)])
+    store.delete([layout.spec(job)])
+
+
+def collect_code(store: Store) -> int:
+    """Delete packed code that no job refers to and that is older than a day. Answers how many archives went."""
+    now = datetime.now(timezone.utc)
+    # A submission makes the code it relies on younger than half a day, so what is old here has no job on the way.
+    old = {meta.key: meta.modified for meta in store.list(layout.CODE) if now - meta.modified > COLLECT_AFTER}
+    if not old:
+        return 0
+    needed = {layout.code(digest) for job in all_jobs(store) if (digest := _code_of(store, job)) is not None}
+    unneeded = [key for key in old if key not in needed]
+    # Made young again since it was listed: somebody is about to need it.
+    unneeded = [key for key in unneeded if (meta := store.head(key)) is not None and meta.modified == old[key]]
+    store.delete(unneeded)
+    return len(unneeded)
+
+
+def ended_before(store: Store, age: timedelta) -> list[str]:
+    """The jobs that ended longer ago than `age`, oldest first. Jobs that have not ended are never among them."""
+    now = datetime.now(timezone.utc)
+    found = []
+    for meta in index.list_index(store):
+        # A record is written when the job ends, so what is younger cannot be of an older end.
+        job = index.job_of(meta)
+        summary = index.read_summary(store, job)
+        if summary is not None and summary.ended_at is not None and now - summary.ended_at > age:
+            found.append((summary.ended_at, job))
+    # The index is derived: the verdict is the log's.
+    return [job for _, job in sorted(found) if (state := log.read(store, job)) is not None and state.ended is not None]
+
+
+def _code_of(store: Store, job: str) -> str | None:
+    """The code that a job refers to. Raises StoreError when it cannot be known: then nothing may be collected."""
+    found = store.get(layout.log_entry(job, 1)) or store.get(layout.spec(job))
+    if found is None:
+        return None
+    try:
+        tree = json.loads(found.data)
+        code = tree["event"].get("code_digest") if "event" in tree else (tree.get("code") or {}).get("digest")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no code is collected") from None
+    return str(code) if code is not None else None
+
+
+def _delete_below(store: Store, prefix: str) -> None:
+    for keys in _batches(meta.key for meta in store.list(prefix)):
+        store.delete(keys)
+
+
+def _batches(keys: Iterable[str]) -> Iterable[list[str]]:
+    rest = iter(list(keys))
+    while batch := list(itertools.islice(rest, _BATCH)):
+        yield batch

@@ -1,0 +1,173 @@
+"""What a job takes from the computer it is submitted on: its Python, its folders, its variables."""
+
+# Links are not resolved: a virtual environment's python is a link, and the link is the environment.
+# ruff: noqa: PTH100
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.errors import UserError
+from stoker.finding import find_job
+from stoker.model import Capabilities
+from stoker.spec import Input, Spec
+from stoker.store import Store
+
+# The submitter's active environment. Nothing here is secret.
+ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+_INTERPRETER = re.compile(r"python[0-9.]*")
+_SHELL_SIGNS = re.compile(r"[|&;<>$`(){}*?\\\n]")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
+# bash: `-o pipefail`, also as `-eo pipefail`.
+_TAKES_VALUE = re.compile(r"-[a-z]*o")
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
+
+
+def submitter_environ() -> dict[str, str]:
+    """The variables by which the submitter's Python and programs are found."""
+    return {name: os.environ[name] for name in ENVIRON if os.environ.get(name)}
+
+
+def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store) -> Spec:
+    """The spec with what it says about this computer made exact. Raises UserError for what is not there."""
+    _check_secrets(spec)
+    inputs = {name: _input(name, source, capabilities, folder) for name, source in spec.inputs.items()}
+    environment = spec.environment
+    if capabilities.here:
+        environment = replace(environment, python=find_python(environment.python, folder))
+    resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
+    return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from)
+
+
+def find_python(wanted: str | None, folder: Path) -> str:
+    """The Python that is meant: the active one, a path, a version, or a conda environment, as an absolute path."""
+    if wanted is None:
+        found = shutil.which("python") or shutil.which("python3")
+        if found is None:
+            raise UserError("environment.python: there is no python on your PATH; give the path of one")
+        return os.path.abspath(found)
+    if "/" in wanted or wanted.startswith("~"):
+        path = Path(os.path.abspath(folder / Path(wanted).expanduser()))
+        path = path / "bin" / "python" if path.is_dir() else path
+        if not os.access(path, os.X_OK):
+            raise UserError(f"environment.python: {path} is not a program; give the path of a Python")
+        return str(path)
+    if _VERSION.fullmatch(wanted):
+        found = shutil.which(f"python{wanted}")
+    else:
+        found = shutil.which(wanted) or _conda_python(wanted)
+    if found is None:
+        raise UserError(f"environment.python: there is no Python {wanted!r} here; give the path of one")
+    return os.path.abspath(found)
+
+
+def _conda_python(name: str) -> str | None:
+    prefix, program = os.environ.get("CONDA_PREFIX"), os.environ.get("CONDA_EXE")
+    roots = [Path(prefix), *Path(prefix).parents[:2]] if prefix else []
+    roots += [Path(program).parents[1]] if program else []
+    for root in roots:
+        python = root / "envs" / name / "bin" / "python"
+        if python.exists():
+            return str(python)
+    return None
+
+
+def missing_script(run: str | tuple[str, ...], folder: Path) -> str | None:
+    """The script that a simple command names and that is not in the folder; None when there is nothing to complain of.
+
+    Only what can be told for certain: `python train.py`, `torchrun … train.py`, `bash run.sh`, `./run.sh`.
+    """
+    words = _words(run)
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        words = words[1:]
+    if not words:
+        return None
+    program = words[0].rpartition("/")[2]
+    if _INTERPRETER.fullmatch(program) or program in ("bash", "sh"):
+        script = _after_options(words[1:])
+    elif program in ("torchrun", "accelerate", "deepspeed"):
+        script = next((word for word in words[1:] if word.endswith(".py")), None)
+    else:
+        script = words[0] if words[0].startswith("./") else None
+    if script is None or "{" in script or (folder / script).exists():
+        return None
+    return script
+
+
+def _words(run: str | tuple[str, ...]) -> list[str]:
+    if not isinstance(run, str):
+        return list(run)
+    text = run.strip()
+    if _SHELL_SIGNS.search(text):
+        return []
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return []
+
+
+def _after_options(words: list[str]) -> str | None:
+    """The first word that is neither an option nor an option's value; None where a module or a text is run."""
+    rest = iter(words)
+    for word in rest:
+        if word.startswith(("-m", "-c")) or word in ("-", "--", "-s"):
+            return None
+        if word in ("-X", "-W") or _TAKES_VALUE.fullmatch(word):
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _input(name: str, source: Input, capabilities: Capabilities, folder: Path) -> Input:
+    if "://" in source.source:
+        return source
+    path = Path(os.path.abspath(folder / Path(source.source).expanduser()))
+    if not path.exists():
+        raise UserError(f"inputs.{name}: {path} is not there; name a folder, a file or a URL")
+    if not capabilities.here:
+        raise UserError(f"inputs.{name}: {path} is on this computer, where the machines cannot reach it; give a URL")
+    return replace(source, source=str(path))
+
+
+def _check_secrets(spec: Spec) -> None:
+    for name, reference in spec.secrets.items():
+        if reference == "env" and name not in os.environ:
+            raise UserError(f"secrets.{name}: {name} is not set in your environment; export it first")
+
+
+def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Store) -> str:
+    """A URL as it is, a folder as an absolute path, a job by its whole id with a checkpoint that exists."""
+    if "://" in text:
+        return text
+    path = Path(os.path.abspath(folder / Path(text).expanduser()))
+    if path.is_dir() or text.startswith((".", "/", "~")):
+        if not path.is_dir():
+            raise UserError(f"resume_from: there is no folder {path}; name a job, a URL or a folder")
+        if not capabilities.here:
+            raise UserError(f"resume_from: {path} is on this computer, where the machines cannot reach it; give a URL")
+        return str(path)
+    job, colon, checkpoint = text.partition(":")
+    try:
+        found = find_job(store, job)
+    except UserError as error:
+        raise UserError(f"resume_from: {error}") from None
+    _check_checkpoint(store, found, checkpoint)
+    return f"{found}{colon}{checkpoint}"
+
+
+def _check_checkpoint(store: Store, job: str, name: str) -> None:
+    from stoker.checkpoints import list_checkpoints
+
+    complete = [checkpoint for checkpoint in list_checkpoints(store, job) if checkpoint.complete]
+    if not complete:
+        raise UserError(f"resume_from: {job} has no checkpoint; `stoker checkpoints {job}` lists them")
+    if name and all(name not in (checkpoint.name, checkpoint.key) for checkpoint in complete):
+        there = ", ".join(dict.fromkeys(checkpoint.name for checkpoint in complete[-5:]))
+        raise UserError(f"resume_from: {job} has no checkpoint {name!r}; it has {there}")
