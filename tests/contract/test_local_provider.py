@@ -61,7 +61,20 @@ first = len(open(boots).read().split()) == 1
 os.makedirs(os.path.join(node, "code", "deep"), exist_ok=True)
 if mode == "crash":
     sys.exit(1)
-if mode == "done" or (mode == "brood-once" and not first):
+if mode == "brood-once" and not first:
+    import glob
+    left = []
+    for path in glob.glob(os.path.join(node, "*.pid")):
+        try:
+            text = open("/proc/" + open(path).read() + "/stat").read()
+        except FileNotFoundError:
+            continue
+        if text.rpartition(")")[2].split()[0] not in "ZX":
+            left.append(path)
+    with open(os.path.join(node, "left.json"), "w") as file:
+        json.dump(left, file)
+    sys.exit(0)
+if mode == "done":
     sys.exit(0)
 if mode in ("brood", "brood-once", "brood-scrubbed"):
     subprocess.Popen([sys.executable, __file__, "child:session", node], start_new_session=True)
@@ -269,6 +282,8 @@ class TestNobodyIsLeft:
         processes[0].signal(signal.SIGKILL)
         until_gone(provider, instance)
         assert [process for process in processes if process.alive] == []
+        # The second agent found nobody: not a moment of training without an agent.
+        assert json.loads((node.path / "left.json").read_text()) == []
         assert len(node.path.joinpath("boots").read_text().split()) == 2
         assert reason_of(node) == "the agent was done"
 
@@ -583,6 +598,8 @@ class TestLaunching:
         (instance,) = provider.list_instances()
         node = folder_of(provider, instance)
         agent, supervisor = process_of(node, "agent"), supervisor_of(node)
+        assert os.getsid(supervisor.pid) == supervisor.pid
+        assert os.getsid(agent.pid) == agent.pid
         # Even a hang-up sent to it by name is no reason to go.
         supervisor.signal(signal.SIGHUP)
         provider.interrupt(instance.id, 3600.0)

@@ -50,7 +50,10 @@ class MarkedGroup:
     ) -> None:
         self._mark = mark
         self._owner = owner
-        self._word = f"{mark}={owner}".encode()
+        # A member carries the marks of the groups around this one, too: two groups inside different ones may share a
+        # name. Somebody who looks from outside knows the one mark only.
+        marks = marked_environment({}, mark, owner) if owned else {mark: owner}
+        self._words = {f"{name}={value}".encode() for name, value in marks.items()}
         self._since = since
         self._owned = owned
         self._record = sessions
@@ -164,7 +167,7 @@ class MarkedGroup:
     def _has_mark(self, pid: int) -> bool:
         try:
             with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - hot path
-                return self._word in file.read().split(b"\0")
+                return self._words.issubset(file.read().split(b"\0"))
         except OSError:
             return False  # Ended meanwhile, or somebody else's.
 

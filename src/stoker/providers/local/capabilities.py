@@ -17,18 +17,13 @@ CAPABILITIES = Capabilities(
     honours=frozenset(
         {
             "environment.python",
-            "inputs",
             "inputs.mode:copy",
             "inputs.mode:stream",
             "resources.cpus",
             "resources.gpus",
-            "resources.local",
             "resources.machine",
-            "resources.max_price",
             "resources.memory",
-            "resources.spot",
             "resources.zones",
-            "secrets",
             "secrets:env",
         }
     ),
