@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _SMALL = 1 << 20
 _PART = 16 << 20
 _PARTS_AT_ONCE = 4
+_QUICK_TIMEOUT_S = 8.0
+# A part in this time is 140 kB/s, which is no way to train.
+_BULK_TIMEOUT_S = 120.0
 # S3 takes at most 10,000 parts.
 _MOST_PARTS = 9_000
 _LIST_PAGE = 1_000
@@ -60,8 +63,8 @@ def open_s3(bucket: str, prefix: str) -> BucketStore:
                 "connect_timeout": timedelta(seconds=3),
                 "timeout": timedelta(seconds=timeout_s),
             },
-            # No retry begins after `retry_s`, so a bucket that does not answer is known to be away within
-            # max(timeout_s, retry_s + connect_timeout).
+            # No retry begins after `retry_s`, so that a bucket that does not answer is known to be away after about
+            # `timeout_s`, whether it refuses connections, ignores them, or takes them and says nothing.
             retry_config={
                 "max_retries": 4,
                 "retry_timeout": timedelta(seconds=retry_s),
@@ -76,7 +79,11 @@ def open_s3(bucket: str, prefix: str) -> BucketStore:
 
     url = f"s3://{bucket}/{prefix}".rstrip("/")
     try:
-        return BucketStore(url, quick=client(8, 4), bulk=client(120, 60))
+        return BucketStore(
+            url,
+            quick=client(_QUICK_TIMEOUT_S, _QUICK_TIMEOUT_S / 2),
+            bulk=client(_BULK_TIMEOUT_S, _BULK_TIMEOUT_S / 2),
+        )
     except (BaseError, ValueError) as error:
         raise UserError(f"{url} cannot be opened: {first_line(error)}") from error
 
@@ -373,6 +380,7 @@ def _meta(found: ObjectMeta) -> Meta:
     return Meta(
         key=found["path"],
         size=found["size"],
-        modified=found["last_modified"],
+        # A listing may tell fractions of a second that the object's own headers cannot: the same time everywhere.
+        modified=found["last_modified"].replace(microsecond=0),
         etag=found["e_tag"] or "",
     )

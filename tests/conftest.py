@@ -1,0 +1,31 @@
+"""Fixtures that several suites share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Before anything imports it: its asserts then say what was compared.
+pytest.register_assert_rewrite("stoker.testing.store_contract")
+
+from stoker.testing.servers import S3Server, s3_server  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """One S3 server for the whole run. Only for tests that run where nothing but loopback can be reached."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty store on S3, with the environment that `open_store` needs for it."""
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.new_bucket()}/stoker/test"
