@@ -106,8 +106,11 @@ def summarize(
     said: list[Heartbeat | Exit] = [*beats, *exits]
     checkpoint = max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None)
     metrics: dict[str, float] = {}
-    for one in sorted(said, key=lambda one: one.at):
-        metrics |= one.metrics
+    for claim in state.attempts:
+        nodes = facts.get(claim.number, ())[::-1]
+        # An exit is written last and knows best; of several ranks the lowest counts.
+        for one in (*_heartbeats(nodes), *_exits(nodes)):
+            metrics |= one.metrics
     current = _heartbeats(facts.get(state.claims[-1].number, ())) if state.claims else []
     phase = phase_of(state, facts)
     return Summary(

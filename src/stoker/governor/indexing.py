@@ -8,7 +8,7 @@ from datetime import datetime
 from stoker import facts
 from stoker.core.snapshot import JobSnapshot
 from stoker.governor.observe import Memory
-from stoker.index import IndexRecord, write_index
+from stoker.index import IndexRecord, read_submission, write_index
 from stoker.store import Store
 from stoker.summary import phase_of, summarize
 
@@ -28,9 +28,8 @@ class Indexer:
     def update(self, job: JobSnapshot, waiting: str, now: datetime) -> None:
         """Write the record if the log moved on, the phase changed, or it has grown old."""
         state = self.memory.states.get(job.state.job, job.state)
-        submission = self.memory.submissions.get(state.job)
-        if submission is None:
-            return
+        # A job that ended and was unmarked in this very pass is forgotten already, and its end must be told all the same.
+        submission = self.memory.submissions.get(state.job) or read_submission(self.store, state)
         what = (state.seq, phase_of(state, job.facts), waiting)
         seen, at_s = self._written.get(state.job, (None, 0.0))
         if seen == what and (state.ended is not None or self.monotonic() - at_s < REFRESH_S):
