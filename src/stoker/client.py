@@ -155,16 +155,20 @@ def wait(job: str, store: str | Store | None = None, timeout: float | None = Non
 
 def summary(job: str, store: str | Store | None = None) -> Summary:
     """The job as it is now, from its log and the facts of its nodes. Raises UserError when there is no such job."""
-    opened = open_any(store)
-    found = find_job(opened, job)
-    record = index.read_index(opened, found)
-    state = log.read(opened, found, record.state if record is not None else None)
-    if state is None:
-        raise UserError(f"{found} is half removed; `stoker rm {found}` finishes that")
-    submission = index.read_submission(opened, state)
-    told = {claim.number: facts.read_claim(opened, found, claim) for claim in state.attempts}
+    return look(job, open_any(store)).summary
+
+
+def look(job: str, store: Store) -> index.IndexRecord:
+    """The job as it is now: its state, and in short. Raises UserError when there is no such job."""
+    found = find_job(store, job)
+    record = index.read_index(store, found)
+    state = log.read(store, found, record.state if record is not None else None)
+    if state is None or store.head(layout.log_entry(found, 1)) is None:
+        raise _half_removed(found)
+    submission = index.read_submission(store, state)
+    told = {claim.number: facts.read_claim(store, found, claim) for claim in state.attempts}
     waiting = record.summary.reason if record is not None and state.ended is None else ""
-    return summarize(state, submission, told, _now(told), waiting)
+    return index.IndexRecord(state=state, summary=summarize(state, submission, told, _now(told), waiting))
 
 
 def _now(told: dict[int, tuple[NodeFacts, ...]]) -> datetime:
@@ -187,9 +191,8 @@ def stop(job: str, store: str | Store | None = None) -> bool:
     found = find_job(opened, job)
     me = submitter()
 
-    def wanted(state: JobState | None) -> tuple[Event, str] | None:
-        _present(found, state)
-        assert state is not None
+    def wanted(newest: JobState | None) -> tuple[Event, str] | None:
+        state = _present(found, newest)
         return None if state.ended or state.stop else (StopAsked(by=me), f"stopped by {me}")
 
     before = _state(opened, found)
@@ -210,11 +213,10 @@ def resume(job: str, store: str | Store | None = None) -> str:
         raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
 
     def wanted(newest: JobState | None) -> tuple[Event, str] | None:
-        _present(found, newest)
-        assert newest is not None
-        if newest.ended is None:
+        ended = _present(found, newest).ended
+        if ended is None:
             raise UserError(f"{found} has not ended; `stoker logs -f {found}` follows it")
-        if newest.ended.outcome == "succeeded":
+        if ended.outcome == "succeeded":
             raise UserError(f"{found} has succeeded; `stoker clone {found}` starts a new job like it")
         return ResumeAsked(by=me), f"resumed by {me}"
 
@@ -279,21 +281,25 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
 
 
 def _state(store: Store, job: str) -> JobState:
-    state = log.read(store, job)
-    _present(job, state)
-    assert state is not None
+    return _present(job, log.read(store, job))
+
+
+def _present(job: str, state: JobState | None) -> JobState:
+    if state is None:
+        raise _half_removed(job)
     return state
 
 
-def _present(job: str, state: JobState | None) -> None:
-    if state is None:
-        raise UserError(f"{job} is half removed; `stoker rm {job}` finishes that")
+def _half_removed(job: str) -> UserError:
+    return UserError(f"{job} was not submitted, or is half removed; `stoker rm {job}` clears it away")
 
 
 __all__ = [
     "clone",
     "interrupt",
+    "look",
     "open_any",
+    "planned",
     "prepare_any",
     "prepare_clone",
     "remove",

@@ -28,7 +28,7 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     found = find_job(store, job)
     state = log.read(store, found)
     if state is None:
-        raise UserError(f"{found} is half removed; `stoker rm {found}` finishes that")
+        raise UserError(f"{found} was not submitted, or is half removed; `stoker rm {found}` clears it away")
     nodes = index.read_submission(store, state).spec.nodes
     if rank is not None and rank >= nodes:
         raise UserError(f"--node {rank}: {found} has nodes 0 to {nodes - 1}")

@@ -117,16 +117,17 @@ def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
 
 def show_end(store: Store, job: str, *, as_json: bool = False) -> int:
     """How the job went, after it was followed to its end. Answers the exit code: 0 when it succeeded."""
-    from stoker import client, log
+    from stoker import client, index
 
-    summary = client.summary(job, store)
+    record = client.look(job, store)
+    # The governor of this process is about to end, perhaps before it has written this down.
+    index.write_index(store, record)
     if as_json:
-        print_json(whole(summary))
+        print_json(whole(record.summary))
     else:
-        state = log.read(store, job)
         say()
-        say(job_text(summary, last_words(state) if state is not None else ()))
-    return 0 if summary.outcome == "succeeded" else 1
+        say(job_text(record.summary, last_words(record.state)))
+    return 0 if record.summary.outcome == "succeeded" else 1
 
 
 def lasted_s(summary: Summary, now: datetime | None = None) -> float:

@@ -16,14 +16,12 @@ def command(job: str, as_json: bool) -> None:
 
     Tells the last durable checkpoint, its age, and what a reclaim now would cost.
     """
-    from stoker import client, log
+    from stoker import client
     from stoker.cli.printing import print_json, whole
     from stoker.cli.report import job_text, last_words
 
-    store = opened_store()
-    summary = client.summary(job, store)
+    record = client.look(job, opened_store())
     if as_json:
-        print_json(whole(summary))
+        print_json(whole(record.summary))
         return
-    state = log.read(store, summary.id)
-    click.echo(job_text(summary, last_words(state) if state is not None else ()))
+    click.echo(job_text(record.summary, last_words(record.state)))
