@@ -109,7 +109,8 @@ def summarize(
     for claim in state.attempts:
         nodes = facts.get(claim.number, ())[::-1]
         # An exit is written last and knows best; of several ranks the lowest counts.
-        for one in (*_heartbeats(nodes), *_exits(nodes)):
+        told: list[Heartbeat | Exit] = [*_heartbeats(nodes), *_exits(nodes)]
+        for one in told:
             metrics |= one.metrics
     current = _heartbeats(facts.get(state.claims[-1].number, ())) if state.claims else []
     phase = phase_of(state, facts)

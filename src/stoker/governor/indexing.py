@@ -28,7 +28,7 @@ class Indexer:
     def update(self, job: JobSnapshot, waiting: str, now: datetime) -> None:
         """Write the record if the log moved on, the phase changed, or it has grown old."""
         state = self.memory.states.get(job.state.job, job.state)
-        # A job that ended and was unmarked in this very pass is forgotten already, and its end must be told all the same.
+        # A job that was unmarked in this very pass is forgotten already, and its end must be told all the same.
         submission = self.memory.submissions.get(state.job) or read_submission(self.store, state)
         what = (state.seq, phase_of(state, job.facts), waiting)
         seen, at_s = self._written.get(state.job, (None, 0.0))
