@@ -26,6 +26,8 @@ class PlainStore:
         self.denied = False
         # How many more times `head` answers; None is for ever.
         self.heads_left: int | None = None
+        # Done once, just before `head` answers about a key.
+        self.before_head: dict[str, Callable[[], None]] = {}
         # Replies to lose: the put happens, the caller hears nothing good; after the last one the store is down.
         self.lose_replies = 0
         self.down_after_loss = False
@@ -67,6 +69,7 @@ class PlainStore:
                 self.refused += 1
                 raise StoreUnavailable("down")
         self._answer()
+        self.before_head.pop(key, lambda: None)()
         return self._meta(key) if key in self.objects else None
 
     def put(self, key: str, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,6 +65,7 @@ segments = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(segments, st.data())
 def test_segments_survive_any_cut(written: list[Segment], data: st.DataObject) -> None:
     whole = b"".join(map(encode_segment, written))
@@ -75,6 +77,7 @@ def test_segments_survive_any_cut(written: list[Segment], data: st.DataObject) -
     assert second.rest == b""
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_parsed_without_harm(junk: bytes) -> None:
     parsed = parse_segments(junk)
@@ -111,27 +114,45 @@ printed = st.lists(
 ).map(b"".join)
 
 
-@given(printed, st.data())
-def test_reader_gives_back_what_was_printed(data: bytes, draw: st.DataObject) -> None:
-    """Any bytes, cut anywhere into segments, chunks and boots, parts of them sent twice."""
+@settings(deadline=None)
+@given(printed, st.booleans(), st.data())
+def test_reader_gives_back_what_was_printed(data: bytes, tidy: bool, draw: st.DataObject) -> None:
+    """Any bytes, cut anywhere into segments, chunks and boots, parts of them sent twice.
+
+    Tidy is what agents write: only a new boot sends again, and never what lies before the last boot's beginning.
+    """
     store = PlainStore(near=draw.draw(st.booleans()))
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)), max_size=6)))
-    boot = chunk = 0
+    boot = chunk = boot_start = 0
+    fresh = True
     for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
-        again = draw.draw(st.integers(0, start))
+        earliest = (boot_start if fresh else start) if tidy else 0
+        start = draw.draw(st.integers(earliest, start), label="sent from")
+        boot_start = start if fresh else boot_start
+        if start == end:
+            continue
         key = layout.log_chunk(folder(NODE, boot), chunk)
-        store.objects[key] = store.objects.get(key, b"") + encode_segment(
-            Segment(1, start - again, data[start - again : end])
-        )
-        boot, chunk = draw.draw(
-            st.sampled_from([(boot, chunk), (boot, chunk + 1), (boot + 1, 0)]), label="the next piece goes to"
-        )
+        segment = encode_segment(Segment(1, start, data[start:end]))
+        store.objects[key] = store.objects.get(key, b"") + segment
+        choices = [(boot, chunk), (boot, chunk + 1), (boot + 1, 0)]
+        before, (boot, chunk) = boot, draw.draw(st.sampled_from(choices), label="the next piece goes to")
+        fresh = boot > before
     expected = data.decode("utf-8", "replace")
     lines = list(read_lines(store, JOB, [NODE]))
     assert text(lines) == expected
-    assert all("\n" not in line.text and "\r" not in line.text for line in lines)
-    n = draw.draw(st.integers(1, 5))
-    assert read_tail(store, JOB, [NODE], n) == lines[-n:]
+    pieces = [*re.split(r"(\r\n|\n|\r)", expected), ""]
+    whole = zip(pieces[::2], pieces[1::2], strict=True)
+    assert [(line.text, line.end) for line in lines] == [piece for piece in whole if any(piece)]
+    if tidy:
+        n = draw.draw(st.integers(1, 5))
+        assert read_tail(store, JOB, [NODE], n) == lines[-n:]
+
+
+def test_a_line_end_of_two_characters_may_come_in_two_pieces() -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"a\r"), (2, b"\nb\r"), (3, b"c\r"))
+    lines = [(line.text, line.end) for line in read_lines(store, JOB, [NODE])]
+    assert lines == [("a", "\r\n"), ("b", "\r"), ("c", "\r")]
 
 
 def test_nodes_of_an_attempt_are_merged_by_time_in_whole_lines() -> None:
@@ -156,8 +177,8 @@ def test_a_clock_set_back_does_not_turn_a_nodes_lines_around() -> None:
     other = NodeLog(1, 2, 1, "i-2")
     put_log(store, NODE, (5000, b"first\n"), (1000, b"second\n"), (6000, b"third\n"))
     put_log(store, other, (5500, b"other\n"))
-    texts = [line.text for line in read_lines(store, JOB, [NODE, other])]
-    assert texts == ["first", "second", "other", "third"]
+    lines = [(line.text, line.at) for line in read_lines(store, JOB, [NODE, other])]
+    assert lines == [("first", 5.0), ("second", 5.0), ("other", 5.5), ("third", 6.0)]
 
 
 def test_attempts_come_in_order_whatever_their_clocks_say() -> None:
@@ -214,6 +235,14 @@ def test_tail_reads_the_end_alone() -> None:
     lines = read_tail(store, JOB, [NODE], 12)
     assert [line.text for line in lines] == [f"48.{n}" for n in (8, 9)] + [f"49.{n}" for n in range(10)]
     assert layout.log_chunk(folder(NODE), 40) not in store.gets
+
+
+def test_tail_counts_what_came_twice_once() -> None:
+    store = PlainStore()
+    for boot, (offset, data) in enumerate([(0, b"a\nb\nc\n"), (6, b"d\n"), *[(6, b"d\ne\n")] * 9]):
+        key = layout.log_chunk(folder(NODE, boot), 0)
+        store.objects[key] = encode_segment(Segment(1, offset, data))
+    assert [line.text for line in read_tail(store, JOB, [NODE], 4)] == ["b", "c", "d", "e"]
 
 
 def test_tail_goes_back_over_attempts_and_nodes() -> None:
@@ -318,6 +347,34 @@ def test_follow_outlasts_an_outage_and_loses_nothing() -> None:
     script.act(lambda: setattr(store, "heads_left", None), lambda: setattr(store, "down", False))
     assert sorted(line.text for line in script.play()) == ["a", "b", "c", "d"]
     assert store.refused > 2
+
+
+def test_follow_does_not_end_before_it_has_read_all() -> None:
+    store = PlainStore()
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            store.heads_left = None
+
+    put_log(store, NODE, (1, b"all of it\n"))
+    store.heads_left = 0
+    seen = [line.text for line in follow(store, JOB, lambda: ([NODE], True), 0.01, sleep=sleep)]
+    assert seen == ["all of it"]
+    assert naps == sorted(naps) and naps[-1] > naps[0], "a store that is away is asked less often"
+
+
+def test_a_chunk_that_grows_while_the_next_one_is_looked_for() -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"one\n"))
+
+    def grow() -> None:
+        put_log(store, NODE, (2, b"two\n"))
+        put_log(store, NODE, (3, b"three\n"), chunk=1)
+
+    store.before_head[layout.log_chunk(folder(NODE), 1)] = grow
+    assert [line.text for line in read_lines(store, JOB, [NODE])] == ["one", "two", "three"]
 
 
 def test_follow_gives_up_when_it_is_refused() -> None:
@@ -529,6 +586,11 @@ def test_holes_are_not_sent_by_the_next_boot(tmp_path: Path) -> None:
     assert second.drain(PATIENCE_S)
     second.stop()
     assert len(store.objects[layout.log_chunk(folder(NODE, 1), 0)]) < 100
+    third = LogPump(store, folder(NODE, 2), path, earlier=[folder(NODE), folder(NODE, 1)])
+    third.start()
+    assert third.drain(PATIENCE_S)
+    third.stop()
+    assert third.status.offset == third.status.durable_offset == path.stat().st_size
     assert read_all(store) == "x" * (3 * PUNCH_STEP_BYTES) + "\nlast words\n"
 
 

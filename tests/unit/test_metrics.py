@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_store import PlainStore, wait_for
 
@@ -53,6 +53,7 @@ metric_lines = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(metric_lines, max_size=5))
 def test_lines_come_back_as_they_were(lines: list[Sample | Mark]) -> None:
     assert list(decode_lines(b"".join(map(encode_line, lines)))) == lines
@@ -66,6 +67,7 @@ def test_usage_and_nan_come_back() -> None:
     assert isinstance(second, Sample) and math.isnan(second.values["loss"])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_junk_between_lines_is_left_out(junk: bytes) -> None:
     good = encode_line(Mark(7))
@@ -122,6 +124,7 @@ def test_metrics_are_found_in_lines_and_paired_with_steps() -> None:
     assert scan(MetricScanner(LOSS), log) == [(1, {"loss": 0.5}), (2, {"loss": 0.002}), (2, {"loss": 4.0})]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=6))
 def test_blocks_may_be_cut_anywhere(cuts: list[int]) -> None:
     log = "step 1 loss=0.5\r\nä step 2 loss=1.5\rstep 3 loss=2.5".encode()
@@ -133,6 +136,7 @@ def test_blocks_may_be_cut_anywhere(cuts: list[int]) -> None:
 def test_an_expression_never_sees_two_lines() -> None:
     scanner = MetricScanner({"loss": r"loss\s*(\d+)", "all": r"^all [^x]* (\d+)$"})
     assert scan(scanner, b"loss\n7\nloss 8\nall 1 2\nall 3\n") == [(None, {"loss": 8.0}), (None, {"all": 2.0})]
+    assert scan(MetricScanner({"v": r"a[^b]*b(\d)"}), b"a x\na b5\n") == [(None, {"v": 5.0})]
 
 
 def test_named_and_missing_groups() -> None:

@@ -20,6 +20,8 @@ _LOOK_FOR_BOOTS_EVERY = 10
 # How far `seek_tail` goes back for its lines.
 _MAX_TAIL_BYTES = 64 * 1024 * 1024
 
+# Larger than any.
+_NO_OFFSET = 2**63
 _LINE_END = re.compile(rb"(\r\n|\n|\r)")
 
 
@@ -99,7 +101,7 @@ class NodeCursor:
         For a cursor that was not read from yet. The first line is then likely to be cut.
         """
         self._boots = boots(self._store, self._job, self.node)
-        found, size, needed = 0, 0, n + 1
+        found, size, needed, low = 0, 0, n + 1, _NO_OFFSET
         for boot in reversed(range(len(self._boots))):
             for number, meta in reversed(list_chunks(self._store, f"{self._boots[boot]}/log/")):
                 self._boot, self._chunk, self._unlisted = boot, number, False
@@ -108,8 +110,12 @@ class NodeCursor:
                 # A line end of two characters may lie across two chunks and be counted twice.
                 needed += 1
                 size += meta.size
-                for segment in parse_segments(self._store.get_from(meta.key, 0) or b"").segments:
-                    found += len(_LINE_END.findall(segment.data))
+                pieces = []
+                for segment in reversed(parse_segments(self._store.get_from(meta.key, 0) or b"").segments):
+                    # What came twice is read once.
+                    pieces.append(segment.data[: max(0, low - segment.offset)])
+                    low = min(low, segment.offset)
+                found += len(_LINE_END.findall(b"".join(reversed(pieces))))
                 if found > needed or size > _MAX_TAIL_BYTES:
                     return
         self._boot, self._chunk, self._unlisted = 0, 0, True
