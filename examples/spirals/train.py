@@ -45,7 +45,7 @@ class Network:
         loss = 0.0
         for x, y, label in batch:
             hidden = [math.tanh(a * x + b * y + c) for a, b, c in self.w]
-            output = 1 / (1 + math.exp(-sum(v * h for v, h in zip(self.v, hidden)) - self.v[-1]))
+            output = 1 / (1 + math.exp(-sum(v * h for v, h in zip(self.v, hidden, strict=False)) - self.v[-1]))
             loss -= math.log(max(output if label else 1 - output, 1e-12))
             error = output - label
             gv[-1] += error

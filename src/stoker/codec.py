@@ -73,7 +73,7 @@ def loads(cls: type[T], data: bytes, *, where: str = "") -> T:
 
 def load(cls: type[T], tree: Any, *, where: str = "") -> T:
     """Build `cls` from parsed JSON. Raises CodecError naming the first part that does not fit."""
-    return typing.cast(T, _decoder(cls)(tree, where))
+    return typing.cast(T, _decoder(typing.cast(Any, cls))(tree, where))
 
 
 @cache
