@@ -45,6 +45,11 @@ def test_cpu_is_percent_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sample = sampler.sample()
     assert sample.cpu_percent == 150.0
     assert (sample.memory_used, sample.memory_total) == (600 * 1024, 1000 * 1024)
+    clock[0] += 0.01
+    write_proc(tmp_path, busy_s=66.0)
+    assert sampler.sample().cpu_percent is None, "too soon to tell"
+    clock[0] += 1.99
+    assert sampler.sample().cpu_percent == 50.0
 
 
 def test_what_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 from stoker.model import GpuUsage, Usage
 
 INTERVAL_S = 10.0
+# The kernel counts in hundredths of a second: over less than this a percentage is mostly rounding.
+_SHORTEST_S = 0.2
 _DRIVER_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 
 
@@ -44,11 +46,13 @@ class UsageSampler:
 
     def _cpu_percent(self) -> float | None:
         busy_s, now = self._cpu_seconds(), time.monotonic()
-        before_s, before = self._busy_s, self._at
-        self._busy_s, self._at = busy_s, now
-        if busy_s is None or before_s is None or now <= before:
+        before_s, passed_s = self._busy_s, now - self._at
+        if passed_s < _SHORTEST_S:
             return None
-        return round(max(0.0, 100 * (busy_s - before_s) / (now - before)), 1)
+        self._busy_s, self._at = busy_s, now
+        if busy_s is None or before_s is None:
+            return None
+        return round(max(0.0, 100 * (busy_s - before_s) / passed_s), 1)
 
     def _cpu_seconds(self) -> float | None:
         """Seconds that all cores together have been busy since boot."""
