@@ -362,6 +362,8 @@ class Heartbeat:
     training_since: datetime | None = None
     address: str | None = None
     step: int | None = None
+    # First step reported by this attempt.
+    first_step: int | None = None
     restored_from: str | None = None
     checkpoint: CheckpointRef | None = None
     # Files in the checkpoint folder, and bytes of it that are not durable yet.

@@ -171,7 +171,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> Attem
     said: list[Exit | Heartbeat] = [*exits, *beats]
     restored = [one.restored_from for one in said if one.restored_from]
     trained = [one.trained_s for one in said]
-    firsts = [left.first_step for left in exits if left.first_step is not None]
+    firsts = [one.first_step for one in said if one.first_step is not None]
     steps = [one.step for one in said if one.step is not None]
     return AttemptSummary(
         n=claim.attempt,

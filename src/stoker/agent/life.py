@@ -409,7 +409,7 @@ class Life:
         changes: dict[str, object] = {"trained_s": self.training.trained_s, "usage": self.usage.latest}
         if self.metrics is not None:
             progress = self.metrics.progress
-            changes |= {"step": progress.last_step, "metrics": progress.values}
+            changes |= {"step": progress.last_step, "first_step": progress.first_step, "metrics": progress.values}
         problems = [self.logs.status.error, self.watch.error]
         if self.sync is not None:
             status = self.sync.status()
