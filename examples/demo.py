@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def _trained_twice(state: dict[str, Any]) -> int:
     """Steps that the attempt after a notice trained although the attempt before had trained them."""
     attempts = state["attempts"]
     twice = 0
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in pairwise(attempts):
         if before["noticed_at"] and before["step"] is not None and after["first_step"] is not None:
             twice += max(0, before["step"] - after["first_step"] + 1)
     return twice

@@ -14,10 +14,13 @@ from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
 from stoker.agent.outputs import OutputSync
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
-from stoker.model import Exit
+from stoker.facts import read_fact
+from stoker.model import Exit, Heartbeat, Known
 from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
+
+_INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_from", "checkpoint", "metrics")
 
 
 def flush(node: Node) -> None:
@@ -30,6 +33,10 @@ def flush(node: Node) -> None:
         return
     node.say("the agent was restarted: saving what is there")
     beat = Beat(node.store, node.key, lambda beat: beat)
+    before = _last_words(node)
+    if before is not None:
+        # What the dead agent had told stays told, beside what this one saves.
+        beat.change(**{name: getattr(before, name) for name in _INHERITED})
     beat.change(phase="flushing")
     beat.start()
     logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier)
@@ -52,14 +59,27 @@ def flush(node: Node) -> None:
         why="agent",
         at=utcnow(),
         reason="the agent died; what it had was saved by the next one",
-        started=node.paths.code.exists(),
+        started=before is not None and before.training_since is not None,
+        trained_s=before.trained_s if before else 0.0,
+        started_at=before.training_since if before else None,
+        restored_from=before.restored_from if before else None,
+        first_step=progress.first_step if progress else None,
         step=progress.last_step if progress else None,
         metrics=progress.values if progress else {},
-        checkpoint=status.last if status else None,
+        checkpoint=(status.last if status else None) or (before.checkpoint if before else None),
         commits=status.commits if status else 0,
         tail=logs.tail(),
     )
     node.write_exit(left, until_s)
+
+
+def _last_words(node: Node) -> Heartbeat | None:
+    """The newest heartbeat of the boots before this one; None where there is none, or the store does not answer."""
+    for key in reversed(node.earlier):
+        found = read_fact(node.store, layout.heartbeat(key), Heartbeat)
+        if isinstance(found, Known) and found.value is not None:
+            return found.value.value
+    return None
 
 
 def _exit_is_written(node: Node, until_s: float) -> bool:
