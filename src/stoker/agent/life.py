@@ -233,7 +233,7 @@ class Life:
         env = training_environment(os.environ, submission, place) | self.secrets
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
-        resumed = f", resuming from {agreement.checkpoint}" if agreement.checkpoint else ""
+        resumed = f", resuming from {agreement.checkpoint.partition('-')[2]}" if agreement.checkpoint else ""
         self.node.say(f"attempt {attempt}{resumed}")
         try:
             self.training.start(command_argv(spec), env, self.paths.code, self.paths.train_log)
@@ -319,7 +319,7 @@ class Life:
         ended = self.trained.ended
         pressed = self._notice_deadline_s or (ended.deadline_s if ended and ended.deadline_s else None)
         until_s = time.monotonic() + FLUSH_LIMIT_S if pressed is None else max(pressed, time.monotonic() + 0.2)
-        if left.outcome != "succeeded":
+        if left.outcome != "succeeded" and (ended is None or ended.ending is None):
             self.node.say(left.reason)
         # With little time left each gets its share, and the exit the rest.
         if self.outputs is not None:
