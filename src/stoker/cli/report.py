@@ -108,7 +108,7 @@ def _node_warnings(summary: Summary) -> list[str]:
 
 def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
     lines = ["", f"  failed by the rule `{summary.rule}`: {summary.reason}"]
-    if summary.exit_code is not None:
+    if summary.exit_code is not None and str(summary.exit_code) not in summary.reason:
         lines[-1] += f" (exit code {summary.exit_code})"
     if tail:
         lines += ["  the log ends with:", *(f"    {line}" for line in tail)]

@@ -1,0 +1,126 @@
+"""The background governor: one at a time, and no job is missed when it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker import layout
+from stoker.governor import background
+from stoker.governor.govern import Pass
+from stoker.store import Store, open_store
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Instead of a process: a copy of the lock's descriptor, as the process would hold it."""
+    found: list[int] = []
+    monkeypatch.setattr(background, "_spawn", lambda _url, _lock, handle, _log: found.append(os.dup(handle)))
+    return found
+
+
+def open_job(store: Store, job: str) -> None:
+    store.put(layout.active(job, 1), b"")
+    store.put(layout.log_entry(job, 1), b"{}")
+
+
+def test_one_governor_is_started_while_one_holds_the_lock(store: Store, spawned: list[int]) -> None:
+    assert background.ensure_governor(store.url) is True
+    assert background.ensure_governor(store.url) is False
+    assert background.ensure_governor(store.url + "-other") is True, "each store has its own"
+    os.close(spawned[0])
+    assert background.ensure_governor(store.url) is True
+    for handle in spawned[1:]:
+        os.close(handle)
+
+
+class Governed:
+    """A governor that governs nothing: `watch` ends when a pass may end it."""
+
+    rounds = 0
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
+        type(self).rounds += 1
+        for job in self.store.folders(layout.ACTIVE):
+            self.store.delete([layout.active(job, 1)])
+        done = Pass(active=0, at=None)  # type: ignore[arg-type]
+        on_pass(done)
+        assert until(done)
+
+
+def held_lock(store: Store) -> tuple[Path, int]:
+    lock, _ = background.files_for(store.url)
+    lock.parent.mkdir(parents=True)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return lock, handle
+
+
+def test_a_job_submitted_while_the_lock_was_still_held_is_governed(
+    store: Store, spawned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "Governor", Governed)
+    monkeypatch.setattr(Governed, "rounds", 0)
+    lock, handle = held_lock(store)
+    release = fcntl.flock
+
+    def submit_first(descriptor: int, what: int) -> None:
+        """Between the governor's last pass and the moment it lets go, somebody submits."""
+        if what == fcntl.LOCK_UN and Governed.rounds == 1:
+            open_job(store, "late-bbbb")
+            assert background.ensure_governor(store.url) is False
+        release(descriptor, what)
+
+    monkeypatch.setattr(background.fcntl, "flock", submit_first)
+    background.run(store, lock, handle)
+    assert Governed.rounds == 2 and spawned == []
+    os.close(handle)
+
+
+def test_it_ends_when_another_took_the_lock_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "Governor", Governed)
+    monkeypatch.setattr(Governed, "rounds", 0)
+    lock, handle = held_lock(store)
+    release = fcntl.flock
+    others: list[int] = []
+
+    def take_over(descriptor: int, what: int) -> None:
+        release(descriptor, what)
+        if what == fcntl.LOCK_UN:
+            open_job(store, "late-bbbb")
+            others.append(os.open(lock, os.O_RDWR))
+            release(others[0], fcntl.LOCK_EX)
+
+    monkeypatch.setattr(background.fcntl, "flock", take_over)
+    background.run(store, lock, handle)
+    assert Governed.rounds == 1, "the other one governs the late job"
+    for descriptor in (handle, *others):
+        os.close(descriptor)
+
+
+def test_a_marker_without_a_log_keeps_no_governor_alive(store: Store) -> None:
+    store.put(layout.active("never-bbbb", 1), b"")
+    assert background._idle(store)
+    open_job(store, "real-bbbb")
+    assert not background._idle(store)
+
+
+def test_it_gives_up_when_its_home_was_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    lock, handle = held_lock(store)
+    lock.unlink()
+    open_job(store, "lost-bbbb")
+    background.run(store, lock, handle)
+    assert "gives up" in capsys.readouterr().out
+    os.close(handle)

@@ -1,0 +1,410 @@
+"""Submitting, steering and removing jobs, against a folder store; nothing is launched here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker import client, codec, layout, log, submitting
+from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.governor.observe import active_jobs
+from stoker.jobfile import Job
+from stoker.model import Ended, Event, Record, StopAsked, Submitted
+from stoker.removing import collect_code, remove_job
+from stoker.spec import Spec, Submission
+from stoker.store import Store, open_store
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("STOKER_STORE", raising=False)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(code)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def keys(store: Store) -> list[str]:
+    return [meta.key for meta in store.list("")]
+
+
+def append(store: Store, job: str, event: Event) -> None:
+    state = log.read(store, job)
+    assert state is not None
+    record = Record(token=log.new_token(), by="test", reason="for the test", event=event)
+    assert log.append(store, job, state.seq + 1, record)
+
+
+def submit(store: Store, **fields: object) -> str:
+    return client.submit(Job(run="python train.py", **fields), store=store)  # type: ignore[arg-type]
+
+
+def end(store: Store, job: str, outcome: str = "failed") -> None:
+    """End a job that had no machines, and retire it."""
+    append(store, job, Ended(outcome=outcome, rule="test"))  # type: ignore[arg-type]
+    store.delete([layout.active(job, marker) for marker in active_jobs(store)[job]])
+
+
+class Failing:
+    """A store whose calls can be made to fail."""
+
+    def __init__(self, inner: Store, fails: Callable[[str, str], Exception | None]) -> None:
+        self._inner = inner
+        self._fails = fails
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def _check(self, verb: str, key: str) -> None:
+        error = self._fails(verb, key)
+        if error is not None:
+            raise error
+
+    def put(self, key: str, data: bytes) -> None:
+        self._check("put", key)
+        self._inner.put(key, data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._check("create", key)
+        return self._inner.create(key, data)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._check("delete", key)
+            self._inner.delete([key])
+
+
+# ── submit ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_submit_writes_code_spec_marker_and_the_first_entry(store: Store) -> None:
+    job = submit(store, params={"lr": 3e-4})
+    state = log.read(store, job)
+    assert state is not None
+    spec = store.get(layout.spec(job))
+    assert spec is not None
+    submission = codec.loads(Submission, spec.data)
+    assert submission.job == job and submission.code is not None
+    assert keys(store) == sorted(
+        [layout.active(job, 1), layout.code(submission.code.digest), layout.log_entry(job, 1), layout.spec(job)]
+    )
+    assert state.spec_digest == codec.digest(spec.data)
+    assert state.code_digest == submission.code.digest
+    assert submission.environ["PATH"] == os.environ["PATH"]
+    assert submission.spec.params == {"lr": 3e-4}
+
+
+def test_the_id_is_the_name_and_four_characters(store: Store) -> None:
+    name, _, suffix = submit(store, name="gpt-small").rpartition("-")
+    assert name == "gpt-small"
+    assert len(suffix) == 4 and not set(suffix) & set("aeiou01l")
+
+
+def test_the_python_is_the_submitters_active_one(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "env" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "python").write_text("#!/bin/sh\n")
+    (programs / "python").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    job = submit(store)
+    assert submission_of(store, job).spec.environment.python == str(programs / "python")
+
+
+def submission_of(store: Store, job: str) -> Submission:
+    found = store.get(layout.spec(job))
+    assert found is not None
+    return codec.loads(Submission, found.data)
+
+
+def test_an_id_that_is_taken_is_not_taken_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter("bbbb" + "bbbb" + "cccc")
+    monkeypatch.setattr(submitting.secrets, "choice", lambda _letters: next(drawn))
+    assert submit(store) == "train-bbbb"
+    assert submit(store) == "train-cccc"
+
+
+def test_a_job_file_and_a_spec_can_be_submitted(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "code" / "job.yaml"
+    file.write_text("name: from-file\nrun: python train.py\n")
+    first = client.submit(file, store=store, sets=["nodes=2"])
+    spec = submission_of(store, first).spec
+    assert spec.nodes == 2
+    second = client.submit(replace(spec, name="from-spec"), store=store)
+    assert submission_of(store, second).spec == replace(spec, name="from-spec")
+
+
+def test_relative_paths_are_relative_to_the_job_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code" / "data").mkdir()
+    file = tmp_path / "code" / "job.yaml"
+    file.write_text("run: python train.py\ninputs: {data: ./data}\n")
+    monkeypatch.chdir("/")
+    job = client.submit(file, store=store)
+    assert submission_of(store, job).spec.inputs["data"].source == str(tmp_path / "code" / "data")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"run": "python gone.py"}, "run: there is no gone.py in"),
+        ({"run": ["python", "-u", "gone.py", "--x", "1"]}, "run: there is no gone.py in"),
+        ({"run": "torchrun --nproc-per-node 2 gone.py"}, "run: there is no gone.py in"),
+        ({"run": "./gone.sh"}, "run: there is no ./gone.sh in"),
+        ({"code": "nowhere"}, "code: "),
+        ({"inputs": {"data": "./nowhere"}}, "inputs.data: "),
+        ({"resume_from": "nobody"}, "resume_from: there is no job 'nobody'"),
+        ({"resume_from": "./nowhere"}, "resume_from: there is no folder"),
+        ({"secrets": {"STOKER_TEST_UNSET": "env"}}, "secrets.STOKER_TEST_UNSET: "),
+        ({"resources": {"cpus": 100000}}, "resources.cpus: "),
+        ({"resources": {"machine": "p4d.24xlarge"}}, "resources.machine: "),
+        ({"resources": {"provider": "nobody"}}, "resources.provider: "),
+        ({"resources": {"region": "us-east-1"}}, "resources.region"),
+        ({"environment": {"python": "/nowhere/python"}}, "environment.python: "),
+        ({"environment": {"python": "2.0"}}, "environment.python: "),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_written(
+    store: Store, tmp_path: Path, fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        client.submit(Job(**{"run": "python train.py", **fields}), store=store)  # type: ignore[arg-type]
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "python -m package.train",
+        "python -c 'print(1)'",
+        "make && python gone.py",
+        "python prepare.py > out\npython gone.py",
+        "bash -eo pipefail train.py",
+        ("env", "python", "gone.py"),
+        "FOO=1 python train.py gone.py",
+        "python {script}",
+    ],
+)
+def test_commands_that_cannot_be_told_apart_are_not_refused(store: Store, run: str | tuple[str, ...]) -> None:
+    assert client.submit(Spec(name="x", run=run), store=store)
+
+
+def test_code_is_uploaded_once_and_made_young_again_when_old(store: Store, tmp_path: Path) -> None:
+    digest = log_state(store, submit(store)).code_digest
+    assert digest is not None
+    file = tmp_path / "store" / layout.code(digest)
+    hour = 3600
+    for age, refreshed in ((11 * hour, False), (13 * hour, True)):
+        then = time.time() - age
+        os.utime(file, (then, then))
+        assert log_state(store, submit(store)).code_digest == digest
+        assert (file.stat().st_mtime > then + hour) is refreshed
+    assert len(list(store.list(layout.CODE))) == 1
+
+
+def log_state(store: Store, job: str) -> log.JobState:
+    state = log.read(store, job)
+    assert state is not None
+    return state
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        *((part, StoreUnavailable) for part in ("code/", "spec.json", "active/")),
+        *((part, StoreDenied) for part in ("code/", "spec.json", "active/", "log/")),
+    ],
+)
+def test_a_submission_that_fails_leaves_nothing(store: Store, part: str, error: type[Exception]) -> None:
+    def fails(verb: str, key: str) -> Exception | None:
+        return error("no") if verb != "delete" and part in key else None
+
+    expected = UserError if error is StoreDenied else StoreUnavailable
+    with pytest.raises(expected):
+        submit(Failing(store, fails))  # type: ignore[arg-type]
+    assert keys(store) == []
+
+
+def test_an_entry_whose_reply_was_lost_is_not_taken_back(store: Store) -> None:
+    """The store may hold the entry: what it relies on must stay."""
+
+    class Losing(Failing):
+        def create(self, key: str, data: bytes) -> bool:
+            done = self._inner.create(key, data)
+            if "/log/" in key:
+                raise StoreUnavailable("the reply was lost")
+            return done
+
+        def get(self, key: str, *, limit: int | None = None) -> object:
+            if "/log/" in key:
+                raise StoreUnavailable("nobody answers")
+            return self._inner.get(key, limit=limit)
+
+    with pytest.raises(StoreError, match="may have been submitted"):
+        submit(Losing(store, lambda _verb, _key: None))  # type: ignore[arg-type]
+    (job,) = active_jobs(store)
+    assert log_state(store, job).job == job
+    assert store.head(layout.spec(job)) is not None
+
+
+def test_a_marker_that_vanished_meanwhile_is_put_back(store: Store) -> None:
+    class Sweeping(Failing):
+        def create(self, key: str, data: bytes) -> bool:
+            if "/log/" in key:
+                self._inner.delete([meta.key for meta in self._inner.list(layout.ACTIVE)])
+            return self._inner.create(key, data)
+
+    job = submit(Sweeping(store, lambda _verb, _key: None))  # type: ignore[arg-type]
+    assert active_jobs(store) == {job: (1,)}
+
+
+# ── stop, resume, clone ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stop_asks_once(store: Store) -> None:
+    job = submit(store)
+    assert client.stop(job, store) is True
+    assert client.stop(job, store) is True
+    assert [type(entry.event) for entry in log.entries(store, job)] == [Submitted, StopAsked]
+    append(store, job, Ended(outcome="stopped", rule="stop"))
+    assert client.stop(job, store) is False
+
+
+def test_resume_opens_an_ended_job_again_and_marks_it_first(store: Store) -> None:
+    job = submit(store)
+    with pytest.raises(UserError, match="has not ended"):
+        client.resume(job, store)
+    end(store, job)
+    marked: list[bool] = []
+
+    class Watching(Failing):
+        def create(self, key: str, data: bytes) -> bool:
+            marked.append(active_jobs(store) == {job: (3,)})
+            return self._inner.create(key, data)
+
+    assert client.resume(job, Watching(store, lambda _verb, _key: None)) == job  # type: ignore[arg-type]
+    assert marked == [True]
+    assert log_state(store, job).ended is None
+
+
+def test_a_job_that_succeeded_is_not_resumed(store: Store) -> None:
+    job = submit(store)
+    end(store, job, "succeeded")
+    with pytest.raises(UserError, match="stoker clone"):
+        client.resume(job, store)
+    assert active_jobs(store) == {}
+
+
+def test_a_clone_has_the_same_code_and_says_where_it_comes_from(store: Store, tmp_path: Path) -> None:
+    job = submit(store, params={"lr": 3e-4, "layers": 2})
+    (tmp_path / "code" / "train.py").write_text("print('changed since')\n")
+    copy = client.clone(job, store=store, sets=["params.lr=1e-3"])
+    ours, theirs = submission_of(store, copy), submission_of(store, job)
+    assert ours.origin == job and ours.code == theirs.code
+    assert ours.spec == replace(theirs.spec, params={"lr": 1e-3, "layers": 2}, params_written=ours.spec.params_written)
+    with pytest.raises(SpecError, match="unknown field"):
+        client.clone(job, store=store, sets=["parms.lr=1"])
+
+
+def test_interrupt_needs_a_machine(store: Store) -> None:
+    with pytest.raises(UserError, match="has no machine now"):
+        client.interrupt(submit(store), store)
+
+
+# ── remove ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fill(store: Store, job: str) -> None:
+    """What a job leaves behind."""
+    for key in (f"work/{job}/00000002/0/i.0/exit", f"work/{job}/blobs/0/abc", f"work/{job}/outputs/00000002/a/b"):
+        store.put(key, b"x")
+    store.put(layout.index(job), b"{}")
+
+
+def test_an_active_job_is_not_removed(store: Store) -> None:
+    job = submit(store)
+    before = keys(store)
+    with pytest.raises(UserError, match="stoker stop"):
+        client.remove(job, store)
+    assert keys(store) == before
+
+
+def test_everything_of_an_ended_job_goes_and_nothing_else(store: Store) -> None:
+    other = submit(store, name="other")
+    rest = set(keys(store))
+    job = submit(store)
+    fill(store, job)
+    end(store, job)
+    client.remove(job, store)
+    assert set(keys(store)) == rest
+    assert log_state(store, other)
+
+
+def test_a_removal_that_was_cut_short_is_finished_by_the_next(store: Store) -> None:
+    reference = submit(store)
+    fill(store, reference)
+    end(store, reference)
+    steps = sum(reference in key for key in keys(store))
+    client.remove(reference, store)
+    for after in range(steps):
+        job = submit(store)
+        fill(store, job)
+        end(store, job)
+        done = 0
+
+        def fails(_verb: str, _key: str, after: int = after) -> Exception | None:
+            nonlocal done
+            done += 1
+            return StoreUnavailable("cut short") if done > after else None
+
+        with pytest.raises(StoreUnavailable):
+            remove_job(Failing(store, fails), job)  # type: ignore[arg-type]
+        # It can still be named, and either is whole and ended or is no job at all.
+        state = log.read(store, job)
+        assert state is None or state.ended is not None
+        assert client.remove(job, store) == job
+        assert not [key for key in keys(store) if job in key]
+
+
+def test_only_old_code_that_no_job_uses_is_collected(store: Store, tmp_path: Path) -> None:
+    used = log_state(store, submit(store)).code_digest
+    assert used is not None
+    for name in ("old", "young"):
+        store.put(layout.code(name * 16), b"x")
+    day = time.time() - 25 * 3600
+    for digest in (used, "old" * 16):
+        os.utime(tmp_path / "store" / layout.code(digest), (day, day))
+    assert collect_code(store) == 1
+    assert {meta.key for meta in store.list(layout.CODE)} == {layout.code(used), layout.code("young" * 16)}
+
+
+# ── watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_wait_answers_for_a_job_that_has_ended(store: Store) -> None:
+    job = submit(store)
+    append(store, job, Ended(outcome="failed", rule="test"))
+    summary = client.wait("train", store)
+    assert (summary.id, summary.phase, summary.rule) == (job, "failed", "test")
+    assert active_jobs(store) == {}, "it was governed: an ended job without machines is retired"
+
+
+def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None:
+    job = submit(store)
+    before = keys(store)
+    actions, waiting = client.planned(job, store)
+    assert [type(action).__name__ for action in actions] == ["Append", "Launch"] and waiting == ""
+    assert keys(store) == before

@@ -1,0 +1,94 @@
+"""What is derived can be thrown away and built again."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker import client, index, layout, log
+from stoker.governor.observe import active_jobs
+from stoker.jobfile import Job
+from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.reindexing import reindex
+from stoker.store import Store, open_store
+
+OFFERING = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")
+    return open_store(str(tmp_path / "store"))
+
+
+def add(store: Store, *events: Event) -> str:
+    job = client.submit(Job(run="true"), store=store)
+    for seq, event in enumerate(events, 2):
+        assert log.append(store, job, seq, Record(token=log.new_token(), by="test", reason="test", event=event))
+    return job
+
+
+def test_index_and_markers_come_back_from_the_logs(store: Store) -> None:
+    running = add(store, Claimed(offering=OFFERING, nodes=1))
+    ended = add(store, Ended(outcome="failed", rule="test"))
+    gone = add(
+        store,
+        Claimed(offering=OFFERING, nodes=1),
+        Launched(claim=2, nodes=(NodeRef(0, "never-was"),)),
+        Ended(outcome="succeeded", rule="finished", claim=2),
+    )
+    store.delete([meta.key for prefix in (layout.ACTIVE, layout.INDEX) for meta in store.list(prefix)])
+    done = reindex(store)
+    assert (done.jobs, done.marked, done.problems) == (3, 1, {})
+    assert active_jobs(store) == {running: (1,)}
+    phases = {job: index.read_index(store, job) for job in (running, ended, gone)}
+    assert {job: record.summary.phase for job, record in phases.items() if record is not None} == {
+        running: "launching",
+        ended: "failed",
+        gone: "succeeded",
+    }
+
+
+def test_a_job_whose_machines_are_not_known_to_be_gone_is_marked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.errors import Transient
+    from stoker.providers.local.provider import LocalProvider
+
+    job = add(
+        store,
+        Claimed(offering=OFFERING, nodes=1),
+        Launched(claim=2, nodes=(NodeRef(0, "some-machine"),)),
+        Ended(outcome="succeeded", rule="finished", claim=2),
+    )
+    store.delete([layout.active(job, 1)])
+
+    def unknown(*_args: object) -> dict[str, str]:
+        raise Transient("nobody answers")
+
+    monkeypatch.setattr(LocalProvider, "state", unknown)
+    reindex(store)
+    assert active_jobs(store) == {job: (1,)}
+
+
+def test_leftovers_of_jobs_that_are_not_there_are_dropped(store: Store, tmp_path: Path) -> None:
+    job = add(store)
+    store.put(layout.index("ghost-bbbb"), b"{}")
+    for name in ("old-bbbb", "young-bbbb"):
+        store.put(layout.active(name, 1), b"")
+    then = time.time() - 7200
+    os.utime(tmp_path / "store" / layout.active("old-bbbb", 1), (then, then))
+    assert reindex(store).forgotten == 2
+    assert set(active_jobs(store)) == {job, "young-bbbb"}, "a submission may be under way"
+
+
+def test_one_log_that_cannot_be_read_is_told_and_stops_nothing(store: Store) -> None:
+    job = add(store)
+    store.put(layout.log_entry("broken-bbbb", 1), b"not json")
+    done = reindex(store)
+    assert done.jobs == 1 and list(done.problems) == ["broken-bbbb"]
+    assert index.read_index(store, job) is not None
