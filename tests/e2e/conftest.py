@@ -1,0 +1,42 @@
+"""The world of an end-to-end test, and the proof that nothing is left of it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import World
+
+# A background governor looks once more before it leaves; a supervisor tidies up after its agent.
+_LEAVE_S = 60.0
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A home and a store of this test's own. Afterwards no process of it is left, and no cgroup."""
+    made = World(tmp_path)
+    monkeypatch.setenv("STOKER_HOME", str(made.home))
+    monkeypatch.setenv("STOKER_STORE", made.url)
+    monkeypatch.delenv("STOKER_SAVE_GRACE_S", raising=False)
+    monkeypatch.chdir(made.code)
+    yield made
+    made.end_started()
+    deadline = time.monotonic() + _LEAVE_S
+    while (left := made.processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    told = [(process.pid, _arguments(process.pid)) for process in left]
+    # Whatever the verdict, the next test gets a machine without them.
+    for process in made.processes():
+        process.signal(signal.SIGKILL)
+    assert not told, "processes are left"
+    assert not made.cgroups(), "cgroups are left"
+
+
+def _arguments(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return "ended"
