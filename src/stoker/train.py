@@ -120,9 +120,12 @@ class _Notice:
 
     seen = False
     look_at = 0.0
-    # The process in which the signal was seen to, and whether by the handler below.
+    # The process in which the signal was seen to; the handler if it is ours, and what it took the place of.
     armed_in = 0
-    handled = False
+    handler: Any = None
+    before: Any = None
+    forks_minded = False
+    mask: Any = ()
 
 
 def interrupted() -> bool:
@@ -163,7 +166,7 @@ def on_interrupt() -> None:
 
     A handler that was there is still called. Raises ValueError in another thread, as `signal.signal` does.
     """
-    if not _Notice.handled:
+    if _Notice.handler is None:
         _arm(replace=True)
 
 
@@ -182,12 +185,6 @@ def _arm(*, replace: bool) -> None:
         if callable(before):
             before(number, frame)
 
-    def reset() -> None:
-        # A child that is to die by SIGTERM, such as a worker that is terminated, must not inherit a mere flag.
-        if signal.getsignal(signal.SIGTERM) is note:
-            signal.signal(signal.SIGTERM, before)
-            _Notice.handled = False
-
     try:
         signal.signal(signal.SIGTERM, note)
     except ValueError:
@@ -195,8 +192,35 @@ def _arm(*, replace: bool) -> None:
             raise
         # Not the main thread: the main thread may come by later.
         return
-    _Notice.armed_in, _Notice.handled = os.getpid(), True
-    os.register_at_fork(after_in_child=reset)
+    _Notice.armed_in, _Notice.handler, _Notice.before = os.getpid(), note, before
+    if not _Notice.forks_minded:
+        _Notice.forks_minded = True
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_disarm)
+
+
+def _hold() -> None:
+    """Before a fork. A child must not inherit a mere flag: a worker that is terminated is to die.
+
+    Python drops a signal that reaches a child at its very beginning, so it is kept back until the child is ready.
+    """
+    import signal
+
+    _Notice.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _release() -> None:
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, _Notice.mask)
+
+
+def _disarm() -> None:
+    import signal
+
+    if _Notice.handler is not None and signal.getsignal(signal.SIGTERM) is _Notice.handler:
+        signal.signal(signal.SIGTERM, _Notice.before)
+    _Notice.handler = None
+    _release()
 
 
 def _notice_file() -> str | None:
