@@ -59,10 +59,12 @@ def main() -> None:
     if args.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
+    # Every rank its own file, where each saves its part.
+    name = f"state-{RANK if args.sharded else 0}.json"
     step, link = 0, ""
     saved = train.latest()
     if saved is not None:
-        state = json.loads((saved / f"state-{RANK if args.sharded else 0}.json").read_text())
+        state = json.loads((saved / name).read_text())
         step, link = state["step"], state["link"]
     note("start", step)
     say(step, "starts")
@@ -77,9 +79,7 @@ def main() -> None:
         stop = not args.stubborn and train.interrupted()
         if step % args.every == 0 or stop:
             with train.checkpoint(f"step-{step}", step=step, sharded=bool(args.sharded)) as folder:
-                (folder / f"state-{RANK if args.sharded else 0}.json").write_text(
-                    json.dumps({"step": step, "link": link})
-                )
+                (folder / name).write_text(json.dumps({"step": step, "link": link}))
             note("save", step)
             if args.sure and train.wait_durable(60):
                 note("durable", step, f"step-{step}")

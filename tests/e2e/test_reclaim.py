@@ -1,0 +1,121 @@
+"""Reclaims: what a notice costs, and that the job goes on as if nobody had taken anything away."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import datetime
+
+from harness import EXAMPLES, World, chain, fields, until
+
+
+def test_nothing_is_trained_twice(world: World) -> None:
+    spirals = EXAMPLES / "spirals"
+    sizes = {"steps": 500, "batch": 200}
+    job = world.submit(run="python train.py", code=str(spirals), params=sizes, outputs="artifacts")
+    until(lambda: (world.summary(job).step or 0) > 10, "the first steps are reported")
+    world.interrupt(job, grace_s=30)
+    until(lambda: len(world.state(job).attempts) == 2, "the next attempt is launched")
+    summary = world.ended(job)
+
+    assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+    first, second = summary.attempts
+    assert first.step is not None and 10 < first.step < 500
+    assert second.first_step == first.step + 1
+    assert summary.interruptions == 1
+    assert first.save is not None and first.save.durable_s is not None
+
+    bare = [sys.executable, str(spirals / "train.py"), *(f"--{name}={value}" for name, value in sizes.items())]
+    alone = subprocess.run(bare, cwd=world.root, capture_output=True, text=True, check=True).stdout
+    (expected,) = re.findall(r"weights (\w+)", alone)
+    assert re.findall(r"weights (\w+)", "\n".join(world.lines(job))) == [expected]
+
+
+def test_the_next_machine_is_up_before_the_old_one_leaves(world: World) -> None:
+    # The script takes its time to save, as large models do.
+    world.write(
+        "import json, os, time, signal\n"
+        "from stoker import train\n"
+        "if train.latest() is not None: raise SystemExit\n"
+        "train.interrupted()\n"
+        "print('trains')\n"
+        "while not train.interrupted(): time.sleep(0.05)\n"
+        "time.sleep(4)\n"
+        "with train.checkpoint('last') as folder: (folder / 'x').write_text('x')\n"
+        "print('saved')\n"
+    )
+    job = world.submit()
+    until(lambda: "trains" in world.lines(job), "training")
+    world.interrupt(job, grace_s=30)
+    second = until(lambda: [c for c in world.state(job).attempts if c.attempt == 2 and c.launched], "attempt 2")[0]
+    summary = world.ended(job)
+    assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+    first, after = summary.attempts
+    # One clock: the store's folder and the agents are on this computer.
+    assert first.left_at is not None and second.launched_at is not None
+    assert second.launched_at < first.left_at
+    assert after.training_since is not None and first.left_at <= after.training_since
+
+
+def test_a_short_grace_on_a_script_that_ignores_it(world: World) -> None:
+    world.script("counter.py")
+    job = world.submit(params={"steps": 120, "pause": 0.05, "every": 5, "stubborn": 1})
+    world.training(job, step=12)
+    until(lambda: world.checkpoints(job), "a checkpoint")
+    world.interrupt(job, grace_s=1.5)
+    summary = world.ended(job)
+    assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+    assert world.journal("finish")[0].text == chain(120)
+    assert not world.journal("overlap")
+    starts = [record.step for record in world.journal("start")]
+    lost = max(record.step for record in world.journal("step") if record.attempt == 1) - starts[1]
+    # At most what was not saved, and the save that was under way.
+    assert starts[0] == 0 and starts[1] > 0 and lost <= 10
+
+
+def test_a_script_that_knows_nothing_of_stoker(world: World) -> None:
+    world.script("unaware.py")
+    job = world.submit(run="python train.py 120")
+    until(lambda: world.journal("save"), "the first save")
+    until(lambda: world.checkpoints(job), "it is committed")
+    world.interrupt(job, grace_s=5)
+    summary = world.ended(job)
+    assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+    second = [record for record in world.journal("start") if record.attempt == 2]
+    assert [record.step for record in second] == [max(r.step for r in world.journal("save") if r.attempt == 1)]
+    assert "finished at 120" in world.lines(job)
+
+
+def test_two_notices_at_once(world: World) -> None:
+    world.script("counter.py")
+    job = world.submit(params={"steps": 80, "pause": 0.05})
+    world.training(job, step=3)
+    world.interrupt(job, grace_s=20)
+    world.interrupt(job, grace_s=10)
+    # And the machine that takes over is given notice while it still waits, or has just begun.
+    until(lambda: len(world.state(job).attempts) >= 2, "the next attempt is launched")
+    world.interrupt(job, grace_s=10)
+    summary = world.ended(job)
+    assert summary.phase == "succeeded", world.story(job)
+    assert [attempt.outcome for attempt in summary.attempts[:-1]] == ["reclaimed"] * (len(summary.attempts) - 1)
+    assert world.journal("finish")[0].text == chain(80)
+    steps = [record.step for record in world.journal("step")]
+    assert steps == list(range(1, 81)), "a step was trained twice"
+    assert not world.journal("overlap")
+
+
+def test_a_market_that_takes_and_takes(world: World) -> None:
+    world.script("counter.py")
+    market = {"reclaim_mean": "2s", "grace": "3s", "seed": 5}
+    # Never on-demand: the job has to make its way through reclaims.
+    job = world.submit(
+        params={"steps": 100, "pause": 0.08}, resources={"spot": True, "local": market}, retry={"on_demand_after": None}
+    )
+    summary = world.ended(job)
+    assert summary.phase == "succeeded", world.story(job)
+    assert summary.interruptions >= 2
+    assert [record.step for record in world.journal("step")] == list(range(1, 101)), "a step was trained twice"
+    assert world.journal("finish")[0].text == chain(100)
+    assert not world.journal("overlap")
+    assert isinstance(summary.ended_at, datetime)
