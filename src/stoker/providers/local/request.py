@@ -50,7 +50,8 @@ def _start_node(order: LaunchOrder, rank: int) -> Request:
     if local.capacity is not None:
         params["capacity"] = local.capacity
     if order.offering.spot and local.reclaim_mean_s is not None:
-        # Drawn from the names alone, so that a rehearsal repeats itself.
-        market = random.Random(f"{local.seed}/{order.job}/{order.claim}/{rank}")
+        # Drawn from what is the same each time, so that a rehearsal repeats itself: a job's id and the numbers of its
+        # claims are not, its name and the count of its attempts are.
+        market = random.Random(f"{local.seed}/{order.name}/{order.attempt}/{rank}")
         params["reclaim_after_s"] = round(market.expovariate(1.0 / local.reclaim_mean_s), 3)
     return Request("local", "start-node", params)
