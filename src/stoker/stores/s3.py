@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 # Up to here an object travels in one request that must be over in seconds; beyond, in parts that may take longer.
 _SMALL = 1 << 20
-_PART = 16 << 20
+_PART = 8 << 20
 _PARTS_AT_ONCE = 4
 _QUICK_TIMEOUT_S = 8.0
-# A part in this time is 140 kB/s, which is no way to train.
+# A part in this time is 70 kB/s, which is no way to train.
 _BULK_TIMEOUT_S = 120.0
+_RETRIES = 4
 # S3 takes at most 10,000 parts.
 _MOST_PARTS = 9_000
 _LIST_PAGE = 1_000
@@ -66,7 +67,7 @@ def open_s3(bucket: str, prefix: str) -> BucketStore:
             # No retry begins after `retry_s`, so that a bucket that does not answer is known to be away after about
             # `timeout_s`, whether it refuses connections, ignores them, or takes them and says nothing.
             retry_config={
-                "max_retries": 4,
+                "max_retries": _RETRIES,
                 "retry_timeout": timedelta(seconds=retry_s),
                 "backoff": {
                     "init_backoff": timedelta(milliseconds=100),
@@ -212,7 +213,7 @@ class BucketStore:
                 out.write(part)
         return digest.hexdigest()
 
-    def _checked_parts(self, meta: Meta) -> Iterator[bytes | None]:
+    def _checked_parts(self, meta: Meta) -> Iterator[memoryview | None]:
         parts = self._parts(meta)
         while True:
             try:
@@ -227,18 +228,19 @@ class BucketStore:
                 raise translated(error, self._url) from error
             yield part
 
-    def _parts(self, meta: Meta, start: int = 0) -> Iterator[bytes]:
+    def _parts(self, meta: Meta, start: int = 0) -> Iterator[memoryview]:
         """The object's bytes in order, all of one version, some parts fetched ahead."""
 
-        def fetch(begin: int) -> bytes:
+        def fetch(begin: int) -> memoryview:
             end = min(begin + _PART, meta.size)
             # Without the condition, an object overwritten meanwhile would be pieced together from two.
             result = obstore.get(self._bulk, meta.key, options={"range": (begin, end), "if_match": meta.etag})
-            return bytes(result.bytes())
+            # Not copied to `bytes`: it is only hashed, written and joined.
+            return memoryview(result.bytes())
 
         begins = iter(range(start, meta.size, _PART))
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="fetch") as pool:
-            ahead: deque[Future[bytes]] = deque()
+            ahead: deque[Future[memoryview]] = deque()
             try:
                 ahead.extend(pool.submit(fetch, begin) for begin in islice(begins, _PARTS_AT_ONCE))
                 while ahead:

@@ -68,6 +68,13 @@ class S3Server:
         with _direct().open(request, timeout=30):
             return name
 
+    def open_uploads(self, url: str) -> int:
+        """How many uploads in parts were begun in the bucket of this URL and neither finished nor withdrawn."""
+        bucket = url.removeprefix("s3://").partition("/")[0]
+        with _direct().open(f"{self.endpoint}/{bucket}?uploads", timeout=30) as answer:
+            listing: bytes = answer.read()
+        return listing.count(b"<UploadId>")
+
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
