@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +40,7 @@ class Script:
 
     answers: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
+    signers: list[str] = field(default_factory=list)
 
     def next(self, method: str) -> tuple[int, str]:
         self.seen.append(method)
@@ -51,6 +54,7 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            script.signers.append(self.headers.get("Authorization", ""))
             status, code = script.next(self.command)
             body = (
                 b"" if status == 200 else f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
@@ -203,6 +207,36 @@ else:
         clean.setenv("AWS_PROFILE", "jane")
         with pytest.raises(UserError, match="AWS_PROFILE=jane needs boto3"):
             open_store("s3://bucket")
+
+    def test_a_profile_is_read_by_boto3(script: Script, clean: pytest.MonkeyPatch) -> None:
+        def credentials() -> dict[str, object]:
+            return {
+                "access_key_id": "FROMPROFILE",
+                "secret_access_key": "s",
+                "token": None,
+                "expires_at": None,
+            }
+
+        class Boto3:
+            Boto3CredentialProvider = staticmethod(lambda: credentials)
+
+        clean.setattr(importlib.util, "find_spec", lambda _: True)
+        clean.setattr(importlib, "import_module", lambda _: Boto3)
+        clean.delenv("AWS_ACCESS_KEY_ID")
+        clean.setenv("AWS_PROFILE", "jane")
+        clean.setenv("AWS_ENDPOINT_URL", script.answers["endpoint"][0][1])
+        script.answers |= {"PUT": [(200, "")]}
+        open_store("s3://bucket").put("k", b"x")
+        assert "Credential=FROMPROFILE/" in script.signers[0]
+
+    def test_an_upload_that_was_begun_is_counted(s3_url: str, s3: S3Server) -> None:
+        # So that the test below cannot pass because nothing is ever counted.
+        bucket = s3_url.removeprefix("s3://").partition("/")[0]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(
+            urllib.request.Request(f"{s3.endpoint}/{bucket}/k?uploads", method="POST"), timeout=30
+        ).close()
+        assert s3.open_uploads(s3_url) == 1
 
     def test_a_file_that_changes_while_it_is_sent_is_never_stored(
         s3_url: str, s3: S3Server, tmp_path: Path
