@@ -107,14 +107,15 @@ def test_two_notices_at_once(world: World) -> None:
 
 def test_a_market_that_takes_and_takes(world: World) -> None:
     world.script("counter.py")
-    market = {"reclaim_mean": "2s", "grace": "3s", "seed": 5}
+    # With this seed the first three machines are taken after 2.7, 2.8 and 2.4 s.
+    market = {"reclaim_mean": "3s", "grace": "3s", "seed": 16882}
     # Never on-demand: the job has to make its way through reclaims.
     job = world.submit(
         params={"steps": 100, "pause": 0.08}, resources={"spot": True, "local": market}, retry={"on_demand_after": None}
     )
     summary = world.ended(job)
     assert summary.phase == "succeeded", world.story(job)
-    assert summary.interruptions >= 2
+    assert summary.interruptions >= 3
     assert [record.step for record in world.journal("step")] == list(range(1, 101)), "a step was trained twice"
     assert world.journal("finish")[0].text == chain(100)
     assert not world.journal("overlap")

@@ -1,0 +1,91 @@
+"""Chaos: kill -9 of agent, training, governor and whole machines at random moments.
+
+Each seed is one story. STOKER_CHAOS_SEEDS=40 tells forty of them; a failing one is named by its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from harness import World, chain
+
+SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "3")))
+STEPS = 90
+# Below the number of attempts without progress that ends a job, so that bad luck alone cannot end it.
+MOST_KILLS = 4
+
+
+def rampage(world: World, job: str, rng: random.Random, victims: list[str]) -> list[str]:
+    """Kill now this, now that, with a governor to carry on; until the job has ended. Answers what was killed."""
+    killed: list[str] = []
+    governor = world.start("govern", "--watch")
+    deadline = time.monotonic() + 120
+    while world.state(job).ended is None:
+        assert time.monotonic() < deadline, f"killed {killed}\n{world.story(job)}"
+        time.sleep(rng.uniform(0.2, 2.5))
+        if len(killed) < MOST_KILLS:
+            victim = rng.choice(victims)
+            if victim == "governor":
+                governor.kill()
+                governor.wait()
+                killed.append(victim)
+            elif world.kill(victim):
+                killed.append(victim)
+        if governor.poll() is not None:
+            governor = world.start("govern", "--watch")
+    return killed
+
+
+def judge(world: World, job: str, killed: list[str]) -> None:
+    """The job finished right, nobody trained beside another, and nothing that was durable was lost."""
+    summary = world.ended(job)
+    story = f"killed {killed}\n{world.story(job)}"
+    assert summary.phase == "succeeded", story
+    assert [record.text for record in world.journal("finish")][-1] == chain(STEPS), story
+    assert (world.outputs(job) / "result.txt").read_text() == chain(STEPS), story
+    assert not world.journal("overlap"), story
+
+    durable = 0
+    for record in world.journal():
+        if record.kind == "durable":
+            durable = record.step
+        elif record.kind == "start":
+            assert record.step >= durable, f"attempt {record.attempt} lost step {durable}\n{story}"
+    kept = {one.name for one in world.checkpoints(job) if one.complete}
+    # The newest ones, of which `keep` are kept.
+    newest = sorted({record.step for record in world.journal("durable")})[-2:]
+    assert {f"step-{step}" for step in newest} <= kept, story
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_agent_training_and_governor(world: World, seed: int) -> None:
+    world.script("counter.py")
+    rng = random.Random(seed)
+    settings = {"steps": STEPS, "pause": 0.06, "every": 4, "sure": 1}
+    job = world.submit(detach=False, params=settings, outputs="out", checkpoints={"keep": 3})
+    killed = rampage(world, job, rng, ["agent", "training", "governor"])
+    judge(world, job, killed)
+    # The machine lived on, so every line that was ever printed is there, each once, in order.
+    logged = [line for line in world.lines(job) if line.startswith("a")]
+    printed = [record.text for record in world.journal("line")]
+    missing = [line for line in printed if line not in set(logged)]
+    assert not missing, f"lost lines: {missing[:5]}\nkilled {killed}\n{world.story(job)}"
+    assert len(logged) == len(set(logged)), "a line came twice"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_machines_that_vanish(world: World, seed: int) -> None:
+    world.script("counter.py")
+    rng = random.Random(1000 + seed)
+    settings = {"steps": STEPS, "pause": 0.06, "every": 4, "sure": 1}
+    job = world.submit(detach=False, params=settings, outputs="out", checkpoints={"keep": 3})
+    killed = rampage(world, job, rng, ["supervisor", "supervisor", "governor", "agent"])
+    judge(world, job, killed)
+    # The end of a vanished machine's log went with it. What is there is in order, and nothing came twice.
+    logged = [line for line in world.lines(job) if line.startswith("a")]
+    printed = [record.text for record in world.journal("line")]
+    places = [printed.index(line) for line in logged if line in printed]
+    assert places == sorted(set(places))
