@@ -1,0 +1,131 @@
+"""What it costs to make a checkpoint safe."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from bench.figures import Figure, Measurement
+from bench.sandbox import sandbox, wait_for
+from stoker.agent.sync import CheckpointSync
+from stoker.store import Store, open_store
+
+MB = 1_000_000
+LARGE_FILES = 10
+LARGE_BYTES = 100 * MB
+SYNC_REPEATS = 3
+SMALL_FILES = 100
+SMALL_BYTES = MB
+_JOB = "bench-0000"
+
+
+def sync_ratio() -> dict[str, float]:
+    """1 GB in ten random files, lying in the page cache: CheckpointSync's last commit to a new file:// store, until its
+    manifest is durable, over `cp -r` and fsync of every file to the same disk; best of interleaved runs."""
+    with sandbox() as place:
+        source = place.root / "source"
+        _fill(source, LARGE_FILES, LARGE_BYTES)
+        commits, copies = [], []
+        for repeat in range(SYNC_REPEATS):
+            copies.append(_copied_s(source, place.root / f"copy-{repeat}"))
+            commits.append(_committed_s(source, place.root / f"sync-{repeat}"))
+        print_times("sync", commits, "cp", copies)
+    return {"sync_ratio": min(commits) / min(copies)}
+
+
+def resync_bytes_ratio() -> dict[str, float]:
+    """One of a hundred files of 1 MB changes after a commit: bytes that the next commit moved (counted by
+    CheckpointSync, or what the store holds more, manifest included, whichever is more) over those of all files."""
+    with sandbox() as place:
+        folder = place.root / "checkpoints"
+        folder.mkdir()
+        store = open_store(place.store)
+        sync = _sync(store, folder, place.root)
+        sync.start()
+        try:
+            _fill(folder, SMALL_FILES, SMALL_BYTES)
+            wait_for(lambda: sync.status().commits == 1, "the first commit", 60.0)
+            before, held = sync.status().bytes_moved, _held_bytes(store)
+            (folder / "part-50").write_bytes(os.urandom(SMALL_BYTES))
+            wait_for(lambda: sync.status().commits == 2, "the second commit", 60.0)
+            moved = max(sync.status().bytes_moved - before, _held_bytes(store) - held)
+        finally:
+            sync.close()
+    return {"resync_bytes_ratio": moved / (SMALL_FILES * SMALL_BYTES)}
+
+
+def _copied_s(source: Path, target: Path) -> float:
+    os.sync()
+    began_s = time.monotonic()
+    subprocess.run(["cp", "-r", source, target], check=True)
+    for path in (*target.iterdir(), target):
+        _flush(path)
+    took_s = time.monotonic() - began_s
+    shutil.rmtree(target)
+    return took_s
+
+
+def _committed_s(source: Path, root: Path) -> float:
+    folder = root / "checkpoints"
+    folder.mkdir(parents=True)
+    store = open_store(f"file://{root}/store")
+    sync = _sync(store, folder, root)
+    sync.begin()
+    # Moved in and out again: the same files in the same cache, and new to the sync.
+    for path in source.iterdir():
+        path.rename(folder / path.name)
+    os.sync()
+    began_s = time.monotonic()
+    committed = sync.final(120.0)
+    took_s = time.monotonic() - began_s
+    for path in folder.iterdir():
+        path.rename(source / path.name)
+    moved = sync.status().bytes_moved
+    if committed is None or moved != LARGE_FILES * LARGE_BYTES:
+        raise RuntimeError(f"{moved} bytes were moved: {sync.status().error}")
+    shutil.rmtree(root)
+    return took_s
+
+
+def _sync(store: Store, folder: Path, root: Path) -> CheckpointSync:
+    channel, scratch = root / "channel", root / "scratch"
+    channel.mkdir()
+    return CheckpointSync(store, _JOB, 2, 0, 1, folder, channel=channel, scratch=scratch)
+
+
+def _fill(folder: Path, count: int, size: int) -> None:
+    folder.mkdir(exist_ok=True)
+    for n in range(count):
+        (folder / f"part-{n:02d}").write_bytes(os.urandom(size))
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _held_bytes(store: Store) -> int:
+    return sum(meta.size for meta in store.list(f"work/{_JOB}/"))
+
+
+def print_times(name: str, times_s: list[float], other: str, others_s: list[float]) -> None:
+    """The single runs, so that a noisy disk shows."""
+    import sys
+
+    told = "  ".join(
+        f"{label} {' '.join(f'{took:.2f}' for took in took_s)} s"
+        for label, took_s in ((name, times_s), (other, others_s))
+    )
+    print(f"    {told}", file=sys.stderr)
+
+
+MEASUREMENTS = (
+    Measurement((Figure("sync_ratio", "×", 1.5),), sync_ratio),
+    Measurement((Figure("resync_bytes_ratio", "×", 0.011),), resync_bytes_ratio),
+)

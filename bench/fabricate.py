@@ -1,0 +1,231 @@
+"""Ten thousand jobs in a folder, without running one: the objects that a real life leaves behind, written directly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from stoker import codec, layout
+from stoker.fold import JobState, fold
+from stoker.index import IndexRecord
+from stoker.model import (
+    Capabilities,
+    CheckpointRef,
+    Claimed,
+    Closed,
+    Ended,
+    Entry,
+    Event,
+    Exit,
+    Heartbeat,
+    Instance,
+    InstanceState,
+    Known,
+    Launched,
+    NodeFacts,
+    NodeRef,
+    Offering,
+    Record,
+    Stamped,
+    Submitted,
+    Usage,
+)
+from stoker.providers.base import LaunchOrder, Request, Terminated
+from stoker.providers.local.capabilities import CAPABILITIES
+from stoker.spec import Code, Resources, Spec, Submission
+from stoker.summary import summarize
+
+ACTIVE = 100
+_CLAIM = 2
+# Stands for the job's own name, and the digest of its spec, in what is written for all of them.
+_NAME = "spirals-00000000"
+_DIGEST = "f" * 64
+_AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
+_OFFERING = Offering(provider="local", machine="local", zone="this-computer", spot=True, price=3.06, price_source="x")
+
+
+def make_jobs(root: Path, count: int) -> None:
+    """Fill the store at `root` with jobs, the last `ACTIVE` of them in training."""
+    ended, active = _template(_ended_events(), exited=True), _template(_active_events(), exited=False)
+    for prefix in (layout.JOBS, layout.WORK, layout.INDEX, layout.ACTIVE, layout.GOVERNORS):
+        (root / prefix).mkdir(parents=True)
+    for n in range(count):
+        running = n >= count - ACTIVE
+        _write_job(root, name_of(n), active if running else ended)
+        if running:
+            marker = root / layout.active(name_of(n), 1)
+            marker.parent.mkdir()
+            marker.touch()
+
+
+def beat(root: Path, count: int) -> None:
+    """What the agents of the active jobs do all the time: fresh heartbeats."""
+    data = codec.dumps(_heartbeat(datetime.now(timezone.utc)))
+    for job in active_names(count):
+        path = root / layout.heartbeat(_node(job))
+        draft = path.with_name(".draft")
+        draft.write_bytes(data)
+        draft.replace(path)
+
+
+def name_of(n: int) -> str:
+    return f"spirals-{n:08d}"
+
+
+def active_names(count: int) -> list[str]:
+    return [name_of(n) for n in range(count - ACTIVE, count)]
+
+
+class Machines:
+    """A provider whose machines all run, and which refuses to do anything: nothing is due."""
+
+    name = "local"
+
+    def __init__(self, jobs: Iterable[str]) -> None:
+        now = datetime.now(timezone.utc)
+        self._instances = tuple(
+            Instance(_instance(job), "local", job, _CLAIM, 0, "running", now, zone="this-computer") for job in jobs
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def offerings(self, resources: Resources) -> tuple[Offering, ...]:  # noqa: ARG002 - always the same
+        return (_OFFERING,)
+
+    def build(self, order: LaunchOrder) -> tuple[Request, ...]:
+        raise AssertionError(f"nothing was to be launched: {order}")
+
+    def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
+        raise AssertionError(f"nothing was to be launched: {requests}")
+
+    def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:  # noqa: ARG002 - has no regions
+        return self._instances
+
+    def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:  # noqa: ARG002
+        return dict.fromkeys(ids, "running")
+
+    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+        raise AssertionError(f"nothing was to be ended: {instance} {region}")
+
+
+# ── One life, as a template ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _active_events() -> list[Event]:
+    return [
+        Submitted(spec_digest=_DIGEST, submitter="jane@desk", code_digest="c" * 64),
+        Claimed(offering=_OFFERING, nodes=1),
+        Launched(claim=_CLAIM, nodes=(NodeRef(0, _instance(_NAME)),)),
+    ]
+
+
+def _ended_events() -> list[Event]:
+    closing = Closed(claim=_CLAIM, outcome="succeeded", rule="finished", trained_s=812.0, step=900, exit_code=0)
+    return [*_active_events(), Ended(outcome="succeeded", rule="finished", claim=_CLAIM, exit_code=0, closing=closing)]
+
+
+def _template(events: list[Event], *, exited: bool) -> dict[str, bytes]:
+    """The job's objects by key, under the stand-in's name."""
+    submission = Submission(
+        job=_NAME,
+        spec=Spec(name="spirals", run=("python", "train.py"), params={"lr": 0.05, "steps": 900}, tags={"user": "jane"}),
+        submitter="jane@desk",
+        code=Code(digest="c" * 64, size=2400, files=2, commit="a" * 40, dirty=False),
+        environ={"PATH": "/usr/bin:/bin"},
+    )
+    objects = {layout.spec(_NAME): codec.dumps(submission)}
+    entries = []
+    for seq, event in enumerate(events, start=1):
+        entries.append(Entry(seq=seq, at=_AT, reason="as decided", event=event, by="desk"))
+        record = Record(token=f"{seq:016x}", by="desk", reason="as decided", event=event)
+        objects[layout.log_entry(_NAME, seq)] = codec.dumps(record)
+    state = fold(_NAME, entries)
+    assert state is not None
+    node = _node(_NAME)
+    left = _exit() if exited else None
+    objects[layout.heartbeat(node)] = codec.dumps(_heartbeat(_AT))
+    if left is not None:
+        objects[layout.exit_(node)] = codec.dumps(left)
+    objects[layout.log_chunk(node, 0)] = b"step 100 loss 0.31\n" * 9
+    objects[layout.index(_NAME)] = codec.dumps(
+        IndexRecord(state, summarize(state, submission, _told(state, left), _AT))
+    )
+    return objects
+
+
+def _told(state: JobState, left: Exit | None) -> dict[int, tuple[NodeFacts, ...]]:
+    claim = state.claims[-1]
+    node = NodeFacts(
+        rank=0,
+        instance=_instance(_NAME),
+        heartbeat=Known(Stamped(_heartbeat(_AT), _AT, "etag")),
+        notice=Known(None),
+        exit=Known(Stamped(left, _AT, "etag") if left else None),
+    )
+    return {claim.number: (node,)}
+
+
+def _heartbeat(at: datetime) -> Heartbeat:
+    return Heartbeat(
+        beat=400,
+        phase="training",
+        at=at,
+        interval_s=2.0,
+        trained_s=800.0,
+        training_since=_AT,
+        address="127.0.0.1",
+        step=850,
+        checkpoint=_checkpoint(),
+        checkpoint_files=1,
+        usage=Usage(cpu_percent=98.0, memory_used=1 << 30, memory_total=1 << 34, disk_free=1 << 36),
+        metrics={"loss": 0.31, "accuracy": 0.93},
+    )
+
+
+def _exit() -> Exit:
+    return Exit(
+        outcome="succeeded",
+        why="finished",
+        at=_AT,
+        reason="the command finished",
+        started=True,
+        code=0,
+        trained_s=812.0,
+        step=900,
+        first_step=1,
+        checkpoint=_checkpoint(),
+        commits=18,
+        metrics={"loss": 0.29, "accuracy": 0.94},
+        tail=tuple(f"step {step} loss 0.31" for step in range(10, 900, 50)),
+        started_at=_AT,
+    )
+
+
+def _checkpoint() -> CheckpointRef:
+    key = layout.checkpoint_key(_CLAIM, 17, "step-850")
+    return CheckpointRef(key=key, name="step-850", step=850, committed_at=_AT)
+
+
+def _instance(job: str) -> str:
+    return f"{job}-2-0-0123abcd"
+
+
+def _node(job: str) -> str:
+    return layout.node(job, _CLAIM, 0, layout.boot(_instance(job), 0))
+
+
+def _write_job(root: Path, job: str, template: dict[str, bytes]) -> None:
+    own, stand_in = job.encode(), _NAME.encode()
+    spec = template[layout.spec(_NAME)].replace(stand_in, own)
+    digest = codec.digest(spec).encode()
+    for folder in (f"jobs/{job}/log", f"{_node(job)}/log"):
+        os.makedirs(f"{root}/{folder}")  # noqa: PTH103 - a hundred thousand paths, and the clock is running
+    for key, data in template.items():
+        path = f"{root}/{key.replace(_NAME, job)}"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(handle, data.replace(stand_in, own).replace(_DIGEST.encode(), digest))
+        os.close(handle)

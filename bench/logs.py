@@ -1,0 +1,99 @@
+"""What following the log costs, and how fresh it is."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from statistics import median
+
+from bench.figures import Figure, Measurement
+from bench.sandbox import BIN, Sandbox, lines, sandbox
+
+TICKS = 120
+TICK_S = 0.05
+LINES_PER_S = 100_000
+PACED_LINES = 500_000
+PACED_REPEATS = 3
+UNPACED_LINES = 2_000_000
+UNPACED_REPEATS = 2
+
+TICK = """\
+import sys, time
+for _ in range(int(sys.argv[1])):
+    print(repr(time.time()), flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+# A line at a time, as scripts print. The pace is kept against the clock, so a slow stretch is made up for if it can be.
+PACED = """\
+import sys, time
+out, count, rate = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+began = time.monotonic()
+for n in range(count):
+    print("step", n, "loss 0.123456 lr 0.0003")
+    if n % 500 == 499 and rate:
+        ahead = began + (n + 1) / rate - time.monotonic()
+        if ahead > 0:
+            time.sleep(ahead)
+sys.stdout.flush()
+took = time.monotonic() - began
+with open(out, "a") as file:
+    file.write(f"{took}\\n")
+"""
+
+
+def log_latency() -> dict[str, float]:
+    """A script prints the time every 50 ms; the median of (arrival at a reader of `stoker logs -f` − printed), of the
+    lines printed after the first one arrived."""
+    with sandbox() as place:
+        place.script("tick.py", TICK)
+        job = place.detach("--", "python", "tick.py", str(TICKS), str(TICK_S))
+        follower = place.popen(str(BIN / "stoker"), "logs", "-f", job, stdout=subprocess.PIPE)
+        assert follower.stdout is not None
+        arrived: list[tuple[float, float]] = []
+        for line in follower.stdout:
+            now = time.time()
+            try:
+                arrived.append((now, float(line)))
+            except ValueError:
+                continue  # What Stoker itself says.
+        follower.wait()
+        place.finished(job)
+    late = [now - printed for now, printed in arrived if printed > arrived[0][0]]
+    if len(arrived) != TICKS or len(late) < TICKS / 2:
+        raise RuntimeError(f"{len(arrived)} of {TICKS} lines arrived, {len(late)} of them live")
+    return {"log_latency_p50_s": median(late)}
+
+
+def log_slowdown() -> dict[str, float]:
+    """How long a script takes, by its own clock, to print 500,000 lines at 100,000 a second: under Stoker over bare,
+    with its output in a file on the same disk; best of interleaved runs."""
+    with sandbox() as place:
+        place.script("paced.py", PACED)
+        return {"log_slowdown_ratio": _ratio(place, PACED_LINES, LINES_PER_S, PACED_REPEATS)}
+
+
+def log_unpaced() -> dict[str, float]:
+    """The same for 2,000,000 lines as fast as they come, unbuffered on both sides, as Stoker runs Python."""
+    with sandbox() as place:
+        place.script("paced.py", PACED)
+        place.env["PYTHONUNBUFFERED"] = "1"
+        return {"log_unpaced_ratio": _ratio(place, UNPACED_LINES, 0, UNPACED_REPEATS)}
+
+
+def _ratio(place: Sandbox, count: int, rate: float, repeats: int) -> float:
+    through, bare = place.root / "through", place.root / "bare"
+    for _ in range(repeats):
+        with (place.root / "output").open("wb") as output:
+            alone = place.popen("python", "paced.py", str(bare), str(count), str(rate), stdout=output)
+            if alone.wait() != 0:
+                raise RuntimeError("the script failed")
+        place.finished(place.detach("--", "python", "paced.py", str(through), str(count), str(rate)), limit_s=120.0)
+    return min(map(float, lines(through))) / min(map(float, lines(bare)))
+
+
+MEASUREMENTS = (
+    Measurement((Figure("log_latency_p50_s", "s", 0.5),), log_latency),
+    Measurement((Figure("log_slowdown_ratio", "×", 1.05),), log_slowdown),
+    Measurement((Figure("log_unpaced_ratio", "×"),), log_unpaced),
+)

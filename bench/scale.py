@@ -1,0 +1,63 @@
+"""What ten thousand jobs cost those who look at all of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+from bench.fabricate import ACTIVE, Machines, active_names, beat, make_jobs
+from bench.figures import Figure, Measurement
+from bench.sandbox import Sandbox, sandbox
+from stoker.governor.fleet import Fleet
+from stoker.governor.govern import Governor
+from stoker.store import open_store
+
+REPEATS = 5
+
+
+def ten_thousand() -> dict[str, float]:
+    """Over 10,000 jobs of which 100 train: a whole pass of a governor that remembers nothing, and `stoker ps` as a
+    command of its own; medians."""
+    passed_s, listed_s = _measured(10_000)
+    return {"pass_10k_s": passed_s, "ps_10k_s": listed_s}
+
+
+def one_thousand() -> dict[str, float]:
+    """The same over 1,000 jobs of which 100 train, to show the growth."""
+    passed_s, listed_s = _measured(1_000)
+    return {"pass_1k_s": passed_s, "ps_1k_s": listed_s}
+
+
+def _measured(count: int) -> tuple[float, float]:
+    with sandbox() as place:
+        root = Path(place.store.removeprefix("file://"))
+        make_jobs(root, count)
+        passes = [_pass_s(place, root, count) for _ in range(REPEATS)]
+        return median(passes), median(_ps_s(place) for _ in range(REPEATS))
+
+
+def _pass_s(place: Sandbox, root: Path, count: int) -> float:
+    machines = Machines(active_names(count))
+    beat(root, count)
+    began_s = time.monotonic()
+    done = Governor(open_store(place.store), Fleet(place.store, connect=lambda _name: machines)).run_pass()
+    took_s = time.monotonic() - began_s
+    if done.active != ACTIVE or done.actions or done.problems:
+        raise RuntimeError(f"{done.active} active, did {done.actions[:3]}, problems {done.problems}")
+    return took_s
+
+
+def _ps_s(place: Sandbox) -> float:
+    began_s = time.monotonic()
+    shown = place.stoker("ps")
+    took_s = time.monotonic() - began_s
+    if shown.count("running") != ACTIVE or shown.count("succeeded") == 0:
+        raise RuntimeError(f"ps shows something else: {shown[:500]}")
+    return took_s
+
+
+MEASUREMENTS = (
+    Measurement((Figure("pass_10k_s", "s", 1.0), Figure("ps_10k_s", "s", 0.5)), ten_thousand),
+    Measurement((Figure("pass_1k_s", "s"), Figure("ps_1k_s", "s")), one_thousand),
+)
