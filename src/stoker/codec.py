@@ -54,7 +54,9 @@ def dump(value: Any) -> Any:
 
 def dumps(value: Any) -> bytes:
     """Canonical JSON: sorted keys, no spaces, so equal values have equal bytes and equal digests."""
-    return json.dumps(dump(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(dump(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # A half of a surrogate pair (a name or a log line that was not UTF-8) has no bytes; as `\\udXXX` it is still JSON.
+    return text.encode(errors="backslashreplace")
 
 
 def digest(data: bytes) -> str:
@@ -121,7 +123,8 @@ def _describe(tree: Any) -> str:
 
 def _str(tree: Any, where: str) -> str:
     if isinstance(tree, str):
-        return tree
+        # JSON can carry halves of surrogate pairs; no store, log or terminal can. They must not reach one.
+        return tree if tree.isascii() else tree.encode(errors="replace").decode()
     raise _wrong(where, "text", tree)
 
 
@@ -139,7 +142,10 @@ def _int(tree: Any, where: str) -> int:
 
 def _float(tree: Any, where: str) -> float:
     if isinstance(tree, (int, float)) and not isinstance(tree, bool):
-        return float(tree)
+        try:
+            return float(tree)
+        except OverflowError:
+            raise _wrong(where, "a number of reasonable size", tree) from None
     if tree in ("nan", "inf", "-inf"):
         return float(tree)
     raise _wrong(where, "a number", tree)
@@ -162,7 +168,10 @@ def _datetime(tree: Any, where: str) -> datetime:
         raise _wrong(where, "a time (ISO 8601)", tree) from None
     if moment.tzinfo is None:
         raise _wrong(where, "a time with its zone", tree)
-    return moment
+    try:
+        return moment.astimezone(timezone.utc)
+    except OverflowError:  # The first or last hours of all time, in another zone.
+        raise _wrong(where, "a time between the years 1 and 9999", tree) from None
 
 
 def _literal(choices: tuple[Any, ...]) -> Decoder:
@@ -188,7 +197,7 @@ def _dict(item: Decoder) -> Decoder:
     def decode(tree: Any, where: str) -> dict[str, Any]:
         if not isinstance(tree, dict):
             raise _wrong(where, "a mapping", tree)
-        return {key: item(part, _join(where, key)) for key, part in tree.items()}
+        return {_str(key, where): item(part, _join(where, key)) for key, part in tree.items()}
 
     return decode
 

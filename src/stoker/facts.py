@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from stoker import codec, layout
-from stoker.errors import CodecError, StoreError
+from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.fold import Claim
 from stoker.model import Exit, Heartbeat, Known, NodeFacts, NoticeFact, Observed, Stamped, Unknown
 from stoker.store import Store
@@ -19,14 +19,23 @@ MAX_BOOTS = 8
 
 
 def read_fact(store: Store, key: str, cls: type[T]) -> Observed[Stamped[T] | None]:
-    """One fact; Known(None) when it is positively not there, Unknown when nobody answered or it makes no sense."""
+    """One fact; Known(None) when it is positively not there, Unknown when nobody answered.
+
+    Something that was read and makes no sense says nothing, for good: were it Unknown, whoever writes one such `exit`
+    would have a job that can never be closed, not even by a stop.
+    """
     try:
         found = store.get(key, limit=MAX_FACT_BYTES)
-        if found is None:
-            return Known(None)
-        value = codec.loads(cls, found.data, where=key)
-    except (StoreError, CodecError) as error:
+    except (StoreUnavailable, StoreDenied) as error:
         return Unknown(str(error))
+    except StoreError:
+        return Known(None)  # Too large: no agent wrote that.
+    if found is None:
+        return Known(None)
+    try:
+        value = codec.loads(cls, found.data, where=key)
+    except CodecError:
+        return Known(None)
     return Known(Stamped(value=value, modified=found.meta.modified, etag=found.meta.etag))
 
 

@@ -7,6 +7,9 @@ from datetime import datetime
 
 from stoker.fold import Claim, JobState
 
+# No training takes ten years, and sums of such spans still make times.
+LONGEST_SPAN_S = 10 * 365 * 86400.0
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -62,6 +65,11 @@ def burn_rate(state: JobState) -> float | None:
                 return None
             total += claim.offering.price * len(claim.launched) / 3600
     return total
+
+
+def span_s(told: float) -> float:
+    """A span of time as an agent told it. Facts are untrusted: what cannot be one counts as none, or as very long."""
+    return min(told, LONGEST_SPAN_S) if told > 0 else 0.0
 
 
 def _sum(parts: list[float | None]) -> float | None:

@@ -6,10 +6,11 @@ observed and decided on again, so every decision rests on the newest log.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import orphans, retry
-from stoker.core.costs import burn_rate, job_cost
+from stoker.core import gate, orphans, retry
+from stoker.core.costs import burn_rate, job_cost, span_s
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
 from stoker.core.silence import mass_silence, silent_etag
@@ -29,10 +30,14 @@ from stoker.model import (
     Warned,
 )
 
+# Nobody sleeps longer than a day without another look.
+_FARTHEST_WAKE_S = 86400.0
+
 
 def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
     """What to do about everything that was observed. The order of the listings does not matter."""
-    blind = mass_silence(snapshot, policy, now)
+    # Who looks at a few jobs only cannot tell whether silence is theirs or everybody's: a whole pass judges it.
+    blind = snapshot.partial or mass_silence(snapshot, policy, now)
     actions: list[Action] = []
     wakes: list[datetime] = []
     waiting: dict[str, str] = {}
@@ -47,7 +52,7 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
 
 
 def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False) -> Plan:
-    """What to do about one job. `blind`: so many nodes are silent at once that silence proves nothing."""
+    """What to do about one job. `blind`: silence proves nothing (so many are silent, or too few were looked at)."""
     decision = _Decision(job, policy, now, blind)
     decision.run()
     return Plan(
@@ -100,21 +105,28 @@ class _Decision:
         if markers:
             self.actions.append(Unmark(self.state.job, markers, "ended, and every machine is gone"))
 
+    def _over(self, claim: Claim) -> bool:
+        """Whether every rank has exited or is gone. Both are facts that cannot reverse."""
+        return claim.launched is not None and all(
+            self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank) for rank in range(claim.nodes)
+        )
+
     def _close_what_is_over(self) -> bool:
-        """Close an attempt of which every rank has exited or is gone. Both are facts that cannot reverse."""
+        """Close the oldest attempt that is over; with the job, if its verdict is the job's end."""
         for claim in self.state.open_claims:
-            if claim.launched is None or not retry.facts_complete(self.job, claim):
-                continue
-            if not all(
-                self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank)
-                for rank in range(claim.nodes)
-            ):
+            if not self._over(claim) or not retry.facts_complete(self.job, claim):
                 continue
             case = retry.case_of(self.job, claim, self.policy)
             verdict = retry.verdict(case)
             closed = retry.closing(case, verdict)
             if verdict.restart or verdict.outcome == "stopped":
                 return self._append(closed, verdict.reason)
+            if any(older.number < claim.number for older in self.state.open_claims):
+                # An older attempt may still be saving: the end of the job waits for it, and is then judged anew.
+                continue
+            if self._released_another(claim):
+                # The exits that are judged here have let the next attempt start already. It is the job now.
+                return self._append(replace(closed, restart=True), verdict.reason)
             outcome: Outcome = "succeeded" if verdict.outcome == "succeeded" else "failed"
             ended = Ended(
                 outcome=outcome,
@@ -125,6 +137,13 @@ class _Decision:
             )
             return self._append(ended, verdict.reason)
         return False
+
+    def _released_another(self, claim: Claim) -> bool:
+        """Whether a younger attempt may be training by now, let go by this one's exits alone."""
+        exits = tuple(self.job.exit_of(claim, rank) for rank in range(claim.nodes))
+        return gate.left_for_good(exits) and any(
+            other.number > claim.number and other.launched for other in self.state.open_claims
+        )
 
     def _stop(self) -> None:
         """A person asked for the end: let what trains save, drop what never came, then end."""
@@ -170,7 +189,7 @@ class _Decision:
                     f"limits.max_runtime ({limits.max_runtime_s:g} s of training) is reached",
                 )
             if self.state.open_claims:
-                self.wakes.append(self.now + timedelta(seconds=left))
+                self._wake_in(left)
         if limits.max_cost is not None:
             spent = job_cost(self.state, self.now, since_opened=True).spent
             rate = burn_rate(self.state)
@@ -180,7 +199,7 @@ class _Decision:
                 if left <= 0 and (spent > 0 or limits.max_cost <= 0):
                     return "max_cost", f"limits.max_cost (${limits.max_cost:g}) is reached"
                 if rate > 0:
-                    self.wakes.append(self.now + timedelta(seconds=left / rate))
+                    self._wake_in(left / rate)
         return None
 
     def _trained_s(self) -> float:
@@ -188,7 +207,7 @@ class _Decision:
         total = 0.0
         for claim in self.state.since_opened():
             if claim.closed is not None:
-                total += claim.closed.trained_s
+                total += span_s(claim.closed.trained_s)
                 continue
             spans = [0.0]
             for rank in range(claim.nodes):
@@ -198,7 +217,7 @@ class _Decision:
                 since = (
                     (self.now - beat.modified).total_seconds() if beat.value.phase in ("training", "saving") else 0.0
                 )
-                spans.append(beat.value.trained_s + max(0.0, since))
+                spans.append(span_s(beat.value.trained_s) + max(0.0, since))
             total += max(spans)
         return total
 
@@ -207,6 +226,8 @@ class _Decision:
     def _tend(self, claim: Claim) -> bool:
         if claim.launched is None:
             return self._finish_launch(claim)
+        if self._over(claim):
+            return False  # Its close waits for an older attempt, or for facts that could not be read.
         if claim.drain is not None:
             self.waiting = f"draining: {claim.drain.reason}"
             self._end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
@@ -215,8 +236,7 @@ class _Decision:
 
     def _finish_launch(self, claim: Claim) -> bool:
         """Anyone may finish anyone's claim; the token keeps it from being done twice, while the token lives."""
-        expires = claim.at + timedelta(seconds=self.job.capabilities.token_lifetime_s)
-        if self.now >= expires:
+        if (self.now - claim.at).total_seconds() >= self.job.capabilities.token_lifetime_s:
             closed = Closed(claim=claim.number, outcome="abandoned", rule="token-expired", restart=True)
             return self._append(closed, "too late to launch it safely")
         self.actions.append(Launch(self.state.job, claim.number, claim.reason))
@@ -228,10 +248,12 @@ class _Decision:
             return False
         for rank in range(claim.nodes):
             left = self.job.exit_of(claim, rank)
+            if left is None and self.job.exit_unread(claim, rank):
+                continue  # It may have finished.
             if left is None and self.job.rank_gone(claim, rank):
                 reason = f"rank {rank} is gone; the others save and the whole resumes"
                 return self._append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
-            if left is not None and left.outcome != "succeeded" and not self.job.noticed(claim):
+            if left is not None and left.outcome != "succeeded" and self.job.unnoticed(claim):
                 reason = f"rank {rank} left ({left.why}); the others save"
                 return self._append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
         return False
@@ -245,7 +267,7 @@ class _Decision:
                 continue
             if self.blind:
                 self.waiting = (
-                    "most nodes are silent at once: that is our blindness, not their death; nothing is touched"
+                    "nodes are silent, but not known to be alone in that: it may be our blindness; nothing is touched"
                 )
                 continue
             suspicion = claim.suspicions.get(str(rank))
@@ -309,9 +331,9 @@ class _Decision:
         longest = self.job.spec.limits.max_wait_s
         if longest is None:
             return False
-        deadline = waiting_since(self.state) + timedelta(seconds=longest)
-        if self.now < deadline:
-            self.wakes.append(deadline)
+        left = longest - (self.now - waiting_since(self.state)).total_seconds()
+        if left > 0:
+            self._wake_in(left)
             return False
         reason = f"limits.max_wait ({longest:g} s without a machine) is reached"
         return self._append(Ended(outcome="failed", rule="max_wait", claim=self._last_attempt()), reason)
@@ -322,13 +344,18 @@ class _Decision:
         self.actions.append(Append(self.state.job, self.state.seq + 1, event, reason))
         return True
 
+    def _wake_in(self, seconds: float) -> None:
+        # Bounds are people's numbers: some reach past the end of the calendar.
+        self.wakes.append(self.now + timedelta(seconds=min(seconds, _FARTHEST_WAKE_S)))
+
     def _end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
         deadline = asked_at + timedelta(seconds=self.policy.save_grace_s)
         if self.now < deadline:
             self.wakes.append(deadline)
             return
         for rank in range(claim.nodes):
-            if self.job.exit_of(claim, rank) is None:
+            # One whose exit could not be read may have left, or be making its last words durable.
+            if self.job.exit_of(claim, rank) is None and not self.job.exit_unread(claim, rank):
                 self._end_rank(claim, rank, reason)
 
     def _end_rank(self, claim: Claim, rank: int, reason: str) -> None:

@@ -87,7 +87,10 @@ def should_leave(state: JobState | None, number: int, instance: str) -> Leave | 
     return None
 
 
-def _released(older: Claim, exits: tuple[Exit | None, ...]) -> bool:
-    if older.drain is not None or len(exits) < older.nodes:
-        return False
+def left_for_good(exits: tuple[Exit | None, ...]) -> bool:
+    """Whether exits of all ranks let the next attempt start before the log says anything."""
     return all(left is not None and left.outcome == "interrupted" and left.why in RELEASING for left in exits)
+
+
+def _released(older: Claim, exits: tuple[Exit | None, ...]) -> bool:
+    return older.drain is None and len(exits) >= older.nodes and left_for_good(exits)

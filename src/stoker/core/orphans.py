@@ -6,7 +6,7 @@ newborn are left alone, and only what carries this store's tag was listed at all
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
 from stoker.model import Instance, Known
@@ -52,7 +52,7 @@ def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | 
 
 def _newborn(instance: Instance, newborn_s: float | None, now: datetime) -> bool:
     # Without a known bound nothing is ever old enough to be taken for an orphan.
-    return newborn_s is None or now - instance.created_at < timedelta(seconds=newborn_s)
+    return newborn_s is None or (now - instance.created_at).total_seconds() < newborn_s
 
 
 def _terminate(instance: Instance, reason: str) -> Terminate:

@@ -121,9 +121,13 @@ def reclaims(state: JobState) -> int:
 
 
 def waiting_since(state: JobState) -> datetime:
-    """Since when the job has had no machine."""
+    """Since when the job has had no machines. A gang that never was complete is no end of the waiting."""
     moments = [state.opened_at or state.submitted_at]
-    moments += [claim.closed_at for claim in state.since_opened() if claim.attempt is not None and claim.closed_at]
+    moments += [
+        claim.closed_at
+        for claim in state.since_opened()
+        if claim.attempt is not None and claim.closed and claim.closed_at and claim.closed.outcome != "dry"
+    ]
     return max(moments)
 
 

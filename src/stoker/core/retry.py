@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from stoker.core.costs import span_s
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim, JobState
@@ -59,7 +60,7 @@ class Case:
 
     @property
     def trained_s(self) -> float:
-        spans = [found.trained_s for found in (*self.left, *self.heartbeats) if found is not None]
+        spans = [span_s(found.trained_s) for found in (*self.left, *self.heartbeats) if found is not None]
         return max(spans, default=0.0)
 
     @property
@@ -153,8 +154,15 @@ def case_of(job: JobSnapshot, claim: Claim, policy: Policy) -> Case:
 
 
 def facts_complete(job: JobSnapshot, claim: Claim) -> bool:
-    """Whether every exit could be looked for: an unread exit must not turn a success into a loss."""
-    return all(isinstance(facts.exit, Known) for facts in job.facts.get(claim.number, ()))
+    """Whether all that a verdict rests on could be read.
+
+    An unread exit would turn a success into a loss, an unread notice a reclaim into the script's own failure, and an
+    unread heartbeat would hide the progress that entitles it to another attempt.
+    """
+    return all(
+        isinstance(facts.exit, Known) and isinstance(facts.notice, Known) and isinstance(facts.heartbeat, Known)
+        for facts in job.facts.get(claim.number, ())
+    )
 
 
 def poisoned(state: JobState, policy: Policy) -> frozenset[str]:

@@ -70,6 +70,16 @@ class JobSnapshot:
         notices = (self.notice_of(claim, rank) for rank in range(claim.nodes))
         return any(notice is not None and notice.hard for notice in notices)
 
+    def unnoticed(self, claim: Claim) -> bool:
+        """Whether every rank is known not to have had a hard notice. Not the opposite of `noticed`."""
+        told = self.facts.get(claim.number, ())
+        return not self.noticed(claim) and all(isinstance(facts.notice, Known) for facts in told)
+
+    def exit_unread(self, claim: Claim, rank: int) -> bool:
+        """Whether the rank may have written an exit that nobody could read."""
+        facts = self.facts_of(claim, rank)
+        return facts is not None and not isinstance(facts.exit, Known)
+
     def is_gone(self, instance: str) -> bool:
         """Positively gone: asked after the log was read, and answered. Absence from a list is not enough."""
         return isinstance(self.states, Known) and self.states.value.get(instance) == "gone"
@@ -91,6 +101,8 @@ class Snapshot:
     strays: tuple[Instance, ...] = ()
     # Machines younger than this are never strays, by provider.
     newborn_s: dict[str, float] = field(default_factory=dict)
+    # Not every active job was looked at.
+    partial: bool = False
 
 
 @dataclass(frozen=True)

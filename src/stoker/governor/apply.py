@@ -20,7 +20,7 @@ from stoker.errors import (
 from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory
-from stoker.model import AttemptOutcome, Closed, Event, Launched, NodeRef, Record
+from stoker.model import AttemptOutcome, Closed, Event, Instance, Launched, NodeRef, Record
 from stoker.providers.base import LaunchOrder
 from stoker.store import Store
 
@@ -111,6 +111,17 @@ class Applier:
         event = Launched(claim=number, nodes=nodes)
         where = f"{claim.offering.machine} in {claim.offering.zone}"
         self._settle(job, state, number, event, f"{len(nodes)} × {where}")
+        self._give_back_unnamed(job, number, instances)
+
+    def _give_back_unnamed(self, job: str, number: int, instances: tuple[Instance, ...]) -> None:
+        """End what was launched too late, or beside what a rival launched: once the job is over, nobody may list it."""
+        newest = self.memory.states[job].claim(number)
+        if newest is None or (newest.open and newest.launched is None):
+            return
+        kept = {node.instance for node in newest.launched or ()} if newest.open else set()
+        for instance in instances:
+            if instance.id not in kept and instance.state != "gone":
+                self.fleet.provider(instance.provider).terminate(instance.id, instance.region)
 
     def _close(
         self, state: JobState, claim: Claim, outcome: AttemptOutcome, rule: str, reason: str, restart: bool

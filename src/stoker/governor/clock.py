@@ -46,12 +46,13 @@ def governor_name() -> str:
 def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], float]) -> StoreClock:
     """Write down that this governor passes now, and take the store's time from it."""
     key = layout.governor(name)
-    before_s = monotonic()
     store.put(key, codec.dumps(PassRecord(governor=name, pid=os.getpid(), active=active)))
+    # After the reply: a slow one makes this clock late, and ages too small, never too large.
+    base_s = monotonic()
     found = store.head(key)
     if found is None:
         raise StoreUnavailable(f"{key}: written, and then not there")
-    return StoreClock(base=found.modified, base_s=before_s, monotonic=monotonic)
+    return StoreClock(base=found.modified, base_s=base_s, monotonic=monotonic)
 
 
 def last_pass(store: Store) -> datetime | None:

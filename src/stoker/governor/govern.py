@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.decide import decide
@@ -80,7 +80,7 @@ class Governor:
         observation = self._observe(markers)
         actions: list[Action] = []
         problems: dict[str, str] = dict(observation.problems)
-        plan = decide(observation.snapshot, self.policy, clock.now())
+        plan = decide(replace(observation.snapshot, partial=only is not None), self.policy, clock.now())
         newest = {job.state.job: job for job in observation.snapshot.jobs}
         waiting = dict(plan.waiting)
         wakes = [plan.wake_at]
@@ -93,7 +93,7 @@ class Governor:
                 break
             # The clouds are not listed again: an older list only ever knows less.
             part = observe(self.store, self.fleet, self.memory, again, observation.listing.narrowed(set(again)))
-            plan = decide(part.snapshot, self.policy, clock.now())
+            plan = decide(replace(part.snapshot, partial=True), self.policy, clock.now())
             problems |= part.problems
             newest |= {job.state.job: job for job in part.snapshot.jobs}
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting

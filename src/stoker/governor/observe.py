@@ -1,7 +1,8 @@
 """Look at everything a decision rests on, in the order that makes it safe.
 
-The cloud is listed first, then the logs are read, then the machines that the logs name are asked for. So a listed
-machine whose claim is not in the log has none, and "gone" is always newer than the log it is held against.
+The cloud is listed first, then the logs are read, then the machines that the logs name are asked for, then their facts
+are read. So a listed machine whose claim is not in the log has none, "gone" is always newer than the log it is held
+against, and the facts of what is gone are complete.
 """
 
 from __future__ import annotations
@@ -148,14 +149,16 @@ def _observe_job(
     submission = memory.submissions.get(job)
     if submission is None:
         submission = memory.submissions[job] = read_submission(store, state)
-    places = _places_of(state)
+    # Before the facts: a machine that is gone by then has said its last word. The other way round, an exit written
+    # between the two would be missed, and a success taken for a loss.
+    states = _states(fleet, state, listing)
     snapshot = JobSnapshot(
         state=state,
         spec=submission.spec,
         capabilities=fleet.capabilities(submission.spec.resources.provider),
         facts={claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims},
-        instances=listing.of(job, places),
-        states=_states(fleet, state, listing),
+        instances=listing.of(job, _places_of(state)),
+        states=states,
         markers=markers,
     )
     if wants_claim(snapshot) is None:
@@ -171,7 +174,7 @@ def _list(fleet: Fleet, place: Place) -> Observed[tuple[Instance, ...]]:
     name, region = place
     try:
         return Known(tuple(fleet.provider(name).list_instances(region)))
-    except ProviderError as error:
+    except StokerError as error:  # Also a provider that is not installed here: other jobs are governed all the same.
         return Unknown(str(error))
 
 
