@@ -145,6 +145,20 @@ def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
     return connect(spec, store).build(order)
 
 
+def check_writable(store: Store) -> None:
+    """Write something and take it back: said before the plan is shown, not after. Raises UserError when it may not."""
+    key = f"check/{secrets.token_hex(8)}"
+    try:
+        store.put(key, b"")
+        store.delete([key])
+    except StoreDenied as error:
+        raise _unwritable(error) from None
+
+
+def _unwritable(error: StoreDenied) -> UserError:
+    return UserError(f"the store cannot be written: {error}; choose another with --store")
+
+
 def send(prepared: Prepared, store: Store) -> str:
     """Put the job into the store: code, spec, marker, then the entry that opens the log. Answers the job's id.
 
@@ -159,7 +173,7 @@ def send(prepared: Prepared, store: Store) -> str:
     except BaseException as error:
         _take_back(store, written)
         if isinstance(error, StoreDenied):
-            raise UserError(f"the store cannot be written: {error}; choose another with --store") from None
+            raise _unwritable(error) from None
         raise
 
 

@@ -40,12 +40,13 @@ def command(provider: str | None, as_json: bool) -> int:
     from stoker.cli.printing import print_json, whole
 
     store = opened_store()
+    of_provider = check_provider(provider or "local", store)
     checks = [
         check_python(),
         check_groups(),
         check_disk(),
         check_store(store),
-        *check_provider(provider or "local", store),
+        *of_provider,
     ]
     if as_json:
         print_json([whole(check) for check in checks])

@@ -29,14 +29,14 @@ from stoker.cli.printing import print_json, say, whole
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
 from stoker.store import Store
-from stoker.submitting import Prepared, launch_requests, prepare, send
+from stoker.submitting import Prepared, check_writable, launch_requests, prepare, send
 
 # After the end, machines are waited for this long: they leave by themselves.
 _RETIRE_S = 20.0
 
 
 @click.command("run", cls=TrailingCommand)
-@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path))
+@click.argument("words", metavar="[JOB.yaml]", nargs=-1)
 @set_option
 @click.option("--name", help="What to call the job.")
 @click.option("--nodes", type=int, metavar="K", help="How many machines train together.")
@@ -55,7 +55,7 @@ _RETIRE_S = 20.0
 @yes_option
 @store_option
 def command(
-    job_file: Path | None,
+    words: tuple[str, ...],
     sets: tuple[str, ...],
     params: tuple[str, ...],
     detach: bool,
@@ -71,10 +71,11 @@ def command(
     """
     store = opened_store()
     assigned = (*sets, *(_param(text) for text in params))
-    with _prepared(store, job_file, assigned, _flags(**flags), dry_run=dry_run) as prepared:
+    with _prepared(store, _job_file(words), assigned, _flags(**flags), dry_run=dry_run) as prepared:
         if dry_run:
             _print_dry_run(prepared, store, as_json=as_json)
             return 0
+        check_writable(store)
         show_plan(prepared)
         agree(prepared, yes=yes)
         job = send(prepared, store)
@@ -88,6 +89,16 @@ def command(
 
 
 # ── The job ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _job_file(words: tuple[str, ...]) -> Path | None:
+    """The job file that was named. A command that was typed without the dashes is recognised, not taken for one."""
+    if len(words) > 1:
+        raise UserError(f"put the command behind two dashes: stoker run -- {' '.join(words)}")
+    if words and Path(words[0]).suffix in (".py", ".sh"):
+        program = "python" if words[0].endswith(".py") else "bash"
+        raise UserError(f"{words[0]} is not a job file; to run it: stoker run -- {program} {words[0]}")
+    return Path(words[0]) if words else None
 
 
 def _flags(

@@ -1,0 +1,389 @@
+"""The command line in this process: what it prints, what it exits with, what it never imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from io import StringIO
+from pathlib import Path
+
+import click
+import pytest
+
+from stoker import client, codec, index, layout, log
+from stoker.cli import COMMANDS, cli, main, run
+from stoker.cli.following import Screen, node_logs
+from stoker.cli.planning import agree, offering_rows, worst_case
+from stoker.cli.ps import job_summaries
+from stoker.errors import UserError
+from stoker.governor import background
+from stoker.jobfile import Job
+from stoker.model import Capabilities, Claimed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.reading.logs import Line
+from stoker.reindexing import reindex
+from stoker.spec import Limits, Spec, Submission
+from stoker.store import Store, open_store
+from stoker.submitting import Prepared
+
+Stoker = Callable[..., tuple[int, str, str]]
+SPOT = Offering(provider="p", machine="m", zone="z", spot=True, price=1.0, on_demand_price=4.0)
+FULL = replace(SPOT, spot=False, price=4.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
+    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: None)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path / "code")
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
+    """Run a command line; answers its exit code, stdout and stderr."""
+
+    def run_it(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, captured.out, captured.err
+
+    return run_it
+
+
+def append(store: Store, job: str, *events: Event) -> None:
+    for event in events:
+        state = log.read(store, job)
+        assert state is not None
+        assert log.append(store, job, state.seq + 1, Record(token=log.new_token(), by="t", reason="test", event=event))
+
+
+def submit(store: Store, name: str = "train") -> str:
+    return client.submit(Job(run="python train.py", name=name), store=store)
+
+
+def submission_of(store: Store, job: str) -> Submission:
+    found = store.get(layout.spec(job))
+    assert found is not None
+    return codec.loads(Submission, found.data)
+
+
+# ── the program ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_help_imports_click_and_nothing_of_ours() -> None:
+    code = (
+        "import sys\nfrom stoker.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print('\\n'.join(sys.modules), file=sys.stderr)"
+    )
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split()
+    )
+    assert {name for name in loaded if name.startswith("stoker")} == {"stoker", "stoker.cli"}
+    assert not loaded & {"yaml", "rich", "obstore", "plotext", "pathspec", "pynvml", "asyncio", "dataclasses"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_agrees_with_the_list(name: str, stoker: Stoker) -> None:
+    code, out, _ = stoker(name, "--help")
+    assert code == 0 and f"Usage: stoker {name}" in out
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None and command.help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "there is no command 'frobnicate'"),
+        (["comparee"], "did you mean compare?"),
+        (["ps", "--nope"], "--nope"),
+        (["show"], "JOB"),
+        (["logs", "x", "--node", "-1"], "--node"),
+        (["interrupt", "x", "--grace", "soon"], "--grace soon: expected a duration"),
+        (["completion", "tcsh"], "tcsh"),
+    ],
+)
+def test_usage_errors_are_one_line(arguments: list[str], words: str, stoker: Stoker, store: Store) -> None:
+    code, out, err = stoker(*arguments)
+    assert (code, out) == (2, "") and err.startswith("stoker: ") and err.count("\n") == 1 and words in err
+
+
+def test_the_unexpected_is_one_line_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, stoker: Stoker, store: Store
+) -> None:
+    def broken(*_args: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(client, "look", broken)
+    code, _, err = stoker("show", "x")
+    assert (code, err) == (3, "stoker: unexpected RuntimeError: two lines; STOKER_DEBUG=1 shows where\n")
+    monkeypatch.setenv("STOKER_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main(["show", "x"])
+
+
+def test_a_reader_that_has_enough_is_not_told() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "stoker.cli", "schema"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.stderr == b"" and done.returncode != 0
+
+
+def test_colours_are_for_terminals(stoker: Stoker, store: Store) -> None:
+    submit(store)
+    assert "\x1b" not in "".join(stoker("ps")[1:])
+
+
+def test_completion_knows_commands_and_jobs(store: Store) -> None:
+    job = submit(store, "gpt-small")
+
+    def completed(*words: str) -> list[str]:
+        environ = {
+            **os.environ,
+            "_STOKER_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(("stoker", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        done = subprocess.run([sys.executable, "-m", "stoker.cli"], env=environ, capture_output=True, text=True)
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("comp") == ["compare", "completion"]
+    assert completed("show", "gpt") == [job]
+
+
+# ── run ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_dry_run_prints_the_requests_and_writes_nothing(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    code, out, err = stoker("run", "--dry-run", "--json", "--nodes", "2", "--spot", "--", "python", "train.py")
+    assert code == 0 and err == ""
+    plan = json.loads(out)
+    assert plan["offering"]["spot"] is True
+    assert [request["operation"] for request in plan["requests"]] == ["start-node", "start-node"]
+    assert plan["requests"][1]["params"]["node"]["claim"] == 2
+    assert not (tmp_path / "store").exists() and not (tmp_path / "home").exists()
+
+
+def test_detach_prints_the_id_and_nothing_else(stoker: Stoker, store: Store) -> None:
+    code, out, err = stoker("run", "--detach", "--", "python", "train.py")
+    assert code == 0 and "worst case" in err
+    assert log.read(store, out.strip()) is not None and out.count("\n") == 1
+    assert submission_of(store, out.strip()).spec.run == ("python", "train.py")
+
+
+def test_flags_win_over_the_job_file(
+    stoker: Stoker, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("stoker.yaml").write_text(
+        "name: from-file\nrun: python train.py\nnodes: 3\nparams: {lr: 1, depth: 2}\nenv: {A: file, B: file, C: file}\n"
+    )
+    (tmp_path / "vars").write_text("B=from env file\nD='quoted'\n")
+    monkeypatch.setenv("E", "mine")
+    given = [
+        "--set",
+        "nodes=4",
+        "--name",
+        "flagged",
+        "--param",
+        "lr=3e-4",
+        "--env",
+        "A=flag",
+        "--env",
+        "E",
+        "--no-spot",
+    ]
+    _, out, _ = stoker("run", "--detach", *given, "--env-file", str(tmp_path / "vars"))
+    spec = submission_of(store, out.strip()).spec
+    assert (spec.name, spec.nodes, spec.resources.spot) == ("flagged", 4, "never")
+    assert spec.params == {"lr": 3e-4, "depth": 2} and spec.params_written["lr"] == "3e-4"
+    assert spec.env == {"A": "flag", "B": "from env file", "C": "file", "D": "quoted", "E": "mine"}
+
+
+def test_what_follows_the_dashes_is_not_ours(stoker: Stoker, store: Store) -> None:
+    _, out, _ = stoker("run", "--detach", "--", "python", "train.py", "--detach", "--", "-x")
+    assert submission_of(store, out.strip()).spec.run == ("python", "train.py", "--detach", "--", "-x")
+
+
+def prepared(paid: bool) -> Prepared:
+    capabilities = Capabilities(paid=paid, token_lifetime_s=1, newborn_s=1, boot_timeout_s=1, silence_s=1)
+    return Prepared(Spec(name="x", run="true"), capabilities, (SPOT,), (SPOT,), Path())
+
+
+def test_money_is_not_spent_without_a_yes() -> None:
+    agree(prepared(paid=False), yes=False)
+    agree(prepared(paid=True), yes=True)
+    with pytest.raises(UserError, match="-y"):
+        agree(prepared(paid=True), yes=False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "nodes", "words"),
+    [
+        (Limits(max_runtime_s=7200.0), 1, "$8.00 (2h 00m of training at $4.00/h)"),
+        (Limits(max_runtime_s=7200.0), 2, "$16.00 (2h 00m of training at $8.00/h)"),
+        (Limits(max_runtime_s=7200.0, max_cost=5.0), 1, "$5.00 (limits.max_cost)"),
+        (Limits(), 2, "no bound is set; $8.00 an hour"),
+    ],
+)
+def test_the_worst_case_is_the_tightest_bound_at_the_dearest_price(limits: Limits, nodes: int, words: str) -> None:
+    spec = Spec(name="x", run="true", nodes=nodes, limits=limits)
+    assert worst_case(spec, (SPOT, FULL)) == words
+
+
+def test_free_and_unknown_prices_are_told_apart() -> None:
+    spec = Spec(name="x", run="true")
+    assert worst_case(spec, (replace(SPOT, price=0.0),)) == "it costs nothing"
+    assert "unknown" in worst_case(spec, (SPOT, replace(FULL, price=None)))
+
+
+def test_spot_is_shown_against_on_demand() -> None:
+    assert offering_rows((SPOT,), 2) == [["m in z", "spot", "$2.00/h", "on-demand $8.00/h, saves 75%"]]
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stoker.cli import following
+
+    carried: list[str] = []
+    monkeypatch.setattr(background, "carry_on", lambda _store, jobs: carried.extend(jobs))
+
+    def interrupted(_self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following.Follower, "run", interrupted)
+    monkeypatch.setattr("stoker.governor.govern.Governor.watch", lambda _self, until: None)
+    job = submit(store)
+    assert run.follow_governing(store, job, paid=False) == 0
+    assert carried == [job]
+    err = capsys.readouterr().err
+    assert f"stoker logs -f {job}" in err and f"stoker stop {job}" in err
+
+
+# ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    jobs = [submit(store, f"job-{number}") for number in range(4)]
+    for job in jobs[1:]:
+        append(store, job, Ended(outcome="failed", rule="test"))
+    reindex(store)
+    store.delete([layout.active(job, 1) for job in jobs[1:]])
+    for age, job in enumerate(jobs[1:]):
+        moment = datetime.now(timezone.utc) - timedelta(hours=age)
+        os.utime(tmp_path / "store" / layout.index(job), (moment.timestamp(), moment.timestamp()))
+    active, found = job_summaries(store, 2)
+    assert active == {jobs[0]}
+    assert [summary.id for summary in found] == [jobs[2], jobs[1], jobs[0]], "newest first; the oldest end is left out"
+    code, out, _ = stoker("ps", "--json", "--phase", "failed", "--all")
+    assert code == 0 and [one["id"] for one in json.loads(out)] == [jobs[3], jobs[2], jobs[1]]
+    assert "nobody governs these jobs" in stoker("ps")[1]
+    store.put(layout.governor("here"), b"{}")
+    out = stoker("ps")[1]
+    assert "nobody governs" not in out and "a governor last passed" in out
+    assert stoker("ps", "--phase", "flying")[0] == 2
+
+
+def test_ps_reads_only_what_it_shows(store: Store) -> None:
+    for number in range(5):
+        job = submit(store, f"job-{number}")
+        append(store, job, Ended(outcome="failed", rule="test"))
+    reindex(store)
+    store.delete([meta.key for meta in store.list(layout.ACTIVE)])
+    read: list[str] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        def get(self, key: str, *, limit: int | None = None) -> object:
+            read.append(key)
+            return store.get(key, limit=limit)
+
+    job_summaries(Counting(), 2)  # type: ignore[arg-type]
+    assert len(read) == 2
+
+
+def test_ps_shows_a_job_that_is_not_indexed_yet(stoker: Stoker, store: Store) -> None:
+    job = submit(store)
+    assert index.read_index(store, job) is None
+    assert f"{job}  queued" in stoker("ps")[1]
+
+
+def test_show_json_has_every_field(stoker: Stoker, store: Store) -> None:
+    job = submit(store)
+    offering = Offering(provider="local", machine="local", zone="this-computer", spot=True, price=0.1)
+    append(store, job, Claimed(offering=offering, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
+    code, out, _ = stoker("show", "train", "--json")
+    shown = json.loads(out)
+    wanted = "id name phase outcome reason attempts interruptions last_checkpoint exit_code metrics cost tags code"
+    assert code == 0 and set(wanted.split()) <= set(shown)
+    assert shown["outcome"] is None and shown["last_checkpoint"] is None
+    of_attempt = "n provider machine zone spot started_at ended_at outcome reason restored_from nodes"
+    (attempt,) = shown["attempts"]
+    assert set(of_attempt.split()) <= set(attempt) and attempt["ended_at"] is None
+    assert attempt["nodes"][0]["rank"] == 0 and attempt["nodes"][0]["instance"] == "i-1"
+
+
+def test_explain_tells_each_decision_and_what_comes(stoker: Stoker, store: Store) -> None:
+    job = submit(store)
+    code, out, _ = stoker("explain", job)
+    assert code == 0
+    assert out.splitlines()[0].split("  ")[1:2] == ["submitted"]
+    assert "next: launch: first attempt" in out
+    decisions = json.loads(stoker("explain", job, "--json")[1])["decisions"]
+    assert [decision["what"] for decision in decisions] == ["submitted"]
+
+
+def test_govern_dry_run_does_nothing(stoker: Stoker, store: Store) -> None:
+    job = submit(store)
+    code, out, _ = stoker("govern", "--dry-run")
+    assert code == 0 and f"{job}: launch: first attempt" in out
+    state = log.read(store, job)
+    assert state is not None and state.seq == 1
+
+
+# ── following ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_lines_are_prefixed_only_with_several_nodes() -> None:
+    for prefix, expected in ((True, "[1] hello\r\n"), (False, "hello\r\n")):
+        out = StringIO()
+        Screen(out, prefix=prefix, live=False).line(Line(attempt=1, rank=1, at=0.0, text="hello", end="\r\n"))
+        assert out.getvalue() == expected
+
+
+def test_a_progress_bar_does_not_fill_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    out = StringIO()
+    screen = Screen(out, prefix=False, live=True)
+    for percent in (10, 20):
+        screen.line(Line(attempt=1, rank=0, at=0.0, text=f"{percent}%", end="\r"))
+        screen.status("running")
+    assert out.getvalue() == "" and "running │ 20%" in capsys.readouterr().err
+    screen.line(Line(attempt=1, rank=0, at=0.0, text="done", end="\n"))
+    assert out.getvalue() == "done\n"
+
+
+def test_logs_are_narrowed_to_nodes_and_attempts(store: Store) -> None:
+    job = submit(store)
+    offering = Offering(provider="local", machine="local", zone="z", spot=True)
+    nodes = (NodeRef(0, "a"), NodeRef(1, "b"))
+    append(store, job, Claimed(offering=offering, nodes=2), Launched(claim=2, nodes=nodes))
+    append(store, job, Claimed(offering=offering, nodes=2), Launched(claim=4, nodes=nodes))
+    state = log.read(store, job)
+    assert state is not None
+    assert [(node.attempt, node.rank) for node in node_logs(state)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(node.attempt, node.rank) for node in node_logs(state, rank=1, attempt=2)] == [(2, 1)]

@@ -1,0 +1,138 @@
+"""The story of a job, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+from stoker.cli.report import cost_text, job_text
+from stoker.cli.timeline import checkpoint_name, handover_line, news, timeline
+from stoker.model import CheckpointRef, Closed, Ended, Entry, SaveTimes, Submitted
+from stoker.summary import AttemptSummary, NodeSummary, Summary
+
+START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
+
+RECLAIMED = AttemptSummary(
+    n=1,
+    claim=2,
+    provider="local",
+    machine="local",
+    zone="this-computer",
+    spot=True,
+    started_at=START,
+    nodes=(NodeSummary(rank=0, instance="i-1", phase="exited"),),
+    outcome="reclaimed",
+    reason="reclaimed after a notice at step 412",
+    trained_s=12.0,
+    step=412,
+    price=0.32,
+    price_source="job file",
+    noticed_at=START + timedelta(seconds=12),
+    save=SaveTimes(saved_s=0.1, durable_s=0.2, ended_s=0.3, grace_s=None),
+    left_at=START + timedelta(seconds=13),
+)
+SECOND = replace(
+    RECLAIMED,
+    n=2,
+    claim=4,
+    outcome="succeeded",
+    reason="every rank finished",
+    restored_from="00000002/000003-step-412",
+    first_step=413,
+    step=900,
+    noticed_at=None,
+    save=None,
+    training_since=START + timedelta(seconds=13.6),
+)
+SUMMARY = Summary(
+    id="gpt-7f3k",
+    name="gpt",
+    phase="succeeded",
+    submitted_at=START,
+    updated_at=START,
+    submitter="jane@box",
+    provider="local",
+    nodes=1,
+    reason="every rank finished",
+    attempts=(RECLAIMED, SECOND),
+    interruptions=1,
+    cost=0.02,
+    on_demand_cost=0.0625,
+    saved_share=0.68,
+)
+
+
+def test_a_reclaim_is_told_as_one_line() -> None:
+    expected = "notice → saved 412 → durable 0.2 s → attempt 2 at 413, gap 0.6 s"
+    assert handover_line(RECLAIMED, SECOND) == expected
+    assert timeline(SUMMARY) == [
+        (
+            "attempt 1  local in this-computer, spot $0.32/h · trained 12 s to step 412 · "
+            "reclaimed: reclaimed after a notice at step 412"
+        ),
+        f"  {expected}",
+        (
+            "attempt 2  local in this-computer, spot $0.32/h · from step-412 · trained 12 s to step 900 · "
+            "succeeded: every rank finished"
+        ),
+    ]
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    waiting = replace(SECOND, first_step=None, training_since=None, restored_from=None, outcome=None)
+    assert handover_line(RECLAIMED, waiting) == "notice → saved 412 → durable 0.2 s → attempt 2"
+    assert handover_line(replace(RECLAIMED, save=None, outcome=None), None) == "notice → saving"
+    unsaved = replace(RECLAIMED, save=SaveTimes(grace_s=3.0))
+    assert handover_line(unsaved, None) == "notice (3.0 s) → nothing new saved"
+    assert handover_line(SECOND, None) == ""
+
+
+def test_a_loss_without_a_notice_is_told_too() -> None:
+    lost = replace(RECLAIMED, outcome="lost", noticed_at=None, save=None)
+    assert handover_line(lost, SECOND) == "lost → attempt 2 at 413, gap 0.6 s"
+
+
+def test_clocks_that_differ_make_no_negative_gap() -> None:
+    early = replace(SECOND, training_since=START)
+    assert handover_line(RECLAIMED, early).endswith("gap 0.0 s")
+
+
+def test_cost_names_the_saving_and_where_prices_come_from() -> None:
+    assert cost_text(SUMMARY) == "$0.0200, on-demand $0.0625: saved 68% (prices: job file)"
+    assert "unknown" in cost_text(replace(SUMMARY, cost=None))
+
+
+def test_a_running_job_tells_what_a_reclaim_now_would_cost() -> None:
+    running = replace(
+        SUMMARY,
+        phase="running",
+        at_risk_s=90.0,
+        nodes=2,
+        last_checkpoint=CheckpointRef(key="00000004/000001-step-800", name="step-800", committed_at=START),
+    )
+    text = job_text(running)
+    assert "step-800, durable" in text
+    # 90 s of two nodes at $0.32/h.
+    assert "a reclaim now would cost 1m 30s of training ($0.0160)" in text
+    assert "a reclaim now" not in job_text(SUMMARY)
+
+
+def test_a_failure_names_its_rule_and_quotes_the_log() -> None:
+    failed = replace(SUMMARY, phase="failed", rule="user-error", reason="the script broke", exit_code=3)
+    text = job_text(failed, ("Traceback …", "ValueError: no"))
+    assert "rule `user-error`: the script broke (exit code 3)" in text
+    assert text.endswith("    Traceback …\n    ValueError: no")
+
+
+def test_followers_are_told_what_matters() -> None:
+    def told(event: object) -> str | None:
+        return news(Entry(seq=1, at=START, reason="because", event=event), None)  # type: ignore[arg-type]
+
+    assert told(Submitted(spec_digest="", submitter="")) is None
+    assert told(Closed(claim=4, outcome="reclaimed", rule="notice")) == "claim 4 reclaimed: because"
+    assert told(Ended(outcome="failed", rule="x")) == "failed: because"
+
+
+def test_checkpoint_names_are_short() -> None:
+    assert checkpoint_name("00000007/000002-step-900") == "step-900"
+    assert checkpoint_name("odd") == "odd"
