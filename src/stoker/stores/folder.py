@@ -301,6 +301,9 @@ class FolderStore:
         except FileExistsError:
             return
         except FileNotFoundError:
+            # Nobody prunes above the root: a folder that is there and takes none, as below /proc, never will.
+            if len(folder) <= len(self._root) and os.path.isdir(parent):
+                raise StoreDenied(f"{self._url} cannot be used: no folder can be made in {parent}") from None
             self._make_folder(parent)
             self._make_folder(folder)
             return
