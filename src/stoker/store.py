@@ -169,6 +169,8 @@ def _open_folder(path: Path) -> Store:
 
     # Links are followed, so that everybody who reaches this folder gives it the same name.
     root = Path(os.path.realpath(path))
+    if root == root.parent:
+        raise UserError("the root of the filesystem cannot be a store; name a folder below it")
     for place in (root, *root.parents):
         if place.is_dir():
             break

@@ -69,6 +69,8 @@ def test_a_bucket_is_the_same_however_it_is_named() -> None:
         "file://relative/path",
         "file://host/path",
         "file://",
+        "/",
+        "file:///",
         "s3://",
         "s3:///prefix",
         "s3://Bucket_Name",

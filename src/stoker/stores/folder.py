@@ -258,7 +258,8 @@ class FolderStore:
             os.close(file)
             try:
                 os.unlink(name)
-            except FileNotFoundError:
+            except OSError:
+                # Renamed; or left for the next sweep, which must not hide how the write itself went.
                 pass
 
     def _placed(self, path: str, place: Callable[[], None]) -> None:
@@ -326,7 +327,8 @@ class FolderStore:
                 try:
                     if now - entry.stat(follow_symlinks=False).st_mtime > _STALE_AFTER_S:
                         remove_unlocked(entry.path)
-                except FileNotFoundError:
+                except OSError:
+                    # Gone already, or another user's to remove.
                     continue
 
     # ── listing ───────────────────────────────────────────────────────────────────────────────────────────────────────
