@@ -21,7 +21,7 @@ from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored, RestoreError, proposals, restore
-from stoker.agent.resume import FromFolder, import_checkpoint, parse_source
+from stoker.agent.resume import import_checkpoint, parse_source
 from stoker.agent.supervise import SAVE_GRACE_S, Ended, Ending, Training
 from stoker.agent.sync import CheckpointSync
 from stoker.agent.usage import UsageSampler, UsageThread
@@ -214,8 +214,8 @@ class Life:
     def _import(self, resume_from: str | None) -> None:
         """Bring the checkpoint that a person asked to resume from into this job, once."""
         source = parse_source(resume_from) if resume_from else None
-        if source is None or isinstance(source, FromFolder):
-            return  # A folder lies with the submitter, who has brought it already.
+        if source is None:
+            return
         try:
             import_checkpoint(self.store, self.config.job, source, scratch=self.paths.root)
         except UserError as error:

@@ -70,7 +70,8 @@ def _handover(job: JobSnapshot) -> str | None:
 
 def place(state: JobState, spec: Spec, offerings: tuple[Offering, ...], policy: Policy, now: datetime) -> Placement:
     """Choose among `offerings`, which come in order of preference."""
-    fitting, reason = acceptable(spec, offerings, reclaims(state))
+    # A claim that is still open was given notice, or there would be no next one: that is a reclaim already.
+    fitting, reason = acceptable(spec, offerings, reclaims(state) + len(state.open_claims))
     if not fitting:
         return Impossible(reason)
     refused = _closed_on(state, "refused")
@@ -93,7 +94,7 @@ def acceptable(spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0) 
     wanted = spec.resources.spot
     fallback = spec.retry.on_demand_after
     reason = {"never": "on-demand", "only": "spot", "prefer": "spot first"}[wanted]
-    if wanted == "prefer" and fallback is not None and reclaimed > fallback:
+    if wanted == "prefer" and fallback is not None and reclaimed >= fallback:
         wanted, reason = "never", f"on-demand after {reclaimed} reclaims"
     kept = [o for o in offerings if wanted == "prefer" or o.spot == (wanted == "only")]
     if not kept:

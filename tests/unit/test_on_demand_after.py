@@ -1,0 +1,24 @@
+"""After how many reclaims a job that prefers spot takes on-demand."""
+
+from __future__ import annotations
+
+from stoker.core.placement import acceptable
+from stoker.model import Offering
+from stoker.spec import Resources, Retry, Spec, Spot
+
+OFFERINGS = tuple(Offering("cloud", "m", "z", spot=spot, price=1.0) for spot in (True, False))
+
+
+def first_choice(reclaimed: int, on_demand_after: int | None, spot: Spot = "prefer") -> bool:
+    """Whether the best offering is spot."""
+    spec = Spec(name="x", run="x", resources=Resources(spot=spot), retry=Retry(on_demand_after=on_demand_after))
+    return acceptable(spec, OFFERINGS, reclaimed)[0][0].spot
+
+
+def test_so_many_reclaims_are_enough() -> None:
+    assert [first_choice(reclaimed, 2) for reclaimed in (0, 1, 2, 3)] == [True, True, False, False]
+
+
+def test_null_and_spot_only_never_change() -> None:
+    assert first_choice(100, None)
+    assert first_choice(100, 1, spot="only")
