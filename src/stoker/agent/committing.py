@@ -244,7 +244,11 @@ class FolderCommits:
         return Outgoing(file, target, begun_ns)
 
     def _check_units(self, choice: Choice) -> None:
-        """After copying: the rest of what the copies belong to is still what was looked at."""
+        """After copying: nobody is writing again, and what lies beside the copies is still what was looked at."""
+        if not choice.copies:
+            return
+        if self._watch.open_now() & (choice.copies - choice.streams):
+            raise Unstable("opened while it was copied")
         units = {unit_of(path) for path in choice.copies}
         for path, file in choice.files.items():
             beside = path not in choice.copies and unit_of(path) in units
@@ -292,6 +296,10 @@ class FollowingCommits(FolderCommits):
         )
         self._publisher.publish(Draft(manifest, lambda _key: self._committed(choice, blobs)))
         return True
+
+    def look_again(self) -> None:
+        """Ask for rank 0's commits in the next round, however short ago that was."""
+        self._follow_at = float("-inf")
 
     def _leader(self) -> Stored | None:
         """Rank 0's newest commit of this attempt, if this rank takes part in it and has not committed its own."""

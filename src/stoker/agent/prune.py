@@ -89,15 +89,21 @@ def removable(
     )
     old = _places(manifest for one in complete[:-keep] for manifest in one.manifests.values())
     own = sorted(item.place for item in stored if item.place.rank == rank)
+    unreadable = {item.place for item in stored if item.manifest is None}
     own_kept = [place for place in own if place in kept]
-    # A part that became complete never is younger than this; what is older and incomplete stays so.
-    newest = max(own_kept, default=None)
-    oldest_claim = min((place.claim for place in kept), default=0)
     doomed, waiting = set(), []
     for place in own:
         if place in kept or place in restored:
             continue
-        if place in old or (newest is not None and place < newest) or place.claim < oldest_claim:
+        if place in unreadable:
+            # A newer Stoker's, perhaps: it goes when it would go if it could be read.
+            past = len(complete) >= keep and bool(own_kept) and place < own_kept[0]
+        elif own_kept:
+            # Incomplete, and a newer one is complete: nobody will wait for it.
+            past = place in old or place < own_kept[-1]
+        else:
+            past = place in old or any(place.claim < one.claim for one in kept)
+        if past:
             doomed.add(place)
         else:
             waiting.append(place)

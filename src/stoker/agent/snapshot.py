@@ -29,9 +29,10 @@ from stoker.saves import LOCK
 log = logging.getLogger(__name__)
 
 IGNORED = ("*.tmp", ".tmp-*", "*.partial", LOCK)
-# A folder that has been changing for so long is committed from copies.
+# A folder that has been changing for so long is committed from copies …
 BUSY_S = 30.0
-# … of files that nobody touched for this long: several ticks of the clock that files are stamped with.
+# … made when nobody touched a file for this long, several ticks of the clock that files are stamped with; if such a
+# moment does not come for as long again, of any file that nobody has open.
 CALM_S = 0.25
 # A file held open for so long that has hardly grown is a log: any beginning of it is whole.
 STREAM_S = 60.0
@@ -262,14 +263,19 @@ class FolderWatch:
         if choice is not None:
             return choice
         now = self._monotonic()
-        if self._dirty_since is None or now - self._dirty_since < self._busy_s:
+        waited_s = 0.0 if self._dirty_since is None else now - self._dirty_since
+        if waited_s < self._busy_s:
             return None
         hot = self._hot(streams)
-        calm = {path for path in hot if path not in self._open and now - self._changed_at[path] >= CALM_S}
-        files, carried = leave_out(self.files, hot - calm, self.last)
+        closed = hot - self._open
+        moving = any(now - self._changed_at[path] < CALM_S for path in closed)
+        if moving and waited_s < 2 * self._busy_s:
+            return None
+        files, carried = leave_out(self.files, hot - closed, self.last)
         if not news & files.keys():
             return None
-        return Choice(files, frozenset((calm | streams) & files.keys()), carried, frozenset(streams))
+        copies = frozenset((closed | streams) & files.keys())
+        return Choice(files, copies, carried, frozenset(streams))
 
     def choose_final(self, still_open: Collection[str], *, anyway: bool = False) -> Choice | None:
         """What to commit when nobody writes any more; files in `still_open` may be half written.

@@ -328,7 +328,7 @@ class CheckpointSync:
         """Round after round until there is nothing left to do, or no time."""
         assert self._until is not None
         self._retry_at, self._failures = _NEVER, 0
-        began, recalled = self._monotonic(), not self._recovering
+        began, recalled, alone = self._monotonic(), not self._recovering, False
         if self._recovering and not self._stamp.exists():
             # No training ever began here.
             return
@@ -337,6 +337,8 @@ class CheckpointSync:
                 if not recalled:
                     self._recall()
                     recalled = True
+                # Asked before the round: what rank 0 committed last is then seen in it.
+                alone = self._is_alone()
                 busy = self._attempt(final=True)
             except StoreError as error:
                 self._note_failure(error)
@@ -348,20 +350,28 @@ class CheckpointSync:
                 busy = False
             self._refresh()
             unclear = self._put_off or self._error is not None or self._publisher.in_doubt
-            if not busy and not unclear and self._all_done(began):
+            if not busy and not unclear and self._all_done(began, alone):
                 return
             if not busy:
                 self._wake.clear()
                 self._wake.wait(min(POLL_S, max(0.0, self._until - self._monotonic())))
 
-    def _all_done(self, began: float) -> bool:
+    def _all_done(self, began: float, alone: bool) -> bool:
         if self._queue.used:
             return not self._queue.waiting()
-        following = bool(self._rank) and self._nodes > 1 and self._watched.files > 0
-        if not following or self._lead_finished():
+        if alone or not self._watched.files:
             return True
         # Rank 0 may be about to commit a save that this rank has to join.
         return not self._watch.dirty() and self._monotonic() - began >= FOLLOW_PATIENCE_S
+
+    def _is_alone(self) -> bool:
+        """Whether no commit of another rank can make this one commit."""
+        if not isinstance(self._watched, FollowingCommits):
+            return True
+        if self._lead_finished():
+            self._watched.look_again()
+            return True
+        return False
 
     def _recall(self) -> None:
         """After a restart: what the store has of this folder, so that nothing is committed twice."""

@@ -1,0 +1,167 @@
+"""A folder, a channel and a store, and time that passes when the test says so."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from stoker import layout
+from stoker.agent.restore import Restored, restore, restore_newest
+from stoker.agent.sync import CheckpointSync
+from stoker.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
+from stoker.saves import MARKER, Save
+from stoker.store import Store
+from stoker.testing.memory import MemoryStore
+
+JOB = "job-1"
+
+
+def memory_store(*, near: bool = True) -> MemoryStore:
+    return MemoryStore(lambda: datetime.now(timezone.utc), near=near)
+
+
+class Clock:
+    """Monotonic time."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+class World:
+    """One node: its folder and its agent's sync, which is driven by `tick`."""
+
+    def __init__(
+        self, root: Path, store: Store, *, claim: int = 1, rank: int = 0, nodes: int = 1, **options: Any
+    ) -> None:
+        self.store = store
+        self.clock = Clock()
+        self.claim, self.rank, self.nodes = claim, rank, nodes
+        self.root = root / f"claim-{claim}-rank-{rank}"
+        self.folder = self.root / "checkpoints"
+        self.channel = self.root / "channel"
+        self.scratch = self.root / "scratch"
+        for folder in (self.folder, self.channel):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.open: set[str] = set()
+        self.options = options
+        self.restored: Restored | None = None
+        self.sync = self.make()
+
+    def make(self, **options: Any) -> CheckpointSync:
+        return CheckpointSync(
+            self.store,
+            JOB,
+            self.claim,
+            self.rank,
+            self.nodes,
+            self.folder,
+            channel=self.channel,
+            scratch=self.scratch,
+            open_files=lambda: {self.folder / path for path in self.open},
+            **{"monotonic": self.clock, "restored": self.restored, "settle_s": 2.0} | self.options | options,
+        )
+
+    def begin(self) -> World:
+        self.sync = self.make()
+        self.sync.begin()
+        return self
+
+    def restore_newest(self, poisoned: frozenset[str] = frozenset()) -> World:
+        self.restored = restore_newest(self.store, JOB, self.folder, poisoned, rank=self.rank)
+        return self
+
+    def restore(self, key: str) -> World:
+        self.restored = restore(self.store, JOB, self.rank, key, self.folder)
+        return self
+
+    def tick(self, rounds: int = 1, every_s: float = 0.5) -> None:
+        for _ in range(rounds):
+            self.clock.s += every_s
+            self.sync.tick()
+
+    def settle(self) -> None:
+        """Long enough for a folder that nobody writes to."""
+        self.tick(rounds=80)
+
+    def write(self, **files: str | bytes) -> None:
+        """`write(a="…", sub__b="…")`: two underscores for a slash, and `.pt` at the end."""
+        for name, content in files.items():
+            write(self.folder / f"{name.replace('__', '/')}.pt", content)
+
+    def save(
+        self, name: str, files: Mapping[str, str | bytes], step: int | None = None, sharded: bool = False
+    ) -> None:
+        with Save(name, self.folder, self.channel, step=step, sharded=sharded, writers=1) as folder:
+            for path, content in files.items():
+                write(folder / path, content)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def age(folder: Path, seconds: float = 3600.0) -> None:
+    """Make every file look old, so that its digest may be remembered."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            stat = path.stat()
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns - int(seconds * 1e9)))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file, but for what marks a save."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MARKER
+    }
+
+
+def checkpoints(store: Store, *, complete: bool = True) -> list[Checkpoint]:
+    return [one for one in list_checkpoints(store, JOB) if one.complete or not complete]
+
+
+def keys(store: Store) -> list[str]:
+    return [one.key for one in checkpoints(store)]
+
+
+def restored_content(store: Store, target: Path, key: str | None = None, rank: int = 0) -> dict[str, bytes]:
+    """What a restore of that key (or the newest) gives."""
+    chosen = key or checkpoints(store)[-1].key
+    restore(store, JOB, rank, chosen, target)
+    return content(target)
+
+
+def blobs(store: Store, rank: int = 0) -> set[str]:
+    prefix = f"{layout.blobs(JOB)}{rank}/"
+    return {meta.key[len(prefix) :] for meta in store.list(prefix)}
+
+
+def needed(store: Store, rank: int = 0) -> set[str]:
+    stored = read_manifests(store, JOB, layout.checkpoints(JOB))
+    return {
+        blob.digest
+        for item in stored
+        if item.place.rank == rank and item.manifest is not None
+        for blob in item.manifest.files
+    }
+
+
+def assert_sound(store: Store) -> None:
+    """Every manifest that can be read has all its blobs, byte for byte."""
+    for item in read_manifests(store, JOB, layout.checkpoints(JOB)):
+        assert item.manifest is not None, item.meta.key
+        assert parse_key(item.place.key) == item.place
+        for blob in item.manifest.files:
+            found = store.get(layout.blob(JOB, item.place.rank, blob.digest))
+            assert found is not None, f"{item.place.key} lacks {blob.path}"
+            assert hashlib.sha256(found.data).hexdigest() == blob.digest
+            assert len(found.data) == blob.size
