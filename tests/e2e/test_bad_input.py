@@ -188,7 +188,7 @@ def tree(place: Path) -> list[Path]:
 def processes_about(place: Path) -> list[str]:
     """Command lines and folders of processes that have to do with this test."""
     found = []
-    for pid in process_table():
+    for pid in set(process_table()) - {os.getpid()}:
         try:
             text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             where = str(Path(f"/proc/{pid}/cwd").readlink())
@@ -196,7 +196,7 @@ def processes_about(place: Path) -> list[str]:
             continue
         if str(place) in text or where.startswith(str(place)):
             found.append(text)
-    return [text for text in found if "pytest" not in text]
+    return found
 
 
 # ── with jobs in the store ────────────────────────────────────────────────────────────────────────────────────────────

@@ -21,17 +21,21 @@ if TYPE_CHECKING:
 @store_option
 def command(job_file: Path | None, sets: tuple[str, ...], provider: str | None, as_json: bool) -> None:
     """Show what the machines that a job asks for would cost, spot against on-demand."""
+    from stoker import layout
     from stoker.cli.printing import print_json, table, whole
     from stoker.errors import UserError
-    from stoker.jobfile import find_job_file, gather, resolve
+    from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.providers import registry
     from stoker.submitting import ExplainsNone, connect
 
     store = opened_store()
     # What is run does not matter here, so that a folder without a job file can be asked about as well.
     flags = {"resources": {"provider": provider}} if provider is not None else {}
-    default = gather(flags={"run": "true"})[-1:]
-    layers = (*default, *gather(job_file=job_file or find_job_file(), sets=sets, flags=flags))
+    house = store.get(layout.DEFAULTS)
+    settings = gather(
+        job_file=job_file or find_job_file(), house=house.data if house is not None else None, sets=sets, flags=flags
+    )
+    layers = (layer_of({"run": "true"}, "offers"), *settings)
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
     found = connected.offerings(spec.resources)

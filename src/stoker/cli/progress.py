@@ -1,10 +1,26 @@
-"""A bar for what takes time, on a terminal only."""
+"""What takes time says so, on a terminal only."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say what is being done while it is being done, where how much is left cannot be told."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"\r\x1b[2m{text} …\x1b[0m" if not os.environ.get("NO_COLOR") else f"\r{text} …")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 @contextmanager

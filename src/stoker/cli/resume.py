@@ -21,8 +21,10 @@ def command(job: str, following: bool) -> int:
     found = client.resume(job, store)
     if following:
         from stoker.cli.run import follow_governing
+        from stoker.providers import registry
 
-        return follow_governing(store, found, paid=False)
+        paid = registry.capabilities(client.summary(found, store).provider).paid
+        return follow_governing(store, found, paid=paid)
     carry_on(store, [found])
     say(f"{found} goes on; follow it with: stoker logs -f {found}")
     return 0

@@ -25,7 +25,8 @@ from stoker.cli.options import (
     yes_option,
 )
 from stoker.cli.planning import agree, show_plan
-from stoker.cli.printing import print_json, say, whole
+from stoker.cli.printing import print_json, say, size, whole
+from stoker.cli.progress import working
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
 from stoker.store import Store
@@ -78,7 +79,8 @@ def command(
         check_writable(store)
         show_plan(prepared)
         agree(prepared, yes=yes)
-        job = send(prepared, store)
+        with working(f"uploading {size(prepared.packed.size)}" if prepared.packed is not None else "submitting"):
+            job = send(prepared, store)
         paid = prepared.capabilities.paid
     if detach:
         _detach(store, job, paid=paid)
@@ -153,7 +155,8 @@ def _prepared(
     house = None if dry_run and not store.near else store.get(layout.DEFAULTS)
     layers = gather(job_file=job_file, house=house.data if house else None, sets=sets, flags=flags)
     resolved = resolve(layers, registry.capabilities)
-    return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told, with_code=not dry_run)
+    with working("packing the code"):
+        return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told, with_code=not dry_run)
 
 
 def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:
