@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -13,7 +14,7 @@ import click
 
 from stoker import facts, log
 from stoker.cli.printing import ago, dollars, number
-from stoker.cli.timeline import news
+from stoker.cli.timeline import checkpoint_name, news
 from stoker.core.costs import job_cost
 from stoker.fold import JobState, fold
 from stoker.model import Heartbeat, Known
@@ -45,7 +46,8 @@ class Screen:
         self._out = out
         self._prefix = prefix
         self._live = live
-        self._shown = False
+        # What stands in the last line now.
+        self._shown = ""
         # The last line that ended with a carriage return: a progress bar, shown with the status.
         self._bar = ""
 
@@ -65,18 +67,20 @@ class Screen:
         click.secho(f"[stoker] {text}", dim=True, err=True)
 
     def status(self, text: str) -> None:
-        if self._live:
-            wide = shutil.get_terminal_size().columns - 1
-            flat = f"{text} │ {self._bar}" if self._bar else text
-            sys.stderr.write(_CLEAR + click.style(flat[:wide], dim=True))
-            sys.stderr.flush()
-            self._shown = True
+        flat = f"{text} │ {self._bar}" if self._bar else text
+        if not self._live or flat == self._shown:
+            return
+        wide = shutil.get_terminal_size().columns - 1
+        # Not through click, which cannot overwrite a line: so NO_COLOR is minded here.
+        sys.stderr.write(_CLEAR + (flat[:wide] if os.environ.get("NO_COLOR") else click.style(flat[:wide], dim=True)))
+        sys.stderr.flush()
+        self._shown = flat
 
     def clear(self) -> None:
         if self._shown:
             sys.stderr.write(_CLEAR)
             sys.stderr.flush()
-            self._shown = False
+            self._shown = ""
 
     def flush(self) -> None:
         self._out.flush()
@@ -169,6 +173,8 @@ def _beat_parts(beats: list[Heartbeat], now: datetime) -> list[str]:
     parts += [f"{name} {number(value)}" for name, value in shown[:_MOST_METRICS]]
     if beat.checkpoint is not None:
         parts.append(f"checkpoint {beat.checkpoint.name} {ago(beat.checkpoint.committed_at, now)}")
+    elif beat.restored_from is not None:
+        parts.append(f"from {checkpoint_name(beat.restored_from)}")
     elif beat.trained_s > 0:
         parts.append("no checkpoint yet")
     return parts

@@ -19,4 +19,6 @@ def command() -> None:
         done = reindex(store, progress)
     for job, text in done.problems.items():
         click.secho(f"{job}: {text}", fg="yellow", err=True)
-    click.echo(f"{done.jobs} jobs indexed, {done.marked} marked as active, {done.forgotten} leftovers dropped")
+    click.echo(
+        f"{done.jobs} job{'' if done.jobs == 1 else 's'} indexed, {done.marked} marked as active, {done.forgotten} leftovers dropped"
+    )
