@@ -19,6 +19,5 @@ def command() -> None:
         done = reindex(store, progress)
     for job, text in done.problems.items():
         click.secho(f"{job}: {text}", fg="yellow", err=True)
-    click.echo(
-        f"{done.jobs} job{'' if done.jobs == 1 else 's'} indexed, {done.marked} marked as active, {done.forgotten} leftovers dropped"
-    )
+    jobs = "1 job" if done.jobs == 1 else f"{done.jobs} jobs"
+    click.echo(f"{jobs} indexed, {done.marked} marked as active, {done.forgotten} leftovers dropped")
