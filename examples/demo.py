@@ -126,7 +126,7 @@ class Demo:
         for line in (self.project / "stoker.yaml").read_text().splitlines():
             note(paint("33", line))
         print()
-        self.stoker("offers", show=True)
+        self.show_plan()
 
         title("Training starts; a governor carries on in the background")
         bare = self.start_bare()
@@ -163,6 +163,15 @@ class Demo:
         state = self.until("the end", lambda state: state["phase"] == "succeeded")
         watch.wait(timeout=PATIENCE_S)
         return self.tell_the_end(state, bare)
+
+    def show_plan(self) -> None:
+        """What `stoker run` shows before it spends anything. (The requests it would send go to stdout.)"""
+        print(paint("2", "  $ stoker run --dry-run"), flush=True)
+        done = subprocess.run(
+            [STOKER, "run", "--dry-run"], cwd=self.project, env=self.env, text=True, capture_output=True, check=True
+        )
+        for line in done.stderr.rstrip().splitlines():
+            note(line)
 
     def start_bare(self) -> subprocess.Popen[str]:
         """The same script with nobody interrupting it, without Stoker."""
