@@ -7,8 +7,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.agent import evidence, prepare
 from stoker.agent.beat import Beat
@@ -22,7 +24,7 @@ from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored, RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
-from stoker.agent.supervise import SAVE_GRACE_S, Ended, Ending, Training
+from stoker.agent.supervise import Ended, Ending, Training, save_grace_s
 from stoker.agent.sync import CheckpointSync
 from stoker.agent.usage import UsageSampler, UsageThread
 from stoker.agent.watch import LogWatch
@@ -30,7 +32,7 @@ from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
 from stoker.core.policy import DEFAULT as POLICY
-from stoker.errors import UserError
+from stoker.errors import StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, NoticeFact, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
@@ -38,9 +40,15 @@ from stoker.spec import DEFAULT_MASTER_PORT, Submission
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # How often a node that waits for permission asks the log: the gap between two attempts is at least this.
 _NEAR_ASK_S = 0.05
 _FAR_ASK_S = 1.0
+
+# Between two questions to a store that does not answer.
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
 
 # A notice that comes as a signal to the agent (the machine is being shut down) says nothing about the time left.
 _SIGNAL_GRACE_S = 30.0
@@ -118,7 +126,7 @@ class Life:
     def _live(self) -> Exit:
         state = self._wait_until_named()
         self.watch.start(self.wake.set)
-        submission = prepare.read_spec(self.store, state)
+        submission = self._ask(lambda: prepare.read_spec(self.store, state))
         spec = submission.spec
         self.metrics = MetricsPump(
             self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier
@@ -152,8 +160,8 @@ class Life:
             time.sleep(_NEAR_ASK_S if self.store.near else _FAR_ASK_S)
 
     def _prepare(self, state: JobState, submission: Submission) -> None:
-        prepare.patiently(lambda: prepare.fetch_code(self.store, state, submission, self.paths), self._must_leave)
-        self.inputs = prepare.fetch_inputs(submission, self.paths)
+        self._ask(lambda: prepare.fetch_code(self.store, state, submission, self.paths))
+        self.inputs = self._ask(lambda: prepare.fetch_inputs(submission, self.paths))
         self.secrets = prepare.resolve_secrets(submission.spec.secrets, os.environ)
         lay_library(self.paths.root / "lib")
         if submission.spec.setup:
@@ -194,7 +202,9 @@ class Life:
 
         def fetch(key: str) -> None:
             try:
-                self.trained.restored = restore(self.store, self.config.job, self.config.rank, key, folder)
+                self.trained.restored = self._ask(
+                    lambda: restore(self.store, self.config.job, self.config.rank, key, folder)
+                )
             except RestoreError as error:
                 self.trained.damaged |= error.damaged
                 self.node.say(f"checkpoint {key} cannot be restored: {error.reason}")
@@ -204,7 +214,8 @@ class Life:
             agreement = gang.follow(address, fetch)
         else:
             self._import(spec.resume_from)
-            candidates = list(proposals(self.store, self.config.job, retry.poisoned(state, POLICY)))
+            given_up = retry.poisoned(state, POLICY)
+            candidates = self._ask(lambda: list(proposals(self.store, self.config.job, given_up)))
             port = self.node.machine.master_port(DEFAULT_MASTER_PORT)
             agreement = gang.lead(address, port, iter(candidates), fetch)
             if agreement.checkpoint in candidates:
@@ -217,7 +228,7 @@ class Life:
         if source is None:
             return
         try:
-            import_checkpoint(self.store, self.config.job, source, scratch=self.paths.root)
+            self._ask(lambda: import_checkpoint(self.store, self.config.job, source, scratch=self.paths.root))
         except UserError as error:
             raise SetupFailed(f"resume_from: {error}", user=True) from error
 
@@ -284,12 +295,12 @@ class Life:
             return Ending("notice", f"notice from {self._notice.source}", left_s)
         leave = self.watch.leave()
         if leave is not None:
-            return Ending(leave.why, leave.reason, SAVE_GRACE_S)
+            return Ending(leave.why, leave.reason, save_grace_s())
         peer = self.peers.left if self.peers else None
         if peer is not None:
-            return Ending("peer", peer.reason, peer.grace_s if peer.grace_s is not None else SAVE_GRACE_S)
+            return Ending("peer", peer.reason, peer.grace_s if peer.grace_s is not None else save_grace_s())
         if self._runtime_left_s is not None and self.training.trained_s >= self._runtime_left_s:
-            return Ending("limit", "limits.max_runtime is reached", SAVE_GRACE_S)
+            return Ending("limit", "limits.max_runtime is reached", save_grace_s())
         return None
 
     def _last_commit(self, seconds: float, frozen: bool) -> bool:
@@ -394,6 +405,20 @@ class Life:
         except Left:
             return True
         return False
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Ask the store until it answers: before the training there is nothing better to do. Raises Left if told to go.
+
+        Whatever is asked may be repeated.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return question()
+            except StoreUnavailable as error:
+                _log.warning("%s", error)
+            self._pause(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
     def _pause(self, seconds: float) -> None:
         sleep_interruptibly(seconds, self._leave_if_told)

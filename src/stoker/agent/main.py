@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 
 from stoker import codec, layout
@@ -18,11 +19,16 @@ from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
 from stoker.agent.node import Node
+from stoker.errors import StokerError
 from stoker.processes import set_parent_death_signal
 from stoker.providers import registry
-from stoker.store import open_store
+from stoker.store import Store, open_store
 
 _log = logging.getLogger(__name__)
+
+# How long an agent waits for a store that is away when its machine boots. Its supervisor starts it again a few times.
+_STORE_LIMIT_S = 900.0
+_LONGEST_PAUSE_S = 5.0
 
 
 def run_agent(root: Path) -> int:
@@ -33,7 +39,9 @@ def run_agent(root: Path) -> int:
     config = codec.loads(NodeConfig, paths.config.read_bytes(), where=str(paths.config))
     boot = _count_boot(paths.boots)
     paths.channel.mkdir(parents=True, exist_ok=True)
-    store = open_store(config.store)
+    store = _open_store(config, time.monotonic() + _STORE_LIMIT_S)
+    if store is None:
+        return 1
     earlier = tuple(
         layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, n)) for n in range(boot)
     )
@@ -53,6 +61,28 @@ def run_agent(root: Path) -> int:
     node.machine.wake_governors()
     node.machine.power_off()
     return 0
+
+
+def _open_store(config: NodeConfig, until_s: float) -> Store | None:
+    """The store, once it is there. None: not by then.
+
+    This machine was made on its word, so one without the job's log is away (a disk that is not mounted, for one), not
+    new: nothing may be written in its place, and nothing be given up.
+    """
+    pause_s = 0.1
+    while True:
+        try:
+            # Opened anew each time: a folder that was seen to be there is never made again.
+            store = open_store(config.store)
+            if store.head(layout.log_entry(config.job, 1)) is not None:
+                return store
+            _log.warning("%s: the log of %s is not there", config.store, config.job)
+        except StokerError as error:
+            _log.warning("%s", error)
+        if time.monotonic() >= until_s:
+            return None
+        time.sleep(pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
 
 def _count_boot(path: Path) -> int:

@@ -14,14 +14,11 @@ from stoker.agent.code import unpack
 from stoker.agent.config import NodePaths
 from stoker.agent.logs import last_lines
 from stoker.command import shell_argv
-from stoker.errors import StokerError, StoreError, StoreUnavailable
+from stoker.errors import StokerError, StoreError
 from stoker.fold import JobState
 from stoker.processes import Group
 from stoker.spec import Submission
 from stoker.store import Store, open_store
-
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 10.0
 
 
 class SetupFailed(StokerError):
@@ -31,20 +28,6 @@ class SetupFailed(StokerError):
         super().__init__(reason)
         self.user = user
         self.code = code
-
-
-def patiently(action: Callable[[], object], give_up: Callable[[], bool]) -> None:
-    """Repeat an action while the store does not answer, until `give_up`."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            action()
-            return
-        except StoreUnavailable:
-            if give_up():
-                raise
-            time.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
 
 def read_spec(store: Store, state: JobState) -> Submission:
