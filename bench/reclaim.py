@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import time
-from pathlib import Path
 from statistics import median
 
 from bench.figures import Figure, Measurement
@@ -15,7 +14,8 @@ from bench.startup import bare_start_s
 GAPS = 3
 RECLAIMS = 2
 GRACE = "30s"
-SPIRALS = Path(__file__).parents[1] / "examples" / "spirals"
+STEPS = 500
+SAVE_EVERY = 100
 
 # Tells when it began and who it is; ends when asked, after `save` seconds, and by itself once `done` is there.
 GAP = """\
@@ -31,6 +31,27 @@ with open(said, "a") as out:
 while not os.path.exists(done):
     time.sleep(0.02)
 """
+
+# A training of 10 ms a step. It writes down each step that it has made, where no attempt can take it back.
+STEPPING = """\
+import sys, time
+from stoker import train
+trained, steps = sys.argv[1], int(sys.argv[2])
+saved = train.latest()
+step = int((saved / "step").read_text()) if saved else 0
+while step < steps:
+    time.sleep(0.01)
+    step += 1
+    with open(trained, "a") as out:
+        out.write(f"{train.attempt()} {step}\\n")
+    train.report(step=step, loss=1 / step)
+    stop = train.interrupted()
+    if stop or step % SAVE_EVERY == 0:
+        with train.checkpoint(f"step-{step}", step=step) as folder:
+            (folder / "step").write_text(str(step))
+    if stop:
+        sys.exit(0)
+""".replace("SAVE_EVERY", str(SAVE_EVERY))
 
 
 def resume_gap() -> dict[str, float]:
@@ -69,46 +90,23 @@ def _gaps_s(place: Sandbox, save_s: float) -> list[float]:
 
 
 def steps_lost() -> dict[str, float]:
-    """Steps that more than one attempt of examples/spirals reported, through two reclaims with 30 s grace; the job
-    must end well, with every step there."""
-    from stoker import log
-    from stoker.cli.following import node_logs
-    from stoker.reading.metrics import read_metrics
-    from stoker.store import open_store
-
-    steps = 3000
+    """Steps that more than one attempt trained, by the script's own record of each, through two reclaims with 30 s
+    grace; between them it saves too seldom to be saved by that. The job must end well, and no step be missing."""
     with sandbox() as place:
-        store = open_store(place.store)
-        settings = [f"params.steps={steps}", "params.batch=40"]
-        job = place.detach(*(part for text in settings for part in ("--set", text)), cwd=SPIRALS)
-        for reclaim in range(1, RECLAIMS + 1):
-            # Well between two of the checkpoints that it makes by itself, and far from the end.
-            wait_for(
-                lambda n=reclaim: _attempt_and_step(place, job) >= (n, n * 300 + 25),  # type: ignore[misc]
-                f"step {reclaim * 300} of attempt {reclaim}",
-                every_s=0.1,
-            )
+        place.script("steps.py", STEPPING)
+        trained = place.root / "trained"
+        job = place.detach("--", "python", "steps.py", str(trained), str(STEPS))
+        for attempt in range(1, RECLAIMS + 1):
+            # Far from the checkpoints that it makes by itself.
+            reached = attempt * SAVE_EVERY + SAVE_EVERY // 2
+            wait_for(lambda n=reached: len(lines(trained)) >= n, f"step {reached}")  # type: ignore[misc]
             place.stoker("interrupt", job, "--grace", GRACE)
+            wait_for(lambda n=attempt: lines(trained)[-1].startswith(f"{n + 1} "), "the next attempt")  # type: ignore[misc]
         shown = place.finished(job)
-        state = log.read(store, job)
-        assert state is not None
-        metrics = read_metrics(store, job, node_logs(state))
-    if len(shown["attempts"]) != RECLAIMS + 1:
-        raise RuntimeError(f"{len(shown['attempts'])} attempts came of {RECLAIMS} reclaims")
-    seen = {point.step for point in metrics.series["loss"].points}
-    if seen != set(range(1, steps + 1)):
-        raise RuntimeError(f"{steps - len(seen)} steps of {steps} were never reported")
-    return {"steps_lost_on_notice": metrics.retrained_steps}
-
-
-def _attempt_and_step(place: Sandbox, job: str) -> tuple[int, int]:
-    import json
-
-    shown = json.loads(place.stoker("show", job, "--json"))
-    attempts = shown["attempts"]
-    if not attempts or attempts[-1].get("training_since") is None:
-        return (0, 0)
-    return (len(attempts), attempts[-1].get("step") or 0)
+        steps = [int(line.split()[1]) for line in lines(trained)]
+    if len(shown["attempts"]) != RECLAIMS + 1 or set(steps) != set(range(1, STEPS + 1)):
+        raise RuntimeError(f"{len(shown['attempts'])} attempts, {len(set(steps))} of {STEPS} steps")
+    return {"steps_lost_on_notice": len(steps) - len(set(steps))}
 
 
 MEASUREMENTS = (
