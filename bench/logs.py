@@ -7,7 +7,7 @@ import time
 from statistics import median
 
 from bench.figures import Figure, Measurement
-from bench.sandbox import BIN, Sandbox, lines, sandbox, wait_for
+from bench.sandbox import BIN, Sandbox, lines, sandbox
 
 TICKS = 120
 TICK_S = 0.05
@@ -88,11 +88,7 @@ def _ratio(place: Sandbox, count: int, rate: float, repeats: int) -> float:
             alone = place.popen("python", "paced.py", str(bare), str(count), str(rate), stdout=output)
             if alone.wait() != 0:
                 raise RuntimeError("the script failed")
-        seen = len(lines(through))
-        job = place.detach("--", "python", "paced.py", str(through), str(count), str(rate))
-        # Looking at a file costs nothing; asking Stoker how the job is would take the processor from it.
-        wait_for(lambda n=seen: len(lines(through)) > n, "the script to end", 120.0, every_s=0.1)  # type: ignore[misc]
-        place.finished(job)
+        place.finished(place.detach("--", "python", "paced.py", str(through), str(count), str(rate)), limit_s=120.0)
     return min(map(float, lines(through))) / min(map(float, lines(bare)))
 
 

@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stoker import log
+from stoker.store import open_store
+
 BIN = Path(sys.executable).parent
 # A disk: /tmp may be memory, where nothing takes the time it takes.
 _DISK = "/var/tmp"
@@ -69,13 +72,18 @@ class Sandbox:
 
     def finished(self, job: str, limit_s: float = 60.0) -> dict[str, Any]:
         """Wait for the job's success, and answer all that `show` knows. Raises RuntimeError when it failed."""
-        shown: dict[str, Any] = {}
+        store = open_store(self.store)
 
         def ended() -> bool:
-            shown.update(json.loads(self.stoker("show", job, "--json")))
-            return shown["outcome"] is not None
+            # From its log: starting `stoker show` again and again would take the processor from what is measured.
+            state = log.read(store, job)
+            return state is not None and state.ended is not None
 
-        wait_for(ended, f"{job} to end", limit_s, every_s=0.25)
+        try:
+            wait_for(ended, f"{job} to end", limit_s, every_s=0.1)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {self.stoker('show', job)}\n{self.stoker('explain', job)}") from None
+        shown: dict[str, Any] = json.loads(self.stoker("show", job, "--json"))
         if shown["outcome"] != "succeeded":
             raise RuntimeError(f"{job} {shown['outcome']}: {shown['reason']}")
         return shown
