@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("STOKER_HOME", str(made.home))
     monkeypatch.setenv("STOKER_STORE", made.url)
     monkeypatch.delenv("STOKER_SAVE_GRACE_S", raising=False)
+    # As activating the environment does: `python` and `torchrun` are the ones of whoever runs the tests.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(made.code)
     yield made
     made.end_started()
