@@ -68,7 +68,7 @@ def test_signatures_are_those_of_the_code(heading: str, module: ModuleType) -> N
 
 def rule_names() -> set[str]:
     """Every rule by which a claim or a job is closed, as written in the code."""
-    found = {name for name, _ in retry.PATTERNS}
+    found: set[object] = {name for name, _ in retry.PATTERNS}
     for module in (retry, decide, apply):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.keyword) and node.arg == "rule" and isinstance(node.value, ast.Constant):
