@@ -28,6 +28,8 @@ MARKER = ".stoker-checkpoint.json"
 LOCK = ".stoker-lock"
 POLL_S = 0.02
 _SMALL_BYTES = 64 * 1024
+# Writers of one save come within moments of each other.
+_STALE_S = 600.0
 
 
 class Save:
@@ -118,7 +120,7 @@ class Gathering:
         self._writers = writers
         self._staging = folder / f".tmp-{name}-shared"
         self._path = folder / f".tmp-{name}-shared.json"
-        self._me = _identity(os.getpid())
+        self._me = _identity(os.getpid()) + _identity(os.getppid())
 
     def join(self) -> Path:
         """The folder to write to. Waits while this process is ahead of the others, still busy with the save before."""
@@ -140,7 +142,10 @@ class Gathering:
         """Whether this was the last one to leave, and whether anyone failed."""
         with Lock(self._folder, self._channel):
             state = self._state()
-            state["inside"] = [who for who in state["inside"] if who != self._me]
+            if self._me not in state["inside"]:
+                # Another writer died, and whoever came next began anew.
+                return False, True
+            state["inside"].remove(self._me)
             state["left"].append(self._me)
             state["failed"] = bool(state["failed"] or failed)
             write_json(self._path, state)
@@ -155,7 +160,11 @@ class Gathering:
         """Left behind by processes that died in the middle. Under Stoker the folder of an attempt begins fresh."""
         if state["inside"]:
             return not all(_alive(who) for who in state["inside"])
-        return self._channel is None and not any(_alive(who) for who in state["left"])
+        if not state["left"] or self._channel is not None or any(_alive(who) for who in state["left"]):
+            return False
+        # They did their part and ended. Or they are of an earlier run: of another parent, or long ago.
+        siblings = any(who[2:] == self._me[2:] for who in state["left"])
+        return not siblings or time.time() - self._path.stat().st_mtime > _STALE_S
 
     def _state(self) -> dict[str, Any]:
         tree = read_json(self._path) or {}

@@ -29,7 +29,7 @@ from stoker import layout
 from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.commits import CommitRequest
 from stoker.agent.committing import LOOK_S, pick
-from stoker.agent.snapshot import IGNORED, STREAM_S, File, Signature, leave_out, scan
+from stoker.agent.snapshot import IGNORED, STREAM_S, File, Signature, copy_stable, leave_out, scan
 from stoker.checkpoints import list_checkpoints
 from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.model import BlobRef
@@ -80,6 +80,21 @@ def test_nothing_is_committed_while_something_is_written(world: World) -> None:
     assert len(checkpoints(world.store)) == 1
 
 
+def test_rest_is_what_was_seen_not_what_was_not_looked_at(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scans far apart, as in a large folder: the second part of a save comes between two of them."""
+    monkeypatch.setattr("stoker.agent.committing.LOOK_S", 10.0)
+    world = World(tmp_path, memory).begin()
+    world.write(step_1__model="1")
+    world.tick(every_s=10.0)
+    for number in range(12):
+        world.write(step_1__optimizer=f"{number}")
+        world.tick(every_s=1.0)
+    for one in checkpoints(memory):
+        assert "step_1/optimizer.pt" in restored_content(memory, tmp_path / "back", one.key)
+
+
 def test_nothing_is_committed_while_a_file_is_open(world: World) -> None:
     world.write(model="half")
     world.open = {"model.pt"}
@@ -88,6 +103,16 @@ def test_nothing_is_committed_while_a_file_is_open(world: World) -> None:
     world.open = set()
     world.tick(10)
     assert len(checkpoints(world.store)) == 1
+
+
+def test_a_store_far_away_is_served_as_well(tmp_path: Path) -> None:
+    far = memory_store(near=False)
+    world = World(tmp_path, far, settle_s=None).begin()
+    world.write(**{f"model_{number}": f"{number}" for number in range(20)})
+    world.tick(rounds=8)
+    assert checkpoints(far) == []
+    world.settle()
+    assert restored_content(far, tmp_path / "back") == content(world.folder)
 
 
 def test_nothing_new_means_no_commit(world: World) -> None:
@@ -219,6 +244,36 @@ def test_a_file_rewritten_all_the_time_is_committed_from_a_copy(world: World, tm
     assert not (world.scratch / "copies").exists()
 
 
+def test_a_moment_of_calm_is_waited_for_but_not_for_ever(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory).begin()
+    for number in range(110):
+        world.write(latest=f"{number:05d}")
+        world.tick()
+    assert checkpoints(memory) == []
+    for number in range(30):
+        world.write(latest=f"{number:05d}")
+        world.tick()
+    assert len(checkpoints(memory)) == 1
+
+
+def test_a_file_opened_while_it_was_copied_puts_the_commit_off(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, memory).begin()
+
+    def copy(source: Path, file: File, target: Path) -> bool:
+        copied = copy_stable(source, file, target)
+        world.open = {"latest.pt"}
+        return copied
+
+    monkeypatch.setattr("stoker.agent.committing.copy_stable", copy)
+    for number in range(200):
+        world.write(latest=f"{number:05d}")
+        world.tick(rounds=2, every_s=0.3)
+        world.open = set()
+    assert checkpoints(memory) == []
+
+
 def test_a_busy_folder_is_not_committed_all_the_time(tmp_path: Path, store: Store) -> None:
     world = World(tmp_path, store, keep=1000, spacing_s=100.0).begin()
     for number in range(1000):
@@ -275,10 +330,11 @@ def test_a_large_file_in_the_making_is_no_log(
     monkeypatch.setattr("stoker.agent.snapshot.STREAM_BYTES", 1000)
     world = World(tmp_path, memory).begin()
     world.open = {"model.pt"}
+    world.write(sub__other="whole")
     for number in range(400):
         write(world.folder / "model.pt", b"x" * number * 100)
         world.tick()
-    assert checkpoints(memory) == []
+    assert restored_content(memory, tmp_path / "back") == {"sub/other.pt": b"whole"}
 
 
 class Meddling:
@@ -557,6 +613,7 @@ def test_ranks_with_files_commit_theirs_under_the_name_of_rank_0(tmp_path: Path,
         settle_all(ranks)
     first, second = checkpoints(store)
     assert set(first.manifests) == set(second.manifests) == {0, 2}
+    assert [world.sync.status().commits for world in ranks] == [2, 0, 2]
     assert second.name == "step_2"
     assert restored_content(store, tmp_path / "back", rank=1) == {
         "step_1/shard_0.pt": b"1",
@@ -791,6 +848,25 @@ def test_a_blob_that_was_pruned_is_sent_again_when_it_is_needed_again(tmp_path: 
         world.tick()
         assert_sound(store)
     assert restored_content(store, tmp_path / "back") == {"step-2/model": b"a"}
+
+
+@pytest.mark.parametrize("reply_lost", [False, True])
+def test_a_link_whose_blob_was_pruned_is_sent_again(
+    tmp_path: Path, memory: MemoryStore, reply_lost: bool
+) -> None:
+    """What a link says is known without reading; whether the store still has it is not."""
+
+    def faults(method: str, key: str) -> Fault | None:
+        return Fault(after=True) if reply_lost and method == "delete" and "/blobs/" in key else None
+
+    world = World(tmp_path, memory.client(faults), keep=1).begin()
+    for number, target in enumerate(["a", "b", "a"]):
+        world.write(**{f"file_{number}": f"{number}"})
+        (world.folder / "link").unlink(missing_ok=True)
+        (world.folder / "link").symlink_to(target)
+        world.settle()
+        assert_sound(memory)
+    assert len(checkpoints(memory)) == 1
 
 
 def test_a_manifest_that_cannot_be_read_keeps_the_blobs(tmp_path: Path, store: Store) -> None:

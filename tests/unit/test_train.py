@@ -497,6 +497,21 @@ def test_what_dead_writers_left_behind_is_no_part_of_the_next_save() -> None:
     assert visible(Path("checkpoints/last")) == {"part-0", "part-1", "part-2", MARKER}
 
 
+def _write_one_part_elsewhere() -> None:
+    child = multiprocessing.get_context("fork").Process(target=_write_part, args=(9, 1, None))
+    child.start()
+    child.join(LIMIT_S)
+
+
+def test_a_part_that_an_earlier_run_left_is_no_part_of_the_next_save() -> None:
+    earlier = multiprocessing.get_context("fork").Process(target=_write_one_part_elsewhere)
+    earlier.start()
+    earlier.join(LIMIT_S)
+    assert (Path("checkpoints") / ".tmp-last-shared" / "part-9").exists()
+    run_writers(saves=1)
+    assert visible(Path("checkpoints/last")) == {"part-0", "part-1", "part-2", MARKER}
+
+
 def test_a_save_needs_a_writer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="writer"):
         Save("a", tmp_path, None, step=None, sharded=False, writers=0)

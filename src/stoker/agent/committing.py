@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.commits import CommitQueue, CommitRequest
 from stoker.agent.publish import Draft, Publisher
-from stoker.agent.snapshot import Choice, File, Files, FolderWatch, copy_stable, scan, signature_of, unit_of
+from stoker.agent.snapshot import Choice, File, Files, FolderWatch, copy_stable, scan
 from stoker.checkpoints import Stored, save_of
 from stoker.layout import safe_name
 from stoker.model import BlobRef
@@ -174,12 +174,12 @@ class FolderCommits:
         return len(self._watch.files)
 
     def unsynced_bytes(self) -> int:
-        return sum(file.size for file in self._watch.dirty().values())
+        return self._watch.dirty_bytes
 
     def advance(self, *, final: bool) -> bool:
         """Commit the folder if there is something new that is whole. False: there is not."""
-        self.look(now=final)
-        if not final and self._monotonic() < self._not_before:
+        # Only what was looked at just now: since then, a save may have begun.
+        if not self.look(now=final) or (not final and self._monotonic() < self._not_before):
             return False
         choice = self._watch.choose_final(set(self._suspects())) if final else self._watch.choose()
         if choice is None:
@@ -204,14 +204,15 @@ class FolderCommits:
         self._publisher.publish(Draft(manifest, lambda _key: self._committed(choice, blobs)))
         return True
 
-    def look(self, *, now: bool = False) -> None:
-        """Scan the folder if it is time to."""
+    def look(self, *, now: bool = False) -> bool:
+        """Scan the folder if it is time to; whether it was."""
         if not now and self._monotonic() < self._look_at:
-            return
+            return False
         began = time.thread_time()
         self._watch.look()
         cost_s = (time.thread_time() - began) / LOOK_SHARE
         self._look_at = self._monotonic() + min(max(LOOK_S, cost_s), MAX_LOOK_S)
+        return True
 
     def _committed(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
         self._watch.committed_now(choice, blobs)
@@ -222,7 +223,7 @@ class FolderCommits:
         copies = self._scratch / "copies"
         try:
             outgoing = [self._outgoing(file, choice, copies) for file in choice.files.values()]
-            self._check_units(choice)
+            self._check_closed(choice)
             # What stays as it was is older than what is new.
             return choice.carried | self._sender.send(outgoing)
         finally:
@@ -243,17 +244,11 @@ class FolderCommits:
             raise Unstable(file.path)
         return Outgoing(file, target, begun_ns)
 
-    def _check_units(self, choice: Choice) -> None:
-        """After copying: nobody is writing again, and what lies beside the copies is still what was looked at."""
-        if not choice.copies:
-            return
-        if self._watch.open_now() & (choice.copies - choice.streams):
+    def _check_closed(self, choice: Choice) -> None:
+        """After copying: nobody has begun to write again. What was not copied is checked when it is sent."""
+        copies = choice.copies - choice.streams
+        if copies and self._watch.open_now() & copies:
             raise Unstable("opened while it was copied")
-        units = {unit_of(path) for path in choice.copies}
-        for path, file in choice.files.items():
-            beside = path not in choice.copies and unit_of(path) in units
-            if beside and signature_of(self._folder / path, file) != file.signature:
-                raise Unstable(path)
 
 
 class FollowingCommits(FolderCommits):
@@ -267,10 +262,10 @@ class FollowingCommits(FolderCommits):
         self._hurried = self._sent_ahead = False
 
     def advance(self, *, final: bool) -> bool:
-        self.look(now=final)
+        looked = self.look(now=final)
         if final and not self._hurried:
             self._hurried, self._follow_at, self._follow_s = True, float("-inf"), LOOK_S
-        if not self._watch.files or self._monotonic() < self._follow_at:
+        if not looked or not self._watch.files or self._monotonic() < self._follow_at:
             return False
         self._follow_at = self._monotonic() + self._follow_s
         leader = self._leader()

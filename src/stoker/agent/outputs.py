@@ -113,6 +113,8 @@ class OutputSync:
         now = self._monotonic()
         if final or now >= self._look_at:
             self._look()
+        elif not self._status.unsynced_bytes and self._error is None:
+            return
         if now >= self._retry_at:
             try:
                 for file in self._ready(final=final):

@@ -13,12 +13,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ STREAM_S = 60.0
 STREAM_BYTES = 64 * 1024 * 1024
 
 _FICLONE = 0x40049409
+_PLAIN_CHARS = 1000
 
 
 class Signature(NamedTuple):
@@ -77,16 +79,17 @@ Files = dict[str, File]
 
 def scan(folder: Path, ignored: Collection[str] = IGNORED) -> Files:
     """Every file under `folder`, by its path relative to it. What vanishes meanwhile is left out."""
-    return {file.path: file for file in _scan(os.fspath(folder), "", ignored)}
+    pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
+    return {file.path: file for file in _scan(os.fspath(folder), "", pattern)}
 
 
-def _scan(folder: str, below: str, ignored: Collection[str]) -> Iterator[File]:
+def _scan(folder: str, below: str, ignored: re.Pattern[str]) -> Iterator[File]:
     try:
         entries = list(os.scandir(f"{folder}/{below}" if below else folder))
     except OSError:
         return
     for entry in entries:
-        if any(fnmatchcase(entry.name, pattern) for pattern in ignored):
+        if ignored.match(entry.name):
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         try:
@@ -102,7 +105,9 @@ def _scan(folder: str, below: str, ignored: Collection[str]) -> Iterator[File]:
                 file = read
         except OSError:
             continue
-        if (stat.S_ISREG(file.mode) or file.link is not None) and safe_path(path):
+        # Most names are plain; looking closer at each takes as long as all the rest.
+        plain = len(path) <= _PLAIN_CHARS and path.isascii()
+        if (stat.S_ISREG(file.mode) or file.link is not None) and (plain or safe_path(path)):
             yield file
 
 
@@ -202,14 +207,18 @@ class FolderWatch:
         self.last: dict[str, BlobRef] = {}
         self._changed_at: dict[str, float] = {}
         self._removed_at = float("-inf")
+        # Rest is measured up to here: what happened since the last look is not known.
+        self._looked_at = float("-inf")
         self._open: frozenset[str] = frozenset()
         # When a file was first seen open, never closed since, and how large it was.
         self._opened: dict[str, tuple[float, int, int]] = {}
+        self._dirty: Files = {}
+        self.dirty_bytes = 0
         self._dirty_since: float | None = None
 
     def look(self) -> None:
         """Scan the folder. Raises nothing: what cannot be read is not there."""
-        now = self._monotonic()
+        self._looked_at = now = self._monotonic()
         found = scan(self._folder)
         before, self.files = (
             self.files,
@@ -222,7 +231,8 @@ class FolderWatch:
         for path in before.keys() - self.files.keys():
             self._changed_at.pop(path, None)
             self._removed_at = now
-        if not self._any_dirty():
+        self._compare()
+        if not self._dirty:
             self._dirty_since = None
             return
         if self._dirty_since is None:
@@ -233,19 +243,16 @@ class FolderWatch:
         """These files are not this rank's to commit, as long as they look like this."""
         self._foreign = foreign
         self.files = {path: file for path, file in self.files.items() if path not in foreign}
+        self._compare()
 
     def dirty(self) -> dict[str, File]:
-        """The files that are not in the last commit as they are now."""
-        return {path: file for path, file in self.files.items() if self.committed.get(path) != file.signature}
-
-    @property
-    def dirty_since(self) -> float | None:
-        return self._dirty_since
+        """The files that were not in the last commit as they were when last looked at."""
+        return self._dirty
 
     def settled(self) -> Choice | None:
         """The folder as it is, if nothing moves in it. Logs that are held open are copied."""
         streams = self._streams()
-        if self._hot(streams) or self._monotonic() - self._removed_at < self._settle_s:
+        if self._hot(streams) or self._looked_at - self._removed_at < self._settle_s:
             return None
         return Choice(dict(self.files), frozenset(streams), {}, frozenset(streams))
 
@@ -262,13 +269,12 @@ class FolderWatch:
         choice = self.settled()
         if choice is not None:
             return choice
-        now = self._monotonic()
-        waited_s = 0.0 if self._dirty_since is None else now - self._dirty_since
+        waited_s = 0.0 if self._dirty_since is None else self._looked_at - self._dirty_since
         if waited_s < self._busy_s:
             return None
         hot = self._hot(streams)
         closed = hot - self._open
-        moving = any(now - self._changed_at[path] < CALM_S for path in closed)
+        moving = any(self._looked_at - self._changed_at[path] < CALM_S for path in closed)
         if moving and waited_s < 2 * self._busy_s:
             return None
         files, carried = leave_out(self.files, hot - closed, self.last)
@@ -294,7 +300,8 @@ class FolderWatch:
             path: file.signature for path, file in choice.files.items()
         }
         self.last = dict(blobs)
-        self._dirty_since = self._monotonic() if self._any_dirty() else None
+        self._compare()
+        self._dirty_since = self._monotonic() if self._dirty else None
 
     def open_now(self) -> frozenset[str]:
         """The files that are open for writing this moment, relative to the folder."""
@@ -306,15 +313,18 @@ class FolderWatch:
                 continue
         return frozenset(found)
 
-    def _any_dirty(self) -> bool:
-        return any(self.committed.get(path) != file.signature for path, file in self.files.items())
+    def _compare(self) -> None:
+        self._dirty = {
+            path: file for path, file in self.files.items() if self.committed.get(path) != file.signature
+        }
+        self.dirty_bytes = sum(file.size for file in self._dirty.values())
 
     def _hot(self, streams: Collection[str]) -> set[str]:
-        now = self._monotonic()
+        since = self._looked_at - self._settle_s
         return {
             path
             for path in self.files
-            if path not in streams and (path in self._open or now - self._changed_at[path] < self._settle_s)
+            if path not in streams and (path in self._open or self._changed_at[path] > since)
         }
 
     def _note_open(self, now: float) -> None:
@@ -329,11 +339,10 @@ class FolderWatch:
         self._opened = opened
 
     def _streams(self) -> set[str]:
-        now = self._monotonic()
         return {
             path
             for path, (since, size, _) in self._opened.items()
             if path in self.files
-            and now - since >= STREAM_S
+            and self._looked_at - since >= STREAM_S
             and self.files[path].signature.size - size < STREAM_BYTES
         }
