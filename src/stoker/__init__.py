@@ -10,9 +10,11 @@ line, the agent and a training script share this package and should each pay onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+# Not typing's own: importing that takes longer than all of `stoker.train`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from stoker.client import submit, wait
     from stoker.jobfile.job import Job
 
