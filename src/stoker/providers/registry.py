@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -29,7 +28,7 @@ class Context:
 
 def names() -> list[str]:
     """Every provider that could be connected."""
-    return sorted({*_BUILT_IN, *(point.name for point in metadata.entry_points(group=GROUP))})
+    return sorted({*_BUILT_IN, *_entry_points()})
 
 
 def connect(name: str, context: Context) -> Provider:
@@ -50,11 +49,16 @@ def machine(name: str, node_dir: Path) -> Machine:
 def _module(name: str) -> ModuleType:
     path = _BUILT_IN.get(name)
     if path is None:
-        for point in metadata.entry_points(group=GROUP):
-            if point.name == name:
-                path = point.value
-                break
-        else:
-            known = ", ".join(names())
-            raise UserError(f"resources.provider: there is no provider {name!r}; choose one of: {known}")
+        path = _entry_points().get(name)
+    if path is None:
+        known = ", ".join(names())
+        raise UserError(f"resources.provider: there is no provider {name!r}; choose one of: {known}")
     return importlib.import_module(path)
+
+
+def _entry_points() -> dict[str, str]:
+    """The providers that are installed, with their modules."""
+    # Imported here: it takes longer than anything else that an agent or a command imports, and is seldom needed.
+    from importlib import metadata
+
+    return {point.name: point.value for point in metadata.entry_points(group=GROUP)}
