@@ -23,12 +23,14 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 from stoker.errors import CodecError
 
 T = TypeVar("T")
+
+_PLAIN = frozenset({str, bool, int, type(None)})
 Decoder = Callable[[Any, str], Any]
 
 
 def dump(value: Any) -> Any:
     """A JSON-ready copy. None is left out where it is the default; a tagged dataclass carries its `kind`."""
-    if value is None or isinstance(value, (str, bool, int)):
+    if type(value) in _PLAIN or isinstance(value, (str, int)):  # By type first: this is most of what is written.
         return value
     if isinstance(value, float):
         # JSON has no NaN or infinity; a diverged loss must still reach the reader.

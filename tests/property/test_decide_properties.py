@@ -162,9 +162,9 @@ def _assert_may_end(job: JobSnapshot, claim: Claim, rank: int, now: datetime, bl
     asked += [job.state.stop.at] if job.state.stop else []
     if any(now - moment >= timedelta(seconds=DEFAULT.save_grace_s) for moment in asked):
         return
-    assert not blind
     facts = job.facts_of(claim, rank)
     assert facts is not None and isinstance(facts.heartbeat, Known) and isinstance(facts.exit, Known)
+    assert not blind or facts.heartbeat.value is None
     etag = facts.heartbeat.value.etag if facts.heartbeat.value else ""
     suspicion = claim.suspicions[str(rank)]
     assert suspicion.etag == etag

@@ -101,9 +101,29 @@ class _Decision:
         if not all(self.job.is_gone(instance) for instance in named):
             self.waiting = "ended; its machines are not known to be gone yet"
             return
+        if not self._nothing_unnamed():
+            return
         markers = tuple(marker for marker in self.job.markers if marker <= ended.seq)
         if markers:
             self.actions.append(Unmark(self.state.job, markers, "ended, and every machine is gone"))
+
+    def _nothing_unnamed(self) -> bool:
+        """Whether no machine is left that the log does not name: one whose launch's reply was lost, or that came late.
+
+        A list may lag, so claims that never got their `launched` are given the age at which machines are listed.
+        """
+        listed = self.job.instances
+        if not isinstance(listed, Known) or any(instance.state != "gone" for instance in listed.value):
+            self.waiting = "ended; the provider's list is not known to be free of its machines yet"
+            return False
+        for claim in self.state.claims:
+            if claim.launched is None and claim.closed_at is not None:
+                left = self.job.capabilities.newborn_s - (self.now - claim.closed_at).total_seconds()
+                if left > 0:
+                    self.waiting = "ended; a machine of a claim that was not launched may still show up"
+                    self._wake_in(left)
+                    return False
+        return True
 
     def _over(self, claim: Claim) -> bool:
         """Whether every rank has exited or is gone. Both are facts that cannot reverse."""
@@ -265,7 +285,7 @@ class _Decision:
             etag = silent_etag(self.job, claim, rank, self.now)
             if etag is None:
                 continue
-            if self.blind:
+            if self.blind and etag:  # One that was never heard has nothing to lose.
                 self.waiting = (
                     "nodes are silent, but not known to be alone in that: it may be our blindness; nothing is touched"
                 )

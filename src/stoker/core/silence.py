@@ -30,12 +30,15 @@ def silent_etag(job: JobSnapshot, claim: Claim, rank: int, now: datetime) -> str
 
 
 def mass_silence(snapshot: Snapshot, policy: Policy, now: datetime) -> bool:
-    """Whether so many nodes fell silent together that it must be our own blindness."""
+    """Whether so many nodes fell silent together that it must be our own blindness.
+
+    Only of those that were ever heard: a gang that never booted has not fallen silent, and must not be kept for good.
+    """
     expected = silent = 0
     for job in snapshot.jobs:
         for claim in job.state.open_claims:
             for rank in range(claim.nodes):
-                if _expected(job, claim, rank):
+                if _expected(job, claim, rank) and job.heartbeat_of(claim, rank) is not None:
                     expected += 1
                     silent += silent_etag(job, claim, rank, now) is not None
     return silent >= policy.mass_silence_least and silent > expected * policy.mass_silence_share

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT, Policy
-from stoker.core.snapshot import Action, JobSnapshot, Plan
+from stoker.core.snapshot import Action, JobSnapshot, Plan, Unmark
 from stoker.errors import StokerError, StoreError
 from stoker.governor.apply import Applier
 from stoker.governor.clock import StoreClock, governor_name, record_pass
@@ -85,6 +85,7 @@ class Governor:
         waiting = dict(plan.waiting)
         wakes = [plan.wake_at]
         for _ in range(MOST_ROUNDS):
+            plan = self._indexed_first(plan, newest, waiting, clock)
             applied = self.applier.apply(plan)
             actions += applied.done
             problems |= applied.problems
@@ -143,6 +144,20 @@ class Governor:
     def _observe(self, markers: dict[str, tuple[int, ...]]) -> Observation:
         listing = list_clouds(self.store, self.fleet, self.memory, markers)
         return observe(self.store, self.fleet, self.memory, markers, listing)
+
+    def _indexed_first(
+        self, plan: Plan, newest: dict[str, JobSnapshot], waiting: dict[str, str], clock: StoreClock
+    ) -> Plan:
+        """Without a marker nobody looks at a job again: what `ps` will tell of it for good is written before."""
+        kept: list[Action] = []
+        for action in plan.actions:
+            if isinstance(action, Unmark):
+                try:
+                    self.indexer.update(newest[action.job], waiting.get(action.job, ""), clock.now())
+                except StoreError:
+                    continue
+            kept.append(action)
+        return replace(plan, actions=tuple(kept))
 
     def _index(self, jobs: tuple[JobSnapshot, ...], waiting: dict[str, str], clock: StoreClock) -> None:
         for job in jobs:

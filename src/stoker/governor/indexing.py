@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from stoker import facts
+from stoker import facts, log
 from stoker.core.snapshot import JobSnapshot
 from stoker.governor.observe import Memory
 from stoker.index import IndexRecord, read_submission, write_index
@@ -39,4 +39,8 @@ class Indexer:
             if claim.number not in told:
                 told[claim.number] = facts.read_claim(self.store, state.job, claim)
         write_index(self.store, IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting)))
+        newer = log.read(self.store, state.job, state)
+        if newer is not None and newer.seq > state.seq:
+            # A rival moved on meanwhile, and perhaps wrote its last record before this one: put that right.
+            write_index(self.store, IndexRecord(state=newer, summary=summarize(newer, submission, told, now, waiting)))
         self._written[state.job] = (what, self.monotonic())

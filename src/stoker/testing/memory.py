@@ -88,6 +88,10 @@ class MemoryStore:
         """From now on every call of this client raises StoreUnavailable; or no longer."""
         self._out = out
 
+    def holds(self, key: str) -> bool:
+        """Whether there is such an object, for the test's own eyes: no call, no fault, no count."""
+        return key in self._bucket.objects
+
     @property
     def url(self) -> str:
         return self._url

@@ -1,0 +1,433 @@
+"""A modelled agent: it boots, waits at the real gate, trains, saves and leaves; it writes the real facts.
+
+Only the training and the machine are made up. What it may do comes from `stoker.core.gate`, what it reads through
+`stoker.log` and `stoker.facts`, what it writes through `stoker.codec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from stoker import codec, facts, layout, log
+from stoker.core import gate, retry
+from stoker.core.policy import DEFAULT
+from stoker.errors import StoreError
+from stoker.fold import Claim, JobState
+from stoker.model import (
+    Ack,
+    AgentPhase,
+    CheckpointRef,
+    Exit,
+    ExitOutcome,
+    ExitWhy,
+    Heartbeat,
+    Known,
+    NoticeFact,
+    Rendezvous,
+)
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_cloud import Machine
+from stoker.testing.sim_data import at
+
+if TYPE_CHECKING:
+    from stoker.testing.sim import World
+
+# As the real agent's `supervise.SAVE_GRACE_S` and `node.FLUSH_LIMIT_S`.
+SAVE_GRACE_S = 60.0
+FLUSH_LIMIT_S = 1800.0
+TICK_S = 10.0
+
+
+@dataclass
+class Leaving:
+    """Why the training is being ended, and until when it may save."""
+
+    why: ExitWhy
+    deadline_s: float
+    outcome: ExitOutcome = "interrupted"
+
+
+class Agent:
+    """One boot of one agent. `training` says whether the training runs, whatever the agent knows."""
+
+    def __init__(self, world: World, machine: Machine, boot: int = 0) -> None:
+        self.world = world
+        self.machine = machine
+        self.boot = boot
+        self.job = world.jobs[machine.job]
+        self.store: MemoryStore = world.agent_store(self)
+        self.skew = timedelta(seconds=world.random.uniform(-60.0, 60.0) if world.scenario.skewed else 0.0)
+        self.node = layout.node(machine.job, machine.claim, machine.rank, layout.boot(machine.id, boot))
+        self.state: JobState | None = None
+        self.phase: AgentPhase = "booting"
+        self.born_s = world.now_s
+        self.dead = False
+        self.training = False
+        self.partitioned_until_s = 0.0
+        self.heard_since_s = world.now_s
+        self.started_s: float | None = None
+        self.trained_s = 0.0
+        self.looked_s = 0.0
+        self.step = 0.0
+        self.first_step = 0
+        self.commits = 0
+        self.restored: str | None = None
+        self.older = 0
+        self.checkpoint: CheckpointRef | None = None
+        self.notice: NoticeFact | None = None
+        self.notice_told = False
+        self.leaving: Leaving | None = None
+        self.saved_at_s = 0.0
+        self.left: Exit | None = None
+        self.rendezvous: Rendezvous | None = None
+        self.ready = False
+        self.limit_s: float | None = None
+        self.beats = 0
+
+    # ── What happens to it ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def alive(self) -> bool:
+        return self.machine.alive and not self.dead
+
+    @property
+    def reachable(self) -> bool:
+        return self.world.now_s >= self.partitioned_until_s and self.world.now_s >= self.world.outage_until_s
+
+    def lose_machine(self) -> None:
+        self._stop_training()
+        self.dead = True
+
+    def die(self) -> None:
+        """kill -9 of the agent. Its training dies a moment later; then the machine restarts it, or powers off."""
+        self.dead = True
+        world = self.world
+        world.note(f"the agent of {self.machine.id} dies")
+        world.after(world.random.uniform(0.0, 5.0), self._stop_training)
+        if world.random.random() < 0.6:
+            world.after(world.random.uniform(5.0, 20.0), self._restart)
+        else:
+            world.after(world.random.uniform(5.0, 90.0), lambda: world.cloud.power_off(self.machine))
+
+    def _restart(self) -> None:
+        if self.machine.alive:
+            again = Agent(self.world, self.machine, self.boot + 1)
+            self.machine.agent = again
+            again.flush_only(self)
+
+    def flush_only(self, before: Agent) -> None:
+        """A restarted agent never trains: it tells what is there, and goes."""
+        assert not before.training
+        self.trained_s, self.step, self.restored = before.trained_s, before.step, before.restored
+        self.commits, self.checkpoint, self.started_s = before.commits, before.checkpoint, before.started_s
+        self.phase = "flushing"
+        if self._try(self._beat):
+            self._leave("infrastructure", "agent")
+        else:
+            self.world.after(TICK_S, lambda: self.flush_only(before) if self.alive else None)
+
+    def give_notice(self, grace_s: float, *, hard: bool) -> None:
+        if self.alive and self.notice is None:
+            self.world.note(f"{self.machine.id}: {'hard' if hard else 'soft'} notice, {grace_s:g} s")
+            self.notice = NoticeFact(hard=hard, source="sim", at=self._wall(), grace_s=grace_s)
+            self.world.after(0.0, self._tick_once)
+
+    # ── Its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        self.phase = "waiting"
+        self.tick()
+
+    def tick(self) -> None:
+        """Look at everything once, and come back."""
+        if not self.alive or self.machine.agent is not self:
+            return
+        self._tick_once()
+        if self.alive and self.left is None:
+            self.world.after(TICK_S * self.world.random.uniform(0.7, 1.3), self.tick)
+
+    def _tick_once(self) -> None:
+        if not self.alive or self.left is not None or self.machine.agent is not self:
+            return
+        self._try(self._read_log)
+        self._tell_notice()
+        if self.leaving is not None:
+            self._save_on()
+        elif self.training:
+            self._train_on()
+        elif self.phase in ("waiting", "restoring"):
+            self._wait_on()
+        if self.alive and self.left is None:
+            self._try(self._beat)
+
+    def _wait_on(self) -> None:
+        left = gate.should_leave(self.state, self.machine.claim, self.machine.id)
+        if left is not None:
+            return self._leave("interrupted", left.why)
+        if self.notice is not None and self.notice.hard:
+            return self._leave("interrupted", "notice")
+        if self.world.now_s - self.born_s > DEFAULT.wait_limit_s:
+            return self._leave("interrupted", "waited")
+        if self._peer_left() is not None:
+            return self._leave("interrupted", "peer")
+        if not self.ready:
+            self.ready = self._try(self._ask_gate) and self.phase == "restoring"
+        if self.ready:
+            self._try(self._agree)
+        return None
+
+    def _ask_gate(self) -> None:
+        exits = lambda claim: facts.read_exits(self.store, self.machine.job, claim)  # noqa: E731
+        allowed = gate.may_train(self.state, self.machine.claim, self.machine.id, exits)
+        if isinstance(allowed, gate.Go):
+            self.phase = "restoring"
+
+    def _agree(self) -> None:
+        """Rank 0 proposes when all are ready; the others follow its word."""
+        claim = self._claim()
+        if claim is None or self.started_s is not None:
+            return
+        if self.machine.rank == 0:
+            if all(self._peer_ready(claim, rank) for rank in range(1, claim.nodes)):
+                key = self.rendezvous.checkpoint if self.rendezvous else self.job.newest(self.store, self.state)
+                self.rendezvous = Rendezvous(1, ("",) * claim.nodes, 1, checkpoint=key, go=True)
+                self._beat()
+                self._start_from(key)
+        else:
+            told = self._peer_beat(claim, 0)
+            if told is not None and told.rendezvous is not None and told.rendezvous.go:
+                self._start_from(told.rendezvous.checkpoint)
+
+    def _start_from(self, key: str | None) -> None:
+        self.world.checks.restored(self, key)
+        self.restored, self.older = key, self.job.older_than(self.store, self.state, key)
+        self.step = float(self.job.step_of(key))
+        self.first_step = int(self.step)
+        self.started_s = self.world.now_s
+        self.world.after(self.world.random.uniform(0.0, 4.0), self._start_training)
+
+    def _start_training(self) -> None:
+        if not self.alive or self.left is not None or self.leaving is not None:
+            return
+        self.training, self.phase = True, "training"
+        self.looked_s = self.world.now_s
+        self.limit_s = self._own_limit_s()
+        self.world.note(f"{self.machine.id} trains from step {self.step:g}")
+        self.world.checks.started(self)
+        if self.job.is_poisoned(self.restored):
+            self.world.after(self.world.random.uniform(1.0, 5.0), lambda: self._end_by_itself("failed"))
+
+    def _train_on(self) -> None:
+        self._progress()
+        left = gate.should_leave(self.state, self.machine.claim, self.machine.id)
+        peer_grace_s = self._peer_left()
+        if left is not None and left.why == "closed":
+            self.world.checks.told_closed(self)
+            self._stop_training()
+            return self._leave("interrupted", "closed")
+        if self.notice is not None and self.notice.hard:
+            return self._save("notice", self.notice.grace_s)
+        if left is not None:
+            return self._save(left.why, SAVE_GRACE_S)
+        if peer_grace_s is not None:
+            return self._save("peer", min(SAVE_GRACE_S, peer_grace_s))
+        if self.limit_s is not None and self.trained_s >= self.limit_s:
+            return self._save("limit", SAVE_GRACE_S)
+        if self.job.fails_at is not None and self.step >= self.job.fails_at:
+            return self._end_by_itself("failed")
+        if self.step >= self.job.work:
+            return self._end_by_itself("succeeded")
+        if self.step - self.job.step_of(self.checkpoint.key if self.checkpoint else self.restored) >= self.job.every:
+            self._try(self._commit)
+        return None
+
+    def _progress(self) -> None:
+        """Steps since the last look. A gang of which a rank is missing waits for it, and makes none."""
+        span_s = self.world.now_s - self.looked_s
+        self.looked_s = self.world.now_s
+        self.trained_s += span_s
+        if self.world.gang_trains(self.machine):
+            self.step = min(float(self.job.work), self.step + span_s * self.job.pace)
+
+    def _end_by_itself(self, outcome: ExitOutcome) -> None:
+        if not self.alive or not self.training or self.leaving is not None:
+            return
+        self._progress()
+        self._stop_training()
+        self.leaving = Leaving("finished", self.world.now_s + FLUSH_LIMIT_S, outcome)
+        self._save_on()
+
+    # ── Leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _save(self, why: ExitWhy, grace_s: float) -> None:
+        needs_s = self.world.random.uniform(1.0, 45.0) * min(1.0, grace_s / SAVE_GRACE_S + 0.2)
+        self.leaving = Leaving(why, self.world.now_s + grace_s)
+        self.saved_at_s = self.world.now_s + needs_s
+        self.phase = "saving"
+        self.world.note(f"{self.machine.id} saves ({why}), needs {needs_s:.0f} s of {grace_s:g} s")
+        self.world.after(min(needs_s, grace_s * 0.95), self._tick_once)
+
+    def _save_on(self) -> None:
+        """While the training saves; then make it durable and say so. It ends by its deadline in any case."""
+        leaving = self.leaving
+        if leaving is None or not self.alive or self.left is not None:
+            return
+        late = self.world.now_s >= leaving.deadline_s - 1.0
+        if self.training:
+            left = gate.should_leave(self.state, self.machine.claim, self.machine.id)
+            if left is not None and left.why == "closed":
+                self.world.checks.told_closed(self)
+            if self.world.now_s < self.saved_at_s and not late:
+                self.world.after(1.0, self._tick_once)
+                return
+            self._progress()
+            if self.world.now_s >= self.saved_at_s and not self._try(self._commit) and not late:
+                self.world.after(2.0, self._tick_once)
+                return
+            self._stop_training()
+        elif leaving.outcome == "succeeded" and not self._try(self._commit) and not late:
+            self.world.after(5.0, self._save_on)
+            return
+        self.phase = "flushing"
+        self._leave(leaving.outcome, leaving.why)
+
+    def _leave(self, outcome: ExitOutcome, why: ExitWhy, until_s: float | None = None) -> None:
+        """Write the exit until it is there, or for as long as an agent tries; then give the machine back."""
+        assert not self.training
+        if not self.alive:
+            return
+        until_s = until_s if until_s is not None else self.world.now_s + FLUSH_LIMIT_S
+        failed = outcome == "failed"
+        left = Exit(
+            outcome=outcome,
+            why=why,
+            at=self._wall(),
+            started=self.started_s is not None,
+            code=1 if failed else 0,
+            trained_s=self.trained_s,
+            step=int(self.step) if self.started_s is not None else None,
+            first_step=self.first_step,
+            restored_from=self.restored,
+            older_checkpoints=self.older,
+            checkpoint=self.checkpoint,
+            commits=self.commits,
+            tail=("ValueError: no",) if failed else (),
+        )
+        self.leaving = self.leaving or Leaving(why, until_s, outcome)
+        if not self._try(lambda: self.store.put(layout.exit_(self.node), codec.dumps(left))):
+            if self.world.now_s < until_s:
+                self.world.after(5.0, lambda: self._leave(outcome, why, until_s))
+                return
+        else:
+            self.left = left
+            self.world.note(f"{self.machine.id} exits: {outcome}, {why}, step {int(self.step)}")
+            self.world.checks.exited(self)
+        self.dead = True
+        self.world.kick()
+        # Some machines do not power off when told to; the governor ends those.
+        if self.world.random.random() < 0.9:
+            self.world.after(self.world.random.uniform(0.0, 10.0), lambda: self.world.cloud.power_off(self.machine))
+
+    def _stop_training(self) -> None:
+        if self.training:
+            self.trained_s += self.world.now_s - self.looked_s
+            self.looked_s = self.world.now_s
+            self.training = False
+
+    # ── Facts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _try(self, action: object) -> bool:
+        assert callable(action)
+        try:
+            action()
+        except StoreError:
+            return False
+        return True
+
+    def _read_log(self) -> None:
+        self.state = log.read(self.store, self.machine.job, self.state)
+
+    def _beat(self) -> None:
+        self.beats += 1
+        beat = Heartbeat(
+            beat=self.beats,
+            phase=self.phase,
+            at=self._wall(),
+            interval_s=TICK_S,
+            trained_s=self.trained_s,
+            step=int(self.step) if self.started_s is not None else None,
+            restored_from=self.restored,
+            checkpoint=self.checkpoint,
+            rendezvous=self.rendezvous,
+            ack=Ack(round=1, ok=True) if self.ready else None,
+        )
+        self.store.put(layout.heartbeat(self.node), codec.dumps(beat))
+
+    def _tell_notice(self) -> None:
+        if self.notice is not None and not self.notice_told and self.beats:
+            notice = self.notice
+            if self._try(lambda: self.store.put(layout.notice(self.node), codec.dumps(notice))):
+                self.notice_told = True
+                self.world.kick()
+
+    def _commit(self) -> None:
+        """Rank 0 keeps the checkpoint of the whole."""
+        step = int(self.step)
+        if self.machine.rank != 0 or step <= self.job.step_of(self.checkpoint.key if self.checkpoint else None):
+            return
+        key = layout.checkpoint_key(self.machine.claim, self.commits + 1, f"step-{step}")
+        self.store.put(layout.manifest(self.machine.job, key), b"{}")
+        self.commits += 1
+        self.checkpoint = CheckpointRef(key, f"step-{step}", step)
+        self.world.checks.committed(self, key, step)
+
+    def _claim(self) -> Claim | None:
+        return self.state.claim(self.machine.claim) if self.state else None
+
+    def _peer_beat(self, claim: Claim, rank: int) -> Heartbeat | None:
+        instance = claim.instance(rank)
+        if instance is None:
+            return None
+        found = facts.read_node(self.store, self.machine.job, claim.number, rank, instance).heartbeat
+        return found.value.value if isinstance(found, Known) and found.value else None
+
+    def _peer_ready(self, claim: Claim, rank: int) -> bool:
+        beat = self._peer_beat(claim, rank)
+        return beat is not None and beat.ack is not None
+
+    def _peer_left(self) -> float | None:
+        """The grace of a peer that leaves: rank 0 watches all, the others watch rank 0."""
+        claim = self._claim()
+        if claim is None or claim.nodes == 1 or claim.launched is None:
+            return None
+        for node in claim.launched:
+            if node.rank == self.machine.rank or (self.machine.rank != 0 and node.rank != 0):
+                continue
+            told = facts.read_node(self.store, self.machine.job, claim.number, node.rank, node.instance)
+            if isinstance(told.notice, Known) and told.notice.value and told.notice.value.value.hard:
+                return told.notice.value.value.grace_s
+            left = told.exit.value.value if isinstance(told.exit, Known) and told.exit.value else None
+            beat = told.heartbeat.value.value if isinstance(told.heartbeat, Known) and told.heartbeat.value else None
+            if left is not None and left.outcome != "succeeded":
+                return SAVE_GRACE_S
+            if left is None and beat is not None and beat.phase == "saving":
+                return SAVE_GRACE_S
+        return None
+
+    def _own_limit_s(self) -> float | None:
+        most = self.job.spec.limits.max_runtime_s
+        if most is None or self.state is None:
+            return None
+        spent = sum(c.closed.trained_s for c in self.state.since_opened() if c.closed)
+        return max(0.0, most - spent)
+
+    def _wall(self) -> datetime:
+        """This node's own clock, which nobody may compare with another's."""
+        return at(self.world.now_s) + self.skew
+
+
+def poisoned_keys(state: JobState | None) -> frozenset[str]:
+    """The checkpoints that the log gives up on."""
+    return retry.poisoned(state, DEFAULT) if state else frozenset()

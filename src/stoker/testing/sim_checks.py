@@ -1,0 +1,196 @@
+"""What must hold at every moment, and what must be true in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker import layout
+from stoker.fold import Claim
+from stoker.index import read_summary
+from stoker.testing.sim_cloud import Machine
+from stoker.testing.sim_scenario import SimJob
+
+if TYPE_CHECKING:
+    from stoker.testing.sim import World
+    from stoker.testing.sim_agent import Agent
+
+# A node that could be reached for so long has been heard, and has heard: nobody may take it for silent.
+HEARD_S = 200.0
+# What the bounds allow on top: the save, a pass, a machine that takes its time to go; and for each attempt that was
+# lost without an exit, what it trained between its last heartbeat and its end.
+SLACK_S = 300.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Checks:
+    """The invariants. Each method is called when what it is named after happens."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def fail(self, what: str) -> None:
+        raise Violation(what)
+
+    # ── Training ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def started(self, agent: Agent) -> None:
+        machine, job = agent.machine, agent.job
+        self.world.sync()
+        claim = self._claim(machine)
+        if claim is None or all(node.instance != machine.id for node in claim.launched or ()):
+            self.fail(f"{machine.id} trains, and the log does not name it")
+        assert claim is not None and job.state is not None
+        if not claim.open or job.state.ended is not None:
+            self.fail(f"{machine.id} trains after its claim was closed or the job ended")
+        for other in self.world.training(job):
+            if other.machine.claim != machine.claim:
+                self.fail(f"two attempts train: {other.machine.id} and {machine.id}")
+            if other is not agent and other.machine.rank == machine.rank:
+                self.fail(f"a rank trains twice: {other.machine.id} and {machine.id}")
+        for number, ranks in job.succeeded.items():
+            done = job.state.claim(number)
+            if (
+                done is not None
+                and number > job.state.opened_seq
+                and len(ranks) == done.nodes
+                and number != claim.number
+            ):
+                self.fail(f"{machine.id} trains although claim {number} has succeeded")
+
+    def restored(self, agent: Agent, key: str | None) -> None:
+        """No committed checkpoint is lost: the newest that nobody gave up on is what is restored."""
+        from stoker.testing.sim_agent import poisoned_keys
+
+        job = agent.job
+        job.restored_by = max(job.restored_by, agent.machine.claim)
+        given_up = poisoned_keys(job.state) | poisoned_keys(agent.state)
+        left = [step for name, step in job.durable if name not in given_up]
+        if left and job.step_of(key) < left[-1]:
+            self.fail(f"{agent.machine.id} restores {key}, but step {left[-1]} is durable")
+
+    def committed(self, agent: Agent, key: str, step: int) -> None:
+        job = agent.job
+        if job.restored_by > agent.machine.claim:
+            self.fail(f"{agent.machine.id} commits {key} after claim {job.restored_by} has restored")
+        job.durable.append((key, step))
+        if job.poison_from is not None and step >= job.poison_from and not job.poisoned:
+            job.poisoned.add(key)
+
+    def exited(self, agent: Agent) -> None:
+        if agent.left is not None and agent.left.outcome == "succeeded":
+            agent.job.succeeded.setdefault(agent.machine.claim, set()).add(agent.machine.rank)
+
+    def told_closed(self, agent: Agent) -> None:
+        self.fail(f"{agent.machine.id} is told that its claim is closed while its training runs")
+
+    def logged(self, job: SimJob) -> None:
+        """After every new entry: what is closed or ended does not train."""
+        assert job.state is not None
+        for agent in self.world.training(job):
+            claim = self._claim(agent.machine)
+            if job.state.ended is not None:
+                self.fail(f"the job has ended, and {agent.machine.id} still trains")
+            if claim is None or not claim.open:
+                self.fail(f"claim {agent.machine.claim} is closed, and {agent.machine.id} still trains")
+
+    # ── Machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def terminated(self, machine: Machine) -> None:
+        """Somebody asks the cloud to end this machine."""
+        world, agent = self.world, machine.agent
+        if machine.job == "foreign":
+            self.fail("a machine without this store's tag is touched")
+        if machine.job == "ghost" and world.now_s - machine.created_s < world.scenario.capabilities.newborn_s:
+            self.fail(f"{machine.id} is ended as an orphan while newborn")
+        if agent is None or not agent.alive or not agent.training:
+            return
+        world.sync()
+        if world.now_s - max(agent.born_s, agent.partitioned_until_s, world.outage_until_s) < HEARD_S:
+            return
+        if agent.leaving is not None and world.now_s < agent.leaving.deadline_s:
+            self.fail(
+                f"the save of {machine.id} is cut ({agent.leaving.deadline_s - world.now_s:.0f} s before its end)"
+            )
+        claim = self._claim(machine)
+        state = agent.job.state
+        if claim is not None and claim.open and claim.drain is None and state is not None and state.stop is None:
+            self.fail(f"{machine.id} trains, is heard, was asked nothing, and is terminated")
+
+    # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def at_rest(self) -> bool:
+        world = self.world
+        ended = all(job.state is not None and job.state.ended is not None for job in world.jobs.values())
+        alive = any(m.alive for m in world.cloud.machines.values() if m.job in world.jobs)
+        return ended and not alive and not list(world.store.list(layout.ACTIVE))
+
+    def at_the_end(self) -> None:
+        for job in self.world.jobs.values():
+            self._outcome(job)
+            self._log(job)
+            self._bounds(job)
+            summary = read_summary(self.world.store, job.name)
+            assert job.state is not None and job.state.ended is not None
+            if self.world.index_doubted:
+                continue
+            if summary is None or summary.phase != job.state.ended.outcome:
+                self.fail(f"the index tells {summary and summary.phase}, the log {job.state.ended.outcome}")
+
+    def _outcome(self, job: SimJob) -> None:
+        assert job.state is not None and job.state.ended is not None
+        ended, limits, scenario = job.state.ended, job.spec.limits, self.world.scenario
+        whole = {
+            number
+            for number, ranks in job.succeeded.items()
+            if number > job.state.opened_seq and len(ranks) == job.spec.nodes
+        }
+        if whole and ended.outcome != "succeeded":
+            self.fail(f"claim {min(whole)} succeeded, and the job {ended.outcome} ({ended.rule})")
+        if ended.outcome == "succeeded" and ended.claim not in whole:
+            self.fail("the job succeeded without an attempt of which every rank finished")
+        if ended.outcome == "stopped" and job.state.stop is None:
+            self.fail("the job stopped although nobody asked")
+        if ended.outcome == "failed":
+            allowed = {
+                "user-error": job.fails_at is not None or job.poison_from is not None,
+                "max_runtime": limits.max_runtime_s is not None,
+                "max_cost": limits.max_cost is not None,
+                "max_wait": limits.max_wait_s is not None,
+                "no-offering": scenario.rates["quota"] > 0,
+            }
+            if not allowed.get(ended.rule, "made no progress" in ended.reason):
+                self.fail(f"the job failed ({ended.rule}: {ended.reason})")
+
+    def _log(self, job: SimJob) -> None:
+        assert job.state is not None
+        keys = [meta.key for meta in self.world.store.list(layout.log_prefix(job.name))]
+        if keys != [layout.log_entry(job.name, seq) for seq in range(1, job.state.seq + 1)]:
+            self.fail("the log has a gap")
+        counted = sum(1 for c in job.state.since_opened() if c.closed and c.closed.counted)
+        if counted > job.spec.retry.user_errors + 1:
+            self.fail(f"{counted} user errors, and {job.spec.retry.user_errors} restarts were allowed")
+
+    def _bounds(self, job: SimJob) -> None:
+        """Only since the job was last opened, and not when the store was out: then nobody can count."""
+        assert job.state is not None
+        if self.world.outage_until_s:
+            return
+        since = job.state.since_opened()
+        trained_s = cost = 0.0
+        for claim in since:
+            machines = [m for m in self.world.cloud.machines.values() if m.job == job.name and m.claim == claim.number]
+            trained_s += max((m.agent.trained_s for m in machines if m.agent), default=0.0)
+            cost += sum(m.price * (m.changed_s - m.created_s) / 3600 for m in machines)
+        slack_s = SLACK_S * (1 + len(since))
+        limits = job.spec.limits
+        if limits.max_runtime_s is not None and trained_s > limits.max_runtime_s + slack_s:
+            self.fail(f"trained {trained_s:.0f} s of {limits.max_runtime_s:g} s")
+        if limits.max_cost is not None and cost > limits.max_cost + 3.0 * job.spec.nodes * slack_s / 3600:
+            self.fail(f"cost {cost:.2f} of {limits.max_cost:g}")
+
+    def _claim(self, machine: Machine) -> Claim | None:
+        state = self.world.jobs[machine.job].state if machine.job in self.world.jobs else None
+        return state.claim(machine.claim) if state else None
