@@ -126,6 +126,7 @@ class Life:
     def _live(self) -> Exit:
         state = self._wait_until_named()
         self.watch.start(self.wake.set)
+        self._watch_peers()
         submission = self._ask(lambda: prepare.read_spec(self.store, state))
         spec = submission.spec
         self.metrics = MetricsPump(
@@ -159,6 +160,13 @@ class Life:
                 raise Left("waited", "the log never named this machine")
             time.sleep(_NEAR_ASK_S if self.store.near else _FAR_ASK_S)
 
+    def _watch_peers(self) -> None:
+        """From the very start: a rank that leaves before the training would be waited for in vain by the others."""
+        claim = self.watch.claim()
+        assert claim is not None
+        self.peers = PeerWatch(self.store, self.config.job, claim, self.config.rank)
+        self.peers.start(self.wake.set)
+
     def _prepare(self, state: JobState, submission: Submission) -> None:
         self._ask(lambda: prepare.fetch_code(self.store, state, submission, self.paths))
         self.inputs = self._ask(lambda: prepare.fetch_inputs(submission, self.paths))
@@ -168,7 +176,7 @@ class Life:
             self.node.say("running setup")
             place = self._place(submission, Agreement(("127.0.0.1",) * self.config.nodes, 0, None), 0)
             env = training_environment(os.environ, submission, place) | self.secrets
-            prepare.run_setup(submission.spec.setup, self.group, env, self.paths, self._must_leave)
+            prepare.run_setup(submission.spec.setup, self.group, env, self.paths, self._leave_if_told)
 
     def _wait_until_allowed(self) -> JobState:
         """Until every older claim has left for good. Meanwhile another attempt may still be saving."""
@@ -237,9 +245,6 @@ class Life:
     def _train(self, submission: Submission, agreement: Agreement, attempt: int) -> Exit:
         spec = submission.spec
         place = self._place(submission, agreement, attempt)
-        claim = self.watch.claim()
-        assert claim is not None
-        self.peers = PeerWatch(self.store, self.config.job, claim, self.config.rank)
         self._start_syncs(submission, place)
         env = training_environment(os.environ, submission, place) | self.secrets
         # The last look before the start: whatever was read since the gate counts.
@@ -250,7 +255,6 @@ class Life:
             self.training.start(command_argv(spec), env, self.paths.code, self.paths.train_log)
         except OSError as error:
             raise SetupFailed(f"run: {error}; is the program there?", user=True, code=127) from error
-        self.peers.start(self.wake.set)
         self.started_at = utcnow()
         self.beat.change(phase="training", training_since=self.started_at)
         ending = self.training.wait(self._reason_to_end)
@@ -392,19 +396,14 @@ class Life:
         self._look_for_notice()
         if self._notice_deadline_s is not None:
             raise Left("notice", "given notice before the training started")
+        if self.peers is not None and self.peers.left is not None:
+            raise Left("peer", self.peers.left.reason)
 
     def _leave_if_told(self) -> None:
         self._leave_if_noticed()
         leave = self.watch.leave()
         if leave is not None:
             raise Left(leave.why, leave.reason)
-
-    def _must_leave(self) -> bool:
-        try:
-            self._leave_if_told()
-        except Left:
-            return True
-        return False
 
     def _ask(self, question: Callable[[], T]) -> T:
         """Ask the store until it answers: before the training there is nothing better to do. Raises Left if told to go.

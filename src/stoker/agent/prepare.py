@@ -92,17 +92,18 @@ def _fetch_input(name: str, source: str, target: Path) -> Path:
     return target
 
 
-def run_setup(text: str, group: Group, env: Mapping[str, str], paths: NodePaths, give_up: Callable[[], bool]) -> None:
-    """Run the user's set-up commands, their output in the log. Raises SetupFailed."""
+def run_setup(text: str, group: Group, env: Mapping[str, str], paths: NodePaths, check: Callable[[], None]) -> None:
+    """Run the user's set-up commands, their output in the log. Raises SetupFailed, and whatever `check` raises."""
     with paths.train_log.open("ab", buffering=0) as output:
         process = group.spawn(shell_argv(text), env=env, cwd=paths.code, stdout=output, stderr=subprocess.STDOUT)
-    while process.poll() is None:
-        if give_up():
-            group.kill()
-            process.wait()
-            raise SetupFailed("interrupted during set-up", user=False)
-        time.sleep(0.05)
-    group.kill()
+    try:
+        while process.poll() is None:
+            # Being told to go is not a failure of the set-up, and must not be judged as one.
+            check()
+            time.sleep(0.05)
+    finally:
+        group.kill()
+        process.wait()
     if process.returncode != 0:
         lines = " | ".join(last_lines(paths.train_log, 3))
         code = process.returncode
