@@ -10,9 +10,11 @@ import random
 import time
 
 import pytest
-from harness import World, chain
+from harness import PATIENCE_S, World, chain
 
-SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "3")))
+from stoker.errors import StokerError
+
+SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "2")))
 STEPS = 90
 # Below the number of attempts without progress that ends a job, so that bad luck alone cannot end it.
 MOST_KILLS = 4
@@ -22,7 +24,7 @@ def rampage(world: World, job: str, rng: random.Random, victims: list[str]) -> l
     """Kill now this, now that, with a governor to carry on; until the job has ended. Answers what was killed."""
     killed: list[str] = []
     governor = world.start("govern", "--watch")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while world.state(job).ended is None:
         assert time.monotonic() < deadline, f"killed {killed}\n{world.story(job)}"
         time.sleep(rng.uniform(0.2, 2.5))
@@ -32,11 +34,34 @@ def rampage(world: World, job: str, rng: random.Random, victims: list[str]) -> l
                 governor.kill()
                 governor.wait()
                 killed.append(victim)
+            elif victim == "notice":
+                killed += give_notice(world, job, rng)
+            elif victim == "store":
+                hide_store(world, rng)
+                killed.append(victim)
             elif world.kill(victim):
                 killed.append(victim)
         if governor.poll() is not None:
             governor = world.start("govern", "--watch")
     return killed
+
+
+def give_notice(world: World, job: str, rng: random.Random) -> list[str]:
+    """A reclaim with a grace that may be too short for anything."""
+    grace_s, node = rng.choice([0.0, 0.5, 2.0, 10.0]), rng.choice([0, 1])
+    try:
+        world.interrupt(job, grace_s=grace_s, node=node)
+    except StokerError:
+        return []  # No machine at this moment, or no such node.
+    return [f"notice of {grace_s:g} s to node {node}"]
+
+
+def hide_store(world: World, rng: random.Random) -> None:
+    """The store is away for a moment."""
+    elsewhere = world.root / "elsewhere"
+    world.folder.rename(elsewhere)
+    time.sleep(rng.uniform(0.1, 3.0))
+    elsewhere.rename(world.folder)
 
 
 def judge(world: World, job: str, killed: list[str]) -> None:
@@ -48,15 +73,13 @@ def judge(world: World, job: str, killed: list[str]) -> None:
     assert (world.outputs(job) / "result.txt").read_text() == chain(STEPS), story
     assert not world.journal("overlap"), story
 
-    durable = 0
-    for record in world.journal():
-        if record.kind == "durable":
-            durable = record.step
-        elif record.kind == "start":
-            assert record.step >= durable, f"attempt {record.attempt} lost step {durable}\n{story}"
+    durable = [record for record in world.journal("durable") if record.rank == 0]
+    for start in world.journal("start"):
+        before = max((record.step for record in durable if record.attempt < start.attempt), default=0)
+        assert start.step >= before, f"attempt {start.attempt} lost step {before}\n{story}"
     kept = {one.name for one in world.checkpoints(job) if one.complete}
     # The newest ones, of which `keep` are kept.
-    newest = sorted({record.step for record in world.journal("durable")})[-2:]
+    newest = sorted({record.step for record in durable})[-2:]
     assert {f"step-{step}" for step in newest} <= kept, story
 
 
@@ -89,3 +112,13 @@ def test_machines_that_vanish(world: World, seed: int) -> None:
     printed = [record.text for record in world.journal("line")]
     places = [printed.index(line) for line in logged if line in printed]
     assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_everything_on_several_nodes(world: World, seed: int) -> None:
+    world.script("counter.py")
+    rng = random.Random(2000 + seed)
+    settings = {"steps": STEPS, "pause": 0.06, "every": 4, "sure": 1}
+    job = world.submit(detach=False, nodes=2, params=settings, outputs="out", checkpoints={"keep": 3})
+    killed = rampage(world, job, rng, ["agent", "training", "governor", "supervisor", "notice", "store"])
+    judge(world, job, killed)
