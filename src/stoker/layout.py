@@ -10,6 +10,7 @@
     work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
     work/<job>/outputs/<claim>/…                      agents; plain files
     active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
+    probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock
 
 A boot is one start of an agent on one instance: `<instance>.<n>`. The instance is part of it so that an agent that
@@ -63,6 +64,11 @@ def index(job: str) -> str:
 
 def governor(name: str) -> str:
     return f"governors/{name}.json"
+
+
+def probe(name: str) -> str:
+    """Written and taken away again at once, to learn the store's time."""
+    return f"probes/{name}"
 
 
 def boot(instance: str, n: int) -> str:

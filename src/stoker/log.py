@@ -64,8 +64,11 @@ def append_next(
     `before(seq)` runs before each try, for what must be written first. Returns the state after the append, or the
     newest one if `decide` had nothing to add.
     """
+    lost_the_first = False
     while True:
         state = read(store, job, state)
+        if state is None and lost_the_first:
+            raise StoreError(f"{layout.log_entry(job, 1)}: does not open a job; only submitters may write it")
         wanted = decide(state)
         if wanted is None:
             return state
@@ -75,6 +78,7 @@ def append_next(
             before(seq)
         if append(store, job, seq, Record(token=new_token(), by=by, reason=reason, event=event)):
             return read(store, job, state)
+        lost_the_first = seq == 1
 
 
 def read(store: Store, job: str, state: JobState | None = None) -> JobState | None:

@@ -260,6 +260,14 @@ def _left_early(case: Case) -> Verdict | None:
     return Verdict("abandoned", "waited" if waited else "left", reason, restart=True)
 
 
+def _unrestorable(case: Case) -> Verdict | None:
+    """There are checkpoints and none can be restored. Beginning anew would throw work away: a person decides."""
+    for found in case.left:
+        if found.why == "restore":
+            return Verdict("failed", "restore", found.reason or "no checkpoint could be restored", restart=False)
+    return None
+
+
 def _bad_checkpoint(case: Case) -> Verdict | None:
     """It died on what it restored. Try once more, then the checkpoint before it."""
     failure, key = case.failure, case.restored_from
@@ -305,6 +313,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _lost,
     _infrastructure,
     _left_early,
+    _unrestorable,
     _bad_checkpoint,
     _user_error,
     _otherwise,

@@ -45,8 +45,20 @@ def governor_name() -> str:
 
 def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], float]) -> StoreClock:
     """Write down that this governor passes now, and take the store's time from it."""
-    key = layout.governor(name)
-    store.put(key, codec.dumps(PassRecord(governor=name, pid=os.getpid(), active=active)))
+    return _stamp(store, layout.governor(name), PassRecord(governor=name, pid=os.getpid(), active=active), monotonic)
+
+
+def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> StoreClock:
+    """The store's time for somebody who only looks: what has to be written for it is taken away again."""
+    key = layout.probe(f"{name}-{os.getpid()}")
+    try:
+        return _stamp(store, key, PassRecord(governor=name, pid=os.getpid(), active=0), monotonic)
+    finally:
+        store.delete([key])
+
+
+def _stamp(store: Store, key: str, record: PassRecord, monotonic: Callable[[], float]) -> StoreClock:
+    store.put(key, codec.dumps(record))
     # After the reply: a slow one makes this clock late, and ages too small, never too large.
     base_s = monotonic()
     found = store.head(key)

@@ -13,7 +13,7 @@ from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Action, JobSnapshot, Plan, Unmark
 from stoker.errors import StokerError, StoreError
 from stoker.governor.apply import Applier
-from stoker.governor.clock import StoreClock, governor_name, record_pass
+from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
 from stoker.governor.fleet import Fleet
 from stoker.governor.indexing import Indexer
 from stoker.governor.observe import Memory, Observation, active_jobs, list_clouds, observe
@@ -67,7 +67,7 @@ class Governor:
     def plan(self) -> tuple[Plan, Observation]:
         """What a pass would do now, doing nothing."""
         markers = active_jobs(self.store)
-        clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        clock = read_clock(self.store, self.name, self.monotonic)
         observation = self._observe(markers)
         return decide(observation.snapshot, self.policy, clock.now()), observation
 
