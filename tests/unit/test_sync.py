@@ -276,10 +276,10 @@ def test_a_file_opened_while_it_was_copied_puts_the_commit_off(
 
 def test_a_busy_folder_is_not_committed_all_the_time(tmp_path: Path, store: Store) -> None:
     world = World(tmp_path, store, keep=1000, spacing_s=100.0).begin()
-    for number in range(1000):
+    for number in range(500):
         world.write(latest=f"{number:05d}")
         world.tick(rounds=2, every_s=0.3)
-    assert 2 <= len(checkpoints(world.store)) <= 7
+    assert 2 <= len(checkpoints(world.store)) <= 4
 
 
 def test_what_is_being_written_stays_as_it_was(world: World, tmp_path: Path) -> None:
@@ -1129,6 +1129,7 @@ def test_a_restarted_agent_where_no_training_began_commits_nothing(tmp_path: Pat
     world.write(half="restored")
     age(world.folder)
     assert recovering(world).sync.final(LIMIT_S) is None
+    assert world.sync.status().error is None
     assert checkpoints(store) == []
 
 
