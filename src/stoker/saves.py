@@ -73,12 +73,12 @@ class Save:
             if not last:
                 return
         try:
-            if failed:
-                remove(self._staging)
-            else:
+            if not failed:
                 _sync_tree(self._staging)
                 self._commit(self._staging)
         finally:
+            # Nothing is left of it here once it has its name.
+            remove(self._staging)
             if self._gathering is not None:
                 self._gathering.close()
 

@@ -373,6 +373,20 @@ def test_without_exchange_a_name_is_replaced_all_the_same(monkeypatch: pytest.Mo
     assert Path("checkpoints/last/weights").read_text() == "2"
 
 
+def test_a_disk_that_fails_leaves_the_save_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    with train.checkpoint("last") as staging:
+        (staging / "weights").write_text("1")
+
+    def fail(source: Path, target: Path) -> None:
+        raise OSError(5, "broken")
+
+    monkeypatch.setattr("stoker.saves._replace_folder", fail)
+    with pytest.raises(OSError, match="broken"), train.checkpoint("last") as staging:
+        (staging / "weights").write_text("2")
+    assert visible(Path("checkpoints")) == {"last"}
+    assert Path("checkpoints/last/weights").read_text() == "1"
+
+
 def test_the_latest_is_the_one_saved_last_not_the_one_named_last() -> None:
     for name in ("step-9", "step-10", "a", "step-9"):
         with train.checkpoint(name):
