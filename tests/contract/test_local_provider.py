@@ -448,6 +448,12 @@ class TestNobodyIsMistaken:
         assert instance.id == node.instance
         assert process_of(node, "agent").alive
 
+    def test_a_supervisor_that_died_at_birth_is_not_waited_for(self, provider: LocalProvider) -> None:
+        node = self.half_made(provider)
+        node.log.touch()  # What the launcher opens for it, and all that there is of it.
+        assert provider.state([node.instance]) == {node.instance: "gone"}
+        assert provider.list_instances() == ()
+
     def test_a_launch_that_was_cut_short_can_be_called_off(self, provider: LocalProvider) -> None:
         node = self.half_made(provider)
         assert provider.terminate(node.instance) == "gone"
@@ -669,13 +675,15 @@ class TestNotices:
         assert json.loads(node.notice.read_text())["source"] == "the simulated spot market"
 
     def test_the_market_repeats_itself(self, provider: LocalProvider) -> None:
-        def drawn(*, spot: bool = True, claim: int = 1, seed: int = 7) -> list[float | None]:
+        def drawn(*, spot: bool = True, attempt: int = 1, seed: int = 7, job: str = "job-1") -> list[float | None]:
             market = LocalResources(reclaim_mean_s=30.0, seed=seed)
-            order = make_order(store=STORE, claim=claim, nodes=3, spot=spot, local=market)
+            order = make_order(store=STORE, nodes=3, spot=spot, local=market)
+            order = replace(order, attempt=attempt, job=job)
             return [request.params.get("reclaim_after_s") for request in provider.build(order)]
 
-        assert drawn() == drawn()
-        assert len({*drawn(), *drawn(claim=2), *drawn(seed=8)}) == 9
+        # Another job of the same name is another rehearsal of the same piece.
+        assert drawn() == drawn(job="job-2")
+        assert len({*drawn(), *drawn(attempt=2), *drawn(seed=8)}) == 9
         assert drawn(spot=False) == [None, None, None]
 
 

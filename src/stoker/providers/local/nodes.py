@@ -139,7 +139,9 @@ def probe(node: NodeFolder) -> InstanceState:
         if not try_lock(lock, exclusive=False):
             return _held(node)
         if not node.state.exists():
-            return "pending"  # Made, never started: its launcher died, and anybody may launch it again.
+            if not node.log.exists():
+                return "pending"  # Made, never started: its launcher died, and anybody may launch it again.
+            return _bury_stillborn(node, lock)
         state = node.read_state() or State("running", Process(0, 0, boot_id()), None, computer(), 0.0, "unreadable")
         return "gone" if state.phase == "gone" else _bury(node, lock, state)
     finally:
@@ -215,6 +217,17 @@ def _bury(node: NodeFolder, lock: int, state: State) -> InstanceState:
             return "stopping"
         group.close()
     _entomb(node, state, "its supervisor died")
+    return "gone"
+
+
+def _bury_stillborn(node: NodeFolder, lock: int) -> InstanceState:
+    """Its supervisor was started and died before it said a word, so nothing ever ran here."""
+    if not try_lock(lock, exclusive=True) or node.state.exists():
+        return "pending"  # Somebody is starting it again this moment.
+    try:
+        _entomb(node, None, "its supervisor died before the machine was on")
+    except OSError:
+        return "pending"  # A full disk; the next look tries again.
     return "gone"
 
 
