@@ -16,7 +16,7 @@ from stoker.store import Store, open_store
 MB = 1_000_000
 LARGE_FILES = 10
 LARGE_BYTES = 100 * MB
-SYNC_REPEATS = 3
+SYNC_REPEATS = 5
 SMALL_FILES = 100
 SMALL_BYTES = MB
 _JOB = "bench-0000"

@@ -47,17 +47,22 @@ _OFFERING = Offering(provider="local", machine="local", zone="this-computer", sp
 
 
 def make_jobs(root: Path, count: int) -> None:
-    """Fill the store at `root` with jobs, the last `ACTIVE` of them in training."""
-    ended, active = _template(_ended_events(), exited=True), _template(_active_events(), exited=False)
+    """Fill the store at `root` with jobs, the last `ACTIVE` of them in training.
+
+    The ended ones share one log and one spec by hard links, and what their nodes left is not there: making a hundred
+    thousand files would take longer than all that is measured, and nobody who looks at all jobs looks at these.
+    """
+    active, ended = _template(_active_events(), None), _template(_ended_events(), _exit())
     for prefix in (layout.JOBS, layout.WORK, layout.INDEX, layout.ACTIVE, layout.GOVERNORS):
         (root / prefix).mkdir(parents=True)
-    for n in range(count):
-        running = n >= count - ACTIVE
-        _write_job(root, name_of(n), active if running else ended)
-        if running:
-            marker = root / layout.active(name_of(n), 1)
-            marker.parent.mkdir()
-            marker.touch()
+    _write_job(root, name_of(0), ended)
+    for n in range(1, count - ACTIVE):
+        _copy_job(root, name_of(0), name_of(n), ended)
+    for job in active_names(count):
+        _write_job(root, job, active)
+        marker = root / layout.active(job, 1)
+        marker.parent.mkdir()
+        marker.touch()
 
 
 def beat(root: Path, count: int) -> None:
@@ -128,7 +133,7 @@ def _ended_events() -> list[Event]:
     return [*_active_events(), Ended(outcome="succeeded", rule="finished", claim=_CLAIM, exit_code=0, closing=closing)]
 
 
-def _template(events: list[Event], *, exited: bool) -> dict[str, bytes]:
+def _template(events: list[Event], left: Exit | None) -> dict[str, bytes]:
     """The job's objects by key, under the stand-in's name."""
     submission = Submission(
         job=_NAME,
@@ -146,10 +151,7 @@ def _template(events: list[Event], *, exited: bool) -> dict[str, bytes]:
     state = fold(_NAME, entries)
     assert state is not None
     node = _node(_NAME)
-    left = _exit() if exited else None
     objects[layout.heartbeat(node)] = codec.dumps(_heartbeat(_AT))
-    if left is not None:
-        objects[layout.exit_(node)] = codec.dumps(left)
     objects[layout.log_chunk(node, 0)] = b"step 100 loss 0.31\n" * 9
     objects[layout.index(_NAME)] = codec.dumps(
         IndexRecord(state, summarize(state, submission, _told(state, left), _AT))
@@ -219,13 +221,22 @@ def _node(job: str) -> str:
 
 
 def _write_job(root: Path, job: str, template: dict[str, bytes]) -> None:
-    own, stand_in = job.encode(), _NAME.encode()
-    spec = template[layout.spec(_NAME)].replace(stand_in, own)
+    """Everything of one job, under its own name."""
+    spec = template[layout.spec(_NAME)].replace(_NAME.encode(), job.encode())
     digest = codec.digest(spec).encode()
-    for folder in (f"jobs/{job}/log", f"{_node(job)}/log"):
-        os.makedirs(f"{root}/{folder}")  # noqa: PTH103 - a hundred thousand paths, and the clock is running
     for key, data in template.items():
-        path = f"{root}/{key.replace(_NAME, job)}"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        os.write(handle, data.replace(stand_in, own).replace(_DIGEST.encode(), digest))
-        os.close(handle)
+        path = root / key.replace(_NAME, job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.replace(_NAME.encode(), job.encode()).replace(_DIGEST.encode(), digest))
+
+
+def _copy_job(root: Path, job: str, other: str, template: dict[str, bytes]) -> None:
+    """Another job that went like `job`: an index record of its own, and the same log."""
+    os.makedirs(f"{root}/{layout.log_prefix(other)}")  # noqa: PTH103 - Paths cost more than the calls themselves
+    for key in template:
+        if key.startswith(layout.JOBS):
+            os.link(f"{root}/{key.replace(_NAME, job)}", f"{root}/{key.replace(_NAME, other)}")
+    record = template[layout.index(_NAME)].replace(_NAME.encode(), other.encode())
+    handle = os.open(f"{root}/{layout.index(other)}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    os.write(handle, record)
+    os.close(handle)
