@@ -9,7 +9,7 @@ from harness import World, chain
 JOB_FILE = """\
 name: counting
 run: python train.py
-params: {steps: 12, pause: 0.01, every: 5}
+params: {steps: 12, pause: 0.01, every: 5, sure: 1}
 outputs: artifacts
 checkpoints: {keep: 2}
 """
