@@ -46,11 +46,15 @@ class CommitQueue:
         self._folder = folder
         self._requests = channel / "commits"
         self._answers = channel / "commits.done"
+        self._counter = str(channel / "commits.next")
+        self._used = False
 
     @property
     def used(self) -> bool:
         """Whether the script ever asked for a commit in this attempt."""
-        return (self._channel / "commits.next").exists()
+        # Asked several times a second as long as the training lasts: a string, and no more once it is known.
+        self._used = self._used or os.path.exists(self._counter)  # noqa: PTH110
+        return self._used
 
     def waiting(self) -> list[CommitRequest]:
         """In the order they were made. The script may write anything here: what is no request is removed."""

@@ -44,7 +44,8 @@ NEAR_FOLLOW_S = 1.0
 FAR_FOLLOW_S = 10.0
 # How long a rank that has nothing new waits, at the end, for a last commit of rank 0 to join.
 FOLLOW_PATIENCE_S = 15.0
-POLL_S = 0.1
+# How soon a save of the script is seen. Each look costs a quarter of a millisecond of a processor that should train.
+POLL_S = 0.2
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _LAST_BACKOFF_S = 2.0
