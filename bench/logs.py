@@ -78,7 +78,7 @@ def log_slowdown() -> dict[str, float]:
 
 
 def log_unpaced() -> dict[str, float]:
-    """The same for 1,000,000 lines as fast as they come, unbuffered on both sides; and over bare Python as people run it,
+    """The same for 1,000,000 lines as fast as they come, unbuffered on both sides; and over bare Python as it comes,
     which gathers lines that go to a file: what it costs to see each line at once, whoever shows it."""
     with sandbox() as place:
         place.script("paced.py", PACED)
