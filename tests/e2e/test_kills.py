@@ -15,7 +15,7 @@ from harness import PATIENCE_S, World, chain
 from stoker.errors import StokerError
 
 SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "2")))
-STEPS = 90
+STEPS = 72
 # Below the number of attempts without progress that ends a job, so that bad luck alone cannot end it.
 MOST_KILLS = 4
 
