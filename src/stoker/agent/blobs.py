@@ -84,13 +84,9 @@ class BlobSender:
 
     def forget_files(self, present: Collection[Signature]) -> None:
         """Keep what is known of these files alone."""
-        self._digests = {
-            signature: self._digests[signature] for signature in present if signature in self._digests
-        }
+        self._digests = {signature: self._digests[signature] for signature in present if signature in self._digests}
 
-    def send(
-        self, files: Sequence[Outgoing], proceed: Callable[[], bool] = lambda: True
-    ) -> dict[str, BlobRef]:
+    def send(self, files: Sequence[Outgoing], proceed: Callable[[], bool] = lambda: True) -> dict[str, BlobRef]:
         """Make every file durable; the blobs by path, oldest first, so that a restore can keep the order of age.
 
         Raises Unstable when a file changed, Abandoned when `proceed` says so (asked before each file), StoreError when
@@ -105,9 +101,7 @@ class BlobSender:
             digest = self._known(one) or self._send(one)
             with self._lock:
                 self.bytes_left -= one.file.size
-            return BlobRef(
-                path=one.file.path, digest=digest, size=one.file.size, mode=one.file.mode & 0o177777
-            )
+            return BlobRef(path=one.file.path, digest=digest, size=one.file.size, mode=one.file.mode & 0o177777)
 
         try:
             blobs = run_all([partial(send_one, one) for one in files], self._workers)

@@ -97,9 +97,7 @@ class RequestedCommits:
                 return True
             return all(other.sequence <= request.sequence for other in self._queue.waiting())
 
-        outgoing = [
-            Outgoing(file._replace(path=f"{request.name}/{file.path}"), root / file.path) for file in files
-        ]
+        outgoing = [Outgoing(file._replace(path=f"{request.name}/{file.path}"), root / file.path) for file in files]
         blobs = self._sender.send(outgoing, proceed)
         if not self._queue.holds(request):
             raise Unstable(request.name)
@@ -193,9 +191,7 @@ class FolderCommits:
             return False
         ordinal = self._publisher.next_ordinal()
         manifest = self._publisher.manifest(
-            name_of(
-                {path: file for path, file in choice.files.items() if path not in choice.streams}, ordinal
-            ),
+            name_of({path: file for path, file in choice.files.items() if path not in choice.streams}, ordinal),
             ordinal,
             tuple(blobs.values()),
             ranks=self._ranks(),

@@ -8,23 +8,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.agent import evidence, prepare
+from stoker.agent import prepare
 from stoker.agent.beat import Beat
 from stoker.agent.environ import Place, lay_library, training_environment
+from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.node import FLUSH_LIMIT_S, Node, utcnow
+from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
-from stoker.agent.restore import Restored, RestoreError, proposals, restore
+from stoker.agent.restore import RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
-from stoker.agent.supervise import Ended, Ending, Training, save_grace_s
+from stoker.agent.supervise import Ending, Training, save_grace_s
 from stoker.agent.sync import CheckpointSync
 from stoker.agent.usage import UsageSampler, UsageThread
 from stoker.agent.watch import LogWatch
@@ -34,7 +36,7 @@ from stoker.core.gate import Go, Leave, Wait
 from stoker.core.policy import DEFAULT as POLICY
 from stoker.errors import StoreUnavailable, UserError
 from stoker.fold import JobState
-from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, NoticeFact, Usage
+from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.spec import DEFAULT_MASTER_PORT, Submission
 
@@ -50,9 +52,6 @@ _FAR_ASK_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-# A notice that comes as a signal to the agent (the machine is being shut down) says nothing about the time left.
-_SIGNAL_GRACE_S = 30.0
-
 
 class Left(Exception):
     """This node leaves before its training started."""
@@ -61,20 +60,6 @@ class Left(Exception):
         super().__init__(reason)
         self.why = why
         self.reason = reason
-
-
-@dataclass
-class _Trained:
-    """What is known of the training when it is over, whichever way."""
-
-    ended: Ended | None = None
-    restored: Restored | None = None
-    damaged: frozenset[str] = frozenset()
-    older_checkpoints: int = 0
-
-    @property
-    def restored_from(self) -> str | None:
-        return self.restored.key if self.restored else None
 
 
 class Life:
@@ -96,11 +81,8 @@ class Life:
         self.sync: CheckpointSync | None = None
         self.outputs: OutputSync | None = None
         self.peers: PeerWatch | None = None
-        self.trained = _Trained()
-        self.started_at = utcnow()
-        self._notice: NoticeFact | None = None
-        self._notice_deadline_s: float | None = None
-        self._signalled = False
+        self.trained = Trained()
+        self.notices = Notices(node)
         self._runtime_left_s: float | None = None
 
     # ── The whole ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,11 +96,12 @@ class Life:
         try:
             left = self._live()
         except Left as leaving:
-            left = self._exit("interrupted", leaving.why, leaving.reason)
+            left = make_exit("interrupted", leaving.why, leaving.reason, self.trained)
         except SetupFailed as failure:
-            left = self._exit("failed" if failure.user else "infrastructure", "setup", str(failure), code=failure.code)
+            outcome: ExitOutcome = "failed" if failure.user else "infrastructure"
+            left = make_exit(outcome, "setup", str(failure), self.trained, failure.code)
         except RestoreError as failure:
-            left = self._exit("failed", "restore", str(failure))
+            left = make_exit("failed", "restore", str(failure), self.trained)
         finally:
             self.group.kill()
         self._finish(left)
@@ -255,8 +238,8 @@ class Life:
             self.training.start(command_argv(spec), env, self.paths.code, self.paths.train_log)
         except OSError as error:
             raise SetupFailed(f"run: {error}; is the program there?", user=True, code=127) from error
-        self.started_at = utcnow()
-        self.beat.change(phase="training", training_since=self.started_at)
+        self.trained.started_at = utcnow()
+        self.beat.change(phase="training", training_since=self.trained.started_at)
         ending = self.training.wait(self._reason_to_end)
         if ending is None:
             self.trained.ended = self.training.finish()
@@ -265,7 +248,7 @@ class Life:
             self.node.say(f"{ending.reason}: {ending.grace_s:.1f} s to save")
             self.beat.change(phase="saving")
             self.trained.ended = self.training.end(ending, self.paths.notice, self._last_commit)
-        return self._verdict(self.trained.ended)
+        return judge(self.trained, self.paths.root, self.group.folder)
 
     def _start_syncs(self, submission: Submission, place: Place) -> None:
         spec = submission.spec
@@ -292,11 +275,11 @@ class Life:
             self.outputs.start()
 
     def _reason_to_end(self) -> Ending | None:
-        self._look_for_notice()
-        if self._notice_deadline_s is not None:
-            assert self._notice is not None
-            left_s = max(0.0, self._notice_deadline_s - time.monotonic())
-            return Ending("notice", f"notice from {self._notice.source}", left_s)
+        deadline_s = self.notices.look()
+        if deadline_s is not None:
+            assert self.notices.notice is not None
+            left_s = max(0.0, deadline_s - time.monotonic())
+            return Ending("notice", f"notice from {self.notices.notice.source}", left_s)
         leave = self.watch.leave()
         if leave is not None:
             return Ending(leave.why, leave.reason, save_grace_s())
@@ -313,26 +296,13 @@ class Life:
         self.sync.final(seconds, frozen=frozen)
         return self.sync.status().unsynced_bytes == 0
 
-    def _verdict(self, ended: Ended) -> Exit:
-        if ended.ending is not None:
-            # Asked to go, it went. Whether its exit status was 0 or not says nothing about the job being done: a
-            # script that saves and exits with 0 on SIGTERM has not finished.
-            return self._exit("interrupted", ended.ending.why, ended.ending.reason, ended)
-        if ended.code == 0:
-            return self._exit("succeeded", "finished", "the command finished", ended)
-        how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
-        left = self._exit("failed", "finished", f"the command ended with {how}", ended)
-        group = Path(self.group.folder) if self.group.folder else None
-        began_s = time.monotonic() - ended.trained_s
-        return replace(left, evidence=evidence.collect(ended.code, ended.signal, began_s, self.paths.root, group))
-
     # ── Leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, left: Exit) -> None:
         """Everything durable, then the exit, then nothing more."""
         self.beat.change(phase="flushing")
         ended = self.trained.ended
-        pressed = self._notice_deadline_s or (ended.deadline_s if ended and ended.deadline_s else None)
+        pressed = self.notices.look() or (ended.deadline_s if ended else None)
         until_s = time.monotonic() + FLUSH_LIMIT_S if pressed is None else max(pressed, time.monotonic() + 0.2)
         if left.outcome != "succeeded" and (ended is None or ended.ending is None):
             self.node.say(left.reason)
@@ -348,53 +318,15 @@ class Life:
             if worker is not None:
                 worker.stop()
         self.beat.stop()
-        self.node.write_exit(self._complete(left), until_s)
+        saved = self.sync.status() if self.sync is not None else None
+        progress = self.metrics.progress if self.metrics is not None else None
+        self.node.write_exit(complete(left, saved, progress, self.logs.tail()), until_s)
         self.group.close()
 
-    def _exit(
-        self, outcome: ExitOutcome, why: ExitWhy, reason: str, ended: Ended | None = None, code: int | None = None
-    ) -> Exit:
-        return Exit(
-            outcome=outcome,
-            why=why,
-            at=utcnow(),
-            reason=reason,
-            started=ended is not None,
-            code=ended.code if ended else code,
-            signal=ended.signal if ended else None,
-            trained_s=ended.trained_s if ended else 0.0,
-            started_at=self.started_at if ended else None,
-            save=ended.save if ended else None,
-            restored_from=self.trained.restored_from,
-            older_checkpoints=self.trained.older_checkpoints,
-        )
-
-    def _complete(self, left: Exit) -> Exit:
-        """What is only known when everything is flushed."""
-        if self.sync is not None:
-            status = self.sync.status()
-            left = replace(left, checkpoint=status.last, commits=status.commits)
-        if self.metrics is not None:
-            progress = self.metrics.progress
-            left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
-        return replace(left, tail=self.logs.tail())
-
-    # ── Notices and signals ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def _look_for_notice(self) -> None:
-        notice = self.node.machine.notice()
-        if notice is None and self._signalled:
-            notice = NoticeFact(hard=True, source="shutdown", at=utcnow(), grace_s=_SIGNAL_GRACE_S)
-        if notice is None or notice == self._notice:
-            return
-        self._notice = notice
-        if notice.hard and self._notice_deadline_s is None:
-            self._notice_deadline_s = time.monotonic() + notice.grace_s
-        self.node.write_notice(notice)
+    # ── Reasons to leave ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _leave_if_noticed(self) -> None:
-        self._look_for_notice()
-        if self._notice_deadline_s is not None:
+        if self.notices.look() is not None:
             raise Left("notice", "given notice before the training started")
         if self.peers is not None and self.peers.left is not None:
             raise Left("peer", self.peers.left.reason)
@@ -423,7 +355,7 @@ class Life:
         sleep_interruptibly(seconds, self._leave_if_told)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        self._signalled = True
+        self.notices.take_signal()
         self.wake.set()
 
     # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -72,9 +72,7 @@ class Pruner:
         self._listed -= useless
 
 
-def removable(
-    stored: Sequence[Stored], claim: int, rank: int, keep: int, last_restored: str | None
-) -> set[Place]:
+def removable(stored: Sequence[Stored], claim: int, rank: int, keep: int, last_restored: str | None) -> set[Place]:
     """Which manifests of this rank may go, as an agent of that claim sees it.
 
     Never: those of the newest `keep` complete checkpoints, the one that was restored last, and anything at all once a

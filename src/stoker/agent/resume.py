@@ -236,8 +236,6 @@ def _create(store: Store, manifest: Manifest) -> None:
 
 
 def _name(text: str) -> str:
-    safe = "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text
-    )
+    safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text)
     safe = safe.lstrip(".")[:100]
     return safe if layout.safe_name(safe) else "imported"

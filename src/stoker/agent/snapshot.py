@@ -314,9 +314,7 @@ class FolderWatch:
         return frozenset(found)
 
     def _compare(self) -> None:
-        self._dirty = {
-            path: file for path, file in self.files.items() if self.committed.get(path) != file.signature
-        }
+        self._dirty = {path: file for path, file in self.files.items() if self.committed.get(path) != file.signature}
         self.dirty_bytes = sum(file.size for file in self._dirty.values())
 
     def _hot(self, streams: Collection[str]) -> set[str]:

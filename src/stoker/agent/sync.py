@@ -139,9 +139,7 @@ class CheckpointSync:
             damaged={*damaged, *(restored.damaged if restored is not None else ())},
         )
         self._publisher = Publisher(store, job, claim, rank, monotonic=monotonic, now=now)
-        self._pruner = Pruner(
-            store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender
-        )
+        self._pruner = Pruner(store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender)
         self._watch = FolderWatch(folder, open_files, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic)
         self._queue = CommitQueue(channel, folder)
         self._requested = RequestedCommits(
@@ -389,9 +387,7 @@ class CheckpointSync:
         found = set(self._watch.open_now())
         if self._recovering:
             since_ns = self._stamp.stat().st_mtime_ns - int(self._settle_s * 1e9)
-            found |= {
-                path for path, file in self._watch.files.items() if file.signature.modified_ns >= since_ns
-            }
+            found |= {path for path, file in self._watch.files.items() if file.signature.modified_ns >= since_ns}
         return found
 
     def _ranks(self) -> tuple[int, ...]:

@@ -1,0 +1,72 @@
+"""The last word of a node: how it ended, from what is known when everything is over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from stoker.agent import evidence
+from stoker.agent.metrics import Progress
+from stoker.agent.node import utcnow
+from stoker.agent.restore import Restored
+from stoker.agent.supervise import Ended
+from stoker.agent.sync import SyncStatus
+from stoker.model import Exit, ExitOutcome, ExitWhy
+
+
+@dataclass
+class Trained:
+    """What becomes known of the training on its way."""
+
+    ended: Ended | None = None
+    started_at: datetime | None = None
+    restored: Restored | None = None
+    damaged: frozenset[str] = frozenset()
+    older_checkpoints: int = 0
+
+
+def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, trained: Trained, code: int | None = None) -> Exit:
+    """The exit, as far as it is known when the training is dead, or will never start."""
+    ended = trained.ended
+    return Exit(
+        outcome=outcome,
+        why=why,
+        at=utcnow(),
+        reason=reason,
+        started=ended is not None,
+        code=ended.code if ended else code,
+        signal=ended.signal if ended else None,
+        trained_s=ended.trained_s if ended else 0.0,
+        started_at=trained.started_at if ended else None,
+        save=ended.save if ended else None,
+        restored_from=trained.restored.key if trained.restored else None,
+        older_checkpoints=trained.older_checkpoints,
+    )
+
+
+def judge(trained: Trained, node_dir: Path, cgroup: str | None) -> Exit:
+    """How a training that started has ended."""
+    ended = trained.ended
+    assert ended is not None
+    if ended.ending is not None:
+        # Asked to go, it went. Whether its exit status was 0 or not says nothing about the job being done: a script
+        # that saves and exits with 0 on SIGTERM has not finished.
+        return make_exit("interrupted", ended.ending.why, ended.ending.reason, trained)
+    if ended.code == 0:
+        return make_exit("succeeded", "finished", "the command finished", trained)
+    how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
+    left = make_exit("failed", "finished", f"the command ended with {how}", trained)
+    began_s = time.monotonic() - ended.trained_s
+    group = Path(cgroup) if cgroup else None
+    return replace(left, evidence=evidence.collect(ended.code, ended.signal, began_s, node_dir, group))
+
+
+def complete(left: Exit, saved: SyncStatus | None, progress: Progress | None, tail: tuple[str, ...]) -> Exit:
+    """With what is only known when everything is flushed."""
+    if saved is not None:
+        left = replace(left, checkpoint=saved.last, commits=saved.commits)
+    if progress is not None:
+        left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
+    return replace(left, tail=tail)

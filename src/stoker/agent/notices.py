@@ -1,0 +1,39 @@
+"""The notice in force on this node, passed on the moment it is seen."""
+
+from __future__ import annotations
+
+import time
+
+from stoker.agent.node import Node, utcnow
+from stoker.model import NoticeFact
+
+# A notice that comes as a signal to the agent (the machine is being shut down) says nothing about the time left.
+_SIGNAL_GRACE_S = 30.0
+
+
+class Notices:
+    """Looks for a notice whenever it is asked. A hard one is final: its deadline never moves away again."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._signalled = False
+        self.notice: NoticeFact | None = None
+        # When a hard notice's grace is over, in monotonic seconds.
+        self.deadline_s: float | None = None
+
+    def take_signal(self) -> None:
+        """The machine is being shut down: a hard notice by another way. Safe in a signal handler."""
+        self._signalled = True
+
+    def look(self) -> float | None:
+        """The deadline of the hard notice in force, or None. A new notice, hard or soft, is told to the governors."""
+        notice = self._node.machine.notice()
+        if notice is None and self._signalled and self.notice is None:
+            notice = NoticeFact(hard=True, source="shutdown", at=utcnow(), grace_s=_SIGNAL_GRACE_S)
+        if notice is not None and notice != self.notice:
+            self.notice = notice
+            if notice.hard:
+                deadline_s = time.monotonic() + notice.grace_s
+                self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
+            self._node.write_notice(notice)
+        return self.deadline_s
