@@ -32,7 +32,7 @@ from stoker.providers.base import Interrupts
 from stoker.removing import remove_job
 from stoker.spec import Spec
 from stoker.store import Store, open_store
-from stoker.submitting import Prepared, connect, fitting_offerings, prepare, send, submitter
+from stoker.submitting import Prepared, connect, fitting_offerings, place_of, prepare, send, submitter
 from stoker.summary import Summary, summarize
 from stoker.surroundings import localise
 
@@ -106,6 +106,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         told=resolved.told,
         code=submission.code,
         environ=submission.environ if provider.capabilities.here else {},
+        place=place_of(provider),
         origin=found,
     )
 
@@ -221,7 +222,14 @@ def resume(job: str, store: str | Store | None = None) -> str:
         return ResumeAsked(by=me), f"resumed by {me}"
 
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
-    log.append_next(opened, found, state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b""))
+    after = log.append_next(
+        opened, found, state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b"")
+    )
+    # Somebody may have taken the marker for one that announces nothing, if this was slow.
+    if after is not None and after.ended is None:
+        marker = layout.active(found, after.opened_seq)
+        if opened.head(marker) is None:
+            opened.put(marker, b"")
     return found
 
 

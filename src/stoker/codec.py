@@ -25,6 +25,9 @@ from stoker.errors import CodecError
 T = TypeVar("T")
 
 _PLAIN = frozenset({str, bool, int, type(None)})
+# Whatever is counted or drawn with a seed fits, and sums of many still make floats and text: a number of a thousand
+# digits does neither, and would stop whoever shows it.
+_MOST_INT = 10**200
 Decoder = Callable[[Any, str], Any]
 
 
@@ -70,9 +73,12 @@ def loads(cls: type[T], data: bytes, *, where: str = "") -> T:
     """Decode `data` as `cls`. Raises CodecError for anything else."""
     try:
         tree = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return load(cls, tree, where=where)
+    except RecursionError:
+        # Deep enough to be parsed and too deep to be decoded, or even to be described in an error.
+        raise CodecError(where, "nested too deeply") from None
+    except ValueError as error:
         raise CodecError(where, f"not JSON: {error}") from None
-    return load(cls, tree, where=where)
 
 
 def load(cls: type[T], tree: Any, *, where: str = "") -> T:
@@ -119,7 +125,10 @@ def _wrong(where: str, wanted: str, tree: Any) -> CodecError:
 
 
 def _describe(tree: Any) -> str:
-    text = repr(tree)
+    try:
+        text = repr(tree)
+    except ValueError:  # A number of more digits than Python writes out.
+        return f"something of type {type(tree).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -138,7 +147,9 @@ def _bool(tree: Any, where: str) -> bool:
 
 def _int(tree: Any, where: str) -> int:
     if isinstance(tree, int) and not isinstance(tree, bool):
-        return tree
+        if -_MOST_INT < tree < _MOST_INT:
+            return tree
+        raise CodecError(where, "expected a whole number of reasonable size")
     raise _wrong(where, "a whole number", tree)
 
 
@@ -236,9 +247,10 @@ def _union(members: tuple[Any, ...]) -> Decoder:
 
     def decode(tree: Any, where: str) -> Any:
         if tagged and isinstance(tree, dict) and "kind" in tree:
-            decoder = tagged.get(tree["kind"])
+            kind = tree["kind"]
+            decoder = tagged.get(kind) if isinstance(kind, str) else None
             if decoder is None:
-                raise CodecError(_join(where, "kind"), f"unknown kind {_describe(tree['kind'])}")
+                raise CodecError(_join(where, "kind"), f"unknown kind {_describe(kind)}")
             return decoder(tree, where)
         problem: CodecError | None = None
         for decoder in plain:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from stoker import codec, layout
 from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.fold import Claim
-from stoker.model import Exit, Heartbeat, Known, NodeFacts, NoticeFact, Observed, Stamped, Unknown
+from stoker.model import (
+    CheckpointRef,
+    Exit,
+    Heartbeat,
+    Known,
+    NodeFacts,
+    NoticeFact,
+    Observed,
+    SaveTimes,
+    Stamped,
+    Unknown,
+)
 from stoker.store import Store
 
 T = TypeVar("T")
@@ -16,6 +28,15 @@ T = TypeVar("T")
 MAX_FACT_BYTES = 256 * 1024
 # A node's agent is started at most four times; more boots than this are not believed.
 MAX_BOOTS = 8
+# What a verdict quotes ends up in the log, whose entries are bounded: an entry that is too large to be read would end
+# the job for every reader, for good. Agents stay below all of these.
+_REASON_CHARS = 4000
+_TAIL_LINES, _TAIL_CHARS = 50, 20_000
+_KEY_CHARS = 300
+_EVIDENCE, _EVIDENCE_CHARS = 10, 100
+_WARNINGS = 20
+# A century: no training, save or notice takes longer.
+_LONGEST_SPAN_S = 100 * 365 * 86400.0
 
 
 def read_fact(store: Store, key: str, cls: type[T]) -> Observed[Stamped[T] | None]:
@@ -24,19 +45,24 @@ def read_fact(store: Store, key: str, cls: type[T]) -> Observed[Stamped[T] | Non
     Something that was read and makes no sense says nothing, for good: were it Unknown, whoever writes one such `exit`
     would have a job that can never be closed, not even by a stop.
     """
+    return _read(store, key, cls)[0]
+
+
+def _read(store: Store, key: str, cls: type[T]) -> tuple[Observed[Stamped[T] | None], bool]:
+    """One fact, and whether something may be there: also something that makes no sense."""
     try:
         found = store.get(key, limit=MAX_FACT_BYTES)
     except (StoreUnavailable, StoreDenied) as error:
-        return Unknown(str(error))
+        return Unknown(str(error)), True
     except StoreError:
-        return Known(None)  # Too large: no agent wrote that.
+        return Known(None), True  # Too large: no agent wrote that.
     if found is None:
-        return Known(None)
+        return Known(None), False
     try:
-        value = codec.loads(cls, found.data, where=key)
+        value = bounded(codec.loads(cls, found.data, where=key))
     except CodecError:
-        return Known(None)
-    return Known(Stamped(value=value, modified=found.meta.modified, etag=found.meta.etag))
+        return Known(None), True
+    return Known(Stamped(value=value, modified=found.meta.modified, etag=found.meta.etag)), True
 
 
 def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> NodeFacts:
@@ -46,10 +72,11 @@ def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> N
     notice: Observed[Stamped[NoticeFact] | None] = Known(None)
     exit_: Observed[Stamped[Exit] | None] = Known(None)
     for node in nodes:
-        beat = read_fact(store, layout.heartbeat(node), Heartbeat)
-        if beat == Known(None):
+        beat, there = _read(store, layout.heartbeat(node), Heartbeat)
+        if not there:
             break
-        heartbeat = beat
+        # One that makes no sense says nothing, but what else its agent said counts all the same.
+        heartbeat = beat if beat != Known(None) else heartbeat
         notice = _prefer(notice, read_fact(store, layout.notice(node), NoticeFact))
         exit_ = _prefer(exit_, read_fact(store, layout.exit_(node), Exit))
     return NodeFacts(rank=rank, instance=instance, heartbeat=heartbeat, notice=notice, exit=exit_)
@@ -68,6 +95,68 @@ def read_exits(store: Store, job: str, claim: Claim) -> tuple[Exit | None, ...]:
         if node.rank < claim.nodes and isinstance(facts.exit, Known) and facts.exit.value:
             found[node.rank] = facts.exit.value.value
     return tuple(found)
+
+
+def bounded(fact: T) -> T:
+    """A fact with what is absurd about it left out or cut: no text without an end, no time that is none.
+
+    An agent's facts come back as they are. Everything else still counts as far as it makes sense.
+    """
+    if isinstance(fact, Heartbeat):
+        return replace(
+            fact,
+            trained_s=_span_s(fact.trained_s),
+            interval_s=_span_s(fact.interval_s),
+            restored_from=_key(fact.restored_from),
+            checkpoint=_checkpoint(fact.checkpoint),
+            warnings=tuple(text[:_REASON_CHARS] for text in fact.warnings[:_WARNINGS]),
+        )
+    if isinstance(fact, Exit):
+        return replace(
+            fact,
+            reason=fact.reason[:_REASON_CHARS],
+            trained_s=_span_s(fact.trained_s),
+            restored_from=_key(fact.restored_from),
+            checkpoint=_checkpoint(fact.checkpoint),
+            tail=_tail(fact.tail),
+            save=_save(fact.save),
+            evidence=tuple(text[:_EVIDENCE_CHARS] for text in fact.evidence[:_EVIDENCE]),
+        )
+    if isinstance(fact, NoticeFact):
+        return replace(fact, source=fact.source[:_KEY_CHARS], grace_s=_span_s(fact.grace_s))
+    return fact
+
+
+def _span_s(told: float) -> float:
+    """What cannot be a span of time counts as none, or as very long: times are reckoned with it."""
+    return min(told, _LONGEST_SPAN_S) if told > 0 else 0.0  # NaN is not more than anything.
+
+
+def _tail(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The last lines, as many as fit."""
+    kept: list[str] = []
+    left = _TAIL_CHARS
+    for line in reversed(lines[-_TAIL_LINES:]):
+        if left <= 0:
+            break
+        kept.append(line[:left])
+        left -= len(line)
+    return tuple(reversed(kept))
+
+
+def _key(key: str | None) -> str | None:
+    return key if key is None or len(key) <= _KEY_CHARS else None
+
+
+def _checkpoint(ref: CheckpointRef | None) -> CheckpointRef | None:
+    return ref if ref is None or len(ref.key) + len(ref.name) <= 2 * _KEY_CHARS else None
+
+
+def _save(save: SaveTimes | None) -> SaveTimes | None:
+    if save is None:
+        return None
+    times = (save.saved_s, save.durable_s, save.ended_s, save.grace_s)
+    return SaveTimes(*(None if time is None else _span_s(time) for time in times))
 
 
 def _prefer(known: Observed[Stamped[T] | None], newer: Observed[Stamped[T] | None]) -> Observed[Stamped[T] | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from stoker import codec, layout
 from stoker.errors import CodecError, StoreError, StoreUnavailable
@@ -18,6 +19,8 @@ from stoker.store import Object, Store
 
 # No entry that Stoker writes comes near this; a larger one is not ours.
 MAX_ENTRY_BYTES = 256 * 1024
+# Reasons may quote what a cloud or a script said, however long: what is written here must be readable for good.
+MAX_REASON_CHARS = 8000
 
 # How often a conflicting create is tried again before it counts as an outage.
 _CONFLICT_TRIES = 20
@@ -31,10 +34,13 @@ def new_token() -> str:
 def append(store: Store, job: str, seq: int, record: Record) -> bool:
     """Write entry `seq`. True: it is there and it is mine. False: a rival's entry is there.
 
-    Safe to repeat with the same record. Raises StoreUnavailable when it cannot be known which.
+    Safe to repeat with the same record. Raises StoreUnavailable when it cannot be known which, and StoreError for
+    an entry that no reader would take: one such would end the log for everybody.
     """
     key = layout.log_entry(job, seq)
-    data = codec.dumps(record)
+    data = codec.dumps(replace(record, reason=record.reason[:MAX_REASON_CHARS]))
+    if len(data) > MAX_ENTRY_BYTES:
+        raise StoreError(f"{key}: an entry of {len(data)} bytes is too large to be written")
     for _ in range(_CONFLICT_TRIES):
         lost: StoreUnavailable | None = None
         try:

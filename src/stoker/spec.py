@@ -272,6 +272,8 @@ class Submission:
     code: Code | None = None
     # On `local`, the submitter's active environment: PATH, VIRTUAL_ENV, CONDA_PREFIX. Nothing secret.
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
+    # On `local`, which computer and home: its Python and folders are there, and only there can its nodes be seen.
+    place: str | None = None
     # What the client filled in because nothing may be unbounded, told to the user.
     defaulted: tuple[str, ...] = ()
     # The job this one was cloned from.

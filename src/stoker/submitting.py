@@ -16,14 +16,14 @@ from urllib.parse import unquote
 
 from stoker import codec, layout, log
 from stoker.core.placement import acceptable
-from stoker.errors import StokerError, StoreDenied, StoreError, UserError
+from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
 from stoker.finding import SUFFIX_LENGTH
 from stoker.governor.apply import longest_life_s
 from stoker.home import home
 from stoker.model import Capabilities, Offering, Record, Submitted
 from stoker.pack import Packed, pack
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Provider, Request
+from stoker.providers.base import LaunchOrder, Placed, Provider, Request
 from stoker.spec import Code, Resources, Spec, Submission
 from stoker.store import Meta, Store
 from stoker.surroundings import localise, missing_script, submitter_environ
@@ -61,6 +61,7 @@ class Prepared:
     # Code that is in the store already: a clone's.
     code: Code | None = None
     environ: dict[str, str] | None = None
+    place: str | None = None
     origin: str | None = None
 
     def __enter__(self) -> Prepared:
@@ -109,7 +110,13 @@ def prepare(spec: Spec, store: Store, *, folder: Path, told: Sequence[str] = (),
         told=tuple(told),
         packed=packed,
         environ=submitter_environ() if provider.capabilities.here else {},
+        place=place_of(provider),
     )
+
+
+def place_of(provider: Provider) -> str | None:
+    """Where the job's machines will be, where that is one place only."""
+    return provider.place if isinstance(provider, Placed) else None
 
 
 def connect(spec: Spec, store: Store) -> Provider:
@@ -190,6 +197,7 @@ def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
         submitter=me,
         code=code,
         environ=prepared.environ or {},
+        place=prepared.place,
         defaulted=prepared.told,
         origin=prepared.origin,
     )
@@ -227,10 +235,19 @@ def _put_spec(submission: Submission, store: Store, written: list[str]) -> tuple
         suffix = "".join(secrets.choice(_ALPHABET) for _ in range(SUFFIX_LENGTH))
         job = f"{submission.spec.name}-{suffix}"
         data = codec.dumps(replace(submission, job=job))
+        _check_readable(data)
         if store.head(layout.log_entry(job, 1)) is None and store.create(layout.spec(job), data):
             written.append(layout.spec(job))
             return job, data
     raise StokerError(f"no free id for a job called {submission.spec.name}; give it another name")
+
+
+def _check_readable(data: bytes) -> None:
+    """What no governor could read (a number of a thousand digits, for one) would be a job that never begins or ends."""
+    try:
+        codec.loads(Submission, data)
+    except CodecError as error:
+        raise UserError(f"the job cannot be kept: {error}") from None
 
 
 def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | None:

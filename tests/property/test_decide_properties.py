@@ -348,7 +348,10 @@ def test_every_job_ends_when_everybody_answers(job: JobSnapshot, age_s: float, o
         left = Exit(outcome=outcome, why="finished" if outcome != "interrupted" else "drain", at=now)  # type: ignore[arg-type]
         if job.state.ended is not None:
             gone = {node.instance: "gone" for claim in job.state.claims for node in claim.launched or ()}
-            job = replace(job, states=Known(gone))  # type: ignore[arg-type]
+            # What was asked to end is gone some day, also what no claim names.
+            listed = job.instances.value if isinstance(job.instances, Known) else ()
+            left_over = tuple(replace(i, state="gone") if i.state == "stopping" else i for i in listed)
+            job = replace(job, states=Known(gone), instances=Known(left_over))  # type: ignore[arg-type]
         else:
             job = everyone_leaves(job, now, left)
         now = later(now, plan.wake_at)

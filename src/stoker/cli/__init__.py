@@ -128,9 +128,10 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
+    from stoker.cli.printing import legible
     from stoker.errors import StokerError
 
-    text = " ".join(str(error).split())
+    text = legible(" ".join(str(error).split()))
     if isinstance(error, StokerError):
         return f"stoker: {text}", error.exit_code
     return f"stoker: unexpected {type(error).__name__}: {text}; STOKER_DEBUG=1 shows where", EXIT_CLOUD

@@ -14,7 +14,7 @@ from stoker.cli.options import job_argument, json_option, opened_store, store_op
 def command(job: str, as_json: bool) -> None:
     """Tell every decision about a job and its reason, then what it waits for now."""
     from stoker import client, codec, log
-    from stoker.cli.printing import clock, print_json, table
+    from stoker.cli.printing import clock, legible, print_json, table
     from stoker.cli.timeline import describe
     from stoker.finding import find_job
     from stoker.fold import JobState, fold
@@ -35,10 +35,10 @@ def command(job: str, as_json: bool) -> None:
         ]
         print_json({"id": found, "decisions": decisions, "next": coming, "waiting": waiting})
         return
-    click.echo(table((), [[clock(entry.at), what, entry.reason] for entry, what in told]))
+    click.echo(table((), [[clock(entry.at), legible(what), legible(entry.reason)] for entry, what in told]))
     for text in coming:
-        click.echo(f"next: {text}")
+        click.echo(f"next: {legible(text)}")
     if waiting:
-        click.echo(f"waiting: {waiting}")
+        click.echo(f"waiting: {legible(waiting)}")
     elif not coming:
         click.echo("nothing is left to decide" if state is not None and state.ended else "nothing to decide now")

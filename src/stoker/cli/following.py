@@ -13,7 +13,7 @@ from typing import TextIO
 import click
 
 from stoker import facts, log
-from stoker.cli.printing import ago, dollars, number
+from stoker.cli.printing import ago, dollars, harmless, legible, number
 from stoker.cli.timeline import checkpoint_name, news
 from stoker.core.costs import job_cost
 from stoker.fold import JobState, fold
@@ -46,6 +46,8 @@ class Screen:
         self._out = out
         self._prefix = prefix
         self._live = live
+        # A file gets what was printed, to the byte; a terminal would do what it is told.
+        self._terminal = out.isatty()
         # What stands in the last line now.
         self._shown = ""
         # The last line that ended with a carriage return: a progress bar, shown with the status.
@@ -53,18 +55,19 @@ class Screen:
 
     def line(self, line: Line) -> None:
         if self._live and line.end == "\r":
-            self._bar = line.text.strip()
+            self._bar = legible(line.text).strip()
             return
         self._bar = ""
         self.clear()
         prefix = f"[{line.rank}] " if self._prefix else ""
         # A line that was never ended would run into the status, or into the next node's.
-        self._out.write(f"{prefix}{line.text}{line.end or chr(10)}")
+        text = harmless(line.text) if self._terminal else line.text
+        self._out.write(f"{prefix}{text}{line.end or chr(10)}")
 
     def event(self, text: str) -> None:
         self.clear()
         self._out.flush()
-        click.secho(f"[stoker] {text}", dim=True, err=True)
+        click.secho(f"[stoker] {legible(text)}", dim=True, err=True)
 
     def status(self, text: str) -> None:
         flat = f"{text} │ {self._bar}" if self._bar else text
@@ -158,7 +161,7 @@ def status_text(store: Store, job: str, state: JobState) -> str:
     cost = job_cost(state, now).spent
     if cost:
         parts.append(dollars(cost))
-    return " · ".join(parts)
+    return legible(" · ".join(parts))
 
 
 def _beat_parts(beats: list[Heartbeat], now: datetime) -> list[str]:

@@ -46,16 +46,17 @@ def _print_changes(done: Pass) -> None:
 
 
 def _print(actions: tuple[Action, ...], waiting: dict[str, str], problems: dict[str, str]) -> None:
+    from stoker.cli.printing import legible
     from stoker.cli.timeline import describe
     from stoker.core.snapshot import Append
 
     for action in actions:
         what = describe(action.event, None) if isinstance(action, Append) else type(action).__name__.lower()
-        click.echo(f"{action.job}: {what}: {action.reason}")
+        click.echo(legible(f"{action.job}: {what}: {action.reason}"))
     for job, text in waiting.items():
-        click.echo(f"{job}: waiting: {text}")
+        click.echo(legible(f"{job}: waiting: {text}"))
     for job, text in problems.items():
-        click.secho(f"{job}: {text}", fg="yellow", err=True)
+        click.secho(legible(f"{job}: {text}"), fg="yellow", err=True)
 
 
 def _complain(error: StokerError) -> None:

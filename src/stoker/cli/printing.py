@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
+
+T = TypeVar("T")
 
 PHASE_COLOURS = {
     "queued": "yellow",
@@ -19,6 +24,36 @@ PHASE_COLOURS = {
     "failed": "red",
     "stopped": "magenta",
 }
+
+
+# String sequences (titles, the clipboard, device answers), control sequences, other escapes, bare control characters.
+_ESCAPE = re.compile(
+    r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[ -~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+# Colours, moving about and erasing: what a progress bar needs, and nothing that a terminal would answer to.
+_HARMLESS = re.compile(r"\x1b\[[0-9;]*[mA-HJK]|[\r\x08]")
+
+
+def legible(value: T) -> T:
+    """Text of others (a script's last words, a cloud's answer) without what would steer a terminal, and all in it.
+
+    For what is shown to people only: Stoker's own colours come after this.
+    """
+    if isinstance(value, str):
+        return cast("T", _ESCAPE.sub("", value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: legible(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return cast("T", dataclasses.replace(value, **parts))
+    if isinstance(value, tuple):
+        return cast("T", tuple(legible(part) for part in value))
+    if isinstance(value, dict):
+        return cast("T", {legible(key): legible(part) for key, part in value.items()})
+    return value
+
+
+def harmless(line: str) -> str:
+    """A line of a log for a terminal: with its colours, without what could do more than draw."""
+    return _ESCAPE.sub(lambda found: found[0] if _HARMLESS.fullmatch(found[0]) else "", line)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -49,7 +84,7 @@ def phase(name: str) -> str:
 
 def duration(seconds: float | None) -> str:
     """`0.2 s`, `42 s`, `3m 05s`, `2h 10m`, `3d 4h`."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
@@ -106,8 +141,6 @@ def print_json(value: Any) -> None:
 
 def whole(value: Any) -> Any:
     """Like `codec.dump`, but with every field there is: what is not known is null."""
-    import dataclasses
-
     from stoker import codec
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -97,7 +97,7 @@ def _print_governor(passed: datetime | None, active: int) -> None:
 
 
 def _table(summaries: list[Summary]) -> str:
-    from stoker.cli.printing import ago, dollars, duration, one_line, phase, table
+    from stoker.cli.printing import ago, dollars, duration, legible, one_line, phase, table
 
     now = datetime.now(timezone.utc)
     rows = [
@@ -109,7 +109,7 @@ def _table(summaries: list[Summary]) -> str:
             duration(summary.trained_s),
             dollars(summary.cost),
             ago(summary.submitted_at, now),
-            one_line(summary.reason, 60),
+            legible(one_line(summary.reason, 60)),
         ]
         for summary in summaries
     ]

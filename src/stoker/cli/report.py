@@ -6,7 +6,20 @@ from datetime import datetime, timezone
 
 import click
 
-from stoker.cli.printing import ago, clock, dollars, duration, number, phase, print_json, say, size, table, whole
+from stoker.cli.printing import (
+    ago,
+    clock,
+    dollars,
+    duration,
+    legible,
+    number,
+    phase,
+    print_json,
+    say,
+    size,
+    table,
+    whole,
+)
 from stoker.cli.timeline import timeline
 from stoker.fold import JobState
 from stoker.store import Store
@@ -23,6 +36,7 @@ def last_words(state: JobState) -> tuple[str, ...]:
 
 def job_text(summary: Summary, tail: tuple[str, ...] = ()) -> str:
     """The whole job: its state, its attempts as a timeline, its safety, its cost, and why it failed."""
+    summary, tail = legible(summary), legible(tail)
     head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
     lines = [f"{head}  {summary.reason}" if summary.reason else head]
     lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]

@@ -14,7 +14,7 @@ from stoker.cli.options import jobs_argument, opened_store, store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:
     """Let jobs save, then end them."""
     from stoker import client
-    from stoker.cli.printing import say
+    from stoker.cli.printing import legible, say
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
 
@@ -32,4 +32,4 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
         carry_on(store, asked)
     for job in asked if waiting else ():
         summary = client.wait(job, store)
-        say(f"{job} {summary.phase}: {summary.reason}")
+        say(legible(f"{job} {summary.phase}: {summary.reason}"))

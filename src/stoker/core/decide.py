@@ -103,9 +103,20 @@ class _Decision:
             return
         if not self._nothing_unnamed():
             return
-        markers = tuple(marker for marker in self.job.markers if marker <= ended.seq)
+        markers = tuple(marker for marker in self.job.markers if marker <= ended.seq or self._came_to_nothing(marker))
         if markers:
             self.actions.append(Unmark(self.state.job, markers, "ended, and every machine is gone"))
+
+    def _came_to_nothing(self, marker: int) -> bool:
+        """Whether a marker announces a `resume` that did not live to open the job: nobody else would ever remove it."""
+        written = self.job.announced.get(marker)
+        if written is None:
+            return False
+        left = self.policy.announced_s - (self.now - written).total_seconds()
+        if left > 0:
+            self.waiting = "ended; a resume was announced and has not come yet"
+            self._wake_in(left)
+        return left <= 0
 
     def _nothing_unnamed(self) -> bool:
         """Whether no machine is left that the log does not name: one whose launch's reply was lost, or that came late.
@@ -115,6 +126,8 @@ class _Decision:
         listed = self.job.instances
         if not isinstance(listed, Known) or any(instance.state != "gone" for instance in listed.value):
             self.waiting = "ended; the provider's list is not known to be free of its machines yet"
+            # One that is too young to be taken for an orphan is ended when it is old enough.
+            self._wake_in(self.job.capabilities.newborn_s)
             return False
         for claim in self.state.claims:
             if claim.launched is None and claim.closed_at is not None:
@@ -370,6 +383,12 @@ class _Decision:
 
     def _end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
         deadline = asked_at + timedelta(seconds=self.policy.save_grace_s)
+        for rank in range(claim.nodes):
+            # Under a hard notice all ranks save until its deadline; the cloud keeps it, nobody else cuts that short.
+            notice = self.job.stamped_notice_of(claim, rank)
+            if notice is not None and notice.value.hard:
+                grace_s = min(span_s(notice.value.grace_s), self.policy.longest_notice_s)
+                deadline = max(deadline, notice.modified + timedelta(seconds=grace_s))
         if self.now < deadline:
             self.wakes.append(deadline)
             return

@@ -12,6 +12,8 @@ class Policy:
     # How long ranks may take to save after they were asked to (stop, drain, limit) before their machine is ended.
     # Longer than the agent's own grace (`agent.supervise.SAVE_GRACE_S`), so that it normally finishes by itself.
     save_grace_s: float = 90.0
+    # A notice is told by the node: a grace that no cloud gives is not believed.
+    longest_notice_s: float = 600.0
     # A node that waits longer than this to be allowed to train gives itself back.
     wait_limit_s: float = 900.0
     # A dry offering is left alone this long, doubled for each dry one in a row, up to the most.
@@ -29,6 +31,9 @@ class Policy:
     most_reclaims_without_progress: int = 20
     # A spot job that commits nothing for so long is warned about.
     checkpoint_warning_s: float = 1800.0
+    # A marker comes moments before the entry that it announces. One that has waited this long announces nothing, and
+    # whoever comes later all the same puts it back.
+    announced_s: float = 3600.0
     # Silence of more than this share of all nodes, and of at least so many, is our blindness, not their death.
     mass_silence_share: float = 0.5
     mass_silence_least: int = 3

@@ -41,6 +41,8 @@ class JobSnapshot:
     offerings: Observed[tuple[Offering, ...]] | None = None
     # The markers that make this job active.
     markers: tuple[int, ...] = ()
+    # Of an ended job, when those markers were written that announce an entry after its end: a `resume` under way.
+    announced: dict[int, datetime] = field(default_factory=dict)
 
     def facts_of(self, claim: Claim, rank: int) -> NodeFacts | None:
         for facts in self.facts.get(claim.number, ()):
@@ -53,12 +55,15 @@ class JobSnapshot:
         facts = self.facts_of(claim, rank)
         return facts.exit.value.value if facts and isinstance(facts.exit, Known) and facts.exit.value else None
 
+    def stamped_notice_of(self, claim: Claim, rank: int) -> Stamped[NoticeFact] | None:
+        """The rank's notice and when it was written, if it is known to have one."""
+        facts = self.facts_of(claim, rank)
+        return facts.notice.value if facts and isinstance(facts.notice, Known) else None
+
     def notice_of(self, claim: Claim, rank: int) -> NoticeFact | None:
         """The rank's notice, if it is known to have one."""
-        facts = self.facts_of(claim, rank)
-        if facts and isinstance(facts.notice, Known) and facts.notice.value:
-            return facts.notice.value.value
-        return None
+        found = self.stamped_notice_of(claim, rank)
+        return found.value if found else None
 
     def heartbeat_of(self, claim: Claim, rank: int) -> Stamped[Heartbeat] | None:
         """The rank's newest heartbeat, if one is known."""

@@ -12,14 +12,12 @@ from stoker.errors import (
     InvalidRequest,
     NoCapacity,
     NotFound,
-    ProviderError,
     QuotaExceeded,
     StokerError,
-    StoreError,
 )
 from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
-from stoker.governor.observe import Memory
+from stoker.governor.observe import STUMBLES, Memory
 from stoker.model import AttemptOutcome, Closed, Event, Instance, Launched, NodeRef, Record
 from stoker.providers.base import LaunchOrder
 from stoker.store import Store
@@ -56,8 +54,9 @@ class Applier:
                 continue
             try:
                 carried_on = self._act(action, applied)
-            except (StoreError, ProviderError) as error:
-                # Nothing may be concluded from it; the next pass observes anew and decides again.
+            except (StokerError, *STUMBLES) as error:
+                # Nothing may be concluded from it; the next pass observes anew and decides again. Also of a provider
+                # that is not installed here: that is no reason to leave the other jobs alone.
                 applied.problems[action.job] = str(error)
                 carried_on = isinstance(action, Terminate)
             if not carried_on:
@@ -98,8 +97,9 @@ class Applier:
             return
         self.memory.states[job] = state
         provider = self.fleet.provider(claim.offering.provider)
+        order = self._order(state, claim)
         try:
-            instances = provider.launch(provider.build(self._order(state, claim)))
+            instances = provider.launch(provider.build(order))
         except NoCapacity as error:
             self._close(state, claim, "dry", "no-capacity", str(error), restart=True)
             return
@@ -146,6 +146,7 @@ class Applier:
         submission = self.memory.submissions.get(state.job)
         if submission is None:
             raise StokerError(f"{state.job}: its spec was not read")
+        self.fleet.check_place(submission)
         spec = submission.spec
         return LaunchOrder(
             job=state.job,

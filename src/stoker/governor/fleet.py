@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stoker.errors import Transient
 from stoker.model import Capabilities, Offering
 from stoker.providers import registry
-from stoker.providers.base import Provider
-from stoker.spec import Resources
+from stoker.providers.base import Placed, Provider
+from stoker.spec import Resources, Submission
 
 
 class Fleet:
@@ -29,6 +30,12 @@ class Fleet:
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         return self.provider(resources.provider).offerings(resources)
+
+    def check_place(self, submission: Submission) -> None:
+        """Raise Transient for a job whose machines can be started at another place only: its governor is there."""
+        provider = self.provider(submission.spec.resources.provider)
+        if isinstance(provider, Placed) and submission.place not in (provider.place, None):
+            raise Transient(f"it runs where {submission.submitter} submitted it; a governor has to run there")
 
     def connected(self) -> list[Provider]:
         """Those that were used so far."""

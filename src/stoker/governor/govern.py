@@ -16,7 +16,7 @@ from stoker.governor.apply import Applier
 from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
 from stoker.governor.fleet import Fleet
 from stoker.governor.indexing import Indexer
-from stoker.governor.observe import Memory, Observation, active_jobs, list_clouds, observe
+from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, list_clouds, observe
 from stoker.log import new_token
 from stoker.providers.base import Wakes
 from stoker.store import Store
@@ -78,6 +78,9 @@ class Governor:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = record_pass(self.store, self.name, len(markers), self.monotonic)
         observation = self._observe(markers)
+        if only is None:
+            # Who was not looked at is over, or was removed by somebody else: an id that comes again is another job.
+            self.memory.keep({*markers, *observation.listing.jobs()})
         actions: list[Action] = []
         problems: dict[str, str] = dict(observation.problems)
         plan = decide(replace(observation.snapshot, partial=only is not None), self.policy, clock.now())
@@ -163,7 +166,7 @@ class Governor:
         for job in jobs:
             try:
                 self.indexer.update(job, waiting.get(job.state.job, ""), clock.now())
-            except StoreError:
+            except (StoreError, *STUMBLES):
                 continue  # Derived: the next pass, or `stoker reindex`, writes it.
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TypeVar
 
 from stoker import facts, layout, log
@@ -25,6 +26,10 @@ from stoker.store import Store
 
 T = TypeVar("T")
 
+# What a bug raises, or something absurd that somebody's machine wrote. At the edge of a loop over jobs it concerns that
+# job alone. No AssertionError: where one fails, nothing may go on.
+STUMBLES = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+
 # Where a provider's machines are listed: one list per provider and region, shared by all jobs of a pass.
 Place = tuple[str, str | None]
 
@@ -38,6 +43,10 @@ class Memory:
 
     states: dict[str, JobState] = field(default_factory=dict)
     submissions: dict[str, Submission] = field(default_factory=dict)
+
+    def keep(self, jobs: set[str]) -> None:
+        """Forget all but these: a governor may run for months."""
+        self.forget([job for job in (*self.states, *self.submissions) if job not in jobs])
 
     def forget(self, jobs: Iterable[str]) -> None:
         for job in jobs:
@@ -120,10 +129,10 @@ def observe(
     strays: list[Instance] = []
     problems: dict[str, str] = {}
 
-    def look(job: str) -> JobSnapshot | StokerError | None:
+    def look(job: str) -> JobSnapshot | Exception | None:
         try:
             return _observe_job(store, fleet, memory, job, markers.get(job, ()), listing)
-        except StokerError as error:
+        except (StokerError, *STUMBLES) as error:
             return error  # One job that cannot be read must not keep the others from being governed.
 
     for job, found in zip(jobs, _each(look, jobs, near=store.near), strict=True):
@@ -134,7 +143,7 @@ def observe(
                 i for part in listing.instances.values() if isinstance(part, Known) for i in part.value if i.job == job
             ]
         else:
-            problems[job] = str(found)
+            problems[job] = str(found) if isinstance(found, StokerError) else f"{type(found).__name__}: {found}"
     newborn = {name: fleet.capabilities(name).newborn_s for name in {stray.provider for stray in strays}}
     return Observation(Snapshot(tuple(snapshots), tuple(strays), newborn), listing, problems)
 
@@ -160,10 +169,19 @@ def _observe_job(
         instances=listing.of(job, _places_of(state)),
         states=states,
         markers=markers,
+        announced=_announced(store, state, markers),
     )
     if wants_claim(snapshot) is None:
         return snapshot
     return replace(snapshot, offerings=_offerings(fleet, submission))
+
+
+def _announced(store: Store, state: JobState, markers: tuple[int, ...]) -> dict[int, datetime]:
+    """When the markers beyond the end of an ended job were written."""
+    if state.ended is None:
+        return {}
+    found = {marker: store.head(layout.active(state.job, marker)) for marker in markers if marker > state.ended.seq}
+    return {marker: meta.modified for marker, meta in found.items() if meta is not None}
 
 
 def _places_of(state: JobState) -> set[Place]:
@@ -174,7 +192,8 @@ def _list(fleet: Fleet, place: Place) -> Observed[tuple[Instance, ...]]:
     name, region = place
     try:
         return Known(tuple(fleet.provider(name).list_instances(region)))
-    except StokerError as error:  # Also a provider that is not installed here: other jobs are governed all the same.
+    except (StokerError, *STUMBLES) as error:
+        # Also a provider that is not installed here: other jobs are governed all the same.
         return Unknown(str(error))
 
 
@@ -205,6 +224,7 @@ def _states(fleet: Fleet, state: JobState, listing: Listing) -> Observed[dict[st
 
 def _offerings(fleet: Fleet, submission: Submission) -> Observed[tuple[Offering, ...]]:
     try:
+        fleet.check_place(submission)
         return Known(fleet.offerings(submission.spec.resources))
     except ProviderError as error:
         return Unknown(str(error))

@@ -19,6 +19,7 @@ __all__ = [
     "Interrupts",
     "LaunchOrder",
     "Machine",
+    "Placed",
     "Provider",
     "Request",
     "Terminated",
@@ -96,6 +97,15 @@ class Interrupts(Protocol):
 
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> None:
         """Give a running machine a hard notice; it is taken away when the grace is over."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A provider whose machines exist at one place only, and can be seen and started from there alone."""
+
+    @property
+    def place(self) -> str:
+        """The name of the place where this provider was connected."""
 
 
 @runtime_checkable

@@ -69,6 +69,8 @@ def read_metrics(store: Store, job: str, nodes: Sequence[NodeLog]) -> Metrics:
                 usage.append(UsagePoint(node.attempt, node.rank, line.at, line.usage))
             elif isinstance(line, Sample):
                 for name, value in line.values.items():
+                    if not name.isprintable():
+                        continue  # No agent takes such a name, and it would end up in a terminal.
                     own.setdefault(name, []).append(Point(line.step, line.at, value, node.attempt))
         for name, points in own.items():
             # Nodes come sorted, so the lowest rank that has it comes first.

@@ -27,6 +27,18 @@ from stoker.processes import Process
 NodePhase = Literal["running", "stopping", "gone"]
 
 
+_STATE_KINDS: dict[str, type | tuple[type, ...]] = {
+    "phase": str,
+    "pid": int,
+    "started": int,
+    "boot": str,
+    "cgroup": (str, type(None)),
+    "computer": str,
+    "at": (int, float),
+    "reason": str,
+}
+
+
 class State(NamedTuple):
     """What a supervisor says of itself, or what was found out about it after its death."""
 
@@ -64,11 +76,11 @@ class NodeFolder:
         tree = read_json(self.state)
         if tree is None:
             return None
-        try:
-            process = Process(tree["pid"], tree["started"], tree["boot"])
-            return State(tree["phase"], process, tree.get("cgroup"), tree["computer"], tree["at"], tree["reason"])
-        except KeyError:
+        # The training can write here, too: what is not of the right kind is as good as nothing.
+        if any(not isinstance(tree.get(key), kind) for key, kind in _STATE_KINDS.items()):
             return None
+        process = Process(tree["pid"], tree["started"], tree["boot"])
+        return State(tree["phase"], process, tree.get("cgroup"), tree["computer"], tree["at"], tree["reason"])
 
     def write_state(self, state: State) -> None:
         pid, started, boot = state.process
@@ -90,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """None when there is no such file, or it holds no JSON object (a disk that lost power)."""
     try:
         tree = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
 

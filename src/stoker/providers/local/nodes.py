@@ -174,8 +174,9 @@ def interrupt(node: NodeFolder, grace_s: float, source: str) -> None:
 
 def created_at(node: NodeFolder) -> float:
     """When the node was made, by this computer's clock."""
-    settings = read_json(node.settings)
-    return float(settings["created_at"]) if settings is not None else node.path.stat().st_mtime
+    created = (read_json(node.settings) or {}).get("created_at")
+    # The training can write there, too.
+    return float(created) if isinstance(created, (int, float)) and 0 < created < 1e11 else node.path.stat().st_mtime
 
 
 def collect(root: Path, now: float) -> list[Path]:

@@ -15,7 +15,7 @@ from stoker.model import Capabilities, Instance, InstanceState, Offering
 from stoker.providers.base import LaunchOrder, Request, Terminated
 from stoker.providers.local import nodes, offers, request
 from stoker.providers.local.capabilities import CAPABILITIES
-from stoker.providers.local.folder import NodeFolder, read_json
+from stoker.providers.local.folder import NodeFolder, computer, read_json
 from stoker.providers.registry import Context
 from stoker.spec import Resources
 
@@ -33,6 +33,7 @@ class LocalProvider:
     def __init__(self, context: Context) -> None:
         home = Path(os.environ.get("STOKER_HOME") or Path.home() / ".stoker")
         self._root = home.absolute() / "nodes" / request.root_name(context.store)
+        self._place = request.place_name(computer(), os.path.realpath(home))
         self._heard = self._bell()
         # Supervisors that this process started: to be waited for when they end, nothing else.
         self._started: list[subprocess.Popen[bytes]] = []
@@ -41,6 +42,11 @@ class LocalProvider:
     def root(self) -> Path:
         """The folder of this store's nodes."""
         return self._root
+
+    @property
+    def place(self) -> str:
+        """This home on this computer. A store may be shared; its nodes at other places cannot be known from here."""
+        return self._place
 
     @property
     def capabilities(self) -> Capabilities:
@@ -56,7 +62,7 @@ class LocalProvider:
 
     def build(self, order: LaunchOrder) -> tuple[Request, ...]:
         """One `start-node` request for each rank. Pure."""
-        return request.build(order)
+        return request.build(order, self._place)
 
     def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
         """Start the nodes that were never started; answer all of them as they are, those that are gone too.
@@ -93,12 +99,20 @@ class LocalProvider:
             state = self._look(node)
             if state == "gone":
                 node.live.unlink(missing_ok=True)
-            else:
+                continue
+            try:
                 found.append(_instance(node, state))
+            except Transient:
+                # Its training wrote over it, so the log names it, and it can be asked for by its name. The others must
+                # be listed all the same.
+                continue
         return tuple(found)
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:  # noqa: ARG002
-        """The state of each id, asked now. What was never here, or is long gone, is `gone`."""
+        """The state of each id, asked now. What was never here, or is long gone, is `gone`.
+
+        Raises Transient for ids of another place.
+        """
         self._wait_for_ended()
         return {instance: nodes.probe(node) if (node := self._node(instance)) else "gone" for instance in ids}
 
@@ -136,9 +150,15 @@ class LocalProvider:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _node(self, instance: str) -> NodeFolder | None:
-        """None for a name that no node of this root can have."""
+        """None for a name that no node of this root can have.
+
+        Raises Transient for a node of another place: that it is not here says nothing about it. Were it taken for
+        gone, two governors that share a store would close each other's attempts while they train.
+        """
         if not instance or "/" in instance or instance.startswith("."):
             return None
+        if request.place_of(instance) not in (self._place, None):
+            raise Transient(f"{instance} is a process of another computer, or under another STOKER_HOME; govern there")
         return NodeFolder(self._root / instance)
 
     def _look(self, node: NodeFolder) -> InstanceState:
@@ -187,14 +207,15 @@ class LocalProvider:
 
 def _instance(node: NodeFolder, state: InstanceState) -> Instance:
     config = read_json(node.config)
-    if config is None:
+    job, claim, rank = ((config or {}).get(key) for key in ("job", "claim", "rank"))
+    if not (isinstance(job, str) and isinstance(claim, int) and isinstance(rank, int)):
         raise Transient(f"{node.config} cannot be read")
     return Instance(
         id=node.instance,
         provider="local",
-        job=config["job"],
-        claim=config["claim"],
-        rank=config["rank"],
+        job=job,
+        claim=claim,
+        rank=rank,
         state=state,
         created_at=datetime.fromtimestamp(nodes.created_at(node), timezone.utc),
         zone=offers.ZONE,

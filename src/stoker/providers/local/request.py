@@ -11,17 +11,30 @@ from stoker.agent.config import NodeConfig
 from stoker.providers.base import LaunchOrder, Request
 from stoker.spec import LocalResources
 
+_PLACE_LENGTH = 10
 
-def build(order: LaunchOrder) -> tuple[Request, ...]:
+
+def build(order: LaunchOrder, place: str) -> tuple[Request, ...]:
     """One request for each rank. Pure: the same order gives the same requests, the spot market's whims included."""
-    return tuple(_start_node(order, rank) for rank in range(order.nodes))
+    return tuple(_start_node(order, rank, place) for rank in range(order.nodes))
 
 
-def instance_id(store: str, job: str, claim: int, rank: int) -> str:
-    """The name of the one machine that this rank of this claim can ever have here."""
-    digest = hashlib.sha256(f"{store}\0{job}\0{claim}\0{rank}".encode()).hexdigest()[:8]
+def instance_id(store: str, job: str, claim: int, rank: int, place: str) -> str:
+    """The name of the one machine that this rank of this claim can ever have at this place."""
+    digest = hashlib.sha256(f"{store}\0{job}\0{claim}\0{rank}\0{place}".encode()).hexdigest()[:8]
     # Readable at the front, exact at the end; short enough for a file name whatever the job is called.
-    return f"{job[:60]}-{claim}-{rank}-{digest}"
+    return f"{job[:60]}-{claim}-{rank}-{place}-{digest}"
+
+
+def place_name(computer: str, home: str) -> str:
+    """The name of one home on one computer: only from there can its nodes be seen, started or ended."""
+    return hashlib.sha256(f"{computer}\0{home}".encode(errors="surrogateescape")).hexdigest()[:_PLACE_LENGTH]
+
+
+def place_of(instance: str) -> str | None:
+    """The place in an instance's name; None where it names none."""
+    _, _, place = instance.rpartition("-")[0].rpartition("-")
+    return place if len(place) == _PLACE_LENGTH else None
 
 
 def root_name(store: str) -> str:
@@ -29,9 +42,9 @@ def root_name(store: str) -> str:
     return hashlib.sha256(store.encode()).hexdigest()[:12]
 
 
-def _start_node(order: LaunchOrder, rank: int) -> Request:
+def _start_node(order: LaunchOrder, rank: int, place: str) -> Request:
     local = order.spec.resources.local or LocalResources()
-    instance = instance_id(order.store, order.job, order.claim, rank)
+    instance = instance_id(order.store, order.job, order.claim, rank, place)
     config = NodeConfig(
         store=order.store,
         provider="local",

@@ -1,0 +1,218 @@
+"""What a node may write beside a job's log, however absurd: nobody stumbles over it, and no job is blocked by it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from stoker import client, codec, facts, layout, log
+from stoker.chunks import Sample, decode_lines, encode_line
+from stoker.cli import cli
+from stoker.cli.printing import duration, harmless, legible
+from stoker.core.decide import decide_job
+from stoker.core.policy import DEFAULT
+from stoker.core.retry import case_of, judge
+from stoker.core.snapshot import JobSnapshot
+from stoker.errors import CodecError, StoreError
+from stoker.fold import fold
+from stoker.jobfile import Job
+from stoker.model import Claimed, Entry, Event, Exit, Heartbeat, Known, Launched, NodeRef, Record, Submitted, Warned
+from stoker.spec import Submission
+from stoker.store import Store, open_store
+from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_spec
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+INSTANCE = "machine-1"
+NODE = layout.node("job-1", 2, 0, layout.boot(INSTANCE, 0))
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("STOKER_STORE", raising=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def left(**fields: Any) -> Exit:
+    return Exit(outcome=fields.pop("outcome", "failed"), why=fields.pop("why", "finished"), at=NOW, **fields)
+
+
+def beat(**fields: Any) -> Heartbeat:
+    return Heartbeat(beat=1, phase="training", at=NOW, interval_s=fields.pop("interval_s", 2.0), **fields)
+
+
+def observed(store: Store) -> JobSnapshot:
+    """A job of one node whose facts are what the store holds."""
+    events: list[Event] = [
+        Submitted(spec_digest="0" * 64, submitter="jane"),
+        Claimed(offering=SPOT_A, nodes=1),
+        Launched(claim=2, nodes=(NodeRef(0, INSTANCE),)),
+    ]
+    state = fold("job-1", [Entry(seq, at(seq), "", event) for seq, event in enumerate(events, 1)])
+    assert state is not None
+    read = {2: facts.read_claim(store, "job-1", state.claims[0])}
+    return JobSnapshot(state, make_spec(), CAPABILITIES, read, Known(()), Known({INSTANCE: "gone"}))
+
+
+# ── Decoding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nesting_of_any_depth_is_a_codec_error() -> None:
+    # Each depth: one that can be parsed, yet not decoded or described, lies somewhere near the end.
+    for depth in range(700, 1100):
+        for name in ("outcome", "checkpoint", "tail"):
+            tree = b"[" * depth + b"]" * depth
+            with pytest.raises(CodecError):
+                codec.loads(
+                    Exit,
+                    b'{"outcome":"failed","why":"stop","at":"2026-01-01T00:00:00Z","%s":%s}' % (name.encode(), tree),
+                )
+
+
+@pytest.mark.parametrize("kind", ["[]", "{}", "5", "null", "true", '"?"'])
+def test_a_kind_that_is_no_text_is_left_out(kind: str) -> None:
+    lines = b'{"kind":%s,"at":1}\n' % kind.encode() + encode_line(Sample(at=1.0, step=3))
+    assert list(decode_lines(lines)) == [Sample(at=1.0, step=3)]
+
+
+def test_numbers_without_end_are_refused() -> None:
+    text = codec.dumps(left(step=0)).replace(b'"step":0', b'"step":' + b"9" * 4000)
+    with pytest.raises(CodecError):
+        codec.loads(Exit, text)
+
+
+# ── Facts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("heartbeat", [b"", b"{", b"[" * 5000, b"null", b"x" * (facts.MAX_FACT_BYTES + 1)])
+def test_an_exit_counts_whatever_the_heartbeat_says(store: Store, heartbeat: bytes) -> None:
+    store.put(layout.heartbeat(NODE), heartbeat)
+    store.put(layout.exit_(NODE), codec.dumps(left(outcome="succeeded")))
+    read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
+    assert isinstance(read.exit, Known) and read.exit.value is not None
+    assert read.exit.value.value.outcome == "succeeded"
+
+
+def test_a_senseless_heartbeat_does_not_hide_the_one_before(store: Store) -> None:
+    store.put(layout.heartbeat(NODE), codec.dumps(beat(step=7)))
+    store.put(layout.heartbeat(layout.node("job-1", 2, 0, layout.boot(INSTANCE, 1))), b"garbage")
+    read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
+    assert isinstance(read.heartbeat, Known) and read.heartbeat.value is not None
+    assert read.heartbeat.value.value.step == 7
+
+
+HOSTILE = [
+    left(reason="\x01" * 40_000),
+    left(tail=("\x01" * 40_000,)),
+    left(tail=tuple("語" * 100 for _ in range(800))),
+    left(restored_from="k" * 200_000),
+    left(outcome="infrastructure", why="agent", reason="r" * 200_000),
+    left(evidence=tuple("e" * 100 for _ in range(2000))),
+]
+
+
+@pytest.mark.parametrize("fact", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_exit_makes_an_entry_that_cannot_be_read(store: Store, fact: Exit) -> None:
+    store.put(layout.exit_(NODE), codec.dumps(fact))
+    ref = {"key": "9" * 200_000, "name": "n"}
+    store.put(layout.heartbeat(NODE), codec.dumps(beat())[:-1] + b',"checkpoint":' + json.dumps(ref).encode() + b"}")
+    job = observed(store)
+    closed = judge(case_of(job, job.state.claims[0], DEFAULT))
+    assert decide_job(job, DEFAULT, at(100)).actions
+    submitted = Record(token="t", by="t", reason="", event=Submitted(spec_digest="0" * 64, submitter="jane"))
+    assert log.append(store, "job-1", 1, submitted)
+    assert log.append(store, "job-1", 2, Record(token="t", by="t", reason=fact.reason, event=closed))
+    state = log.read(store, "job-1")
+    assert state is not None and state.seq == 2
+
+
+def test_an_entry_that_nobody_could_read_is_not_written(store: Store) -> None:
+    record = Record(token="t", by="t", reason="", event=Warned(code="c" * log.MAX_ENTRY_BYTES))
+    with pytest.raises(StoreError, match="too large"):
+        log.append(store, "job-1", 1, record)
+    assert store.head(layout.log_entry("job-1", 1)) is None
+
+
+def test_what_an_agent_writes_comes_back_as_it_is(store: Store) -> None:
+    fact = left(reason="exit code 1", tail=tuple(f"line {n}" for n in range(20)), trained_s=12.5, restored_from="k")
+    store.put(layout.exit_(NODE), codec.dumps(fact))
+    read = facts.read_fact(store, layout.exit_(NODE), Exit)
+    assert isinstance(read, Known) and read.value is not None and read.value.value == fact
+
+
+# ── Showing it ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("-inf"), float("nan"), 1e300, -1.0])
+def test_every_number_can_be_shown_as_a_duration(seconds: float) -> None:
+    assert duration(seconds)
+
+
+STEERS = ["\x1b]0;title\x07", "\x1b]52;c;Zm9v\x1b\\", "\x1b[2J", "\x1b[6n", "\x1bc", "\x07", "\x1bP$qm\x1b\\"]
+
+
+@pytest.mark.parametrize("steer", STEERS)
+def test_others_words_do_not_steer_the_terminal(steer: str) -> None:
+    assert legible(f"a{steer}b") == "ab"
+
+
+def test_log_lines_keep_their_colours_and_nothing_else() -> None:
+    assert harmless("\x1b[31mred\x1b[0m \x1b[1A\x1b[Kbar\r") == "\x1b[31mred\x1b[0m \x1b[1A\x1b[Kbar\r"
+    assert harmless("a\x1b]52;c;Zm9v\x07b\x1b[6nc\x1b[cd") == "abcd"
+
+
+def submitted_job(store: Store, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("")
+    return client.submit(Job(run="python train.py", code=str(folder)), store=store)
+
+
+def append(store: Store, job: str, *events: Any) -> None:
+    for event in events:
+        state = log.read(store, job)
+        assert state is not None
+        assert log.append(store, job, state.seq + 1, Record(token="t", by="t", reason="\x1b]0;owned\x07", event=event))
+
+
+def test_every_command_survives_an_absurd_node(store: Store, tmp_path: Path) -> None:
+    job = submitted_job(store, tmp_path / "code")
+    append(store, job, Claimed(offering=SPOT_A, nodes=1), Launched(claim=2, nodes=(NodeRef(0, INSTANCE),)))
+    node = layout.node(job, 2, 0, layout.boot(INSTANCE, 0))
+    absurd = codec.dump(beat())
+    absurd |= {"trained_s": "inf", "step": 10**30, "metrics": {"\x1b]0;owned\x07": "nan"}, "warnings": ["\x1b[2J"] * 9}
+    absurd |= {"training_since": "2026-01-01T00:00:00Z", "checkpoint_files": 10**30, "interval_s": "nan"}
+    store.put(layout.heartbeat(node), json.dumps(absurd).encode())
+    store.put(
+        f"{node}/metrics/00000000",
+        b'{"kind":[]}\n{"kind":"sample","at":1,"step":%d,"values":{"a\\u001b[2J":1}}\n' % 10**30,
+    )
+    store.put(f"{node}/log/00000000", b"@1 1 9999999\nnot so long")
+    store.put(f"{layout.checkpoints(job)}00000002/000001-x.json", b"[" * 3000)
+    for command in (["ps"], ["show", job], ["explain", job], ["compare", job], ["checkpoints", job], ["logs", job]):
+        result = CliRunner().invoke(cli, ["--store", store.url, *command], color=True)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
+        assert "owned" not in result.output and "\x1b[2J" not in result.output, command
+
+
+def test_a_job_that_no_governor_could_read_is_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    with pytest.raises(Exception, match="cannot be kept"):
+        client.submit(Job(run="python train.py", code=str(tmp_path / "code"), params={"n": 10**400}), store=store)
+    assert not list(store.list("jobs/")) and not list(store.list("active/"))
+
+
+def test_a_submission_says_where_it_runs(store: Store, tmp_path: Path) -> None:
+    job = submitted_job(store, tmp_path / "code")
+    found = store.get(layout.spec(job))
+    assert found is not None and codec.loads(Submission, found.data).place
