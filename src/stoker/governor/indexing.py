@@ -38,9 +38,11 @@ class Indexer:
         for claim in state.attempts:
             if claim.number not in told:
                 told[claim.number] = facts.read_claim(self.store, state.job, claim)
-        write_index(self.store, IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting)))
-        newer = log.read(self.store, state.job, state)
-        if newer is not None and newer.seq > state.seq:
+        while True:
+            write_index(self.store, IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting)))
+            newer = log.read(self.store, state.job, state)
+            if newer is None or newer.seq == state.seq:
+                break
             # A rival moved on meanwhile, and perhaps wrote its last record before this one: put that right.
-            write_index(self.store, IndexRecord(state=newer, summary=summarize(newer, submission, told, now, waiting)))
+            state = newer
         self._written[state.job] = (what, self.monotonic())

@@ -160,7 +160,8 @@ class World:
             fault: Fault | None = Fault()
             # A record put by a governor that dies, or fails, before it has looked whether a rival was quicker, may be
             # older than the log, for good: derived keys are allowed to be. Readers go by the markers.
-            unsure, caller.indexing = caller.indexing, operation == "put" and key.startswith(layout.INDEX)
+            unsure = caller.indexing
+            caller.indexing = (operation == "put" and key.startswith(layout.INDEX)) or (unsure and "/log/" in key)
             try:
                 fault = strike(operation, key)
             finally:
@@ -194,7 +195,7 @@ class World:
     def kick(self) -> None:
         """Something happened on a machine: a governor nearby may look at once."""
         caller = self.random.choice(self.callers)
-        if self.random.random() < 0.5:
+        if self.random.random() < 0.7:
             self.after(self.random.uniform(0.0, 2.0), lambda: self.one_pass(caller) if self.depth < _DEEPEST else None)
 
     # ── Jobs and machines ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +227,7 @@ class World:
                 machine.agent = Agent(self, machine)
                 machine.agent.start()
 
-        self.after(self.random.uniform(5.0, 60.0), up)
+        self.after(self.random.uniform(2.0, 40.0), up)
 
     def agent_store(self, agent: Agent) -> MemoryStore:
         def faults(_operation: str, _key: str) -> Fault | None:
@@ -317,7 +318,8 @@ class World:
             self.after(self.random.uniform(0.0, 20.0), lambda caller=caller: self.tick(caller))  # type: ignore[misc]
         for moment_s, what in self.scenario.incidents:
             self.after(moment_s, lambda what=what: self.strike(what))  # type: ignore[misc]
-        while self.now_s < self.scenario.faults_until_s and not (self.now_s > 700.0 and self.checks.at_rest()):
+        last_s = max((moment_s for moment_s, _ in self.scenario.incidents), default=0.0)
+        while self.now_s < self.scenario.faults_until_s and not (self.now_s > last_s and self.checks.at_rest()):
             self.run_until(self.now_s + 30.0)
         self.run_until(self.outage_until_s)
         self.quiet = True

@@ -80,6 +80,7 @@ class Agent:
         self.notice_told = False
         self.leaving: Leaving | None = None
         self.saved_at_s = 0.0
+        self.flush_until_s: float | None = None
         self.left: Exit | None = None
         self.rendezvous: Rendezvous | None = None
         self.ready = False
@@ -123,10 +124,8 @@ class Agent:
         self.trained_s, self.step, self.restored = before.trained_s, before.step, before.restored
         self.commits, self.checkpoint, self.started_s = before.commits, before.checkpoint, before.started_s
         self.phase = "flushing"
-        if self._try(self._beat):
-            self._leave("infrastructure", "agent")
-        else:
-            self.world.after(TICK_S, lambda: self.flush_only(before) if self.alive else None)
+        self.leaving = Leaving("agent", self.world.now_s + FLUSH_LIMIT_S, "infrastructure")
+        self.tick()
 
     def give_notice(self, grace_s: float, *, hard: bool) -> None:
         if self.alive and self.notice is None:
@@ -151,6 +150,8 @@ class Agent:
     def _tick_once(self) -> None:
         if not self.alive or self.left is not None or self.machine.agent is not self:
             return
+        if not self.beats and not self._try(self._beat):
+            return  # An exit without a heartbeat before it would not be found.
         self._try(self._read_log)
         self._tell_notice()
         if self.leaving is not None:
@@ -232,7 +233,7 @@ class Agent:
         if left is not None:
             return self._save(left.why, SAVE_GRACE_S)
         if peer_grace_s is not None:
-            return self._save("peer", min(SAVE_GRACE_S, peer_grace_s))
+            return self._save("peer", peer_grace_s)
         if self.limit_s is not None and self.trained_s >= self.limit_s:
             return self._save("limit", SAVE_GRACE_S)
         if self.job.fails_at is not None and self.step >= self.job.fails_at:
@@ -262,12 +263,15 @@ class Agent:
     # ── Leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _save(self, why: ExitWhy, grace_s: float) -> None:
-        needs_s = self.world.random.uniform(1.0, 45.0) * min(1.0, grace_s / SAVE_GRACE_S + 0.2)
+        # Mostly in time; with a short grace sometimes not.
+        longest_s = max(6.0, 0.9 * grace_s)
+        needs_s = self.world.random.choice((self.world.random.uniform(1.0, longest_s), longest_s))
         self.leaving = Leaving(why, self.world.now_s + grace_s)
         self.saved_at_s = self.world.now_s + needs_s
         self.phase = "saving"
         self.world.note(f"{self.machine.id} saves ({why}), needs {needs_s:.0f} s of {grace_s:g} s")
-        self.world.after(min(needs_s, grace_s * 0.95), self._tick_once)
+        self.world.after(needs_s, self._tick_once)
+        self.world.after(max(0.0, grace_s - 1.0), self._tick_once)
 
     def _save_on(self) -> None:
         """While the training saves; then make it durable and say so. It ends by its deadline in any case."""
@@ -280,25 +284,21 @@ class Agent:
             if left is not None and left.why == "closed":
                 self.world.checks.told_closed(self)
             if self.world.now_s < self.saved_at_s and not late:
-                self.world.after(1.0, self._tick_once)
                 return
             self._progress()
             if self.world.now_s >= self.saved_at_s and not self._try(self._commit) and not late:
-                self.world.after(2.0, self._tick_once)
                 return
             self._stop_training()
         elif leaving.outcome == "succeeded" and not self._try(self._commit) and not late:
-            self.world.after(5.0, self._save_on)
             return
         self.phase = "flushing"
         self._leave(leaving.outcome, leaving.why)
 
-    def _leave(self, outcome: ExitOutcome, why: ExitWhy, until_s: float | None = None) -> None:
-        """Write the exit until it is there, or for as long as an agent tries; then give the machine back."""
+    def _leave(self, outcome: ExitOutcome, why: ExitWhy) -> None:
+        """Write the exit; each tick again until it is there, or an agent would give up. Then give the machine back."""
         assert not self.training
-        if not self.alive:
-            return
-        until_s = until_s if until_s is not None else self.world.now_s + FLUSH_LIMIT_S
+        if self.flush_until_s is None:
+            self.flush_until_s = self.world.now_s + FLUSH_LIMIT_S
         failed = outcome == "failed"
         left = Exit(
             outcome=outcome,
@@ -315,10 +315,9 @@ class Agent:
             commits=self.commits,
             tail=("ValueError: no",) if failed else (),
         )
-        self.leaving = self.leaving or Leaving(why, until_s, outcome)
+        self.leaving = self.leaving or Leaving(why, self.flush_until_s, outcome)
         if not self._try(lambda: self.store.put(layout.exit_(self.node), codec.dumps(left))):
-            if self.world.now_s < until_s:
-                self.world.after(5.0, lambda: self._leave(outcome, why, until_s))
+            if self.world.now_s < self.flush_until_s:
                 return
         else:
             self.left = left

@@ -108,7 +108,8 @@ class Checks:
         if agent is None or not agent.alive or not agent.training:
             return
         world.sync()
-        if world.now_s - max(agent.born_s, agent.partitioned_until_s, world.outage_until_s) < HEARD_S:
+        cut_off_s = max(agent.partitioned_until_s, world.outage_until_s)
+        if cut_off_s and world.now_s - cut_off_s < HEARD_S:
             return
         if agent.leaving is not None and world.now_s < agent.leaving.deadline_s:
             self.fail(

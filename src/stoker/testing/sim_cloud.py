@@ -63,7 +63,7 @@ class Cloud:
         """From inside: it stops, and is gone a while later."""
         if machine.state in ("pending", "running"):
             machine.state, machine.changed_s = "stopping", self.world.now_s
-            self.world.after(self.world.random.uniform(1.0, 40.0), lambda: self.vanish(machine))
+            self.world.after(self.world.random.choice((5.0, 40.0, 150.0)), lambda: self.vanish(machine))
 
     def vanish(self, machine: Machine) -> None:
         """It is no more, and nothing on it."""

@@ -18,7 +18,7 @@ INCIDENTS = (
     *("vanish",) * 3,
     *("partition",) * 3,
     *("agent_death",) * 3,
-    *("stop",) * 2,
+    *("stop",) * 3,
     *("resume",) * 2,
     "outage",
     "governor_pause",
@@ -100,16 +100,19 @@ class Scenario:
 def make_scenario(seed: int, source: random.Random) -> tuple[Scenario, list[SimJob]]:
     """The scenario of a seed, and its jobs."""
     pick = source.choice
-    incidents = tuple(
-        sorted((source.uniform(5.0, 700.0), pick(INCIDENTS)) for _ in range(pick((0, 1, 1, 2, 2, 3, 3, 4, 6))))
-    )
+    incidents: list[tuple[float, str]] = []
+    for _ in range(pick((0, 1, 1, 2, 2, 3, 3, 4, 6))):
+        # Troubles come in company: often soon after another.
+        close = incidents and source.random() < 0.4
+        moment_s = incidents[-1][0] + source.uniform(0.0, 40.0) if close else source.uniform(5.0, 400.0)
+        incidents.append((moment_s, pick(INCIDENTS)))
     scenario = Scenario(
         seed=seed,
         governors=pick((1, 1, 2, 2, 2, 3)),
         skewed=pick((True, False)),
         capabilities=replace(CAPABILITIES, token_lifetime_s=pick((3600.0, 3600.0, 200.0))),
         rates={name: pick(chances) for name, chances in RATES.items()},
-        incidents=incidents,
+        incidents=tuple(incidents),
         faults_until_s=900.0,
     )
     jobs = [_make_job(f"job-{n}", source) for n in range(pick((1, 1, 1, 1, 2)))]
@@ -123,7 +126,7 @@ def _make_job(name: str, source: random.Random) -> SimJob:
         max_cost=pick((None, None, None, 1.0, 0.2)),
         max_wait_s=pick((None, None, 1500.0)),
     )
-    work = pick((20, 100, 250))
+    work = pick((20, 100, 250, 400))
     return SimJob(
         name=name,
         spec=make_spec(
