@@ -23,7 +23,7 @@ from stoker.testing.sim_data import at
 
 settings.register_profile(
     "stoker",
-    max_examples=400,
+    max_examples=250,
     deadline=None,  # The machine may be busy; nothing here is about time.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
@@ -212,7 +212,7 @@ def _blinded(job: JobSnapshot, part: int) -> tuple[JobSnapshot, int | None] | No
     return choices[part % len(choices)]
 
 
-@settings(max_examples=800)
+@settings(max_examples=500)
 @given(snapshots(), AGES, st.integers(0, 1000))
 def test_knowing_less_never_does_more(job: JobSnapshot, age_s: float, part: int) -> None:
     """Monotonicity. Make one known part unknown; then whatever irreversible is done is something that the seeing

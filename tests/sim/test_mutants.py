@@ -1,0 +1,188 @@
+"""Is the simulation able to fail? Each rule of the protocol is taken out, and a seed must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from stoker import facts
+from stoker.core import gate, orphans, retry
+from stoker.core.decide import _Decision
+from stoker.core.policy import Policy
+from stoker.core.snapshot import JobSnapshot
+from stoker.fold import Claim, JobState
+from stoker.governor import observe
+from stoker.model import Ended, Known
+from stoker.testing import sim
+from stoker.testing.sim_cloud import SimProvider
+
+# Most mutants are noticed within a few dozen seeds.
+MOST_SEEDS = 3000
+
+Patch = pytest.MonkeyPatch
+
+
+def older_claims_do_not_matter(patch: Patch) -> None:
+    patch.setattr(gate, "_released", lambda older, exits: True)
+
+
+def absence_is_gone(patch: Patch) -> None:
+    def states(fleet: Any, state: JobState, listing: observe.Listing) -> Any:
+        there = {
+            instance.id: instance.state
+            for part in listing.instances.values()
+            if isinstance(part, Known)
+            for instance in part.value
+        }
+        named = [node.instance for claim in state.claims for node in claim.launched or ()]
+        return Known({name: there.get(name, "gone") for name in named})
+
+    patch.setattr(observe, "_states", states)
+
+
+def stopping_is_gone(patch: Patch) -> None:
+    def is_gone(self: JobSnapshot, instance: str) -> bool:
+        return isinstance(self.states, Known) and self.states.value.get(instance) in ("gone", "stopping")
+
+    patch.setattr(JobSnapshot, "is_gone", is_gone)
+
+
+def one_exit_closes_a_gang(patch: Patch) -> None:
+    def over(self: _Decision, claim: Claim) -> bool:
+        return claim.launched is not None and any(
+            self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank) for rank in range(claim.nodes)
+        )
+
+    patch.setattr(_Decision, "_over", over)
+
+
+def names_do_not_matter(patch: Patch) -> None:
+    def may_train(state: JobState | None, number: int, instance: str, exits: Any) -> gate.Permission:
+        claim = state.claim(number) if state else None
+        if state is None or claim is None or not claim.open or state.ended or state.stop:
+            return gate.Wait("no")
+        older = [c for c in state.claims if c.number < number and c.open]
+        return gate.Wait("older") if older else gate.Go()
+
+    patch.setattr(gate, "may_train", may_train)
+
+
+def a_newer_claim_ends_the_older(patch: Patch) -> None:
+    real = gate.should_leave
+
+    def should_leave(state: JobState | None, number: int, instance: str) -> gate.Leave | None:
+        if state is not None and state.last_claim is not None and state.last_claim.number > number:
+            return gate.Leave("superseded", "closed")
+        return real(state, number, instance)
+
+    patch.setattr(gate, "should_leave", should_leave)
+
+
+def a_broken_gang_goes_on(patch: Patch) -> None:
+    patch.setattr(_Decision, "_drain_broken_gang", lambda self, claim: False)
+
+
+def facts_are_read_before_the_machines(patch: Patch) -> None:
+    """An exit written between the two is missed, and a success taken for a loss."""
+    early: dict[tuple[str, int], Any] = {}
+    read_claim, states = facts.read_claim, observe._states
+
+    def prefetch(fleet: Any, state: JobState, listing: Any) -> Any:
+        for claim in state.open_claims:
+            early[state.job, claim.number] = read_claim(stores[-1], state.job, claim)
+        return states(fleet, state, listing)
+
+    stores: list[Any] = []
+    real = observe._observe_job
+
+    def observe_job(store: Any, *rest: Any) -> Any:
+        stores.append(store)
+        try:
+            return real(store, *rest)
+        finally:
+            stores.pop()
+
+    patch.setattr(observe, "_observe_job", observe_job)
+    patch.setattr(observe, "_states", prefetch)
+    patch.setattr(
+        facts,
+        "read_claim",
+        lambda store, job, claim: early.pop((job, claim.number), None) or read_claim(store, job, claim),
+    )
+
+
+def a_stop_ends_at_once(patch: Patch) -> None:
+    def stop(self: _Decision) -> None:
+        self._append(Ended(outcome="stopped", rule="stop"), "stopped")
+
+    patch.setattr(_Decision, "_stop", stop)
+
+
+def nobody_is_given_time_to_save(patch: Patch) -> None:
+    real = _Decision.__init__
+
+    def init(self: _Decision, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
+        real(self, job, Policy(save_grace_s=5.0), now, blind)
+
+    patch.setattr(_Decision, "__init__", init)
+
+
+def nothing_is_swept(patch: Patch) -> None:
+    patch.setattr(orphans, "sweep", lambda job, now: [])
+
+
+def a_job_is_forgotten_at_its_end(patch: Patch) -> None:
+    patch.setattr(_Decision, "_nothing_unnamed", lambda self: True)
+    patch.setattr(JobSnapshot, "is_gone", lambda self, instance: True)
+
+
+def a_loss_ends_the_job(patch: Patch) -> None:
+    patch.setattr(
+        retry,
+        "_without_loops",
+        lambda case, found: found if found.outcome != "lost" else retry.replace(found, restart=False),
+    )
+
+
+def launches_are_not_repeatable(patch: Patch) -> None:
+    """Without tokens and without names: the same claim on two machines."""
+    real = SimProvider.launch
+
+    def launch(self: SimProvider, requests: Any) -> Any:
+        self._world.cloud.tokens.clear()
+        return real(self, requests)
+
+    patch.setattr(SimProvider, "launch", launch)
+    names_do_not_matter(patch)
+
+
+MUTANTS: dict[Callable[[Patch], None], str] = {
+    older_claims_do_not_matter: "two attempts train",
+    absence_is_gone: "closed, and",
+    stopping_is_gone: "still trains",
+    one_exit_closes_a_gang: "still trains",
+    names_do_not_matter: "does not name it",
+    launches_are_not_repeatable: "",
+    a_newer_claim_ends_the_older: "told that its claim is closed",
+    a_broken_gang_goes_on: "does not come to rest",
+    facts_are_read_before_the_machines: "succeeded",
+    a_stop_ends_at_once: "still trains",
+    nobody_is_given_time_to_save: "is cut",
+    nothing_is_swept: "does not come to rest",
+    a_job_is_forgotten_at_its_end: "",
+    a_loss_ends_the_job: "the job failed",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_rule_that_is_left_out_is_missed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    for seed in range(MOST_SEEDS):
+        violation = sim.simulate(seed).violation
+        if violation is not None:
+            assert MUTANTS[mutant] in violation, f"seed {seed}: {violation}"
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds do not miss it")

@@ -1,0 +1,70 @@
+"""Thousands of seeds against the real governor. A seed that fails prints its trace and replays by its number:
+
+python -m stoker.testing.sim SEED
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from stoker.testing.sim import Result, simulate
+
+SEEDS = int(os.environ.get("STOKER_SIM_SEEDS", "3000"))
+# Batches, so that xdist can share them out and a failure does not hide the others for long.
+BATCHES = 30
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_invariant_holds(batch: int) -> None:
+    for seed in range(batch, SEEDS, BATCHES):
+        result = simulate(seed)
+        assert result.violation is None, told(result)
+
+
+def told(result: Result) -> str:
+    return "\n".join(
+        [
+            f"seed {result.seed}: {result.violation}",
+            *result.trace,
+            f"replay it: python -m stoker.testing.sim {result.seed}",
+        ]
+    )
+
+
+def test_the_same_seed_tells_the_same_story() -> None:
+    assert simulate(11) == simulate(11)
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    """A simulation in which nothing happens would prove nothing."""
+    results = [simulate(seed) for seed in range(120)]
+    outcomes = Counter(outcome for result in results for outcome in result.outcomes)
+    assert {"succeeded", "failed", "stopped"} <= set(outcomes)
+    everything = "\n".join(line for result in results for line in result.trace)
+    for happening in (
+        "crashes before",
+        "the reply is lost",
+        "stale list",
+        "no capacity",
+        "hard notice",
+        "vanishes",
+        "is cut off",
+        "the agent of",
+        "the store is out",
+        "never boots",
+        "draining",
+        "suspected",
+        " stop:",
+        " resume:",
+        "only 1 of",
+        "reclaimed after a notice",
+        "failed at start-up on checkpoint",
+        "was given notice",
+        "saves (peer)",
+        "saves (limit)",
+        "too late to launch it safely",
+    ):
+        assert happening in everything, f"no seed reaches {happening!r}"

@@ -1,0 +1,137 @@
+"""Where the next attempt goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
+from stoker.core.policy import DEFAULT
+from stoker.fold import JobState
+from stoker.model import Claimed, Closed, Ended, Event, Launched, Offering, ResumeAsked, StopAsked
+from stoker.spec import Limits, Spec
+from stoker.testing.sim_data import (
+    OFFERINGS,
+    ON_DEMAND,
+    SPOT_A,
+    SPOT_B,
+    at,
+    hard_notice,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
+
+CLAIM = Claimed(offering=SPOT_A, nodes=1)
+
+
+def choose(
+    state: JobState, spec: Spec | None = None, offerings: tuple[Offering, ...] = OFFERINGS, now_s: float = 1e4
+) -> object:
+    return place(state, spec or make_spec(), offerings, DEFAULT, at(now_s))
+
+
+def closed(claim: int, outcome: str, at_s: float = 0.0) -> tuple[Event, float]:
+    return Closed(claim, outcome, "rule"), at_s  # type: ignore[arg-type]
+
+
+def test_spot_comes_first_when_it_is_preferred() -> None:
+    assert choose(make_state(), offerings=(ON_DEMAND, SPOT_B, SPOT_A)) == Chosen(SPOT_B, "spot first")
+    assert choose(make_state(), make_spec(spot="never")) == Chosen(ON_DEMAND, "on-demand")
+    assert choose(make_state(), make_spec(spot="only")) == Chosen(SPOT_A, "spot")
+
+
+def test_too_many_reclaims_lead_to_on_demand() -> None:
+    events: list[Event | tuple[Event, float]] = []
+    for n in range(3):
+        number = 2 + 3 * n
+        events += [CLAIM, Launched(number, nodes(number)), closed(number, "reclaimed")]
+    found = choose(make_state(*events))
+    assert found == Chosen(ON_DEMAND, "on-demand after 3 reclaims")
+    assert choose(make_state(*events[:6])) == Chosen(SPOT_A, "spot first")
+
+
+def test_nothing_fits() -> None:
+    assert isinstance(choose(make_state(), offerings=()), Impossible)
+    assert isinstance(choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)), Impossible)
+
+
+def test_a_bound_on_cost_needs_a_price() -> None:
+    unpriced = replace(SPOT_A, price=None)
+    spec = make_spec(limits=Limits(max_cost=5.0))
+    assert choose(make_state(), spec, (unpriced, SPOT_B)) == Chosen(SPOT_B, "spot first")
+    assert isinstance(choose(make_state(), spec, (unpriced,)), Impossible)
+
+
+def test_the_highest_price_is_kept() -> None:
+    spec = replace(make_spec(), resources=replace(make_spec().resources, max_price=1.0))
+    assert choose(make_state(), spec) == Chosen(SPOT_A, "spot first")
+    assert isinstance(choose(make_state(), spec, (ON_DEMAND, replace(SPOT_A, price=None))), Impossible)
+
+
+def test_a_dry_offering_is_left_alone_for_a_while_and_longer_each_time() -> None:
+    once = make_state(CLAIM, closed(2, "dry", 100))
+    twice = make_state(CLAIM, closed(2, "dry", 50), CLAIM, closed(4, "dry", 100))
+    only = (SPOT_A,)
+    assert choose(once, now_s=101) == Chosen(SPOT_B, "spot first")
+    assert choose(once, offerings=only, now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.key}")
+    assert choose(once, offerings=only, now_s=102) == Chosen(SPOT_A, "spot first")
+    assert choose(twice, offerings=only, now_s=103) == Dry(at(104), f"no capacity: {SPOT_A.key}")
+
+
+def test_an_attempt_that_ran_ends_the_drought() -> None:
+    state = make_state(
+        CLAIM, closed(2, "dry", 90), CLAIM, Launched(4, nodes(4)), closed(4, "lost", 100), CLAIM, closed(7, "dry", 100)
+    )
+    assert choose(state, offerings=(SPOT_A,), now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.key}")
+
+
+def test_what_was_refused_is_not_asked_for_again_until_a_resume() -> None:
+    refused = [CLAIM, closed(2, "refused", 10)]
+    assert choose(make_state(*refused)) == Chosen(SPOT_B, "spot first")
+    assert isinstance(choose(make_state(*refused), offerings=(SPOT_A,)), Impossible)
+    again = make_state(*refused, Ended("failed", "no-offering"), ResumeAsked("jane"))
+    assert choose(again) == Chosen(SPOT_A, "spot first")
+
+
+def test_waiting_is_counted_from_the_last_machines() -> None:
+    assert waiting_since(make_state(CLAIM, closed(2, "dry", 70))) == at(0)
+    assert waiting_since(make_state(CLAIM, Launched(2, nodes(2)), closed(2, "lost", 70))) == at(70)
+
+
+def test_a_gang_that_never_was_complete_is_no_end_of_the_waiting() -> None:
+    """Else a pool that always gives one machine of two would be tried for ever, and paid for."""
+    state = make_state(Claimed(SPOT_A, 2), Launched(2, nodes(2)), closed(2, "dry", 70))
+    assert waiting_since(state) == at(0)
+
+
+# ── Whether a claim is wanted at all ──────────────────────────────────────────────────────────────────────────────────
+
+
+def wanted(*events: Event | tuple[Event, float], noticed: int | None = None) -> str | None:
+    state = make_state(*events)
+    facts = [make_facts(noticed, notice=hard_notice(0))] if noticed else []
+    return wants_claim(make_snapshot(state, *facts))
+
+
+def test_a_claim_is_wanted_first_and_after_each_close() -> None:
+    assert wanted() == "first attempt"
+    assert wanted(CLAIM) is None
+    assert wanted(CLAIM, closed(2, "dry")) == "next offering"
+    after = wanted(CLAIM, Launched(2, nodes(2)), closed(2, "lost"))
+    assert after is not None and after.startswith("after attempt 1: ")
+    assert wanted(CLAIM, closed(2, "dry"), Ended("failed", "x"), ResumeAsked("jane")) == "resumed"
+
+
+def test_a_stopped_or_ended_job_wants_none() -> None:
+    assert wanted(StopAsked("jane")) is None
+    assert wanted(Ended("failed", "x")) is None
+
+
+def test_a_hard_notice_is_enough_and_at_most_one_waits() -> None:
+    launched = [CLAIM, Launched(2, nodes(2))]
+    assert wanted(*launched) is None
+    assert wanted(*launched, noticed=2) == "attempt 1 was given notice"
+    assert wanted(*launched, CLAIM, noticed=2) is None
+    assert wanted(*launched, CLAIM, closed(4, "dry"), noticed=2) == "attempt 1 was given notice"

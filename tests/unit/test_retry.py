@@ -1,0 +1,232 @@
+"""How an attempt ended: each rule once, with the reason it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.core.policy import DEFAULT
+from stoker.core.retry import Case, closing, facts_complete, poisoned, verdict
+from stoker.fold import JobState
+from stoker.model import (
+    CheckpointRef,
+    Claimed,
+    Closed,
+    Draining,
+    Event,
+    Exit,
+    Heartbeat,
+    Launched,
+    StopAsked,
+    Unknown,
+)
+from stoker.testing.sim_data import (
+    SPOT_A,
+    at,
+    make_beat,
+    make_exit,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
+
+OK = make_exit("succeeded", started=True, code=0)
+SAVED = make_exit("interrupted", "notice", step=40, started=True)
+ERROR = make_exit("failed", code=1, trained_s=500.0, step=40, tail=("ValueError: no",))
+KEY = "00000002/000001-step-10"
+
+
+def make_case(
+    *exits: Exit | None,
+    events: tuple[Event, ...] = (),
+    history: tuple[Event, ...] = (),
+    noticed: bool = False,
+    beat: Heartbeat | None = None,
+    named: int | None = None,
+    user_errors: int = 0,
+) -> Case:
+    """An attempt with these exits, after what is in `history`; `events` happened to it."""
+    number = 2 + len(history)
+    count = len(exits)
+    machines = nodes(number, count if named is None else named)
+    state: JobState = make_state(*history, Claimed(SPOT_A, count), Launched(number, machines), *events)
+    claim = state.claim(number)
+    assert claim is not None
+    return Case(
+        claim=claim,
+        exits=exits,
+        heartbeats=(beat,) * count,
+        noticed=noticed,
+        state=state,
+        spec=make_spec(count, user_errors=user_errors),
+        policy=DEFAULT,
+    )
+
+
+def past(n: int, outcome: str = "failed", **rest: Any) -> tuple[Event, ...]:
+    """So many earlier attempts."""
+    events: list[Event] = []
+    for index in range(n):
+        number = 2 + 3 * index
+        events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), Closed(number, outcome, "rule", **rest)]  # type: ignore[arg-type]
+    return tuple(events)
+
+
+BEAT = make_beat(0, step=40).value
+
+CASES: list[tuple[Case, str, str, bool, str]] = [
+    (make_case(OK, OK), "succeeded", "finished", False, "every rank finished"),
+    (make_case(None, None, named=1), "dry", "partial-gang", True, "only 1 of 2 machines came"),
+    (make_case(SAVED, events=(StopAsked("jane"),)), "stopped", "stop", False, "stopped by jane"),
+    (make_case(SAVED, events=(Draining(2, "limit", "max_cost"),)), "limit", "max_cost", False, "draining at 4"),
+    (make_case(make_exit("interrupted", "limit", reason="24h")), "limit", "max_runtime", False, "24h"),
+    (make_case(SAVED, noticed=True), "reclaimed", "notice", True, "reclaimed after a notice at step 40"),
+    (make_case(ERROR, noticed=True), "reclaimed", "notice", True, "reclaimed after a notice at step 40"),
+    (make_case(None), "lost", "boot", True, "the machine was gone before its agent said anything"),
+    (make_case(OK, None, beat=BEAT), "lost", "gone", True, "the machine of rank 1 is gone and left no exit"),
+    (make_case(None, beat=BEAT, events=(Draining(2, "lost", "gang"),)), "lost", "gang", True, "draining at 4"),
+    (make_case(make_exit("infrastructure", "agent")), "infrastructure", "agent", True, "the agent crashed"),
+    (make_case(make_exit("infrastructure", "setup", reason="apt")), "infrastructure", "setup", True, "apt"),
+    (
+        make_case(make_exit("failed", evidence=("xid:79",))),
+        "infrastructure",
+        "xid:79",
+        True,
+        "the machine reported xid:79",
+    ),
+    (
+        make_case(make_exit("failed", signal=9)),
+        "infrastructure",
+        "killed",
+        True,
+        "the training was killed from outside (SIGKILL)",
+    ),
+    (
+        make_case(make_exit("failed", code=1, tail=("NCCL error",))),
+        "infrastructure",
+        "nccl",
+        True,
+        "the log ends with a nccl error",
+    ),
+    (
+        make_case(make_exit("failed", code=1, tail=("OSError: No space left on device",))),
+        "infrastructure",
+        "disk-full",
+        True,
+        "the log ends with a disk-full error",
+    ),
+    (
+        make_case(make_exit("interrupted", "waited")),
+        "abandoned",
+        "waited",
+        True,
+        "waited too long to be allowed to train",
+    ),
+    (make_case(make_exit("interrupted", "peer")), "abandoned", "left", True, "was asked to leave before it finished"),
+    (make_case(ERROR), "failed", "user-error", False, "the command exited with 1"),
+    (make_case(ERROR, user_errors=2), "failed", "user-error", True, "the command exited with 1; retry 1 of 2"),
+]
+
+
+@pytest.mark.parametrize(("case", "outcome", "rule", "restart", "reason"), CASES, ids=lambda value: str(value)[:40])
+def test_each_rule(case: Case, outcome: str, rule: str, restart: bool, reason: str) -> None:
+    found = verdict(case)
+    assert (found.outcome, found.rule, found.restart) == (outcome, rule, restart)
+    assert found.reason == reason
+
+
+def test_success_needs_every_rank() -> None:
+    assert verdict(make_case(OK, SAVED)).outcome != "succeeded"
+
+
+def test_a_success_stays_one_although_a_stop_came() -> None:
+    assert verdict(make_case(OK, events=(StopAsked("jane"),))).outcome == "succeeded"
+
+
+def test_the_last_lines_and_the_exit_code_are_kept() -> None:
+    case = make_case(ERROR)
+    closed = closing(case, verdict(case))
+    assert (closed.exit_code, closed.tail, closed.counted, closed.trained_s) == (1, ("ValueError: no",), True, 500.0)
+
+
+def test_user_errors_restart_only_as_often_as_the_spec_says() -> None:
+    assert verdict(make_case(ERROR, history=past(1, counted=True, progressed=True), user_errors=2)).restart
+    assert not verdict(make_case(ERROR, history=past(2, counted=True, progressed=True), user_errors=2)).restart
+
+
+def test_two_failures_right_after_the_start_end_it() -> None:
+    early = make_exit("failed", code=1, trained_s=1.0)
+    found = verdict(make_case(early, history=past(1, counted=True, at_startup=True), user_errors=5))
+    assert not found.restart
+    assert found.reason == "the command exited with 1; it failed twice right after its start"
+
+
+def test_a_checkpoint_that_kills_is_tried_twice_then_the_one_before() -> None:
+    early = make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, older_checkpoints=1)
+    first = verdict(make_case(early))
+    assert (first.rule, first.restart, first.counted) == ("checkpoint", True, False)
+    assert first.reason == f"failed at start-up on checkpoint {KEY} (1×)"
+    once = past(1, at_startup=True, restored_from=KEY)
+    assert verdict(make_case(early, history=once)).reason == f"failed at start-up on checkpoint {KEY} (2×)"
+    assert poisoned(make_state(*once), DEFAULT) == frozenset()
+    assert poisoned(make_state(*past(2, at_startup=True, restored_from=KEY)), DEFAULT) == {KEY}
+
+
+def test_the_only_checkpoint_is_not_given_up_on() -> None:
+    early = make_exit("failed", code=1, trained_s=1.0, restored_from=KEY)
+    found = verdict(make_case(early, history=past(1, at_startup=True, restored_from=KEY)))
+    assert (found.rule, found.restart) == ("user-error", False)
+
+
+def test_what_a_person_named_is_never_poisoned() -> None:
+    given = "00000000/000001-given"
+    assert poisoned(make_state(*past(3, at_startup=True, restored_from=given)), DEFAULT) == frozenset()
+    early = make_exit("failed", code=1, trained_s=1.0, restored_from=given, older_checkpoints=1)
+    assert verdict(make_case(early)).rule == "user-error"
+
+
+def test_restarts_that_lead_nowhere_end() -> None:
+    still = verdict(make_case(None, history=past(3, "lost")))
+    ended = verdict(make_case(None, history=past(4, "lost")))
+    assert still.restart and not ended.restart
+    assert ended.reason.endswith("; 5 attempts in a row made no progress")
+
+
+def test_reclaims_alone_are_borne_longer() -> None:
+    gone = make_exit("interrupted", "notice")
+    assert verdict(make_case(gone, noticed=True, history=past(18, "reclaimed"))).restart
+    assert not verdict(make_case(gone, noticed=True, history=past(19, "reclaimed"))).restart
+
+
+def test_progress_starts_the_count_anew() -> None:
+    saved = make_exit("failed", evidence=("oom",), checkpoint=CheckpointRef(KEY, "step-10"))
+    assert verdict(make_case(saved, history=past(9, "lost"))).restart
+    step = make_exit("interrupted", "notice", step=7)
+    assert verdict(make_case(step, noticed=True, history=past(30, "reclaimed", step=6))).restart
+    assert not verdict(make_case(step, noticed=True, history=past(30, "reclaimed", step=7))).restart
+
+
+def test_a_gang_that_was_never_complete_may_be_tried_without_end() -> None:
+    assert verdict(make_case(None, None, named=1, history=past(9, "dry"))).restart
+
+
+@pytest.mark.parametrize("told", [float("nan"), -5.0, 1e300, float("inf")])
+def test_a_time_that_makes_no_sense_is_not_kept(told: float) -> None:
+    case = make_case(make_exit("interrupted", "peer", trained_s=told))
+    assert 0.0 <= closing(case, verdict(case)).trained_s <= 1e9
+
+
+@pytest.mark.parametrize("part", ["exit", "notice", "heartbeat"])
+def test_a_verdict_waits_for_everything_it_rests_on(part: str) -> None:
+    state = make_state(Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+    whole = make_facts(2, beat=make_beat(0), left=OK)
+    assert facts_complete(make_snapshot(state, whole), state.claims[0])
+    less = make_snapshot(state, type(whole)(**{**vars(whole), part: Unknown("no answer")}))
+    assert not facts_complete(less, state.claims[0])
+
+
+def test_times_are_the_stores() -> None:
+    assert at(1) > at(0)
