@@ -17,8 +17,9 @@ import pytest
 
 from stoker import client, codec, index, layout, log
 from stoker.cli import COMMANDS, cli, main, run
-from stoker.cli.following import Screen, _beat_parts, node_logs
+from stoker.cli.following import Follower, Screen, _beat_parts, node_logs
 from stoker.cli.planning import agree, offering_rows, worst_case
+from stoker.cli.printing import table
 from stoker.cli.ps import job_summaries
 from stoker.errors import UserError
 from stoker.governor import background
@@ -104,6 +105,12 @@ def test_help_imports_click_and_nothing_of_ours() -> None:
     )
     assert {name for name in loaded if name.startswith("stoker")} == {"stoker", "stoker.cli"}
     assert not loaded & {"yaml", "rich", "obstore", "plotext", "pathspec", "pynvml", "asyncio", "dataclasses"}
+
+
+def test_without_a_command_the_help_is_shown(stoker: Stoker) -> None:
+    code, out, err = stoker()
+    assert code == 2 and not out
+    assert err.startswith("Usage: stoker") and "\n  run " in err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -257,6 +264,8 @@ def test_the_worst_case_is_the_tightest_bound_at_the_dearest_price(limits: Limit
 def test_free_and_unknown_prices_are_told_apart() -> None:
     spec = Spec(name="x", run="true")
     assert worst_case(spec, (replace(SPOT, price=0.0),)) == "it costs nothing"
+    bounded = replace(spec, limits=Limits(max_runtime_s=60.0, max_cost=5.0))
+    assert worst_case(bounded, (replace(SPOT, price=0.0),)) == "it costs nothing"
     assert "unknown" in worst_case(spec, (SPOT, replace(FULL, price=None)))
 
 
@@ -272,7 +281,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     carried: list[str] = []
     monkeypatch.setattr(background, "carry_on", lambda _store, jobs: carried.extend(jobs))
 
-    def interrupted(_self: object) -> None:
+    def interrupted(_self: object, _tail: int | None) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(following.Follower, "run", interrupted)
@@ -399,6 +408,44 @@ def test_the_status_tells_step_metrics_and_safety() -> None:
     assert _beat_parts([resumed], now)[-1] == "from step-400"
     saved = CheckpointRef(key="00000004/000001-step-410", name="step-410", committed_at=now - timedelta(seconds=3))
     assert _beat_parts([replace(resumed, checkpoint=saved)], now)[-1] == "checkpoint step-410 3.0 s ago"
+
+
+def test_old_decisions_are_not_told_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    job = submit(store)
+    append(store, job, Claimed(offering=SPOT, nodes=1))
+    state = log.read(store, job)
+    assert state is not None
+    append(store, job, Ended(outcome="stopped", rule="stop"))
+    Follower(store, job, Screen(StringIO(), prefix=False, live=False), since=state.seq).run()
+    assert capsys.readouterr().err == "[stoker] stopped: test\n"
+
+
+def test_who_leaves_the_log_is_told_how_to_come_back(
+    stoker: Stoker, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_self: object, _tail: int | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Follower, "run", interrupted)
+    job = submit(store)
+    code, _, err = stoker("logs", "-f", job)
+    assert code == 130 and f"stoker logs -f {job}" in err
+
+
+def test_tables_have_no_blanks_at_the_end() -> None:
+    assert table(("JOB", ""), [["a", ""], ["long-name", "why"]]).splitlines()[0].endswith("JOB\x1b[0m")
+
+
+def test_nothing_to_delete_is_said(stoker: Stoker, store: Store) -> None:
+    submit(store)
+    assert stoker("rm", "--older-than", "1d")[2] == "no job ended so long ago; nothing is deleted\n"
+
+
+def test_compare_says_why_it_draws_nothing(stoker: Stoker, store: Store) -> None:
+    job = submit(store, "mine")
+    assert "train.report" in stoker("compare", job)[2]
+    found = json.loads(stoker("compare", job, "--json")[1])
+    assert [(one["id"], one["name"]) for one in found] == [(job, "mine")]
 
 
 def test_logs_are_narrowed_to_nodes_and_attempts(store: Store) -> None:

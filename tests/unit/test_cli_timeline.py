@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
+from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
-from stoker.cli.timeline import checkpoint_name, handover_line, news, timeline
+from stoker.cli.timeline import checkpoint_name, handover_line, news, outcome_text, timeline
 from stoker.model import CheckpointRef, Closed, Ended, Entry, SaveTimes, Submitted
+from stoker.spec import Code
 from stoker.summary import AttemptSummary, NodeSummary, Summary
 
 START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
@@ -68,7 +70,7 @@ def test_a_reclaim_is_told_as_one_line() -> None:
     assert timeline(SUMMARY) == [
         (
             "attempt 1  local in this-computer, spot $0.32/h · trained 12 s to step 412 · "
-            "reclaimed: reclaimed after a notice at step 412"
+            "reclaimed after a notice at step 412"
         ),
         f"  {expected}",
         (
@@ -122,6 +124,31 @@ def test_a_failure_names_its_rule_and_quotes_the_log() -> None:
     text = job_text(failed, ("Traceback …", "ValueError: no"))
     assert "rule `user-error`: the script broke (exit code 3)" in text
     assert text.endswith("    Traceback …\n    ValueError: no")
+    # A script that was asked to leave ends by SIGTERM: that explains nothing.
+    bound = replace(SUMMARY, phase="failed", rule="max_runtime", reason="limits.max_runtime is reached", exit_code=143)
+    assert "143" not in job_text(bound)
+
+
+def test_a_long_reason_is_told_in_full_once() -> None:
+    reason = "`setup` exited with 1: " + "ERROR: no matching distribution | " * 9
+    last = replace(SECOND, outcome="failed", reason=reason)
+    text = job_text(replace(SUMMARY, phase="failed", rule="user-error", reason=reason, attempts=(last,)))
+    assert text.count(reason) == 1
+    assert text.count("failed") == 3 and text.count("…\n") == 2
+
+
+def test_parameters_and_counts_are_written_as_people_write_them() -> None:
+    text = job_text(
+        replace(
+            SUMMARY,
+            code=Code(digest="d", size=480, files=1),
+            params={"flag": True, "lr": 0.001, "name": "a b", "none": None},
+            ended_at=START,
+        )
+    )
+    assert "1 file, 480 B" in text and "with 1 reclaim\n" in text
+    assert "flag=true  lr=0.001  name=a b  none=null" in text
+    assert text.splitlines()[5].endswith("  none")
 
 
 def test_followers_are_told_what_matters() -> None:
@@ -130,7 +157,19 @@ def test_followers_are_told_what_matters() -> None:
 
     assert told(Submitted(spec_digest="", submitter="")) is None
     assert told(Closed(claim=4, outcome="reclaimed", rule="notice")) == "claim 4 reclaimed: because"
+    assert told(Closed(claim=4, outcome="dry", rule="no-capacity")) == "no capacity: because"
     assert told(Ended(outcome="failed", rule="x")) == "failed: because"
+
+
+def test_an_outcome_is_not_said_twice() -> None:
+    assert outcome_text("stopped", "stopped by jane@box") == "stopped by jane@box"
+    assert outcome_text("limit", "limits.max_cost is reached") == "limit: limits.max_cost is reached"
+    assert outcome_text("lost", "") == "lost"
+
+
+def test_the_clock_tells_the_date_of_another_day() -> None:
+    assert len(clock(START, START + timedelta(seconds=1))) == len("12:00:00")
+    assert clock(START, START + timedelta(days=2)).startswith("2026-11-1")
 
 
 def test_checkpoint_names_are_short() -> None:

@@ -83,13 +83,16 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(commands.items()))
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--store", metavar="URL", help="The bucket or folder; default: STOKER_STORE, else under ~/.stoker.")
 @click.version_option(package_name="stoker", prog_name="stoker")
 @click.pass_context
 def cli(ctx: click.Context, store: str | None) -> None:
     """Train on spot machines as if nobody could take them away. No server, just your bucket."""
     ctx.obj = store
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(EXIT_USER)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _usage(error: click.ClickException) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
+    # One sentence, also where click makes two of it.
+    message = message.replace(". (Did you", " (did you").replace(". Did you", "; did you")
     message = message[:1].lower() + message[1:]
     context = getattr(error, "ctx", None)
     if "stoker" in message or context is None:

@@ -39,7 +39,7 @@ def command(job: str, as_json: bool) -> None:
         )
         return
     if not listed:
-        click.echo(f"{found} has no checkpoint yet")
+        click.echo(f"{found} has no checkpoint")
         return
     rows = [
         [

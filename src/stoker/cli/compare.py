@@ -33,7 +33,7 @@ class Compared:
 @store_option
 def command(jobs: tuple[str, ...], metric: str | None, as_json: bool) -> None:
     """Put jobs side by side: parameters (what differs first), metrics, duration, cost; and draw their curves."""
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.printing import print_json, say, whole
     from stoker.finding import find_job
     from stoker.reading.compare import comparison
 
@@ -43,14 +43,14 @@ def command(jobs: tuple[str, ...], metric: str | None, as_json: bool) -> None:
     chosen = _chosen(compared, metric)
     table = comparison([_row(one) for one in compared])
     if as_json:
-        print_json(
-            [{"id": one.summary.id, **whole(row)} for one, row in zip(compared, map(_row, compared), strict=True)]
-        )
+        print_json([{"id": one.summary.id, **whole(_row(one)), "name": one.summary.name} for one in compared])
         return
     click.echo(_text(table))
     if chosen is not None:
         click.echo()
         click.echo(_picture(compared, chosen))
+    else:
+        say("no metrics to draw: `train.report(step=…, loss=…)` gives them, or `metrics` in the job file")
 
 
 def _read(store: Store, job: str) -> Compared:

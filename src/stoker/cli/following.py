@@ -101,6 +101,7 @@ class Follower:
         rank: int | None = None,
         attempt: int | None = None,
         events: bool = True,
+        since: int = 0,
     ) -> None:
         self.state: JobState | None = None
         self._store = store
@@ -109,6 +110,8 @@ class Follower:
         self._rank = rank
         self._attempt = attempt
         self._events = events
+        # Decisions up to this one are old: told now, they would stand above lines that were printed before them.
+        self._since = since
         self._looked = 0.0
         self._text = ""
 
@@ -130,7 +133,7 @@ class Follower:
     def _watch(self) -> tuple[Sequence[NodeLog], bool]:
         for entry in log.entries(self._store, self._job, self.state.seq + 1 if self.state else 1):
             self.state = fold(self._job, [entry], self.state)
-            text = news(entry, self.state) if self._events else None
+            text = news(entry, self.state) if self._events and entry.seq > self._since else None
             if text:
                 self._screen.event(text)
         if self.state is None:

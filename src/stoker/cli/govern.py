@@ -37,8 +37,10 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
 
 
 def _print_pass(done: Pass) -> None:
+    from stoker.cli.printing import counted
+
     _print(done.actions, done.waiting, done.problems)
-    click.echo(f"{done.active} active job{'' if done.active == 1 else 's'}, {len(done.actions)} actions")
+    click.echo(f"{counted(done.active, 'active job')}, {counted(len(done.actions), 'action')}")
 
 
 def _print_changes(done: Pass) -> None:

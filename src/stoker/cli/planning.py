@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stoker.cli.printing import dollars, duration, say, size, table, warn
+from stoker.cli.printing import counted, dollars, duration, say, size, table, warn
 from stoker.errors import UserError
 from stoker.model import Offering
 from stoker.spec import Spec
@@ -18,8 +18,7 @@ _MOST_OFFERINGS = 5
 def show_plan(prepared: Prepared) -> None:
     """Offerings with their prices, the worst case, what was packed and what was filled in. On stderr."""
     spec = prepared.spec
-    nodes = f"{spec.nodes} nodes" if spec.nodes > 1 else "1 node"
-    say(f"{click.style(spec.name, bold=True)}  {nodes} on {spec.resources.provider}")
+    say(f"{click.style(spec.name, bold=True)}  {counted(spec.nodes, 'node')} on {spec.resources.provider}")
     say(table((), [[f"  {line}" for line in row] for row in offering_rows(prepared.offerings, spec.nodes)]))
     say(f"  worst case: {worst_case(spec, prepared.offerings)}")
     packed = prepared.packed
@@ -27,8 +26,7 @@ def show_plan(prepared: Prepared) -> None:
         revision = ""
         if packed.commit is not None:
             revision = f", commit {packed.commit[:9]}{' with changes' if packed.dirty else ''}"
-        files = f"{packed.files} files" if packed.files != 1 else "1 file"
-        say(f"  code: {files}, {size(packed.size)} packed{revision}")
+        say(f"  code: {counted(packed.files, 'file')}, {size(packed.size)} packed{revision}")
         for text in packed.warnings:
             warn(text)
     for text in prepared.told:
@@ -56,6 +54,8 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:
     if limits.max_cost is not None:
         bounds.append((limits.max_cost, "limits.max_cost"))
     dearest = _dearest(offerings)
+    if dearest == 0:
+        return "it costs nothing"
     if limits.max_runtime_s is not None and dearest is not None:
         hours = limits.max_runtime_s / 3600
         what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h"
@@ -63,8 +63,6 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:
     if bounds:
         amount, why = min(bounds)
         return f"{dollars(amount)} ({why})"
-    if dearest == 0:
-        return "it costs nothing"
     if dearest is None:
         return "unknown: a price is not known; set limits.max_runtime to bound the time at least"
     return f"no bound is set; {dollars(dearest * spec.nodes)} an hour"

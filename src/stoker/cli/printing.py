@@ -58,7 +58,7 @@ def harmless(line: str) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns, each as wide as it needs. Cells may be coloured."""
-    lines = [[click.style(cell, dim=True) for cell in header], *rows] if header else list(rows)
+    lines = [[click.style(cell, dim=True) if cell else "" for cell in header], *rows] if header else list(rows)
     if not lines:
         return ""
     widths = [max(width(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -111,6 +111,11 @@ def dollars(amount: float | None) -> str:
     return f"${amount:.4f}" if 0 < abs(amount) < 0.1 else f"${amount:,.2f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def number(value: float) -> str:
     return f"{value:.4g}"
 
@@ -125,9 +130,10 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def clock(moment: datetime) -> str:
-    """The time of day where the reader is."""
-    return moment.astimezone().strftime("%H:%M:%S")
+def clock(moment: datetime, now: datetime | None = None) -> str:
+    """The time of day where the reader is, with the date unless it is today's."""
+    here, today = moment.astimezone(), (now or datetime.now(timezone.utc)).astimezone()
+    return here.strftime("%H:%M:%S" if here.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 
 def one_line(text: str, most: int) -> str:

@@ -86,12 +86,11 @@ def _check_phases(phases: tuple[str, ...]) -> None:
 
 
 def _print_governor(passed: datetime | None, active: int) -> None:
-    from stoker.cli.printing import ago
+    from stoker.cli.printing import ago, counted
 
     now = datetime.now(timezone.utc)
     told = "no governor has passed yet" if passed is None else f"a governor last passed {ago(passed, now)}"
-    jobs = f"{active} active job{'' if active == 1 else 's'}"
-    click.secho(f"{jobs}; {told}", dim=True)
+    click.secho(f"{counted(active, 'active job')}; {told}", dim=True)
     if active and (passed is None or now - passed > UNGOVERNED_AFTER):
         click.secho("nobody governs these jobs: `stoker govern --watch` does, or deploy a governor", fg="yellow")
 

@@ -40,13 +40,13 @@ def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> N
 
 def _pull_checkpoint(store: Store, job: str, name: str | None, target: Path) -> None:
     from stoker.checkpoints import pull
-    from stoker.cli.printing import say, size
+    from stoker.cli.printing import counted, say, size
     from stoker.cli.progress import progress_bar
 
     chosen = _chosen(store, job, name)
     with progress_bar(f"pulling {chosen.name}") as progress:
         pull(store, job, chosen, target, progress)
-    say(f"{chosen.name}: {chosen.files} files, {size(chosen.size)} in {target}")
+    say(f"{chosen.name}: {counted(chosen.files, 'file')}, {size(chosen.size)} in {target}")
 
 
 def _chosen(store: Store, job: str, name: str | None) -> Checkpoint:
@@ -65,7 +65,7 @@ def _chosen(store: Store, job: str, name: str | None) -> Checkpoint:
 
 def _pull_outputs(store: Store, job: str, target: Path) -> None:
     from stoker import layout
-    from stoker.cli.printing import say, size
+    from stoker.cli.printing import counted, say, size
     from stoker.cli.progress import progress_bar
     from stoker.errors import UserError
 
@@ -80,7 +80,7 @@ def _pull_outputs(store: Store, job: str, target: Path) -> None:
             done += meta.size
             if progress is not None:
                 progress(done, total)
-    say(f"outputs: {len(metas)} files, {size(total)} in {target}")
+    say(f"outputs: {counted(len(metas), 'file')}, {size(total)} in {target}")
 
 
 def _claim_that_counts(store: Store, job: str) -> int:

@@ -11,6 +11,7 @@ from stoker.cli.options import opened_store, store_option
 @store_option
 def command() -> None:
     """Rebuild the index and the markers of active jobs from the logs. Safe at any time."""
+    from stoker.cli.printing import counted
     from stoker.cli.progress import progress_bar
     from stoker.reindexing import reindex
 
@@ -19,5 +20,7 @@ def command() -> None:
         done = reindex(store, progress)
     for job, text in done.problems.items():
         click.secho(f"{job}: {text}", fg="yellow", err=True)
-    jobs = "1 job" if done.jobs == 1 else f"{done.jobs} jobs"
-    click.echo(f"{jobs} indexed, {done.marked} marked as active, {done.forgotten} leftovers dropped")
+    click.echo(
+        f"{counted(done.jobs, 'job')} indexed, {done.marked} newly marked as active, "
+        f"{counted(done.forgotten, 'leftover')} dropped"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 
 import click
@@ -9,10 +10,12 @@ import click
 from stoker.cli.printing import (
     ago,
     clock,
+    counted,
     dollars,
     duration,
     legible,
     number,
+    one_line,
     phase,
     print_json,
     say,
@@ -20,7 +23,7 @@ from stoker.cli.printing import (
     table,
     whole,
 )
-from stoker.cli.timeline import timeline
+from stoker.cli.timeline import MOST_REASON, timeline
 from stoker.fold import JobState
 from stoker.store import Store
 from stoker.summary import Summary
@@ -38,7 +41,7 @@ def job_text(summary: Summary, tail: tuple[str, ...] = ()) -> str:
     """The whole job: its state, its attempts as a timeline, its safety, its cost, and why it failed."""
     summary, tail = legible(summary), legible(tail)
     head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
-    lines = [f"{head}  {summary.reason}" if summary.reason else head]
+    lines = [f"{head}  {one_line(summary.reason, MOST_REASON)}" if summary.reason else head]
     lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
     if summary.attempts:
         lines += ["", *(f"  {line}" for line in timeline(summary))]
@@ -56,7 +59,7 @@ def _facts(summary: Summary) -> list[list[str]]:
     if summary.code is not None:
         rows.append(["code", _code(summary)])
     if summary.params:
-        rows.append(["params", "  ".join(f"{name}={value}" for name, value in summary.params.items())])
+        rows.append(["params", "  ".join(f"{name}={_as_written(value)}" for name, value in summary.params.items())])
     rows.append(["trained", _trained(summary)])
     if summary.metrics:
         rows.append(["metrics", "  ".join(f"{name} {number(value)}" for name, value in summary.metrics.items())])
@@ -68,28 +71,35 @@ def _facts(summary: Summary) -> list[list[str]]:
     return [[click.style(name, dim=True), text] for name, text in rows]
 
 
+def _as_written(value: object) -> str:
+    """A parameter as a job file would have it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _code(summary: Summary) -> str:
     code = summary.code
     assert code is not None
     commit = f", commit {code.commit[:9]}{' with changes' if code.dirty else ''}" if code.commit else ""
-    return f"{code.files} files, {size(code.size)}{commit}"
+    return f"{counted(code.files, 'file')}, {size(code.size)}{commit}"
 
 
 def _trained(summary: Summary) -> str:
     parts = [duration(summary.trained_s)]
     if summary.step is not None:
         parts.append(f"to step {summary.step}")
-    count = len(summary.attempts)
-    parts.append(f"in {count} attempt{'' if count == 1 else 's'}")
+    parts.append(f"in {counted(len(summary.attempts), 'attempt')}")
     if summary.interruptions:
-        parts.append(f"with {summary.interruptions} reclaim{'' if summary.interruptions == 1 else 's'}")
+        parts.append(f"with {counted(summary.interruptions, 'reclaim')}")
     return " ".join(parts)
 
 
 def _safety(summary: Summary) -> str:
     """The last durable checkpoint, its age, and what a reclaim now would cost."""
     found = summary.last_checkpoint
-    text = "none is durable yet" if found is None else f"{found.name}, durable {ago(found.committed_at)}"
+    if found is None:
+        text = "none" if summary.ended_at is not None else "none is durable yet"
+    else:
+        text = f"{found.name}, durable {ago(found.committed_at)}"
     if summary.at_risk_s is None:
         return text
     attempt = summary.attempts[-1] if summary.attempts else None
@@ -122,7 +132,9 @@ def _node_warnings(summary: Summary) -> list[str]:
 
 def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
     lines = ["", f"  failed by the rule `{summary.rule}`: {summary.reason}"]
-    if summary.exit_code is not None and str(summary.exit_code) not in summary.reason:
+    # Of a script that was asked to leave, the exit code says only that it did.
+    own = summary.rule == "user-error"
+    if own and summary.exit_code is not None and str(summary.exit_code) not in summary.reason:
         lines[-1] += f" (exit code {summary.exit_code})"
     if tail:
         lines += ["  the log ends with:", *(f"    {line}" for line in tail)]

@@ -18,7 +18,7 @@ from stoker.cli.options import DURATION, jobs_argument, opened_store, store_opti
 def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """Delete ended jobs with their logs, checkpoints and outputs, and code that no other job uses."""
     from stoker import client
-    from stoker.cli.printing import say
+    from stoker.cli.printing import counted, say
     from stoker.errors import UserError
     from stoker.finding import find_job
     from stoker.removing import collect_code, ended_before
@@ -29,23 +29,25 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     found = [find_job(store, job) for job in jobs]
     if older_s is not None:
         old = ended_before(store, timedelta(seconds=older_s))
+        if not old and not jobs:
+            say("no job ended so long ago; nothing is deleted")
         _agree(old, yes=yes)
         found += old
     for job in dict.fromkeys(found):
         client.remove(job, store)
         say(f"{job} is deleted")
     if collected := collect_code(store):
-        say(f"{collected} code archive{'' if collected == 1 else 's'} deleted that no job uses")
+        say(f"{counted(collected, 'code archive')} deleted that no job uses")
 
 
 def _agree(jobs: list[str], *, yes: bool) -> None:
-    from stoker.cli.printing import one_line
+    from stoker.cli.printing import counted, one_line
     from stoker.errors import UserError
 
     if not jobs or yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
-            f"--older-than would delete {len(jobs)} jobs and there is no terminal to ask on; -y agrees to it"
+            f"--older-than would delete {counted(len(jobs), 'job')} and there is no terminal to ask on; -y agrees to it"
         )
-    click.confirm(f"Delete {len(jobs)} jobs ({one_line(', '.join(jobs), 60)})?", abort=True, err=True)
+    click.confirm(f"Delete {counted(len(jobs), 'job')} ({one_line(', '.join(jobs), 60)})?", abort=True, err=True)

@@ -177,16 +177,19 @@ class _HungUp(KeyboardInterrupt):
     """The terminal was closed, or we were asked to go: leave the job running, without a word."""
 
 
-def follow_governing(store: Store, job: str, *, paid: bool, as_json: bool = False) -> int:
-    """Follow the job to its end, governing in a thread of its own. Answers the exit code."""
+def follow_governing(store: Store, job: str, *, paid: bool, as_json: bool = False, since: int = 0) -> int:
+    """Follow the job to its end, governing in a thread of its own. Answers the exit code.
+
+    `since` is the last decision before a resumption: what was told and printed until then is not told again.
+    """
     from stoker.cli.following import Follower, Screen
 
     out = sys.stderr if as_json else sys.stdout
     live = sys.stderr.isatty() and (out.isatty() or as_json)
-    follower = Follower(store, job, Screen(out, prefix=_many_nodes(store, job), live=live))
+    follower = Follower(store, job, Screen(out, prefix=_many_nodes(store, job), live=live), since=since)
     try:
         with _governing(store), _hanging_up():
-            follower.run()
+            follower.run(0 if since else None)
             _wait_until_retired(store, job)
     except _HungUp:
         _detach(store, job, paid=paid, silent=True)

@@ -15,6 +15,7 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
     """Let jobs save, then end them."""
     from stoker import client
     from stoker.cli.printing import legible, say
+    from stoker.cli.timeline import outcome_text
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
 
@@ -32,4 +33,4 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
         carry_on(store, asked)
     for job in asked if waiting else ():
         summary = client.wait(job, store)
-        say(legible(f"{job} {summary.phase}: {summary.reason}"))
+        say(legible(f"{job} {outcome_text(summary.phase, summary.reason)}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cli.printing import dollars, duration
+from stoker.cli.printing import dollars, duration, one_line
 from stoker.fold import JobState
 from stoker.model import (
     Claimed,
@@ -23,6 +23,8 @@ from stoker.model import (
 from stoker.summary import AttemptSummary, Summary
 
 ARROW = " → "
+# Of a reason, where the whole of it is told elsewhere.
+MOST_REASON = 100
 
 
 def timeline(summary: Summary) -> list[str]:
@@ -46,10 +48,8 @@ def attempt_line(attempt: AttemptSummary) -> str:
     parts.append(f"trained {duration(attempt.trained_s)}{to_step}")
     if attempt.outcome is None:
         parts.append(", ".join(dict.fromkeys(node.phase or "booting" for node in attempt.nodes)))
-    elif attempt.reason:
-        parts.append(f"{attempt.outcome}: {attempt.reason}")
     else:
-        parts.append(attempt.outcome)
+        parts.append(one_line(outcome_text(attempt.outcome, attempt.reason), MOST_REASON))
     return " · ".join(parts)
 
 
@@ -92,6 +92,13 @@ def gap_s(attempt: AttemptSummary, following: AttemptSummary) -> float | None:
     if attempt.left_at is None or following.training_since is None:
         return None
     return max(0.0, (following.training_since - attempt.left_at).total_seconds())
+
+
+def outcome_text(outcome: str, reason: str | None) -> str:
+    """`failed: it broke`; a reason that begins with the outcome says it all."""
+    if not reason or reason.startswith(f"{outcome} "):
+        return reason or outcome
+    return f"{outcome}: {reason}"
 
 
 def where(attempt: AttemptSummary) -> str:
@@ -154,10 +161,12 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return f"getting {offering_text(offering)} ({entry.reason})"
         case Launched(claim=claim):
             return f"{_attempt(state, claim)} has its machines: {entry.reason}"
+        case Closed(outcome="dry"):
+            return f"no capacity: {entry.reason}"
         case Closed(claim=claim, outcome=outcome):
-            return f"{_attempt(state, claim)} {outcome}: {entry.reason}"
+            return f"{_attempt(state, claim)} {outcome_text(outcome, entry.reason)}"
         case Ended(outcome=outcome):
-            return f"{outcome}: {entry.reason}"
+            return outcome_text(outcome, entry.reason)
         case Draining() | StopAsked() | ResumeAsked() | Warned():
             return entry.reason
 
