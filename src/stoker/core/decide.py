@@ -126,8 +126,10 @@ class _Decision:
         listed = self.job.instances
         if not isinstance(listed, Known) or any(instance.state != "gone" for instance in listed.value):
             self.waiting = "ended; the provider's list is not known to be free of its machines yet"
-            # One that is too young to be taken for an orphan is ended when it is old enough.
-            self._wake_in(self.job.capabilities.newborn_s)
+            if isinstance(listed, Known):
+                # One that is too young to be taken for an orphan is ended when it is old enough.
+                born = max(instance.created_at for instance in listed.value if instance.state != "gone")
+                self._wake_in(max(0.0, self.job.capabilities.newborn_s - (self.now - born).total_seconds()) + 1.0)
             return False
         for claim in self.state.claims:
             if claim.launched is None and claim.closed_at is not None:
