@@ -132,9 +132,7 @@ def find_checkpoint(store: Store, job: str, key: str) -> Checkpoint | None:
     return next((checkpoint for checkpoint in found if checkpoint.key == key), None)
 
 
-def choose(
-    checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: str | None = None
-) -> Checkpoint | None:
+def choose(checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: str | None = None) -> Checkpoint | None:
     """The newest complete one that is not poisoned and, when `before` is given, is older than that key."""
     limit = parse_key(before) if before is not None else None
     fitting = [
@@ -142,9 +140,7 @@ def choose(
         for checkpoint in checkpoints
         if checkpoint.complete
         and checkpoint.key not in poisoned
-        and (
-            limit is None or (checkpoint.place.claim, checkpoint.place.ordinal) < (limit.claim, limit.ordinal)
-        )
+        and (limit is None or (checkpoint.place.claim, checkpoint.place.ordinal) < (limit.claim, limit.ordinal))
     ]
     return max(fitting, key=lambda checkpoint: checkpoint.place, default=None)
 
@@ -309,9 +305,7 @@ def parts(checkpoint: Checkpoint, rank: int = 0) -> list[Part]:
     return list(chosen.values())
 
 
-def pull(
-    store: Store, job: str, checkpoint: Checkpoint, target: Path, progress: Progress | None = None
-) -> None:
+def pull(store: Store, job: str, checkpoint: Checkpoint, target: Path, progress: Progress | None = None) -> None:
     """Fetch every file of a checkpoint into `target`, verified; other files there are left alone.
 
     Safe to repeat. Raises RestoreError when something is missing or damaged: then nothing in `target` was changed.
@@ -330,9 +324,7 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
 
     def fetch_one(number: int, part: Part) -> str | None:
         nonlocal moved
-        problem = _fetch_blob(
-            store, layout.blob(job, part.rank, part.blob.digest), part.blob, staging / str(number)
-        )
+        problem = _fetch_blob(store, layout.blob(job, part.rank, part.blob.digest), part.blob, staging / str(number))
         moved += part.blob.size
         if progress is not None and problem is None:
             progress(min(moved, total), total)

@@ -247,7 +247,8 @@ def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s
     claim = running[-1]
     instance = claim.instance(node)
     if instance is None:
-        raise UserError(f"{found} has no node {node}; it has 0 to {claim.nodes - 1}")
+        there = "only node 0" if claim.nodes == 1 else f"nodes 0 to {claim.nodes - 1}"
+        raise UserError(f"{found} has no node {node}; it has {there}")
     provider = Fleet(opened.url).provider(claim.offering.provider)
     if not isinstance(provider, Interrupts) or not provider.capabilities.interrupts:
         raise UserError(f"{claim.offering.provider} cannot rehearse a reclaim")

@@ -34,10 +34,7 @@ def run_all(calls: Sequence[Callable[[], T]], workers: int) -> list[T]:
             with lock:
                 results[number] = result
 
-    threads = [
-        threading.Thread(target=work, daemon=True, name="transfer")
-        for _ in range(min(workers, len(calls)) - 1)
-    ]
+    threads = [threading.Thread(target=work, daemon=True, name="transfer") for _ in range(min(workers, len(calls)) - 1)]
     for thread in threads:
         thread.start()
     work()

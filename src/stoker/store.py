@@ -115,18 +115,14 @@ def can_be_key(key: str) -> bool:
 def check_key(key: str) -> str:
     """`key` itself. Raises StoreError for one that not every store can keep."""
     if not can_be_key(key):
-        raise StoreError(
-            f"{key!r} cannot be a key: empty, `.` or `..` segments and control characters cannot be kept"
-        )
+        raise StoreError(f"{key!r} cannot be a key: empty, `.` or `..` segments and control characters cannot be kept")
     return key
 
 
 def check_prefix(prefix: str) -> str:
     """`prefix` itself. Raises StoreError for one that neither is empty nor ends with a slash."""
     if _PREFIX.fullmatch(prefix) is None:
-        raise StoreError(
-            f"{prefix!r} cannot be a prefix: it is empty, or whole segments with a slash at the end"
-        )
+        raise StoreError(f"{prefix!r} cannot be a prefix: it is empty, or whole segments with a slash at the end")
     return prefix
 
 
@@ -157,9 +153,7 @@ def open_store(url: str) -> Store:
 def _file_path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UserError(
-            f"{url} is not a folder on this machine; write file:///absolute/path, with three slashes"
-        )
+        raise UserError(f"{url} is not a folder on this machine; write file:///absolute/path, with three slashes")
     # `urlsplit` would cut a path at `?` or `#`, which are ordinary characters in a file's name.
     return Path(unquote(url[len("file://") + len(parts.netloc) :]))
 

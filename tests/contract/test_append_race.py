@@ -78,11 +78,7 @@ def check(store: Store) -> None:
     assert codes == Counter(f"w{me}/{n}" for me in range(WRITERS) for n in range(APPENDS))
     # Everybody's own entries are in the order they were appended in.
     for me in range(WRITERS):
-        mine = [
-            record.event.code
-            for record in records
-            if isinstance(record.event, Warned) and record.by == f"w{me}"
-        ]
+        mine = [record.event.code for record in records if isinstance(record.event, Warned) and record.by == f"w{me}"]
         assert mine == [f"w{me}/{n}" for n in range(APPENDS)]
     state = log.read(store, JOB)
     assert state is not None

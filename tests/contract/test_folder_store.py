@@ -24,9 +24,7 @@ PARTIAL = ".stoker-partial"
 
 def python(code: str, *arguments: str, under: tuple[str, ...] = ()) -> str:
     """Run `code` in an interpreter of its own and give back what it printed."""
-    ran = subprocess.run(
-        [*under, sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([*under, sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 
@@ -97,9 +95,7 @@ def key(digest):
 open_store(sys.argv[1]).put_file(Path(sys.argv[2]), key)
 """
     (tmp_path / "in").write_bytes(b"x" * 1_000_000)
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "store"), str(tmp_path / "in")], check=False
-    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store"), str(tmp_path / "in")], check=False)
     assert ran.returncode == -9
     store = open_store(str(tmp_path / "store"))
     assert list(store.list("")) == []

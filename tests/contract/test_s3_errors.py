@@ -56,9 +56,7 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             script.signers.append(self.headers.get("Authorization", ""))
             status, code = script.next(self.command)
-            body = (
-                b"" if status == 200 else f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-            )
+            body = b"" if status == 200 else f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("ETag", '"e"')
@@ -233,14 +231,10 @@ else:
         # So that the test below cannot pass because nothing is ever counted.
         bucket = s3_url.removeprefix("s3://").partition("/")[0]
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        opener.open(
-            urllib.request.Request(f"{s3.endpoint}/{bucket}/k?uploads", method="POST"), timeout=30
-        ).close()
+        opener.open(urllib.request.Request(f"{s3.endpoint}/{bucket}/k?uploads", method="POST"), timeout=30).close()
         assert s3.open_uploads(s3_url) == 1
 
-    def test_a_file_that_changes_while_it_is_sent_is_never_stored(
-        s3_url: str, s3: S3Server, tmp_path: Path
-    ) -> None:
+    def test_a_file_that_changes_while_it_is_sent_is_never_stored(s3_url: str, s3: S3Server, tmp_path: Path) -> None:
         store = open_store(s3_url)
         source = tmp_path / "in"
         source.write_bytes(os.urandom(40_000_000))

@@ -36,7 +36,7 @@ if isolated():
         world.interrupt(job, grace_s=30, node=1)
         summary = world.ended(job)
         assert summary.outcome == "succeeded", world.story(job)
-        assert [attempt.outcome for attempt in summary.attempts][0] == "reclaimed"
+        assert summary.attempts[0].outcome == "reclaimed"
         assert world.journal("overlap") == []
 
 else:

@@ -57,9 +57,7 @@ class Crash:
 
 fails = st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=3).map(tuple)
 changes = st.tuples(*[st.one_of(st.none(), st.integers(0, 5)) for _ in NAMES]).map(Change)
-steps = st.lists(
-    st.one_of(changes, st.builds(Settle, fails), st.builds(Crash, st.booleans())), min_size=1, max_size=14
-)
+steps = st.lists(st.one_of(changes, st.builds(Settle, fails), st.builds(Crash, st.booleans())), min_size=1, max_size=14)
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -129,23 +127,17 @@ def apply_to(folder: Path, change: Change) -> None:
             write(folder / name, f"content {value}" * (value + 1))
 
 
-def tell(
-    steps: list[object], root: Path, store: Store, client: Store, failing: Failing, *, saves: bool
-) -> None:
+def tell(steps: list[object], root: Path, store: Store, client: Store, failing: Failing, *, saves: bool) -> None:
     story = Story(root, store, client, failing)
     for step in [*steps, Settle()]:
         match step:
             case Change() if saves:
                 story.number += 1
                 files = {
-                    name: f"content {value}"
-                    for name, value in zip(NAMES, step.files, strict=True)
-                    if value is not None
+                    name: f"content {value}" for name, value in zip(NAMES, step.files, strict=True) if value is not None
                 }
                 story.node.save(f"step-{story.number % 4}", files)
-                story.whole.append(
-                    {f"step-{story.number % 4}/{name}": text.encode() for name, text in files.items()}
-                )
+                story.whole.append({f"step-{story.number % 4}/{name}": text.encode() for name, text in files.items()})
             case Change():
                 apply_to(story.node.folder, step)
                 story.whole.append(content(story.node.folder))
@@ -193,15 +185,11 @@ def test_on_a_folder(steps: list[object], saves: bool) -> None:
     st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=40),
     st.integers(2, 3),
 )
-def test_shards_of_several_ranks_count_together_or_not_at_all(
-    turns: list[tuple[int, bool]], nodes: int
-) -> None:
+def test_shards_of_several_ranks_count_together_or_not_at_all(turns: list[tuple[int, bool]], nodes: int) -> None:
     """Ranks save and commit in any order and at any speed; some never get to it."""
     store = memory_store()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            World(Path(folder), store, rank=rank, nodes=nodes, keep=KEEP).begin() for rank in range(nodes)
-        ]
+        ranks = [World(Path(folder), store, rank=rank, nodes=nodes, keep=KEEP).begin() for rank in range(nodes)]
         saved = [0] * nodes
         for rank, commits in turns:
             if rank >= nodes:

@@ -95,9 +95,7 @@ class World:
         for name, content in files.items():
             write(self.folder / f"{name.replace('__', '/')}.pt", content)
 
-    def save(
-        self, name: str, files: Mapping[str, str | bytes], step: int | None = None, sharded: bool = False
-    ) -> None:
+    def save(self, name: str, files: Mapping[str, str | bytes], step: int | None = None, sharded: bool = False) -> None:
         with Save(name, self.folder, self.channel, step=step, sharded=sharded, writers=1) as folder:
             for path, content in files.items():
                 write(folder / path, content)

@@ -416,3 +416,9 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         parse(text)
     except SpecError as error:
         assert "\n" not in str(error)
+
+
+def test_more_nodes_than_this_computer_may_have() -> None:
+    job = Job(run="x", nodes=5, resources={"local": {"capacity": 2}})
+    with pytest.raises(SpecError, match=r"resources\.local\.capacity: is 2, so 5 nodes never fit"):
+        job.spec()

@@ -80,9 +80,7 @@ def test_what_is_removed_stays_in_the_store(node: Node, store: Store) -> None:
     assert stored(store) == {"a": b"1"}
 
 
-def test_large_files_do_not_pass_through_memory(
-    node: Node, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_do_not_pass_through_memory(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "WHOLE_BYTES", 100)
     write(node.folder / "large", b"1" * 1000)
     node.tick(rounds=6)
@@ -174,9 +172,7 @@ def test_it_runs_by_itself(tmp_path: Path, store: Store) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_whichever_call_fails_the_files_get_there(
-    tmp_path: Path, after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whichever_call_fails_the_files_get_there(tmp_path: Path, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "WHOLE_BYTES", 100)
     for failing in range(50):
         memory = memory_store()

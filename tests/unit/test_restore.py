@@ -46,9 +46,7 @@ def memory() -> MemoryStore:
 def saved(tmp_path: Path, store: Store, steps: int = 3, claim: int = 1) -> World:
     world = World(tmp_path, store, keep=100, claim=claim).begin()
     for step in range(steps):
-        world.save(
-            f"step-{step}", {"model": f"model {step}", "sub/optimizer": f"optimizer {step}"}, step=step
-        )
+        world.save(f"step-{step}", {"model": f"model {step}", "sub/optimizer": f"optimizer {step}"}, step=step)
         world.tick()
     return world
 
@@ -175,9 +173,7 @@ def test_junk_is_left_out(memory: MemoryStore, data: bytes) -> None:
     assert list_checkpoints(memory, JOB) == []
 
 
-def test_a_manifest_that_is_too_large_is_not_read(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_is_too_large_is_not_read(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     good = codec.dumps(manifest())
     memory.create(layout.manifest(JOB, "00000001/000001-evil"), good)
     assert len(list_checkpoints(memory, JOB)) == 1
@@ -268,9 +264,7 @@ def test_a_folder_that_cannot_be_renamed_is_filled(
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "truncated", "longer"])
-def test_a_damaged_checkpoint_is_passed_over_and_the_folder_stays(
-    tmp_path: Path, store: Store, damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_the_folder_stays(tmp_path: Path, store: Store, damage: str) -> None:
     saved(tmp_path, store)
     where = blob_of(store, 2, "optimizer")
     found = store.get(where)
@@ -368,9 +362,7 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path, memory: MemoryStore) -
 def test_no_file_is_restored_with_more_rights_than_a_plain_one(tmp_path: Path, memory: MemoryStore) -> None:
     write(tmp_path / "text", "x")
     sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
-    evil = manifest(
-        files=(BlobRef("root", sent.digest, sent.size, 0o106755), BlobRef("none", sent.digest, 1, 0))
-    )
+    evil = manifest(files=(BlobRef("root", sent.digest, sent.size, 0o106755), BlobRef("none", sent.digest, 1, 0)))
     memory.create(layout.manifest(JOB, "00000001/000001-evil"), codec.dumps(evil))
     restore(memory, JOB, 0, keys(memory)[0], tmp_path / "folder")
     assert (tmp_path / "folder" / "root").stat().st_mode & 0o7777 == 0o755
@@ -430,9 +422,7 @@ def test_where_one_rank_has_a_folder_and_another_a_file_ones_own_wins(tmp_path: 
         ("here", FromFolder(Path("here"))),
     ],
 )
-def test_sources_are_told_apart(
-    text: str, source: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_told_apart(text: str, source: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     assert parse_source(text) == source
@@ -521,9 +511,7 @@ def test_a_folder_with_nothing_in_it_is_the_users_mistake(tmp_path: Path, store:
         import_checkpoint(store, "next", FromFolder(tmp_path / "empty"))
 
 
-def test_plain_files_in_a_bucket_are_imported(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_files_in_a_bucket_are_imported(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = memory_store(near=False)
     bucket.put("model.pt", b"m")
     bucket.put("sub/x", b"x")

@@ -116,6 +116,4 @@ def test_opening_creates_nothing(tmp_path: Path) -> None:
 def test_keys() -> None:
     assert can_be_key("work/job/00000001/0/i-1.1/log/00000001")
     assert can_be_key("...") and can_be_key("a/..b/.c")
-    assert not any(
-        can_be_key(key) for key in ("", ".", "..", "a/..", "../a", "a/./b", "/a", "a/", "a\n", "a\r/b")
-    )
+    assert not any(can_be_key(key) for key in ("", ".", "..", "a/..", "../a", "a/./b", "/a", "a/", "a\n", "a\r/b"))

@@ -483,9 +483,7 @@ def test_if_the_store_is_slow_the_newest_goes_first_and_older_ones_are_passed_ov
     assert [number for number, answer in answers(world).items() if answer["key"]] == [5]
 
 
-def test_a_save_replaced_by_one_of_the_same_name_never_lends_it_its_bytes(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_save_replaced_by_one_of_the_same_name_never_lends_it_its_bytes(world: World, tmp_path: Path) -> None:
     world.save("last", {"model": "1"}, step=1, sharded=True)
     world.save("last", {"model": "2"}, step=2, sharded=True)
     world.tick(rounds=4)
@@ -522,9 +520,7 @@ def test_a_save_that_was_removed_is_answered(world: World) -> None:
     assert checkpoints(world.store) == []
 
 
-@pytest.mark.parametrize(
-    "junk", ["", "[]", '{"sequence": 7, "name": "../x", "number": 1}', '{"sequence": "a"}']
-)
+@pytest.mark.parametrize("junk", ["", "[]", '{"sequence": 7, "name": "../x", "number": 1}', '{"sequence": "a"}'])
 def test_what_is_no_request_is_removed(world: World, junk: str) -> None:
     write(world.channel / "commits" / "00000007.json", junk)
     world.save("real", {"model": "1"})
@@ -543,9 +539,7 @@ def test_old_saves_are_removed_from_the_folder_but_nothing_else_is(tmp_path: Pat
     assert names == {"mine", "step-2", "step-3"}
 
 
-def test_sharded_saves_are_passed_over_alike_on_ranks_of_different_speed(
-    tmp_path: Path, memory: MemoryStore
-) -> None:
+def test_sharded_saves_are_passed_over_alike_on_ranks_of_different_speed(tmp_path: Path, memory: MemoryStore) -> None:
     ranks = [World(tmp_path, memory, rank=rank, nodes=3, keep=100).begin() for rank in range(3)]
     # Rank r commits once in 3 + r saves.
     for number in range(1, 34):
@@ -725,9 +719,7 @@ def test_whichever_call_fails_no_manifest_lacks_a_blob_and_none_is_doubled(
         memory = memory_store()
         calls = iter(range(10**9))
 
-        def faults(
-            method: str, key: str, calls: Iterator[int] = calls, failing: int = failing
-        ) -> Fault | None:
+        def faults(method: str, key: str, calls: Iterator[int] = calls, failing: int = failing) -> Fault | None:
             return Fault(after=after) if next(calls) == failing else None
 
         client = memory.client(faults)
@@ -851,9 +843,7 @@ def test_a_blob_that_was_pruned_is_sent_again_when_it_is_needed_again(tmp_path: 
 
 
 @pytest.mark.parametrize("reply_lost", [False, True])
-def test_a_link_whose_blob_was_pruned_is_sent_again(
-    tmp_path: Path, memory: MemoryStore, reply_lost: bool
-) -> None:
+def test_a_link_whose_blob_was_pruned_is_sent_again(tmp_path: Path, memory: MemoryStore, reply_lost: bool) -> None:
     """What a link says is known without reading; whether the store still has it is not."""
 
     def faults(method: str, key: str) -> Fault | None:
@@ -886,9 +876,7 @@ def test_a_manifest_that_cannot_be_read_keeps_the_blobs(tmp_path: Path, store: S
 
 def test_a_store_that_lets_nothing_be_removed_holds_up_no_commit(tmp_path: Path, memory: MemoryStore) -> None:
     denied = Fault(error=StoreDenied("no"))
-    world = World(
-        tmp_path, memory.client(lambda method, _: denied if method == "delete" else None), keep=1
-    ).begin()
+    world = World(tmp_path, memory.client(lambda method, _: denied if method == "delete" else None), keep=1).begin()
     for number in range(4):
         world.save(f"step-{number}", {"model": f"{number}"})
         world.tick()
@@ -974,9 +962,7 @@ def test_the_last_save_is_committed_at_the_end(tmp_path: Path, store: Store) -> 
     assert set(answers(world)) == {1, 2, 3, 4}
 
 
-def test_at_the_end_older_shards_follow_since_other_ranks_may_have_no_newer(
-    tmp_path: Path, store: Store
-) -> None:
+def test_at_the_end_older_shards_follow_since_other_ranks_may_have_no_newer(tmp_path: Path, store: Store) -> None:
     ranks = [final_world(tmp_path, store, rank=rank, nodes=2).begin() for rank in range(2)]
     for number in range(3):
         ranks[0].save(f"step-{number}", {"shard-0": f"{number}"}, sharded=True)
@@ -1113,9 +1099,7 @@ def test_a_restarted_agent_commits_nothing_twice(tmp_path: Path, store: Store) -
     assert len(checkpoints(store)) == 1
 
 
-def test_a_restarted_agent_commits_the_saves_that_wait_and_prunes_nothing(
-    tmp_path: Path, store: Store
-) -> None:
+def test_a_restarted_agent_commits_the_saves_that_wait_and_prunes_nothing(tmp_path: Path, store: Store) -> None:
     world = World(tmp_path, store, keep=1).begin()
     world.save("step-0", {"model": "0"})
     world.tick()

@@ -108,9 +108,7 @@ def lines(channel: Path) -> list[dict[str, object]]:
 
 
 def test_report_writes_one_line_with_numbers_only(channel: Path) -> None:
-    train.report(
-        step=3, loss=Scalar(0.5), worst=float("nan"), far=float("inf"), name="x", bad=Broken(), none=None
-    )
+    train.report(step=3, loss=Scalar(0.5), worst=float("nan"), far=float("inf"), name="x", bad=Broken(), none=None)
     (line,) = lines(channel)
     assert line["step"] == 3
     assert line["loss"] == 0.5

@@ -237,7 +237,8 @@ class Life:
         try:
             self.training.start(command_argv(spec), env, self.paths.code, self.paths.train_log)
         except OSError as error:
-            raise SetupFailed(f"run: {error}; is the program there?", user=True, code=127) from error
+            what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
+            raise SetupFailed(f"run: {what} on this machine", user=True, code=127) from error
         self.trained.started_at = utcnow()
         self.beat.change(phase="training", training_since=self.trained.started_at)
         ending = self.training.wait(self._reason_to_end)

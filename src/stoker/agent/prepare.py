@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker import codec, layout
 from stoker.agent.code import unpack
 from stoker.agent.config import NodePaths
-from stoker.agent.logs import last_lines
+from stoker.agent.logs import PREFIX, last_lines
 from stoker.command import shell_argv
 from stoker.errors import StokerError, StoreError
 from stoker.fold import JobState
@@ -105,9 +105,10 @@ def run_setup(text: str, group: Group, env: Mapping[str, str], paths: NodePaths,
         group.kill()
         process.wait()
     if process.returncode != 0:
-        lines = " | ".join(last_lines(paths.train_log, 3))
-        code = process.returncode
-        raise SetupFailed(f"`setup` exited with {code}: {lines}", user=True, code=code if code >= 0 else 128 - code)
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        said = [line for line in last_lines(paths.train_log, 3) if not line.startswith(PREFIX)]
+        what = f": {' | '.join(said)}" if said else " and printed nothing"
+        raise SetupFailed(f"`setup` exited with {code}{what}", user=True, code=code)
 
 
 def resolve_secrets(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -36,6 +36,9 @@ def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> N
         _pull_outputs(store, found, target)
     else:
         _pull_checkpoint(store, found, name, target)
+    if folder is None:
+        # It lies where jobs are submitted from: the next one must not pack it.
+        (target / ".stokerignore").write_text("*\n")
 
 
 def _pull_checkpoint(store: Store, job: str, name: str | None, target: Path) -> None:

@@ -13,7 +13,7 @@ from stoker.store import Store
 from stoker.summary import phase_of, summarize
 
 # While a job trains, its step and metrics in lists are at most so old.
-REFRESH_S = 10.0
+REFRESH_S = 5.0
 
 
 class Indexer:

@@ -17,6 +17,7 @@ def check_rules(spec: Spec, where: Where) -> None:
     """Raises SpecError, naming the field and where it was written, for the first rule that is broken."""
     _check_folders(spec, where)
     _check_variables(spec, where)
+    _check_capacity(spec, where)
     try:
         command_argv(spec)
     except UserError as error:
@@ -31,6 +32,15 @@ def _check_folders(spec: Spec, where: Where) -> None:
     if _within(outputs, checkpoints) or _within(checkpoints, outputs):
         problem = f"{spec.outputs} and checkpoints.dir ({spec.checkpoints.dir}) must be apart from each other"
         raise where("outputs").error("outputs", f"{problem}: one is synced as it is, the other in commits")
+
+
+def _check_capacity(spec: Spec, where: Where) -> None:
+    local = spec.resources.local
+    if spec.resources.provider != "local" or local is None or local.capacity is None or spec.nodes <= local.capacity:
+        return
+    path = "resources.local.capacity"
+    problem = f"is {local.capacity}, so {spec.nodes} nodes never fit; raise it, or lower nodes"
+    raise where(path).error(path, problem)
 
 
 def _folder(text: str, path: str, where: Where) -> str:

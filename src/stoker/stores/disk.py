@@ -16,9 +16,7 @@ ABSENT = (FileNotFoundError, NotADirectoryError)
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 # The key's own fault: too long for a file's name, or in the way of another one.
-_IMPOSSIBLE = frozenset(
-    {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.EXDEV}
-)
+_IMPOSSIBLE = frozenset({errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ELOOP, errno.EXDEV})
 
 
 def translated(error: OSError, url: str) -> StoreError:

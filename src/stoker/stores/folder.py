@@ -283,9 +283,7 @@ class FolderStore:
                     return False
             except OSError as error:
                 if error.errno in (errno.EPERM, errno.ENOTSUP):
-                    raise StoreDenied(
-                        f"{self._url} cannot be a store: its filesystem has no hard links"
-                    ) from error
+                    raise StoreDenied(f"{self._url} cannot be a store: its filesystem has no hard links") from error
                 raise
         flush_folder(os.path.dirname(path))
         return True

@@ -125,9 +125,7 @@ def _start_ministack(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         if _answers(process, f"{endpoint}/_ministack/health"):
             return process, endpoint
         _stop(process)
-    raise RuntimeError(
-        f"the S3 server does not start:\n{(folder / 'server.log').read_text(errors='replace')}"
-    )
+    raise RuntimeError(f"the S3 server does not start:\n{(folder / 'server.log').read_text(errors='replace')}")
 
 
 def _answers(process: subprocess.Popen[bytes], url: str) -> bool:
