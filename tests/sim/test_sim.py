@@ -40,7 +40,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """A simulation in which nothing happens would prove nothing."""
-    results = [simulate(seed) for seed in range(120)]
+    results = [simulate(seed) for seed in range(250)]
     outcomes = Counter(outcome for result in results for outcome in result.outcomes)
     assert {"succeeded", "failed", "stopped"} <= set(outcomes)
     everything = "\n".join(line for result in results for line in result.trace)

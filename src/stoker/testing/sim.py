@@ -39,6 +39,11 @@ MOST_PASSES = 800
 _DEEPEST = 2
 
 
+_BUGS = frozenset(
+    error.__name__ for error in (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+)
+
+
 class Crash(BaseException):
     """A governor's process dies here. Not an Exception: nothing may catch it."""
 
@@ -146,7 +151,11 @@ class World:
         try:
             if caller.governor is None:
                 caller.governor = self._new_governor(caller)
-            caller.governor.run_pass()
+            done = caller.governor.run_pass()
+            for problem in done.problems.values():
+                # A governor carries on past its own bugs; the simulation does not.
+                if problem.split(":")[0] in _BUGS:
+                    self.checks.fail(f"{caller.name} stumbled: {problem}")
         except Crash:
             caller.governor = None
         except StokerError as error:
