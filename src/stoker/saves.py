@@ -240,11 +240,16 @@ def done(channel: Path) -> int:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_at_once) as file:
             tree = json.loads(file.read(_SMALL_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """For `open`: a pipe that somebody put in a file's place must not block whoever looks."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:

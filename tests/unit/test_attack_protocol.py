@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,10 +24,14 @@ from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.processes.identity import process_table, stat_of
+from stoker.providers.local.folder import NodeFolder
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import SPOT_A
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -214,14 +220,12 @@ def node(store: Store, tmp_path: Path) -> Iterator[tuple[LocalProvider, str, Pat
         provider = local(store)
         job = submit(store)
         (instance,) = provider.launch(provider.build(_order(store, job)))
-    deadline = time.monotonic() + 60
-    while provider.state([instance.id])[instance.id] != "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: provider.state([instance.id])[instance.id] == "running")
     try:
         yield provider, instance.id, provider.root / instance.id
     finally:
-        (provider.root / instance.id / "terminate").touch()
+        if (provider.root / instance.id).is_dir():
+            (provider.root / instance.id / "terminate").touch()
         for child in provider._started:
             try:
                 child.wait(30)
@@ -258,6 +262,62 @@ def test_a_machine_that_wrote_over_its_folder_stops_nobody_else(
         provider.launch(())
     if good is not None:
         (folder / name).write_bytes(good)
+
+
+@pytest.mark.parametrize("name", ["node.json", "machine.json", "state.json", "interrupt.json"])
+def test_a_pipe_in_a_files_place_blocks_nobody(node: tuple[LocalProvider, str, Path], name: str) -> None:
+    provider, instance, folder = node
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+
+    def look() -> None:
+        provider.list_instances()
+        provider.state([instance])
+        provider.terminate(instance)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(30)
+    assert not looking.is_alive()
+    # Nor the machine itself: it goes off when it is told to.
+    until(lambda: provider.state([instance])[instance] == "gone")
+
+
+def test_a_machine_whose_folder_was_removed_is_gone_when_its_processes_are(
+    node: tuple[LocalProvider, str, Path],
+) -> None:
+    provider, instance, folder = node
+    agents = until(lambda: _marked(folder))
+    shutil.rmtree(folder)
+    until(lambda: provider.state([instance])[instance] == "gone")
+    assert not [pid for pid in agents if (stat := stat_of(pid)) is not None and stat.alive]
+
+
+def test_a_machine_whose_lock_was_removed_is_not_gone(node: tuple[LocalProvider, str, Path]) -> None:
+    provider, instance, folder = node
+    (folder / "alive").unlink()
+    assert provider.state([instance])[instance] == "running"
+
+
+def _marked(folder: Path) -> list[int]:
+    """The processes of a node, by the mark that they carry."""
+    mark = f"STOKER_NODE={NodeFolder(folder).owner}".encode()
+    found = []
+    for pid in process_table():
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def until(condition: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def test_a_provider_that_stumbles_stops_no_other_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker import codec
 from stoker.errors import CodecError
 from stoker.layout import safe_name
-from stoker.saves import MARKER, Lock, numbered, read_json, remove, write_json
+from stoker.saves import MARKER, Lock, numbered, open_at_once, read_json, remove, write_json
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class CommitQueue:
         for name in names:
             path = self._requests / name
             try:
-                with path.open("rb") as file:
+                # A pipe must not block the saving.
+                with open(path, "rb", opener=open_at_once) as file:
                     request = codec.loads(CommitRequest, file.read(_REQUEST_BYTES))
                 if not safe_name(request.name) or name != f"{request.sequence:08d}.json":
                     raise CodecError("name", "cannot be")
@@ -74,7 +75,8 @@ class CommitQueue:
                 continue
             except (OSError, CodecError) as error:
                 log.warning("commit request %s is left out: %s", name, error)
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    remove(path)
                 continue
             found.append(request)
         return sorted(found, key=lambda request: request.sequence)

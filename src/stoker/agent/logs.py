@@ -26,6 +26,7 @@ from stoker.chunks import (
     encode_segment,
     parse_segments,
 )
+from stoker.saves import open_at_once
 from stoker.store import Store
 
 PREFIX = "[stoker] "
@@ -174,7 +175,8 @@ def say(path: Path, text: str) -> None:
 def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024) -> tuple[str, ...]:
     """The last lines of a file, decoded leniently, a progress bar as its last state. Never raises."""
     try:
-        with path.open("rb", buffering=0) as file:
+        # The training may have put a pipe in its place: opening that would never end, nor would the agent.
+        with open(path, "rb", buffering=0, opener=open_at_once) as file:
             size = os.fstat(file.fileno()).st_size
             start = max(0, size - max_bytes)
             data = os.pread(file.fileno(), size - start, start)

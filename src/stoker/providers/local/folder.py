@@ -98,13 +98,23 @@ def computer() -> str:
     return name or os.uname().nodename
 
 
+# Nothing that is written here comes near this.
+_MOST_BYTES = 1024 * 1024
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """None when there is no such file, or it holds no JSON object (a disk that lost power)."""
     try:
-        tree = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+        # The training can write here, too: a pipe must not block whoever looks, for then nobody would end this node.
+        with open(path, "rb", opener=_open_at_once) as file:
+            tree = json.loads(file.read(_MOST_BYTES))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, BlockingIOError, ValueError, RecursionError):
         return None
     return tree if isinstance(tree, dict) else None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:

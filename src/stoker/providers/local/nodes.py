@@ -134,7 +134,7 @@ def probe(node: NodeFolder) -> InstanceState:
     try:
         lock = open_lock(node.alive)
     except (FileNotFoundError, NotADirectoryError):
-        return "gone"
+        return _bury_traceless(node)
     try:
         if not try_lock(lock, exclusive=False):
             return _held(node)
@@ -229,6 +229,21 @@ def _bury_stillborn(node: NodeFolder, lock: int) -> InstanceState:
         _entomb(node, None, "its supervisor died before the machine was on")
     except OSError:
         return "pending"  # A full disk; the next look tries again.
+    return "gone"
+
+
+def _bury_traceless(node: NodeFolder) -> InstanceState:
+    """It was never here, or is long gone, or somebody removed its folder while it ran.
+
+    Then its processes still carry its mark, and the next attempt must not start beside them.
+    """
+    state = node.read_state()
+    if state is not None and state.phase != "gone" and state.process.alive:
+        return "running"  # Only its lock was removed.
+    group = find_group(NODE, node.owner, Process(0, 0, boot_id()), folder=None)
+    if group is not None and group.members() and not group.kill(BURY_S):
+        return "stopping"
+    # A supervisor whose agent was killed may be starting it again; it cannot, without the folder, and leaves.
     return "gone"
 
 
