@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def home() -> Path:
     """`STOKER_HOME`, else `~/.stoker`. Not made here."""
     return Path(os.environ.get("STOKER_HOME") or Path.home() / ".stoker").absolute()
+
+
+def make_home() -> None:
+    """Make the home if it is not there, for this user alone: specs hold what `--env-file` says, logs hold anything.
+
+    One that is there keeps its permissions. Never raises: what needs the home says what is wrong with it.
+    """
+    with suppress(OSError):
+        home().parent.mkdir(parents=True, exist_ok=True)
+        home().mkdir(mode=0o700, exist_ok=True)
 
 
 def default_store_url() -> str:

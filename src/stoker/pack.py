@@ -101,6 +101,9 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None)
         problem = "is not a folder" if folder.exists() else "there is no such folder"
         raise UserError(f"code: {folder}: {problem}")
     root = folder.resolve()
+    if root == root.parent or root == _home():
+        # Keys and passwords lie there: they would be in the bucket before anybody noticed.
+        raise UserError(f"code: {root} is not a folder of code alone; name the folder that holds the script")
     walk = _Walk(root, frozenset(_relative(root, exclude)))
     entries = sorted(walk.entries(), key=lambda entry: os.fsencode(entry.name))
     digest, path = _write(entries, into)
@@ -121,6 +124,13 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None)
         dirty=source.dirty,
         warnings=tuple(walk.warnings),
     )
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except (RuntimeError, OSError):
+        return None  # A user without one.
 
 
 def _relative(root: Path, paths: Iterable[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from stoker.core.placement import acceptable
 from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
 from stoker.finding import SUFFIX_LENGTH
 from stoker.governor.apply import longest_life_s
-from stoker.home import home
+from stoker.home import home, make_home
 from stoker.model import Capabilities, Offering, Record, Submitted
 from stoker.pack import Packed, pack
 from stoker.providers import registry
@@ -155,11 +155,18 @@ def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
 def check_writable(store: Store) -> None:
     """Write something and take it back: said before the plan is shown, not after. Raises UserError when it may not."""
     key = f"check/{secrets.token_hex(8)}"
+    _make_home_of(store)
     try:
         store.put(key, b"")
         store.delete([key])
     except StoreDenied as error:
         raise _unwritable(error) from None
+
+
+def _make_home_of(store: Store) -> None:
+    """A store in the home must not be what makes it, with permissions for everybody."""
+    if store.url.startswith(Path(os.path.realpath(home())).as_uri()):
+        make_home()
 
 
 def _unwritable(error: StoreDenied) -> UserError:
@@ -173,6 +180,7 @@ def send(prepared: Prepared, store: Store) -> str:
     when it does not answer.
     """
     written: list[str] = []
+    _make_home_of(store)
     try:
         return _send(prepared, store, written)
     except _Uncertain:

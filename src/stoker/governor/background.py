@@ -22,7 +22,7 @@ from stoker import layout
 from stoker.errors import StokerError
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.observe import active_jobs
-from stoker.home import home
+from stoker.home import home, make_home
 from stoker.store import Store, open_store
 
 # What an earlier governor said is kept up to this size.
@@ -49,6 +49,7 @@ def ensure_governor(store_url: str) -> bool:
     """
     lock, log = files_for(store_url)
     try:
+        make_home()
         lock.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
