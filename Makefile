@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # As root, tests run where nothing but loopback can be reached: cloud SDKs try to leave even when told not to.
 ISOLATED := sh scripts/isolated.sh
+# Tests that run at once. Most of them wait for something most of the time.
+WORKERS ?= auto
+TESTS ?=
 
 .PHONY: help setup demo test bench lint docs clean
 
@@ -37,7 +40,7 @@ demo: $(BIN)/stoker
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
-	@$(ISOLATED) $(BIN)/python -m pytest $(TESTS)
+	@$(ISOLATED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 bench: $(VENV)/.test
 	@$(ISOLATED) $(BIN)/python -m bench
