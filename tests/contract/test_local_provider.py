@@ -489,6 +489,20 @@ class TestNobodyIsMistaken:
 # ── launching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# The leader of a session whose terminal is about to be closed.
+FROM_A_TERMINAL = """
+import fcntl, os, sys, termios, time
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.path.insert(0, sys.argv[1])
+from test_local_provider import STORE, Context, LocalProvider, folder_of, launch, process_of
+provider = LocalProvider(Context(STORE))
+(instance,) = launch(provider)
+process_of(folder_of(provider, instance), "agent")
+os.write(1, b"launched\\n")
+time.sleep(3600)
+"""
+
+
 class TestLaunching:
     def test_eight_processes_launch_one_gang(self, provider: LocalProvider, tmp_path: Path) -> None:
         go = tmp_path / "go"
@@ -585,22 +599,21 @@ class TestLaunching:
         assert provider.state([running.id])[running.id] != "gone"
 
     def test_a_node_outlives_its_terminal(self, provider: LocalProvider) -> None:
-        child, master = pty.fork()
-        if child == 0:
-            # The leader of a session whose terminal is about to be closed.
-            try:
-                (instance,) = launch(provider)
-                process_of(folder_of(provider, instance), "agent")
-                os.write(1, b"launched\n")
-                time.sleep(3600)
-            finally:
-                os._exit(1)
+        # A program of its own, not a fork: this process has threads, and a fork would inherit their locks.
+        master, slave = pty.openpty()
+        child = subprocess.Popen(
+            [sys.executable, "-c", FROM_A_TERMINAL, str(Path(__file__).parent)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
         text = b""
         while b"launched" not in text:
             text += os.read(master, 1024)
         os.close(master)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGHUP
+        assert child.wait(timeout=60) == -signal.SIGHUP
         (instance,) = provider.list_instances()
         node = folder_of(provider, instance)
         agent, supervisor = process_of(node, "agent"), supervisor_of(node)
