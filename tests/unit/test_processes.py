@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +26,13 @@ from stoker.processes import (
     make_group,
     open_for_writing,
     process_table,
-    set_parent_death_signal,
     stat_of,
 )
 from stoker.processes.cgroup import Mount, find_mount, find_path
 from stoker.processes.cgroup import make as make_cgroup
 
 PATIENCE_S = 60.0
+ROOT = Path(__file__).parents[2]
 # The groups of this process, to be ended with it.
 made: list[Group] = []
 
@@ -45,25 +45,34 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def alone(scenario: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a fork, so that what it owns is its own. Its failure is printed and fails the test."""
+    """Run a test in a pytest of its own, so that what it owns is its own.
+
+    Not in a fork: a worker of the test run has threads, and a fork would inherit their locks for ever.
+    """
 
     @functools.wraps(scenario)
     def run(*args: object, **kwargs: object) -> None:
-        child = os.fork()
-        if child == 0:
-            status = 1
+        if os.environ.get("STOKER_TEST_ALONE"):
             try:
                 scenario(*args, **kwargs)
-                status = 0
-            except BaseException:  # noqa: BLE001 - printed; the fork must not run on as a second pytest
-                os.write(2, traceback.format_exc().encode())
             finally:
                 for group in made:
                     group.kill(PATIENCE_S)
                     group.close()
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0, "the scenario failed: see its traceback in stderr"
+            return
+        test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp"]
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *options, test],
+                cwd=ROOT,
+                env={**os.environ, "STOKER_TEST_ALONE": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        assert "1 passed" in done.stdout
 
     return run
 
@@ -256,14 +265,13 @@ time.sleep(3600)
         group.close()
 
     def test_a_parent_that_died_before_the_call_counts(self) -> None:
-        child = os.fork()
-        if child == 0:
-            try:
-                set_parent_death_signal(signal.SIGKILL, parent=os.getpid())
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        text = (
+            "import os, signal\n"
+            "from stoker.processes import set_parent_death_signal\n"
+            "set_parent_death_signal(signal.SIGKILL, parent=os.getpid())\n"
+        )
+        done = subprocess.run([sys.executable, "-c", text], check=False)
+        assert done.returncode == -signal.SIGKILL
 
 
 # ── groups ────────────────────────────────────────────────────────────────────────────────────────────────────────────
