@@ -6,6 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, so that a change is judged by itself. STOKER_SEARCH=1 looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatable")
 
 # Before anything imports it: its asserts then say what was compared.
 pytest.register_assert_rewrite("stoker.testing.store_contract")

@@ -491,7 +491,8 @@ class TestNobodyIsMistaken:
 
 # The leader of a session whose terminal is about to be closed.
 FROM_A_TERMINAL = """
-import fcntl, os, sys, termios, time
+import fcntl, os, signal, sys, termios, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Whoever runs the tests may have it ignored, as nohup does.
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.path.insert(0, sys.argv[1])
 from test_local_provider import STORE, Context, LocalProvider, folder_of, launch, process_of

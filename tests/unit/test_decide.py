@@ -104,6 +104,11 @@ def test_a_notice_claims_the_successor_at_once() -> None:
     assert isinstance(claimed, Claimed) and claimed.successor_of == 2
 
 
+def test_what_may_have_finished_inside_its_grace_gets_no_successor() -> None:
+    facts = make_facts(2, beat=make_beat(90), notice=hard_notice(95))
+    assert act(make_snapshot(make_state(*RUNNING), replace(facts, exit=Unknown("no answer")))) == []
+
+
 # ── Closing and ending ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

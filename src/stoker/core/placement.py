@@ -65,6 +65,8 @@ def _handover(job: JobSnapshot) -> str | None:
     (claim,) = job.state.open_claims
     if claim.launched is None or claim.drain is not None or not job.noticed(claim):
         return None
+    if any(job.exit_unread(claim, rank) for rank in range(claim.nodes)):
+        return None  # It may have finished inside the grace: what nobody could read never causes a launch.
     return f"attempt {claim.attempt} was given notice"
 
 
