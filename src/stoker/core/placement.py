@@ -65,8 +65,11 @@ def _handover(job: JobSnapshot) -> str | None:
     (claim,) = job.state.open_claims
     if claim.launched is None or claim.drain is not None or not job.noticed(claim):
         return None
-    if any(job.exit_unread(claim, rank) for rank in range(claim.nodes)):
+    ranks = range(claim.nodes)
+    if any(job.exit_unread(claim, rank) for rank in ranks):
         return None  # It may have finished inside the grace: what nobody could read never causes a launch.
+    if all(job.exit_of(claim, rank) is not None or job.rank_gone(claim, rank) for rank in ranks):
+        return None  # It is over: first its verdict, which may be that the job is done.
     return f"attempt {claim.attempt} was given notice"
 
 
