@@ -131,6 +131,9 @@ class Terminal:
     def __init__(self, place: Path, *arguments: str) -> None:
         self.pid, self.screen = pty.fork()
         if self.pid == 0:
+            # Whoever runs the tests may have these ignored, as nohup and background jobs of a shell do.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
             os.chdir(place / "code")
             os.execve(sys.executable, [*STOKER, *arguments], environ(place))
         self.text = ""
