@@ -6,7 +6,6 @@ import logging
 import time
 
 from stoker import layout
-from stoker.agent import prepare
 from stoker.agent.beat import Beat
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
@@ -15,6 +14,7 @@ from stoker.agent.outputs import OutputSync
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
 from stoker.facts import read_fact
+from stoker.index import read_submission
 from stoker.model import Exit, Heartbeat, Known
 from stoker.spec import Submission
 
@@ -97,7 +97,7 @@ def _submission(node: Node, until_s: float) -> Submission | None:
     def look() -> None:
         state = watch.poll()
         if state is not None:
-            found.append(prepare.read_spec(node.store, state))
+            found.append(read_submission(node.store, state))
 
     patient(look, until_s)
     return found[0] if found else None

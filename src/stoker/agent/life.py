@@ -36,6 +36,7 @@ from stoker.core.gate import Go, Leave, Wait
 from stoker.core.policy import DEFAULT as POLICY
 from stoker.errors import StoreUnavailable, UserError
 from stoker.fold import JobState
+from stoker.index import read_submission
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.spec import DEFAULT_MASTER_PORT, Submission
@@ -110,7 +111,7 @@ class Life:
         state = self._wait_until_named()
         self.watch.start(self.wake.set)
         self._watch_peers()
-        submission = self._ask(lambda: prepare.read_spec(self.store, state))
+        submission = self._ask(lambda: read_submission(self.store, state))
         spec = submission.spec
         self.metrics = MetricsPump(
             self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stoker import codec, layout
+from stoker import layout
 from stoker.agent.code import unpack
 from stoker.agent.config import NodePaths
 from stoker.agent.logs import PREFIX, last_lines
 from stoker.command import shell_argv
-from stoker.errors import StokerError, StoreError
+from stoker.errors import StokerError
 from stoker.fold import JobState
 from stoker.processes import Group
 from stoker.spec import Submission
@@ -28,15 +28,6 @@ class SetupFailed(StokerError):
         super().__init__(reason)
         self.user = user
         self.code = code
-
-
-def read_spec(store: Store, state: JobState) -> Submission:
-    """The frozen spec, checked against the log."""
-    key = layout.spec(state.job)
-    found = store.get(key)
-    if found is None or codec.digest(found.data) != state.spec_digest:
-        raise StoreError(f"{key}: is not what was submitted")
-    return codec.loads(Submission, found.data, where=key)
 
 
 def fetch_code(store: Store, state: JobState, submission: Submission, paths: NodePaths) -> None:
