@@ -205,9 +205,17 @@ class World:
                 f"{entry.seq} {entry.at:%H:%M:%S.%f} {type(entry.event).__name__}: {entry.reason}"
                 for entry in log.entries(self.store, job, 1)
             ]
-            return "\n".join([*entries, "…", *self.lines(job)[-30:], *self.agents_said()])
+            return "\n".join([*entries, *self.nodes_said(job), *self.agents_said()])
         except Exception as error:  # noqa: BLE001 - only there to explain another failure
             return f"(no story: {error!r})"
+
+    def nodes_said(self, job: str) -> list[str]:
+        """The end of each node's log, attempt by attempt."""
+        told = []
+        for node in node_logs(self.state(job)):
+            lines = [line.text for line in read_lines(self.store, job, [node])]
+            told += [f"── attempt {node.attempt} node {node.rank}", *lines[-30:]]
+        return told
 
     def agents_said(self) -> list[str]:
         """The end of each agent's and supervisor's own log."""

@@ -109,7 +109,8 @@ def test_stopping_what_ignores_it_is_bounded(world: World, monkeypatch: pytest.M
     summary = world.ended(job, timeout_s=60)
     assert (summary.phase, len(summary.attempts)) == ("stopped", 1), world.story(job)
     saves = [record.step for record in world.journal("save")]
-    assert world.checkpoints(job)[-1].step == saves[-1], "the last save was not made durable"
+    # It may have been killed between a save and the note of it.
+    assert (world.checkpoints(job)[-1].step or 0) >= saves[-1], "the last save was not made durable"
 
 
 def test_stop_before_it_trains(world: World) -> None:

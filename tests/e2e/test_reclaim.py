@@ -82,8 +82,9 @@ def test_a_script_that_knows_nothing_of_stoker(world: World) -> None:
     world.interrupt(job, grace_s=5)
     summary = world.ended(job)
     assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
-    second = [record for record in world.journal("start") if record.attempt == 2]
-    assert [record.step for record in second] == [max(r.step for r in world.journal("save") if r.attempt == 1)]
+    (second,) = [record.step for record in world.journal("start") if record.attempt == 2]
+    # It may have been killed between a save and the note of it.
+    assert second >= max(record.step for record in world.journal("save") if record.attempt == 1), world.story(job)
     assert "finished at 120" in world.lines(job)
 
 
