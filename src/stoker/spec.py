@@ -170,6 +170,9 @@ class Checkpoints:
         "folder the script saves to, relative to the code or absolute", form="folder", default="checkpoints"
     )
     keep: int = part("how many committed checkpoints are kept", default=3, least=1)
+    grace_s: float = part(
+        "time to save in after a stop, at a bound, or when another node is lost", form="duration", default=60.0, least=0
+    )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(made.home))
     monkeypatch.setenv("STOKER_STORE", made.url)
-    monkeypatch.delenv("STOKER_SAVE_GRACE_S", raising=False)
     # As activating the environment does: `python` and `torchrun` are the ones of whoever runs the tests.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(made.code)

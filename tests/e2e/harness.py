@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker import Job, client, log
+from stoker import Job, client, facts, log
 from stoker.checkpoints import Checkpoint, list_checkpoints
 from stoker.chunks import parse_segments
 from stoker.cli.following import node_logs
-from stoker.fold import JobState
+from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
+from stoker.model import Heartbeat, Known
 from stoker.processes import Process
 from stoker.reading.logs import read_lines
 from stoker.reading.nodes import boots, list_chunks
@@ -159,6 +160,14 @@ class World:
         instance = claim.instance(rank)
         assert instance is not None
         return instance
+
+    def heartbeat(self, job: str, claim: Claim, rank: int = 0) -> Heartbeat | None:
+        """What this rank's agent said last, if it has said anything."""
+        instance = claim.instance(rank)
+        if instance is None:
+            return None
+        told = facts.read_node(self.store, job, claim.number, rank, instance).heartbeat
+        return told.value.value if isinstance(told, Known) and told.value is not None else None
 
     # ── What is left of them ──────────────────────────────────────────────────────────────────────────────────────────
 

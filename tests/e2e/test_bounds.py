@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from harness import World, chain, fields, until
 
 from stoker import client
@@ -100,10 +99,9 @@ def test_stop_saves_and_resume_goes_on(world: World) -> None:
     assert world.journal("finish")[0].text == chain(80)
 
 
-def test_stopping_what_ignores_it_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_SAVE_GRACE_S", "2")
+def test_stopping_what_ignores_it_is_bounded(world: World) -> None:
     world.script("counter.py")
-    job = world.submit(params={"steps": 10_000, "every": 5, "stubborn": 1})
+    job = world.submit(params={"steps": 10_000, "every": 5, "stubborn": 1}, checkpoints={"grace": "2s"})
     world.training(job, step=11)
     client.stop(job, world.url)
     summary = world.ended(job, timeout_s=60)

@@ -60,11 +60,11 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "no-cgroup"])
 @pytest.mark.parametrize("end", ["finish", "stop", "reclaim", "terminate", "kill-agent"])
 def test_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch, cgroup: bool, end: str) -> None:
-    monkeypatch.setenv("STOKER_SAVE_GRACE_S", "1")
     if not cgroup:
         monkeypatch.setenv("STOKER_NO_CGROUP", "1")
     world.write(SCRIPT)
-    job = world.submit(run=["python", "train.py", "finish" if end == "finish" else "stay"])
+    run = ["python", "train.py", "finish" if end == "finish" else "stay"]
+    job = world.submit(run=run, checkpoints={"grace": "1s"})
     record = world.truth / "pids"
     until(lambda: "they are loose" in world.lines(job), "they are loose")
     first = [int(word) for word in record.read_text().split()]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 
 import pytest
-from harness import PATIENCE_S, World, chain
+from harness import PATIENCE_S, World, chain, until
 
 from stoker.errors import StokerError
 
@@ -122,3 +124,22 @@ def test_everything_on_several_nodes(world: World, seed: int) -> None:
     job = world.submit(detach=False, nodes=2, params=settings, outputs="out", checkpoints={"keep": 3})
     killed = rampage(world, job, rng, ["agent", "training", "governor", "supervisor", "notice", "store"])
     judge(world, job, killed)
+
+
+def test_the_lock_tells_two_trainings_apart_from_one(world: World) -> None:
+    """The proof that nobody trains twice rests on it: two at once are noticed, one after the other are not."""
+    world.script("counter.py")
+    alone = [sys.executable, "train.py", "--steps", "2", "--pause", "0"]
+    for _ in range(2):
+        subprocess.run(alone, cwd=world.code, env=world.environ(), check=True, capture_output=True)
+    assert not world.journal("overlap")
+    endless = [sys.executable, "train.py", "--steps", "1000000"]
+    first = subprocess.Popen(endless, cwd=world.code, env=world.environ(), stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: len(world.journal("start")) == 3, "the first one trains")
+        second = subprocess.run(alone, cwd=world.code, env=world.environ(), capture_output=True)
+    finally:
+        first.kill()
+        first.wait()
+    assert second.returncode == 97
+    assert len(world.journal("overlap")) == 1

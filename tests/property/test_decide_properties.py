@@ -160,7 +160,8 @@ def _assert_may_end(job: JobSnapshot, claim: Claim, rank: int, now: datetime, bl
     assert not job.exit_unread(claim, rank), "it may have left already"
     asked = [claim.drain.at] if claim.drain else []
     asked += [job.state.stop.at] if job.state.stop else []
-    if any(now - moment >= timedelta(seconds=DEFAULT.save_grace_s) for moment in asked):
+    save_s = job.spec.checkpoints.grace_s + DEFAULT.leave_s
+    if any(now - moment >= timedelta(seconds=save_s) for moment in asked):
         return
     facts = job.facts_of(claim, rank)
     assert facts is not None and isinstance(facts.heartbeat, Known) and isinstance(facts.exit, Known)

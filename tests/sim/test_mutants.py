@@ -125,7 +125,7 @@ def nobody_is_given_time_to_save(patch: Patch) -> None:
     real = _Decision.__init__
 
     def init(self: _Decision, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
-        real(self, job, Policy(save_grace_s=5.0), now, blind)
+        real(self, job, Policy(leave_s=-55.0), now, blind)
 
     patch.setattr(_Decision, "__init__", init)
 

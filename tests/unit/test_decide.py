@@ -191,8 +191,9 @@ def test_max_runtime_drains_and_counts_since_the_last_heartbeat() -> None:
 def test_max_cost_sets_the_price_of_the_save_aside() -> None:
     spec = make_spec(limits=Limits(max_cost=1.0))  # An hour of SPOT_A.
     job = make_snapshot(make_state(CLAIM, (Launched(2, nodes(2)), 0)), make_facts(2, beat=make_beat(3500)), spec=spec)
-    assert entry(job, 3600 - DEFAULT.save_grace_s - 1) is None
-    drained = entry(job, 3600 - DEFAULT.save_grace_s + 1)
+    save_s = spec.checkpoints.grace_s + DEFAULT.leave_s
+    assert entry(job, 3600 - save_s - 1) is None
+    drained = entry(job, 3600 - save_s + 1)
     assert isinstance(drained, Draining) and drained.rule == "max_cost"
 
 

@@ -26,7 +26,7 @@ from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
-from stoker.agent.supervise import Ending, Training, save_grace_s
+from stoker.agent.supervise import Ending, Training
 from stoker.agent.sync import CheckpointSync
 from stoker.agent.usage import UsageSampler, UsageThread
 from stoker.agent.watch import LogWatch
@@ -242,7 +242,7 @@ class Life:
             raise SetupFailed(f"run: {what} on this machine", user=True, code=127) from error
         self.trained.started_at = utcnow()
         self.beat.change(phase="training", training_since=self.trained.started_at)
-        ending = self.training.wait(self._reason_to_end)
+        ending = self.training.wait(lambda: self._reason_to_end(spec.checkpoints.grace_s))
         if ending is None:
             self.trained.ended = self.training.finish()
             self._last_commit(FLUSH_LIMIT_S, False)
@@ -276,7 +276,8 @@ class Life:
             self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, place.outputs)
             self.outputs.start()
 
-    def _reason_to_end(self) -> Ending | None:
+    def _reason_to_end(self, grace_s: float) -> Ending | None:
+        """Why the training must end now, if it must. `grace_s` is what it has where no cloud presses."""
         deadline_s = self.notices.look()
         if deadline_s is not None:
             assert self.notices.notice is not None
@@ -284,12 +285,12 @@ class Life:
             return Ending("notice", f"notice from {self.notices.notice.source}", left_s)
         leave = self.watch.leave()
         if leave is not None:
-            return Ending(leave.why, leave.reason, save_grace_s())
+            return Ending(leave.why, leave.reason, grace_s)
         peer = self.peers.left if self.peers else None
         if peer is not None:
-            return Ending("peer", peer.reason, peer.grace_s if peer.grace_s is not None else save_grace_s())
+            return Ending("peer", peer.reason, peer.grace_s if peer.grace_s is not None else grace_s)
         if self._runtime_left_s is not None and self.training.trained_s >= self._runtime_left_s:
-            return Ending("limit", "limits.max_runtime is reached", save_grace_s())
+            return Ending("limit", "limits.max_runtime is reached", grace_s)
         return None
 
     def _last_commit(self, seconds: float, frozen: bool) -> bool:

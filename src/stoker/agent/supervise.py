@@ -6,7 +6,6 @@ that is left, then a frozen, consistent last look at its checkpoints, then SIGKI
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -18,11 +17,6 @@ from pathlib import Path
 from stoker.agent.environ import write_notice
 from stoker.model import ExitWhy, SaveTimes
 from stoker.processes import Group, Process, stat_of
-
-# What a script has to save in when nothing presses but a person, a rule or a bound.
-SAVE_GRACE_S = 60.0
-# Set where the machine is launched, it changes that. The governor's own patience (`Policy.save_grace_s`) stays.
-_SAVE_GRACE = "STOKER_SAVE_GRACE_S"
 
 # How often the training's end, and the reasons to end it, are looked at. A wake-up costs tens of microseconds.
 _LOOK_EVERY_S = 0.1
@@ -50,14 +44,6 @@ class Ended:
     save: SaveTimes | None = None
     # When the grace is over, in monotonic seconds.
     deadline_s: float | None = None
-
-
-def save_grace_s() -> float:
-    """What a script has to save in when no cloud presses."""
-    try:
-        return max(0.0, float(os.environ.get(_SAVE_GRACE, SAVE_GRACE_S)))
-    except ValueError:
-        return SAVE_GRACE_S
 
 
 class Training:

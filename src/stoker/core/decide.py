@@ -230,7 +230,7 @@ class _Decision:
             rate = burn_rate(self.state)
             if spent is not None and rate is not None:
                 # Saving costs money too: what the grace will burn is set aside.
-                left = limits.max_cost - spent - rate * self.policy.save_grace_s
+                left = limits.max_cost - spent - rate * self._save_s
                 if left <= 0 and (spent > 0 or limits.max_cost <= 0):
                     return "max_cost", f"limits.max_cost (${limits.max_cost:g}) is reached"
                 if rate > 0:
@@ -383,8 +383,13 @@ class _Decision:
         # Bounds are people's numbers: some reach past the end of the calendar.
         self.wakes.append(self.now + timedelta(seconds=min(seconds, _FARTHEST_WAKE_S)))
 
+    @property
+    def _save_s(self) -> float:
+        """How long ranks may take to save and leave, once they were asked to."""
+        return self.job.spec.checkpoints.grace_s + self.policy.leave_s
+
     def _end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
-        deadline = asked_at + timedelta(seconds=self.policy.save_grace_s)
+        deadline = asked_at + timedelta(seconds=self._save_s)
         for rank in range(claim.nodes):
             # Under a hard notice all ranks save until its deadline; the cloud keeps it, nobody else cuts that short.
             notice = self.job.stamped_notice_of(claim, rank)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Policy:
     """The rules of the house, as far as deciding needs them."""
 
-    # How long ranks may take to save after they were asked to (stop, drain, limit) before their machine is ended.
-    # Longer than the agent's own grace (`agent.supervise.SAVE_GRACE_S`), so that it normally finishes by itself.
-    save_grace_s: float = 90.0
+    # Ranks that were asked to save (stop, drain, limit) have the job's `checkpoints.grace`, which their agent keeps,
+    # and this much more to make it durable and leave by themselves, before their machine is ended.
+    leave_s: float = 30.0
     # A notice is told by the node: a grace that no cloud gives is not believed.
     longest_notice_s: float = 600.0
     # A node that waits longer than this to be allowed to train gives itself back.

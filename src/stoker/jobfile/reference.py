@@ -73,7 +73,7 @@ inputs:
   train: s3://bucket/dataset
   val: {from: "s3://bucket/val", mode: mount}
   cfg: ./configs
-checkpoints: {dir: checkpoints, keep: 3}
+checkpoints: {dir: checkpoints, keep: 3, grace: 60s}
 resume_from: gpt-small-7f3k:step-900
 outputs: artifacts
 metrics: {loss: 'loss=([0-9.eE+-]+)'}

@@ -34,8 +34,7 @@ from stoker.testing.sim_data import at
 if TYPE_CHECKING:
     from stoker.testing.sim import World
 
-# As the real agent's `supervise.SAVE_GRACE_S` and `node.FLUSH_LIMIT_S`.
-SAVE_GRACE_S = 60.0
+# As the real agent's `node.FLUSH_LIMIT_S`.
 FLUSH_LIMIT_S = 1800.0
 TICK_S = 10.0
 
@@ -231,11 +230,11 @@ class Agent:
         if self.notice is not None and self.notice.hard:
             return self._save("notice", self.notice.grace_s)
         if left is not None:
-            return self._save(left.why, SAVE_GRACE_S)
+            return self._save(left.why, self.job.spec.checkpoints.grace_s)
         if peer_grace_s is not None:
             return self._save("peer", peer_grace_s)
         if self.limit_s is not None and self.trained_s >= self.limit_s:
-            return self._save("limit", SAVE_GRACE_S)
+            return self._save("limit", self.job.spec.checkpoints.grace_s)
         if self.job.fails_at is not None and self.step >= self.job.fails_at:
             return self._end_by_itself("failed")
         if self.step >= self.job.work:
@@ -410,9 +409,9 @@ class Agent:
             left = told.exit.value.value if isinstance(told.exit, Known) and told.exit.value else None
             beat = told.heartbeat.value.value if isinstance(told.heartbeat, Known) and told.heartbeat.value else None
             if left is not None and left.outcome != "succeeded":
-                return SAVE_GRACE_S
+                return self.job.spec.checkpoints.grace_s
             if left is None and beat is not None and beat.phase == "saving":
-                return SAVE_GRACE_S
+                return self.job.spec.checkpoints.grace_s
         return None
 
     def _own_limit_s(self) -> float | None:
