@@ -1,0 +1,77 @@
+"""An agent that was started again: the exit is the last word, after all that the training had said and saved."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+from stoker import layout
+from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.flush import flush
+from stoker.agent.node import Node
+from stoker.chunks import parse_segments
+from stoker.facts import read_fact
+from stoker.model import Exit, Known, NoticeFact
+from stoker.store import Store
+from stoker.testing.memory import Fault, MemoryStore
+
+JOB, CLAIM, RANK, MACHINE = "job-0a1b", 2, 0, "m-1"
+
+
+class Here:
+    """The machine of a test: nobody watches it."""
+
+    def notice(self) -> NoticeFact | None:
+        return None
+
+    def master_port(self, preferred: int) -> int:
+        return preferred
+
+    def address(self) -> str:
+        return "127.0.0.1"
+
+    def wake_governors(self) -> None:
+        pass
+
+    def power_off(self) -> None:
+        raise AssertionError("only `main` switches the machine off")
+
+
+def second_boot(store: Store, root: Path) -> Node:
+    paths = NodePaths(root)
+    paths.channel.mkdir(parents=True)
+    config = NodeConfig("memory://", "local", JOB, CLAIM, RANK, 1, MACHINE)
+    first, second = (layout.node(JOB, CLAIM, RANK, layout.boot(MACHINE, n)) for n in (1, 2))
+    return Node(config, paths, store, Here(), second, (first,))
+
+
+def logged(store: Store, key: str) -> bytes:
+    chunks = sorted(meta.key for meta in store.list(f"{key}/log/"))
+    segments = [segment for chunk in chunks for segment in parse_segments(store.get_from(chunk, 0) or b"").segments]
+    return b"".join(segment.data for segment in segments)
+
+
+def test_the_whole_log_is_there_before_the_exit(tmp_path: Path) -> None:
+    """Also when the store takes nothing of the log for a while, and there is more of it than fits one chunk."""
+    refused: list[str] = []
+    exit_came_first: list[str] = []
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "put" and key.endswith("/exit.json") and len(refused) < 5:
+            exit_came_first.append(key)
+        if "/log/" in key and method != "list" and len(refused) < 5:
+            refused.append(key)
+            return Fault()
+        return None
+
+    store = MemoryStore(lambda: datetime.now(timezone.utc), faults=faults)
+    node = second_boot(store, tmp_path)
+    said = b"".join(b"line %d of what it said before the agent died\n" % n for n in range(60_000))
+    node.paths.train_log.write_bytes(said)
+    flush(node)
+    assert not exit_came_first, "the exit was written while the log was not"
+    # The agent's own line follows what the training said.
+    assert logged(store, node.key).startswith(said)
+    found = read_fact(store, layout.exit_(node.key), Exit)
+    assert isinstance(found, Known) and found.value is not None
+    assert (found.value.value.outcome, found.value.value.why) == ("infrastructure", "agent")
