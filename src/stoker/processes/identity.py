@@ -10,6 +10,9 @@ from functools import lru_cache
 # NamedTuple, not dataclass: importing `dataclasses` would be a third of the node supervisor's start-up.
 from typing import NamedTuple
 
+# On a machine where processes never stop coming, a table must end all the same.
+_MOST_LISTINGS = 20
+
 
 class Stat(NamedTuple):
     """What /proc/<pid>/stat says, as far as it matters here. `started` is in clock ticks since boot."""
@@ -52,10 +55,18 @@ def stat_of(pid: int) -> Stat | None:
 
 
 def process_table() -> dict[int, Stat]:
-    """Every process there is. Not a snapshot: processes come and go while it is read."""
+    """Every process there is. Not a snapshot: processes come and go while it is read.
+
+    Listed again until nobody new is there: else the child of one that ended after the listing would be missed.
+    """
     table: dict[int, Stat] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - hot path
-        if name.isdigit():
+    seen: set[str] = set()
+    for _ in range(_MOST_LISTINGS):
+        new = [name for name in os.listdir("/proc") if name not in seen and name.isdigit()]  # noqa: PTH208 - hot path
+        if not new:
+            break
+        seen.update(new)
+        for name in new:
             stat = stat_of(int(name))
             if stat is not None:
                 table[stat.pid] = stat

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from stoker.processes.identity import Process, Stat, boot_id, process_table, stat_of
 from stoker.processes.kernel import become_subreaper
@@ -91,40 +91,44 @@ class MarkedGroup:
         return child
 
     def members(self) -> set[int]:
-        return set(self._find())
+        return set(self._look()[0])
 
     def signal(self, number: int) -> int:
-        return sum(_signal_one(stat, number) for stat in self._find().values())
+        return sum(_signal_one(stat, number) for stat in self._look()[0].values())
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            # Again and again, until a look finds nobody running: whoever was forked meanwhile is found by the next.
-            running = [stat for stat in self._find().values() if not stat.halted]
-            if not running:
-                return True
-            for stat in running:
-                _signal_one(stat, signal.SIGSTOP)
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.002)
+        return self._signal_until_nobody(signal.SIGSTOP, lambda stat: not stat.halted, timeout_s)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
 
     def kill(self, timeout_s: float = 10.0) -> bool:
-        deadline = time.monotonic() + timeout_s
-        pause_s = 0.001
         # Stopped first: a program that forks faster than it is killed would never be caught up with.
         self.freeze(timeout_s / 4)
+        return self._signal_until_nobody(signal.SIGKILL, lambda _: True, timeout_s)
+
+    def _signal_until_nobody(self, number: int, concerns: Callable[[Stat], bool], timeout_s: float) -> bool:
+        """Signal the members it concerns, until there are none. False: there still were when the time was over.
+
+        One look may miss a program that does nothing but fork and end. Each of its generations leaves a zombie to its
+        subreaper, so two looks in a row that find nobody, and nobody newly dead, are proof.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.001
+        dead_before: set[int] | None = None
         while True:
-            found = self._find()
-            if not found:
+            members, dead = self._look()
+            found = [stat for stat in members.values() if concerns(stat)]
+            if not found and dead_before is None:
+                dead_before = dead
+                continue
+            if not found and dead_before is not None and dead <= dead_before:
                 return True
-            for stat in found.values():
-                _signal_one(stat, signal.SIGKILL)
+            for stat in found:
+                _signal_one(stat, number)
             if time.monotonic() >= deadline:
                 return False
+            dead_before = None if found else dead
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.02)
 
@@ -143,7 +147,8 @@ class MarkedGroup:
     def close(self) -> None:
         """Nothing holds a marked group together but its members."""
 
-    def _find(self) -> dict[int, Stat]:
+    def _look(self) -> tuple[dict[int, Stat], set[int]]:
+        """The live members, and the pids of those that ended but were not waited for yet."""
         me = os.getpid()
         table = process_table()
         young = {pid: stat for pid, stat in table.items() if stat.started >= self._since and pid != me}
@@ -160,9 +165,10 @@ class MarkedGroup:
                 if child not in found:
                     found.add(child)
                     todo.append(child)
-        members = {pid: young[pid] for pid in found if pid != me and young[pid].alive}
+        found.discard(me)
+        members = {pid: young[pid] for pid in found if young[pid].alive}
         self._note_sessions(members, table)
-        return members
+        return members, found - members.keys()
 
     def _has_mark(self, pid: int) -> bool:
         try:
