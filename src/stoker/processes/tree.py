@@ -91,10 +91,10 @@ class MarkedGroup:
         return child
 
     def members(self) -> set[int]:
-        return set(self._look()[0])
+        return set(self._members(process_table()))
 
     def signal(self, number: int) -> int:
-        return sum(_signal_one(stat, number) for stat in self._look()[0].values())
+        return sum(_signal_one(stat, number) for stat in self._members(process_table()).values())
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
         return self._signal_until_nobody(signal.SIGSTOP, lambda stat: not stat.halted, timeout_s)
@@ -110,47 +110,55 @@ class MarkedGroup:
     def _signal_until_nobody(self, number: int, concerns: Callable[[Stat], bool], timeout_s: float) -> bool:
         """Signal the members it concerns, until there are none. False: there still were when the time was over.
 
-        One look may miss a program that does nothing but fork and end. Each of its generations leaves a zombie to its
-        subreaper, so two looks in a row that find nobody, and nobody newly dead, are proof.
+        One look may miss a program that does nothing but fork and end. But each of its generations leaves a zombie to
+        its subreaper: nobody found, and nobody newly dead a look later, is proof.
         """
         deadline = time.monotonic() + timeout_s
         pause_s = 0.001
-        dead_before: set[int] | None = None
+        quiet = 0
         while True:
-            members, dead = self._look()
-            found = [stat for stat in members.values() if concerns(stat)]
-            if not found and dead_before is None:
-                dead_before = dead
-                continue
-            if not found and dead_before is not None and dead <= dead_before:
-                return True
+            table = process_table()
+            found = [stat for stat in self._members(table).values() if concerns(stat)]
             for stat in found:
                 _signal_one(stat, number)
-            if time.monotonic() >= deadline:
-                return False
-            dead_before = None if found else dead
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, 0.02)
+            # Not only for tidiness: what forks without end fills the table of processes with its dead.
+            buried = self._bury(table)
+            quiet = 0 if found else 1 if buried else quiet + 1
+            if quiet == 2:
+                return True
+            if found or buried:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 2, 0.02)
 
     def reap(self) -> None:
-        """Wait for inherited orphans. Children of the owner's own session are left to whoever started them."""
+        self._bury(process_table())
+
+    def _bury(self, table: Mapping[int, Stat]) -> int:
+        """Wait for inherited orphans that ended; answers how many. Children of the owner's own session, and those that
+        it spawned here, are left to whoever started them."""
+        if not self._owned:
+            return 0
         me = os.getpid()
         own_session = os.getsid(0)
-        for stat in process_table().values():
+        buried = 0
+        for stat in table.values():
             if stat.parent != me or stat.alive or stat.session == own_session or stat.pid in self._spawned:
                 continue
             try:
                 os.waitpid(stat.pid, os.WNOHANG)
+                buried += 1
             except ChildProcessError:
                 continue
+        return buried
 
     def close(self) -> None:
         """Nothing holds a marked group together but its members."""
 
-    def _look(self) -> tuple[dict[int, Stat], set[int]]:
-        """The live members, and the pids of those that ended but were not waited for yet."""
+    def _members(self, table: Mapping[int, Stat]) -> dict[int, Stat]:
+        """Those of the table's processes that live and belong to the group."""
         me = os.getpid()
-        table = process_table()
         young = {pid: stat for pid, stat in table.items() if stat.started >= self._since and pid != me}
         found = {pid for pid, stat in young.items() if self._in_session(stat, table) or self._has_mark(pid)}
         if self._owned:
@@ -165,10 +173,9 @@ class MarkedGroup:
                 if child not in found:
                     found.add(child)
                     todo.append(child)
-        found.discard(me)
-        members = {pid: young[pid] for pid in found if young[pid].alive}
+        members = {pid: young[pid] for pid in found if pid != me and young[pid].alive}
         self._note_sessions(members, table)
-        return members, found - members.keys()
+        return members
 
     def _has_mark(self, pid: int) -> bool:
         try:
