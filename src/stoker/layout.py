@@ -46,6 +46,11 @@ def code(digest: str) -> str:
     return f"code/{digest}.tar.gz"
 
 
+def bundle(digest: str) -> str:
+    """An agent that installs without a package index."""
+    return f"bundles/{digest}.tar.gz"
+
+
 def log_entry(job: str, seq: int) -> str:
     return f"jobs/{job}/log/{number(seq)}.json"
 
@@ -86,6 +91,11 @@ def heartbeat(node: str) -> str:
 
 def notice(node: str) -> str:
     return f"{node}/notice"
+
+
+def boot_output(node: str) -> str:
+    """What a machine said that never got as far as an agent."""
+    return f"{node}/boot"
 
 
 def exit_(node: str) -> str:

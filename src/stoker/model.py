@@ -74,6 +74,8 @@ class Capabilities:
     wakes: bool = False
     # Machines are processes of the submitter's own computer: its Python, programs and folders are theirs as well.
     here: bool = False
+    # Machines install their agent from the store, which the submitter puts there.
+    bundled: bool = False
 
 
 @dataclass(frozen=True)

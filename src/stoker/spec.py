@@ -273,8 +273,11 @@ class Submission:
     spec: Spec
     submitter: str
     code: Code | None = None
-    # On `local`, the submitter's active environment: PATH, VIRTUAL_ENV, CONDA_PREFIX. Nothing secret.
+    # On `local`, the submitter's active environment: PATH, VIRTUAL_ENV, CONDA_PREFIX. Elsewhere, where the store is to
+    # be found: its endpoint and region. Nothing secret.
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
+    # The agents that its machines install, by Python and architecture (`cp311-x86_64`), each by its digest.
+    bundles: dict[str, str] = dataclasses.field(default_factory=dict)
     # On `local`, which computer and home: its Python and folders are there, and only there can its nodes be seen.
     place: str | None = None
     # What the client filled in because nothing may be unbounded, told to the user.

@@ -26,7 +26,7 @@ from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Placed, Provider, Request
 from stoker.spec import Code, Resources, Spec, Submission
 from stoker.store import Meta, Store
-from stoker.surroundings import localise, missing_script, submitter_environ
+from stoker.surroundings import localise, missing_script, store_environ, submitter_environ
 
 # No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
@@ -109,7 +109,7 @@ def prepare(spec: Spec, store: Store, *, folder: Path, told: Sequence[str] = (),
         folder=code_folder,
         told=tuple(told),
         packed=packed,
-        environ=submitter_environ() if provider.capabilities.here else {},
+        environ=submitter_environ() if provider.capabilities.here else store_environ(),
         place=place_of(provider),
     )
 

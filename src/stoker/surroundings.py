@@ -20,6 +20,8 @@ from stoker.store import Store
 
 # The submitter's active environment. Nothing here is secret.
 ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+# Where a bucket is, for machines that are elsewhere. Nothing here is secret, either.
+STORE_ENVIRON = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ALLOW_HTTP")
 
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _SHELL_SIGNS = re.compile(r"[|&;<>$`(){}*?\\\n]")
@@ -32,6 +34,11 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 def submitter_environ() -> dict[str, str]:
     """The variables by which the submitter's Python and programs are found."""
     return {name: os.environ[name] for name in ENVIRON if os.environ.get(name)}
+
+
+def store_environ() -> dict[str, str]:
+    """The variables by which the submitter's bucket is found."""
+    return {name: os.environ[name] for name in STORE_ENVIRON if os.environ.get(name)}
 
 
 def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store) -> Spec:

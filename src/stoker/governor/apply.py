@@ -159,6 +159,8 @@ class Applier:
             submitter=submission.submitter,
             offering=claim.offering,
             max_life_s=longest_life_s(spec.limits.max_runtime_s),
+            environ=submission.environ,
+            bundles=submission.bundles,
         )
 
 

@@ -44,6 +44,9 @@ class LaunchOrder:
     offering: Offering
     # The machine's longest life, where something bounds it.
     max_life_s: float | None = None
+    # As in the submission: what the agent needs to find the store, and the agents to install.
+    environ: Mapping[str, str] = field(default_factory=dict)
+    bundles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def token(self) -> str:

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 GROUP = "stoker.providers"
 
 # Ours, so that the common case needs no look-up of entry points (which reads every installed package).
-_BUILT_IN = {"local": "stoker.providers.local"}
+_BUILT_IN = {"local": "stoker.providers.local", "ec2": "stoker.providers.ec2"}
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a provider is connected with. `store` is the tag that tells this store's machines from others'."""
+    """What a provider is connected with. `store` is the tag that tells this store's machines from others'.
+
+    `offline`: no cloud may be asked, and there are no credentials. What the provider knows by itself has to do.
+    """
 
     store: str
+    offline: bool = False
 
 
 def names() -> list[str]:

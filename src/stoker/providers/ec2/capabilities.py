@@ -1,0 +1,33 @@
+"""What the ec2 provider can do."""
+
+from __future__ import annotations
+
+from stoker.model import Capabilities
+
+CAPABILITIES = Capabilities(
+    paid=True,
+    # EC2 keeps client tokens for longer; nothing is gained by trusting it to the end.
+    token_lifetime_s=3600.0,
+    # Listings lag behind launches by seconds; a claim is in the log before its launch.
+    newborn_s=300.0,
+    # Large GPU machines take minutes to boot, and a big image longer to be read from S3.
+    boot_timeout_s=1200.0,
+    silence_s=180.0,
+    honours=frozenset(
+        {
+            "environment.python",
+            "inputs.mode:copy",
+            "inputs.mode:stream",
+            "resources.cpus",
+            "resources.disk",
+            "resources.gpus",
+            "resources.image",
+            "resources.machine",
+            "resources.memory",
+            "resources.region",
+            "resources.zones",
+        }
+    ),
+    interrupts=True,
+    bundled=True,
+)
