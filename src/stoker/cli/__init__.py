@@ -19,6 +19,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "init": "Write a job file to start from.",
         "run": "Submit a job and follow it.",
         "offers": "Show what the machines would cost.",
+        "prices": "Show or refresh the table of on-demand prices.",
     },
     "Look": {
         "ps": "List jobs.",

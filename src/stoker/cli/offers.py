@@ -10,19 +10,33 @@ import click
 from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker.model import Offering
+
+# A page of a terminal.
+_LIMIT = 20
 
 
 @click.command("offers")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path))
 @set_option
 @click.option("--provider", metavar="P", help="Who lends the machines.")
+@click.option("--zones", is_flag=True, help="A line for each zone, instead of the best zone of each machine.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=0), default=_LIMIT, help="Most lines; 0 shows all. [default: 20]"
+)
 @json_option
 @store_option
-def command(job_file: Path | None, sets: tuple[str, ...], provider: str | None, as_json: bool) -> None:
-    """Show what the machines that a job asks for would cost, spot against on-demand."""
+def command(
+    job_file: Path | None, sets: tuple[str, ...], provider: str | None, zones: bool, limit: int, as_json: bool
+) -> None:
+    """Show what the machines that a job asks for would cost, spot against on-demand.
+
+    In the order in which they would be tried. `--json` has every machine in every zone, with the source of its price.
+    """
     from stoker import layout
-    from stoker.cli.printing import print_json, table, whole
+    from stoker.cli.printing import print_json, say, table, whole
     from stoker.errors import UserError
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.providers import registry
@@ -45,18 +59,38 @@ def command(job_file: Path | None, sets: tuple[str, ...], provider: str | None, 
     if not found:
         why = connected.why_none(spec.resources) if isinstance(connected, ExplainsNone) else ""
         raise UserError(why or f"{spec.resources.provider} offers nothing that fits the resources asked for")
-    click.echo(table(("MACHINE", "ZONE", "KIND", "PRICE", "CPUS", "MEMORY", "GPUS"), [_row(one) for one in found]))
+    header, rows = listing(found, by_zone=zones)
+    click.echo(table(header, rows[: limit or None]))
+    if limit and len(rows) > limit:
+        say(f"… and {len(rows) - limit} more; --limit 0 shows all")
 
 
-def _row(offering: Offering) -> list[str]:
+def listing(found: Sequence[Offering], *, by_zone: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The table's header and rows, best first: one for each machine and kind in its best zone, or for every zone."""
+    groups: dict[tuple[str, bool, str], list[Offering]] = {}
+    for offering in found:
+        groups.setdefault((offering.machine, offering.spot, offering.zone if by_zone else ""), []).append(offering)
+    header = ["MACHINE", "ZONE", "KIND", "PRICE", "CPUS", "MEMORY", "GPUS"]
+    rows = [_row(group[0], len(group) - 1) for group in groups.values()]
+    # Where prices are from matters where they were looked up; the job file's own need no column.
+    sources = [group[0].price_source for group in groups.values()]
+    if len(set(sources)) > 1:
+        header.append("SOURCE")
+        # In short: the whole of it, in brackets, is for --json and `stoker prices`.
+        rows = [[*row, source.partition(" (")[0] or "–"] for row, source in zip(rows, sources, strict=True)]
+    return header, rows
+
+
+def _row(offering: Offering, others: int) -> list[str]:
     from stoker.cli.printing import size
     from stoker.cli.timeline import rate
 
+    zone = offering.zone or "any"
     return [
         offering.machine,
-        offering.zone,
+        f"{zone} +{others}" if others else zone,
         "spot" if offering.spot else "on-demand",
-        rate(offering.price),
+        "unknown" if offering.price is None else rate(offering.price),
         "–" if offering.cpus is None else str(offering.cpus),
         "–" if offering.memory_bytes is None else size(offering.memory_bytes),
         f"{offering.gpus} × {offering.gpu}" if offering.gpus else "–",

@@ -12,6 +12,7 @@ from stoker.errors import UserError
 
 if TYPE_CHECKING:
     from stoker.providers.base import Capabilities, Machine, Provider
+    from stoker.providers.pricing import PriceTable
 
 GROUP = "stoker.providers"
 
@@ -48,6 +49,17 @@ def capabilities(name: str) -> Capabilities:
 def machine(name: str, node_dir: Path) -> Machine:
     """The node's own side of the provider, for the agent that runs on it."""
     return cast("Machine", _module(name).machine(node_dir))
+
+
+def prices(name: str) -> PriceTable:
+    """The provider's own table of prices. Raises UserError when it keeps none."""
+    path = f"{_module(name).__name__}.prices"
+    try:
+        return cast("PriceTable", importlib.import_module(path))
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise UserError(f"--provider: {name} keeps no table of prices") from None
 
 
 def _module(name: str) -> ModuleType:

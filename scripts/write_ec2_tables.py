@@ -1,0 +1,92 @@
+"""Write the table of EC2's machine types, and bring the table of prices into its form.
+
+The facts are those of DescribeInstanceTypes, which moto packages for its fake of EC2: run this after moto was upgraded.
+
+    python scripts/write_ec2_tables.py
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from importlib import resources as package
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stoker.providers.ec2 import prices
+from stoker.providers.ec2.catalog import MachineType, described
+
+DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/ec2/data"
+_MIB = 1024**2
+# What people train on: everything with an accelerator, and the common families without. No bare metal, which takes ten
+# minutes to boot and costs the same.
+_ACCELERATED = re.compile(r"(p[3-9]|g[4-9]|gr[6-9]|trn[1-9]|inf[2-9]|dl[1-9])[a-z0-9-]*")
+_PLAIN = re.compile(r"[cmr][5-9][a-z-]*|t3a?|t4g")
+
+
+def main() -> int:
+    """Write both files, and say what is in them."""
+    machines = [described(each) for each in _moto() if _kept(each["InstanceType"])]
+    rows = {machine.name: _row(machine) for machine in _distinguished(machines)}
+    _write_machines(rows, f"DescribeInstanceTypes, as packaged by moto {version('moto')}")
+    print(f"{DATA / 'ec2_machines.json'}: {len(rows)} machine types")
+    tables = prices.packaged()
+    (DATA / "ec2_prices.json").write_text(prices.render(tables), encoding="utf-8")
+    print(f"{DATA / 'ec2_prices.json'}: " + ", ".join(f"{name} {len(one.prices)}" for name, one in tables.items()))
+    return 0
+
+
+def _moto() -> list[dict[str, Any]]:
+    data = package.files("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
+    found: dict[str, dict[str, Any]] = json.loads(gzip.decompress(data))
+    return [found[name] for name in sorted(found)]
+
+
+def _kept(name: str) -> bool:
+    family, _, size = name.partition(".")
+    return not size.startswith("metal") and bool(_ACCELERATED.fullmatch(family) or _PLAIN.fullmatch(family))
+
+
+def _distinguished(machines: Iterable[MachineType]) -> list[MachineType]:
+    """A GPU that is sold with more or less memory under one name gets its memory into its name."""
+    from dataclasses import replace
+
+    machines = list(machines)
+    whole = {(machine.gpu, machine.gpu_memory_bytes) for machine in machines if machine.gpus}
+    sizes = Counter(name for name, _ in whole)
+    return [
+        replace(machine, gpu=f"{machine.gpu}-{round(machine.gpu_memory_bytes / 1024**3)}GB")
+        if machine.gpu and machine.gpus and sizes[machine.gpu] > 1
+        else machine
+        for machine in machines
+    ]
+
+
+def _row(machine: MachineType) -> dict[str, Any]:
+    """What differs from the defaults, in the order in which people read it."""
+    row: dict[str, Any] = {"cpus": machine.cpus, "memory_mib": (machine.memory_bytes or 0) // _MIB}
+    if machine.gpu:
+        row |= {"gpu": machine.gpu, "gpus": machine.gpus, "gpu_memory_mib": machine.gpu_memory_bytes // _MIB}
+    if machine.arch != "x86_64":
+        row["arch"] = machine.arch
+    if machine.efa_interfaces:
+        row["efa"] = machine.efa_interfaces
+    row |= {} if machine.spot else {"spot": False}
+    row |= {"neuron": True} if machine.neuron else {}
+    row |= {"burstable": True} if machine.burstable else {}
+    return row
+
+
+def _write_machines(rows: dict[str, dict[str, Any]], source: str) -> None:
+    lines = ",\n".join(f'    "{name}": {json.dumps(row)}' for name, row in rows.items())
+    text = f'{{\n  "source": {json.dumps(source)},\n  "machines": {{\n{lines}\n  }}\n}}\n'
+    (DATA / "ec2_machines.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""`stoker prices`."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import json_option
+
+if TYPE_CHECKING:
+    from stoker.providers.pricing import PriceTable, RegionPrices
+
+# Shown of each region without --json.
+_SHOWN = 20
+# Older than this, a table is worth a word.
+_OLD_DAYS = 180
+
+
+@click.command("prices")
+@click.option("--provider", metavar="P", default="ec2", show_default=True, help="Whose prices.")
+@click.option("--region", "regions", metavar="R", multiple=True, help="Only this region; may be repeated.")
+@click.option("--refresh", is_flag=True, help="Ask the provider's price list, and keep the answer on this computer.")
+@json_option
+def command(provider: str, regions: tuple[str, ...], refresh: bool, as_json: bool) -> None:
+    """Show the table of on-demand prices, with its source and date.
+
+    Spot prices are asked for when they are needed; on-demand prices come from this table. `--refresh` needs AWS
+    credentials that may call pricing:GetProducts.
+    """
+    from stoker.cli.printing import counted, say
+    from stoker.providers import registry
+
+    table = registry.prices(provider)
+    if refresh:
+        brought = table.refresh_now(regions)
+        total = counted(sum(brought.counts.values()), "price")
+        say(f"{total} for {counted(len(brought.counts), 'region')} kept in {brought.path}")
+    _show(table, regions, as_json)
+
+
+def _show(table: PriceTable, regions: tuple[str, ...], as_json: bool) -> None:
+    from stoker.cli.printing import print_json
+    from stoker.errors import UserError
+
+    tables = table.tables()
+    for region in regions:
+        if region not in tables:
+            raise UserError(f"--region: no table has prices for {region}; `stoker prices --refresh --region {region}`")
+    shown = {region: found for region, found in sorted(tables.items()) if not regions or region in regions}
+    if as_json:
+        print_json(
+            {
+                region: {"source": found.source, "date": found.date.isoformat(), "prices": dict(found.prices)}
+                for region, found in shown.items()
+            }
+        )
+        return
+    for place, (region, found) in enumerate(shown.items()):
+        if place:
+            click.echo()
+        _print(region, found, table.featured(found.prices)[:_SHOWN])
+
+
+def _print(region: str, found: RegionPrices, names: list[str]) -> None:
+    from stoker.cli.printing import counted, dollars
+    from stoker.cli.printing import table as columns
+
+    days = (datetime.now(timezone.utc).date() - found.date).days
+    age = counted(days, "day") + " old"
+    if days > _OLD_DAYS:
+        age = click.style(age + "; --refresh asks for today's", fg="yellow")
+    click.echo(f"{click.style(region, bold=True)}  {found.date.isoformat()}, {age}")
+    click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
+    click.echo(columns((), [[f"  {name}", f"{dollars(found.prices[name])}/h"] for name in names]))

@@ -1,0 +1,241 @@
+"""What EC2 has to offer for a job: machine types × zones × spot or on-demand, with their prices.
+
+`offline` needs no cloud: the project's tables, and EC2 chooses the zone. `live` asks EC2 where each type is to be had
+and what spot costs there now: two calls, three where a type is newer than the table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import UserError
+from stoker.model import Offering
+from stoker.providers.ec2 import catalog, prices
+from stoker.providers.ec2.catalog import MachineType
+from stoker.spec import Resources
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+PROVIDER = "ec2"
+# EC2 chooses the zone.
+ANY_ZONE = ""
+# So many machine types are asked about when none is named: enough places to look when the first are dry, and few enough
+# for one call. The filter of a call takes 200 values.
+_MOST_TYPES = 24
+_LINUX = "Linux/UNIX"
+
+
+def offline(resources: Resources) -> tuple[Offering, ...]:
+    """What the project's tables know, best first. Zones are those that the job names, else EC2 chooses; a spot price is
+    never known.
+
+    Raises UserError without a region, and for a name that no machine type can have.
+    """
+    region = _region(resources)
+    zones = resources.zones or (ANY_ZONE,)
+    machines = _candidates(resources, region)
+    places = {machine.name: zones for machine in machines}
+    return _ordered(resources, machines, _offerings(region, machines, places, {}, ""))
+
+
+def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
+    """What can be had in the client's region, best first. Plain data: it may be kept for a while.
+
+    Raises what boto3 raises, and UserError for a name that no machine type can have.
+    """
+    region = ec2.meta.region_name
+    machines = _candidates(resources, region)
+    if not machines:
+        return ()
+    unknown = [machine.name for machine in machines if not machine.known]
+    if unknown:
+        learnt = _learn(ec2, unknown)
+        machines = [learnt.get(machine.name, machine) for machine in machines]
+        machines = [machine for machine in machines if catalog.serves(machine, resources)]
+    names = [machine.name for machine in machines]
+    places = _zones(ec2, names, resources.zones) if names else {}
+    machines = [machine for machine in machines if places.get(machine.name)]
+    spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
+    found = _offerings(region, machines, places, spot, f"spot price history {now:%Y-%m-%d}")
+    return _ordered(resources, machines, found)
+
+
+def why_none(resources: Resources) -> str:
+    """Why nothing is offered for these resources, in one line that names the field."""
+    why = catalog.why_none(resources)
+    if why:
+        return why
+    field = "machine" if resources.machine else "gpus" if resources.gpus else "region"
+    what = ", ".join(resources.machine) or "such a machine"
+    if resources.zones:
+        return f"resources.zones: EC2 does not offer {what} in {', '.join(resources.zones)}; try `zones: any`"
+    where = resources.region or "this region"
+    return f"resources.{field}: EC2 does not offer {what} in {where}; try another resources.region"
+
+
+# ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _learn(ec2: EC2Client, names: list[str]) -> dict[str, MachineType]:
+    """The facts of types that the table does not have. What EC2 does not know either is not in the answer."""
+    # By a filter: asked for by name, one type that is not there would spoil the answer for the others.
+    filters = [{"Name": "instance-type", "Values": names}]
+    found = _pages(ec2.describe_instance_types, "InstanceTypes", Filters=filters)
+    return {each["InstanceType"]: catalog.described(each) for each in found}
+
+
+def _zones(ec2: EC2Client, names: list[str], wanted: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Where each type is to be had: in the zones named, else in the zones of the region itself."""
+    filters = [{"Name": "instance-type", "Values": names}]
+    found = _pages(
+        ec2.describe_instance_type_offerings,
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=filters,
+    )
+    zones: dict[str, set[str]] = {}
+    for each in found:
+        zone = each["Location"]
+        # Local Zones and Wavelength Zones are far from the bucket, and priced apart: only for who names them.
+        if zone in wanted if wanted else _is_plain_zone(zone):
+            zones.setdefault(each["InstanceType"], set()).add(zone)
+    return {name: tuple(sorted(there)) for name, there in zones.items()}
+
+
+def _spot_prices(ec2: EC2Client, names: list[str], now: datetime) -> dict[tuple[str, str], float]:
+    """The spot price in force, by machine and zone."""
+    found = _pages(
+        ec2.describe_spot_price_history,
+        "SpotPriceHistory",
+        InstanceTypes=names,
+        ProductDescriptions=[_LINUX],
+        StartTime=now,
+    )
+    latest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    for each in found:
+        amount = _amount(each.get("SpotPrice"))
+        if each.get("ProductDescription", _LINUX) != _LINUX or amount is None:
+            continue
+        key = (each["InstanceType"], each["AvailabilityZone"])
+        if key not in latest or latest[key][0] < each["Timestamp"]:
+            latest[key] = (each["Timestamp"], amount)
+    return {key: amount for key, (_, amount) in latest.items()}
+
+
+def _pages(call: Callable[..., Any], part: str, **asked: Any) -> Iterable[Any]:
+    token = ""
+    while True:
+        answer = call(**asked, **({"NextToken": token} if token else {}))
+        yield from answer.get(part, ())
+        # The end is an empty token in one call and none in another.
+        token = answer.get("NextToken") or ""
+        if not token:
+            return
+
+
+# ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _region(resources: Resources) -> str:
+    if resources.region is None:
+        raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
+    return resources.region
+
+
+def _candidates(resources: Resources, region: str) -> list[MachineType]:
+    """The machine types to look for: all that are named, else the cheapest few."""
+    fitting = catalog.fitting(resources)
+    if resources.machine:
+        return fitting
+
+    def cost(machine: MachineType) -> tuple[float, tuple[int, int, int, str]]:
+        price = prices.on_demand(region, machine.name)
+        return (math.inf if price is None else price.amount, catalog.size(machine))
+
+    return sorted(fitting, key=cost)[:_MOST_TYPES]
+
+
+def _offerings(
+    region: str,
+    machines: Iterable[MachineType],
+    places: Mapping[str, tuple[str, ...]],
+    spot: Mapping[tuple[str, str], float],
+    spot_source: str,
+) -> list[Offering]:
+    found = []
+    for machine in machines:
+        listed = prices.on_demand(region, machine.name)
+        for zone in places[machine.name]:
+            # The table is of the region itself; its Local Zones cost something else.
+            price = listed if zone == ANY_ZONE or _is_plain_zone(zone) else None
+            on_demand = None if price is None else price.amount
+            source = "" if price is None else f"table of {price.date.isoformat()} ({price.source})"
+            found.append(_offering(machine, region, zone, False, on_demand, on_demand, source))
+            if machine.spot:
+                now = spot.get((machine.name, zone))
+                found.append(_offering(machine, region, zone, True, now, on_demand, "" if now is None else spot_source))
+    return found
+
+
+def _offering(
+    machine: MachineType,
+    region: str,
+    zone: str,
+    spot: bool,
+    price: float | None,
+    on_demand_price: float | None,
+    source: str,
+) -> Offering:
+    return Offering(
+        provider=PROVIDER,
+        machine=machine.name,
+        zone=zone,
+        spot=spot,
+        region=region,
+        price=price,
+        on_demand_price=on_demand_price,
+        price_source=source,
+        cpus=machine.cpus,
+        memory_bytes=machine.memory_bytes,
+        gpu=machine.gpu,
+        gpus=machine.gpus,
+    )
+
+
+def _ordered(resources: Resources, machines: Iterable[MachineType], found: Iterable[Offering]) -> tuple[Offering, ...]:
+    """By preference where machines are named; then the cheapest, unknown prices last and the smallest of them first."""
+    preference = {name: place for place, name in enumerate(resources.machine)}
+    sizes = {machine.name: catalog.size(machine) for machine in machines}
+
+    def rank(offering: Offering) -> tuple[Any, ...]:
+        return (
+            preference.get(offering.machine, len(preference)),
+            math.inf if offering.price is None else offering.price,
+            # Spot follows on-demand prices roughly: better than nothing where it is not known.
+            math.inf if offering.on_demand_price is None else offering.on_demand_price,
+            sizes[offering.machine],
+            offering.zone,
+            # At the same price, the one that is not taken away comes first.
+            offering.spot,
+        )
+
+    return tuple(sorted(found, key=rank))
+
+
+def _is_plain_zone(zone: str) -> bool:
+    """`us-east-1a`, not `us-west-2-lax-1a` nor `us-east-1-wl1-bos-wlz-1`."""
+    return re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9][a-z]", zone) is not None
+
+
+def _amount(text: Any) -> float | None:
+    """EC2 tells prices as text."""
+    try:
+        amount = float(text)
+    except (TypeError, ValueError):
+        return None
+    return amount if math.isfinite(amount) and amount > 0 else None
