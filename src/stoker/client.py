@@ -32,9 +32,9 @@ from stoker.providers.base import Interrupts
 from stoker.removing import remove_job
 from stoker.spec import Spec
 from stoker.store import Store, open_store
-from stoker.submitting import Prepared, connect, fitting_offerings, place_of, prepare, send, submitter
+from stoker.submitting import Prepared, connect, fitting_offerings, pack_agents, place_of, prepare, send, submitter
 from stoker.summary import Summary, summarize
-from stoker.surroundings import localise
+from stoker.surroundings import localise, store_environ
 
 # A job that has ended is waited for until its machines are gone too, but no longer than this.
 RETIRE_S = 20.0
@@ -97,15 +97,18 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     provider = connect(resolved.spec, store)
     spec = localise(resolved.spec, provider.capabilities, Path.cwd(), store)
     offered = provider.offerings(spec.resources)
+    fitting = fitting_offerings(spec, provider, offered)
+    bundles, unserved = pack_agents(provider, fitting)
     return Prepared(
         spec=spec,
         capabilities=provider.capabilities,
-        offerings=fitting_offerings(spec, provider, offered),
+        offerings=fitting,
         offered=offered,
         folder=Path.cwd(),
-        told=resolved.told,
+        told=(*resolved.told, *unserved),
         code=submission.code,
-        environ=submission.environ if provider.capabilities.here else {},
+        environ=submission.environ if provider.capabilities.here else store_environ(),
+        bundles=bundles,
         place=place_of(provider),
         origin=found,
     )

@@ -3,6 +3,7 @@
     jobs/<job>/spec.json                              submitter, governors
     jobs/<job>/log/<seq, 8 digits>.json
     code/<digest>.tar.gz                              submitter; shared by jobs with the same code
+    bundles/<digest>.tar.gz                           submitter; agents that machines install, shared by jobs
     policy/…                                          the house
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>  metrics/<n>
@@ -28,6 +29,8 @@ ACTIVE = "active/"
 INDEX = "index/"
 GOVERNORS = "governors/"
 CODE = "code/"
+BUNDLES = "bundles/"
+DRY = "dry/"
 DEFAULTS = "policy/defaults.yaml"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
@@ -65,6 +68,11 @@ def active(job: str, seq: int) -> str:
 
 def index(job: str) -> str:
     return f"index/{job}.json"
+
+
+def dry(offering: str) -> str:
+    """Somebody found this offering dry; when, is when this was written."""
+    return f"{DRY}{offering}"
 
 
 def governor(name: str) -> str:

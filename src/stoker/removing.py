@@ -1,10 +1,10 @@
-"""Delete jobs and the code that only they used: buckets are not unbounded either."""
+"""Delete jobs, and the code and agents that only they used: buckets are not unbounded either."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 
 from stoker import index, layout, log
@@ -34,12 +34,21 @@ def remove_job(store: Store, job: str) -> None:
 
 def collect_code(store: Store) -> int:
     """Delete packed code that no job refers to and that is older than a day. Answers how many archives went."""
+    return _collect(store, layout.CODE, _code_of)
+
+
+def collect_bundles(store: Store) -> int:
+    """The same for agents that no job's machines install any more."""
+    return _collect(store, layout.BUNDLES, _bundles_of)
+
+
+def _collect(store: Store, prefix: str, needed_by: Callable[[Store, str], set[str]]) -> int:
     now = datetime.now(timezone.utc)
-    # A submission makes the code it relies on younger than half a day, so what is old here has no job on the way.
-    old = {meta.key: meta.modified for meta in store.list(layout.CODE) if now - meta.modified > COLLECT_AFTER}
+    # A submission makes what it relies on younger than half a day, so what is old here has no job on the way.
+    old = {meta.key: meta.modified for meta in store.list(prefix) if now - meta.modified > COLLECT_AFTER}
     if not old:
         return 0
-    needed = {layout.code(digest) for job in all_jobs(store) if (digest := _code_of(store, job)) is not None}
+    needed = {key for job in all_jobs(store) for key in needed_by(store, job)}
     unneeded = [key for key in old if key not in needed]
     # Made young again since it was listed: somebody is about to need it.
     unneeded = [key for key in unneeded if (meta := store.head(key)) is not None and meta.modified == old[key]]
@@ -61,17 +70,28 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
     return [job for _, job in sorted(found) if (state := log.read(store, job)) is not None and state.ended is not None]
 
 
-def _code_of(store: Store, job: str) -> str | None:
+def _code_of(store: Store, job: str) -> set[str]:
     """The code that a job refers to. Raises StoreError when it cannot be known: then nothing may be collected."""
     found = store.get(layout.log_entry(job, 1)) or store.get(layout.spec(job))
     if found is None:
-        return None
+        return set()
     try:
         tree = json.loads(found.data)
         code = tree["event"].get("code_digest") if "event" in tree else (tree.get("code") or {}).get("digest")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no code is collected") from None
-    return str(code) if code is not None else None
+    return {layout.code(str(code))} if code is not None else set()
+
+
+def _bundles_of(store: Store, job: str) -> set[str]:
+    """The agents that a job refers to. Raises StoreError as above."""
+    found = store.get(layout.spec(job))
+    if found is None:
+        return set()
+    try:
+        return {layout.bundle(str(digest)) for digest in (json.loads(found.data).get("bundles") or {}).values()}
+    except (ValueError, AttributeError) as error:
+        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no agent is collected") from None
 
 
 def _delete_below(store: Store, prefix: str) -> None:

@@ -6,12 +6,12 @@ import getpass
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from stoker import codec, layout, log
@@ -28,6 +28,9 @@ from stoker.spec import Code, Resources, Spec, Submission
 from stoker.store import Meta, Store
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ
 
+if TYPE_CHECKING:
+    from stoker.bundle import Built
+
 # No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
 # Two jobs of one name share a suffix once in 600,000 times; so many times in a row is another fault.
@@ -40,10 +43,24 @@ Say = Callable[[str], None]
 
 
 @runtime_checkable
+class Checks(Protocol):
+    """A provider that can tell, without asking its cloud, what it would refuse."""
+
+    def check(self, spec: Spec) -> None: ...
+
+
+@runtime_checkable
 class ExplainsNone(Protocol):
     """A provider that can say why it offers nothing."""
 
     def why_none(self, resources: Resources) -> str: ...
+
+
+@runtime_checkable
+class KnowsArchitectures(Protocol):
+    """A provider whose machines are not all of one architecture."""
+
+    def architectures(self, offerings: Iterable[Offering]) -> set[str]: ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,8 @@ class Prepared:
     # Code that is in the store already: a clone's.
     code: Code | None = None
     environ: dict[str, str] | None = None
+    # The agents that its machines install.
+    bundles: tuple[Built, ...] = ()
     place: str | None = None
     origin: str | None = None
 
@@ -83,13 +102,23 @@ def submitter() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def prepare(spec: Spec, store: Store, *, folder: Path, told: Sequence[str] = (), with_code: bool = True) -> Prepared:
+def prepare(
+    spec: Spec,
+    store: Store,
+    *,
+    folder: Path,
+    told: Sequence[str] = (),
+    with_code: bool = True,
+    offline: bool = False,
+) -> Prepared:
     """Check everything that can be checked before anything is written, and pack the code.
 
     Relative paths of the spec are relative to `folder`. Raises UserError for the first thing that is wrong. The
-    store is only read from.
+    store is only read from. `offline`: no cloud is asked, for what it offers neither.
     """
-    provider = connect(spec, store)
+    provider = connect(spec, store, offline=offline)
+    if isinstance(provider, Checks):
+        provider.check(spec)
     spec = localise(spec, provider.capabilities, folder, store)
     code_folder = folder / Path(spec.code).expanduser()
     if not code_folder.is_dir():
@@ -99,7 +128,9 @@ def prepare(spec: Spec, store: Store, *, folder: Path, told: Sequence[str] = (),
     if missing is not None:
         raise UserError(f"run: there is no {missing} in {code_folder.resolve()}; correct `run`, or `code`")
     offered = provider.offerings(spec.resources)
-    fitting = fitting_offerings(spec, provider, offered)
+    # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
+    fitting = fitting_offerings(_unpriced(spec) if offline else spec, provider, offered)
+    bundles, unserved = pack_agents(provider, fitting, offline=offline)
     packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
     return Prepared(
         spec=spec,
@@ -107,11 +138,25 @@ def prepare(spec: Spec, store: Store, *, folder: Path, told: Sequence[str] = (),
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=tuple(told),
+        told=(*told, *unserved),
         packed=packed,
         environ=submitter_environ() if provider.capabilities.here else store_environ(),
+        bundles=bundles,
         place=place_of(provider),
     )
+
+
+def pack_agents(
+    provider: Provider, offerings: tuple[Offering, ...], *, offline: bool = False
+) -> tuple[tuple[Built, ...], tuple[str, ...]]:
+    """The agents for these machines, where they install their own, and a line for each kind that cannot be served."""
+    if not provider.capabilities.bundled:
+        return (), ()
+    # It needs the metadata of installed packages, which takes longer to import than most commands run.
+    from stoker.bundle import build_all
+
+    known = isinstance(provider, KnowsArchitectures)
+    return build_all(provider.architectures(offerings) if known else {"x86_64"}, offline=offline)
 
 
 def place_of(provider: Provider) -> str | None:
@@ -119,9 +164,17 @@ def place_of(provider: Provider) -> str | None:
     return provider.place if isinstance(provider, Placed) else None
 
 
-def connect(spec: Spec, store: Store) -> Provider:
+def connect(spec: Spec, store: Store, *, offline: bool = False) -> Provider:
     """The spec's provider. Raises UserError when there is none of that name."""
-    return registry.connect(spec.resources.provider, registry.Context(store=store.url))
+    return registry.connect(spec.resources.provider, registry.Context(store=store.url, offline=offline))
+
+
+def _unpriced(spec: Spec) -> Spec:
+    return replace(
+        spec,
+        resources=replace(spec.resources, max_price=None),
+        limits=replace(spec.limits, max_cost=None),
+    )
 
 
 def fitting_offerings(spec: Spec, provider: Provider, offered: tuple[Offering, ...]) -> tuple[Offering, ...]:
@@ -148,6 +201,8 @@ def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
         submitter=submitter(),
         offering=prepared.offerings[0],
         max_life_s=longest_life_s(spec.limits.max_runtime_s),
+        environ=prepared.environ or {},
+        bundles={built.tag: built.digest for built in prepared.bundles},
     )
     return connect(spec, store).build(order)
 
@@ -199,12 +254,14 @@ class _Uncertain(StoreError):
 def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
     me = submitter()
     code = _put_code(prepared, store, written)
+    _put_agents(prepared, store)
     submission = Submission(
         job="",
         spec=prepared.spec,
         submitter=me,
         code=code,
         environ=prepared.environ or {},
+        bundles={built.tag: built.digest for built in prepared.bundles},
         place=prepared.place,
         defaulted=prepared.told,
         origin=prepared.origin,
@@ -223,6 +280,7 @@ def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
         store.put(marker, b"")
     if code is not None and store.head(layout.code(code.digest)) is None:
         _put_code(prepared, store, [])
+    _put_agents(prepared, store)
     return job
 
 
@@ -273,6 +331,14 @@ def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | No
     elif not _is_fresh(there):
         store.put(key, packed.path.read_bytes())
     return Code(digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty)
+
+
+def _put_agents(prepared: Prepared, store: Store) -> None:
+    if prepared.bundles:
+        from stoker import bundle
+
+        for built in prepared.bundles:
+            bundle.send(store, built)
 
 
 def _refresh_code(store: Store, code: Code) -> None:

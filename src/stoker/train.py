@@ -46,6 +46,7 @@ __all__ = [
     "output_dir",
     "params",
     "report",
+    "save_requested",
     "time_left",
     "wait_durable",
 ]
@@ -145,6 +146,33 @@ def interrupted() -> bool:
     if path is not None and os.path.exists(path):
         _Notice.seen = True
     return _Notice.seen
+
+
+class _Request:
+    """The requests to save and go on that this process has heard."""
+
+    heard = 0
+    look_at = 0.0
+
+
+def save_requested() -> bool:
+    """Whether now would be a good time to save, and go on: the machine may be taken away before long, or may not.
+
+    True once for each request, in each process that asks. Cheap enough for every step; False outside Stoker.
+    """
+    now = time.monotonic()
+    channel = _channel()
+    if channel is None or now < _Request.look_at:
+        return False
+    _Request.look_at = now + _LOOK_EVERY_S
+    try:
+        with open(os.path.join(channel, "save"), "rb") as file:
+            request = int(file.read())
+    except (OSError, ValueError):
+        return False
+    new = request > _Request.heard
+    _Request.heard = max(_Request.heard, request)
+    return new
 
 
 def time_left() -> float | None:

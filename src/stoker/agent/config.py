@@ -8,7 +8,7 @@
 <node>/agent.log        the agent's own words
 <node>/scratch/         copies of files that are still being written to
 <node>/channel/         between the training and its agent (see stoker.train)
-    notice.json  metrics.jsonl  commits/  commits.done/
+    notice.json  save  metrics.jsonl  commits/  commits.done/
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class NodePaths:
     @property
     def notice(self) -> Path:
         return self.channel / "notice.json"
+
+    @property
+    def save(self) -> Path:
+        """The number of the last request to save and go on."""
+        return self.channel / "save"
 
     @property
     def metrics(self) -> Path:

@@ -118,6 +118,13 @@ def lay_library(target: Path) -> Path:
     return target
 
 
+def ask_to_save(path: Path, request: int) -> None:
+    """Ask the training to save and go on. `request` counts up, so that each one is heard once."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(str(request))
+    draft.replace(path)
+
+
 def write_notice(path: Path, grace_s: float, deadline_s: float, reason: str) -> None:
     """Tell the training how long it has. Monotonic time is shared by the processes of one machine."""
     draft = path.with_name(f".{path.name}.tmp")

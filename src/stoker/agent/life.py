@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from stoker.agent import prepare
 from stoker.agent.beat import Beat
-from stoker.agent.environ import Place, lay_library, training_environment
+from stoker.agent.environ import Place, ask_to_save, lay_library, training_environment
 from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
 from stoker.agent.logs import LogPump
@@ -85,6 +85,7 @@ class Life:
         self.trained = Trained()
         self.notices = Notices(node)
         self._runtime_left_s: float | None = None
+        self._saves_passed_on = 0
 
     # ── The whole ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -283,6 +284,7 @@ class Life:
             assert self.notices.notice is not None
             left_s = max(0.0, deadline_s - time.monotonic())
             return Ending("notice", f"notice from {self.notices.notice.source}", left_s)
+        self._pass_on_hint()
         leave = self.watch.leave()
         if leave is not None:
             return Ending(leave.why, leave.reason, grace_s)
@@ -292,6 +294,19 @@ class Life:
         if self._runtime_left_s is not None and self.training.trained_s >= self._runtime_left_s:
             return Ending("limit", "limits.max_runtime is reached", grace_s)
         return None
+
+    def _pass_on_hint(self) -> None:
+        """A soft notice asks for a save, and for nothing else: the training goes on."""
+        if self.notices.saves_asked == self._saves_passed_on:
+            return
+        self._saves_passed_on = self.notices.saves_asked
+        assert self.notices.notice is not None and self.sync is not None
+        try:
+            ask_to_save(self.paths.save, self._saves_passed_on)
+        except OSError as error:
+            _log.warning("the training cannot be asked to save: %s", error)
+        self.sync.poke()
+        self.node.say(f"notice from {self.notices.notice.source}: asked to save, going on")
 
     def _last_commit(self, seconds: float, frozen: bool) -> bool:
         """Make durable what the training saved. True when there is nothing left to make durable."""

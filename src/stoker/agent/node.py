@@ -48,14 +48,26 @@ class Node:
         self.machine.wake_governors()
         return done
 
-    def write_notice(self, notice: NoticeFact) -> None:
-        """Pass a notice on at once, in a thread of its own: the store may be slow and the training must hear first."""
+    def write_notice(self, notice: NoticeFact, after: threading.Thread | None = None) -> threading.Thread:
+        """Pass a notice on at once, in a thread of its own: the store may be slow and the training must hear first.
+
+        `after` is the thread that passes on the one before. If that one is slow, its notice could be written over
+        this one: then this one is written again.
+        """
 
         def push() -> None:
-            self.persist(layout.notice(self.key), codec.dumps(notice), time.monotonic() + notice.grace_s)
+            until_s = time.monotonic() + notice.grace_s
+            overtaking = after is not None and after.is_alive()
+            self.persist(layout.notice(self.key), codec.dumps(notice), until_s)
             self.machine.wake_governors()
+            if after is not None and overtaking:
+                after.join()
+                self.persist(layout.notice(self.key), codec.dumps(notice), until_s)
+                self.machine.wake_governors()
 
-        threading.Thread(target=push, name="notice", daemon=True).start()
+        thread = threading.Thread(target=push, name="notice", daemon=True)
+        thread.start()
+        return thread
 
     def persist(self, key: str, data: bytes, until_s: float) -> bool:
         """Put, again and again until it is there. False: it was not by then."""

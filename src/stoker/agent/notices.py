@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from stoker.agent.node import Node, utcnow
@@ -20,6 +21,9 @@ class Notices:
         self.notice: NoticeFact | None = None
         # When a hard notice's grace is over, in monotonic seconds.
         self.deadline_s: float | None = None
+        # How many soft notices there were: each asks for a save.
+        self.saves_asked = 0
+        self._telling: threading.Thread | None = None
 
     def take_signal(self) -> None:
         """The machine is being shut down: a hard notice by another way. Safe in a signal handler."""
@@ -35,5 +39,7 @@ class Notices:
             if notice.hard:
                 deadline_s = time.monotonic() + notice.grace_s
                 self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
-            self._node.write_notice(notice)
+            else:
+                self.saves_asked += 1
+            self._telling = self._node.write_notice(notice, after=self._telling)
         return self.deadline_s

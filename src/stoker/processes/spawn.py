@@ -15,7 +15,8 @@ Stream = IO[bytes] | int | None
 # a shell would drop environment variables whose names it does not like (exported bash functions, for one).
 #   - joins the cgroup by writing 0, "the writer", so no pid can be mistaken;
 #   - asks to die with its parent, which survives exec;
-#   - gives back the signals that Python ignores, and the locale variable that Python may have set.
+#   - gives back the signals that Python ignores, and the locale variable that Python may have set;
+#   - gives back the agent's protection from the kernel's out-of-memory killer, which is to take the training instead.
 # The pipe closes when the program is running, or carries the error.
 _STEP = """
 import os, sys
@@ -36,6 +37,13 @@ try:
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
     if not locale:
         os.environ.pop("LC_CTYPE", None)
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            if int(file.read()) < 0:
+                file.seek(0)
+                file.write("0")
+    except OSError:
+        pass
     os.execvp(command[0], command)
 except OSError as error:
     os.write(int(pipe), str(error.errno).encode())

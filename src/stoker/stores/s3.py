@@ -54,6 +54,9 @@ def open_s3(bucket: str, prefix: str) -> BucketStore:
     provider = _profile_credentials()
     if provider is not None:
         options["credential_provider"] = provider
+    elif metadata := os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+        # Every other SDK reads this variable; obstore has its own name for it. Used where there are no keys.
+        options["metadata_endpoint"] = metadata.rstrip("/")
 
     def client(timeout_s: float, retry_s: float) -> S3Store:
         return S3Store(

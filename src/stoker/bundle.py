@@ -1,0 +1,293 @@
+"""The agent as an archive that a machine installs without a package index, one for each Python ABI and architecture.
+
+    __main__.py      `python <folder> NODE_DIR` is the agent
+    stoker/          the agent's part of this package
+    obstore/         from this computer's installation, or from a wheel for the other machine
+    pynvml.py        to see GPUs
+
+A tag names whom it serves: `cp311-x86_64` every Python from 3.11 on (from there obstore's wheel keeps to the stable
+ABI), `cp310-x86_64` Python 3.10. Archives are kept under the home, and in the store by their digest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+import stoker
+from stoker import layout
+from stoker.errors import UserError
+from stoker.home import home, make_home
+from stoker.removing import COLLECT_AFTER
+from stoker.store import Store
+
+# As the project itself requires it.
+OBSTORE = "obstore>=0.11,<0.13"
+_WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
+_PYTHONS = {"cp310": "3.10", "cp311": "3.11"}
+# What obstore's wheels for Linux have been called, and may be: pip takes these names to the letter.
+_PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
+_FETCH_LIMIT_S = 120
+# What could not be fetched a moment ago is not asked for again at once.
+_MISSING_FOR_S = 600.0
+_KEPT_FOR_S = 30 * 86400.0
+
+# Of this package, what only those who submit, govern or look need. Everything else is the agent's.
+_CLIENT_ONLY = (
+    "bundle.py",
+    "cli/",
+    "client.py",
+    "finding.py",
+    "git.py",
+    "governor/",
+    "jobfile/",
+    "pack.py",
+    "providers/local/",
+    "reading/",
+    "reindexing.py",
+    "removing.py",
+    "submitting.py",
+    "surroundings.py",
+    "testing/",
+    "web/",
+)
+# Of the clouds, the node's side.
+_NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")
+_MAIN = b'''"""`python <this folder> NODE_DIR`: the agent of a node."""
+
+import sys
+
+from stoker.agent.__main__ import main
+
+sys.exit(main())
+'''
+
+
+class NotServed(UserError):
+    """No agent can be packed for such machines here and now; the message says why."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An archive on this computer. `digest` is its SHA-256 and its name in the store."""
+
+    tag: str
+    digest: str
+    path: Path
+    size: int
+
+
+def tags_for(arch: str) -> tuple[str, ...]:
+    """The tags that together serve every Python of this architecture (`x86_64`, `arm64`)."""
+    return tuple(f"{python}-{arch}" for python in _PYTHONS)
+
+
+def build_all(architectures: Iterable[str], *, offline: bool = False) -> tuple[tuple[Built, ...], tuple[str, ...]]:
+    """The archives for these machines, and a line for each kind of machine that cannot be served.
+
+    Raises NotServed when none of an architecture can be.
+    """
+    built: list[Built] = []
+    problems: list[str] = []
+    for arch in sorted(architectures):
+        missing: list[NotServed] = []
+        for tag in tags_for(arch):
+            try:
+                built.append(build(tag, offline=offline))
+            except NotServed as error:
+                missing.append(error)
+        if len(missing) == len(_PYTHONS):
+            raise missing[-1]
+        problems += [str(error) for error in missing]
+    return tuple(built), tuple(problems)
+
+
+def build(tag: str, *, offline: bool = False) -> Built:
+    """The archive for one tag. The same sources give the same bytes. `offline`: no package index is asked.
+
+    Touches no store. Raises NotServed when obstore cannot be had for that Python.
+    """
+    files = _stoker_files() | _module_files("nvidia-ml-py", ("pynvml.py",)) | _obstore_files(tag, offline)
+    files["__main__.py"] = _MAIN
+    signature = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        signature.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+    path = _folder() / f"{tag}-{signature.hexdigest()[:32]}.tar.gz"
+    if path.exists():
+        # Compressing takes seconds; reading it again does not.
+        path.touch()
+        archive = path.read_bytes()
+    else:
+        archive = _pack(files)
+        _keep(path, archive)
+    return Built(tag, hashlib.sha256(archive).hexdigest(), path, len(archive))
+
+
+def send(store: Store, built: Built) -> None:
+    """Put the archive into the store, once. An old one is made young again, so that it is not collected now.
+
+    Idempotent: its name is its digest. It is not taken back when a submission fails: others may rely on it by then.
+    """
+    key = layout.bundle(built.digest)
+    there = store.head(key)
+    if there is None:
+        store.create(key, built.path.read_bytes())
+    elif datetime.now(timezone.utc) - there.modified > COLLECT_AFTER / 2:
+        store.put(key, built.path.read_bytes())
+
+
+# ── What goes in ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stoker_files() -> dict[str, bytes]:
+    root = Path(stoker.__file__).parent
+    found: dict[str, bytes] = {}
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).as_posix()
+        cloud = name.startswith("providers/") and name.count("/") > 1
+        if name.startswith(_CLIENT_ONLY) or (cloud and path.name not in _NODE_SIDE):
+            continue
+        found[f"stoker/{name}"] = path.read_bytes()
+    return found
+
+
+def _module_files(distribution: str, names: tuple[str, ...]) -> dict[str, bytes]:
+    installed = metadata.distribution(distribution)
+    return {name: Path(str(installed.locate_file(name))).read_bytes() for name in names}
+
+
+def _obstore_files(tag: str, offline: bool) -> dict[str, bytes]:
+    installed = metadata.distribution("obstore")
+    if _serves(_wheel_tags(installed.read_text("WHEEL") or ""), tag):
+        named = [file for file in installed.files or () if _is_wanted(file.as_posix())]
+        return {file.as_posix(): Path(str(file.locate())).read_bytes() for file in named}
+    with zipfile.ZipFile(_wheel(tag, offline)) as wheel:
+        return {name: wheel.read(name) for name in wheel.namelist() if _is_wanted(name)}
+
+
+def _is_wanted(name: str) -> bool:
+    """The package without what only editors read; of its metadata, what a licence asks for."""
+    if name.startswith("obstore/"):
+        return name.endswith((".py", ".so"))
+    return name.startswith("obstore-") and (name.endswith("/METADATA") or "licen" in name.lower())
+
+
+def _wheel_tags(text: str) -> list[str]:
+    return [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Tag:")]
+
+
+def _serves(wheel_tags: Iterable[str], tag: str) -> bool:
+    """Whether a wheel of these tags works for every machine of `tag`."""
+    python, _, arch = tag.partition("-")
+    abi = "abi3" if python == "cp311" else python
+    return any(
+        one.startswith(f"{python}-{abi}-manylinux") and one.endswith(f"_{_WHEEL_ARCH[arch]}") for one in wheel_tags
+    )
+
+
+# ── Wheels for other machines ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _wheel(tag: str, offline: bool) -> Path:
+    """obstore for another machine, from the home or from the package index that pip is set up for."""
+    folder = _folder() / "wheels"
+    found = _find_wheel(folder, tag)
+    if found is not None:
+        return found
+    problem = "it was not fetched yet, and nobody is asked now" if offline else _fetch_wheel(folder, tag)
+    found = _find_wheel(folder, tag)
+    if found is None:
+        python, _, arch = tag.partition("-")
+        machines = f"{arch} machines that have only Python {_PYTHONS[python]}{'' if python == 'cp310' else ' or newer'}"
+        raise NotServed(f"{machines} cannot be served: there is no {OBSTORE.partition('>')[0]} for them ({problem})")
+    return found
+
+
+def _find_wheel(folder: Path, tag: str) -> Path | None:
+    fitting = []
+    for path in folder.glob("obstore-*.whl"):
+        _, version, python, abi, platforms = path.stem.split("-", 4)
+        if _serves([f"{python}-{abi}-{one}" for one in platforms.split(".")], tag):
+            fitting.append(([int(part) if part.isdigit() else -1 for part in version.split(".")], path))
+    return max(fitting)[1] if fitting else None
+
+
+def _fetch_wheel(folder: Path, tag: str) -> str:
+    """Best effort. Answers what went wrong, or nothing."""
+    python, _, arch = tag.partition("-")
+    missing = folder / f"missing-{tag}"
+    with suppress(OSError):
+        if time.time() - missing.stat().st_mtime < _MISSING_FOR_S:
+            return missing.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHONS[python]}"]
+    command += [f"--platform={name}_{_WHEEL_ARCH[arch]}" for name in _PLATFORMS]
+    command += ["--retries=1", f"--dest={folder}", OBSTORE]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_LIMIT_S, check=False)
+        lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+        problem = lines[-1].removeprefix("ERROR: ") if ran.returncode and lines else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            missing.write_text(problem, encoding="utf-8")
+    return problem
+
+
+# ── Keeping ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _folder() -> Path:
+    return home() / "bundles"
+
+
+def _pack(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", fileobj=buffer, mode="wb", compresslevel=9, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for name, data in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _keep(path: Path, archive: bytes) -> None:
+    """Appears as a whole. Those that were not used for long go."""
+    make_home()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(archive)
+        Path(draft).replace(path)
+        for other in path.parent.glob("*-*.tar.gz"):
+            if time.time() - other.stat().st_mtime > _KEPT_FOR_S:
+                other.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path.parent} cannot be written: {error}; set STOKER_HOME to a folder of yours") from None
+
+
+def runs_here() -> str:
+    """The tag of the Python that runs this."""
+    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else platform.machine()
+    return f"cp{sys.version_info[0]}{min(sys.version_info[1], 11)}-{arch}"

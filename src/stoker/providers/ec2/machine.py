@@ -1,0 +1,176 @@
+"""An EC2 machine as its agent sees it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.aws.imds import Answer, Imds, ImdsError
+from stoker.model import NoticeFact
+
+_log = logging.getLogger(__name__)
+
+# A notice comes about two minutes ahead: every second of it is worth asking for.
+POLL_S = 2.0
+# Hints come long before anything happens.
+_HINTS_EVERY = 5
+# A notice whose time cannot be read.
+_UNKNOWN_GRACE_S = 60.0
+_ADDRESS_LIMIT_S = 30.0
+
+_SPOT = "meta-data/spot/instance-action"
+_REBALANCE = "meta-data/events/recommendations/rebalance"
+_MAINTENANCE = "meta-data/events/maintenance/scheduled"
+
+
+@dataclass(frozen=True)
+class _Reclaim:
+    """A hard notice, with its end on this machine's own clock."""
+
+    fact: NoticeFact
+    deadline_s: float
+
+
+class Ec2Machine:
+    """Watches the metadata service from a thread of its own: one that does not answer delays nobody."""
+
+    def __init__(self, node_dir: Path, imds: Imds | None = None, poll_s: float = POLL_S) -> None:
+        self._node_dir = node_dir
+        self._imds = imds or Imds()
+        self._poll_s = poll_s
+        self._address: str | None = None
+        self._reclaim: _Reclaim | None = None
+        self._hint: NoticeFact | None = None
+        self._hints_seen: set[str] = set()
+        self._told: NoticeFact | None = None
+        self._silent = False
+        threading.Thread(target=self._watch, name="metadata", daemon=True).start()
+
+    def notice(self) -> NoticeFact | None:
+        """The notice in force: a hard one for good, else the newest hint. `grace_s` is what is left when first told."""
+        reclaim = self._reclaim
+        if reclaim is None:
+            return self._hint
+        if self._told is None:
+            self._told = replace(reclaim.fact, grace_s=max(0.0, reclaim.deadline_s - time.monotonic()))
+        return self._told
+
+    def address(self) -> str:
+        """The address in its network, where the other nodes reach it."""
+        until_s = time.monotonic() + _ADDRESS_LIMIT_S
+        while self._address is None:
+            try:
+                self._address = self._imds.get("meta-data/local-ipv4")
+            except ImdsError as error:
+                _log.warning("%s", error)
+            if self._address is None and time.monotonic() >= until_s:
+                return socket.gethostbyname(socket.gethostname())
+            if self._address is None:
+                time.sleep(0.5)
+        return self._address
+
+    def master_port(self, preferred: int) -> int:
+        """A machine of its own has all its ports."""
+        return preferred
+
+    def wake_governors(self) -> None:
+        """Nobody is near enough to be woken."""
+
+    def power_off(self) -> None:
+        """End this process, from whichever thread: its service switches the machine off. Does not return."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    # ── The watch ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self) -> None:
+        turn = 0
+        while self._reclaim is None:
+            try:
+                self._look(hints=turn % _HINTS_EVERY == 0)
+                self._silent = False
+            except ImdsError as error:
+                if not self._silent:
+                    _log.warning("%s", error)
+                self._silent = True
+            except Exception:  # noqa: BLE001 - whatever it says, the watch for the one thing that counts goes on
+                _log.exception("metadata")
+            turn += 1
+            time.sleep(self._poll_s)
+
+    def _look(self, *, hints: bool) -> None:
+        answer = self._imds.ask(_SPOT)
+        if answer.text is not None:
+            self._reclaim = _reclaim(answer)
+            return
+        if not hints:
+            return
+        text = self._imds.get(_REBALANCE)
+        if text is not None:
+            when = _part(text, "noticeTime")
+            self._take_hint(f"rebalance {when}", "EC2: rebalance recommendation", when)
+        for event in _events(self._imds.get(_MAINTENANCE)):
+            source = f"EC2: maintenance, {event.get('Code', 'unnamed')}"
+            self._take_hint(f"{event.get('EventId')} {event.get('NotBefore')}", source, str(event.get("NotBefore")))
+
+    def _take_hint(self, identity: str, source: str, when: str) -> None:
+        """Each is told once; one that is changed is another one."""
+        if identity not in self._hints_seen:
+            self._hints_seen.add(identity)
+            self._hint = NoticeFact(hard=False, source=source, at=_moment(when) or _now(), grace_s=0.0)
+
+
+def _reclaim(answer: Answer) -> _Reclaim:
+    # `time` is EC2's clock; so is the date of the answer, whatever this machine's own clock says.
+    asked = _moment(answer.date) or _now()
+    text = answer.text or ""
+    end = _moment(_part(text, "time"))
+    grace_s = _UNKNOWN_GRACE_S if end is None else max(0.0, (end - asked).total_seconds())
+    action = _part(text, "action") or "terminate"
+    fact = NoticeFact(hard=True, source=f"EC2: spot {action}", at=asked, grace_s=grace_s)
+    return _Reclaim(fact, time.monotonic() + grace_s)
+
+
+def _events(text: str | None) -> list[dict[str, Any]]:
+    """The maintenance that is still to come."""
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        return []
+    events = [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
+    return [event for event in events if event.get("State", "active") == "active"]
+
+
+def _part(text: str, name: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    return str(found.get(name, "")) if isinstance(found, dict) else ""
+
+
+def _moment(text: str) -> datetime | None:
+    """A time as the metadata service writes it: ISO 8601, `21 Jan 2019 09:00:43 GMT`, or HTTP's form of that."""
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        try:
+            found = parsedate_to_datetime(text)
+        except (ValueError, TypeError, IndexError):
+            return None
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
