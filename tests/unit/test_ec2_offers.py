@@ -177,7 +177,7 @@ class TestLive:
                 spot("g5.xlarge", "us-east-1b", "0.900000", hours_ago=30),
             ],
             [
-                spot("g5.xlarge", "us-east-1b", "0.400000", hours_ago=2),
+                spot("g5.xlarge", "us-east-1b", "0.400000", hours_ago=2, product="Linux/UNIX (Amazon VPC)"),
                 spot("g5.xlarge", "us-east-1b", "0.700000", hours_ago=5),
                 spot("g5.xlarge", "us-east-1b", "0.100000", hours_ago=1, product="Windows"),
                 # A zone without the type, and a type in a zone without a price.

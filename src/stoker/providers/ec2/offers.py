@@ -28,6 +28,8 @@ ANY_ZONE = ""
 # for one call. The filter of a call takes 200 values.
 _MOST_TYPES = 24
 _LINUX = "Linux/UNIX"
+# The same thing: some answers still tell apart what has long been the only network there is.
+_ALSO_LINUX = (_LINUX, f"{_LINUX} (Amazon VPC)")
 
 
 def offline(resources: Resources) -> tuple[Offering, ...]:
@@ -119,7 +121,7 @@ def _spot_prices(ec2: EC2Client, names: list[str], now: datetime) -> dict[tuple[
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     for each in found:
         amount = _amount(each.get("SpotPrice"))
-        if each.get("ProductDescription", _LINUX) != _LINUX or amount is None:
+        if each.get("ProductDescription", _LINUX) not in _ALSO_LINUX or amount is None:
             continue
         key = (each["InstanceType"], each["AvailabilityZone"])
         if key not in latest or latest[key][0] < each["Timestamp"]:
