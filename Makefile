@@ -40,9 +40,11 @@ demo: $(BIN)/stoker
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
+	@sh scripts/need-machines.sh $(BIN)/python
 	@$(ISOLATED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 bench: $(VENV)/.test
+	@sh scripts/need-machines.sh $(BIN)/python
 	@$(ISOLATED) $(BIN)/python -m bench
 
 lint: $(VENV)/.lint

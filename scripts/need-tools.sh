@@ -5,6 +5,13 @@ missing=
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v unshare >/dev/null || missing="$missing util-linux"
 command -v git >/dev/null || missing="$missing git"
+# Machines that boot, for the tests of ec2. They need root, so nobody else needs these.
+if [ "$(id -u)" = 0 ]; then
+    command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
+    command -v systemd-nspawn >/dev/null || missing="$missing systemd-container"
+    command -v shellcheck >/dev/null || missing="$missing shellcheck"
+    test -e /usr/share/keyrings/debian-archive-keyring.gpg || missing="$missing debian-archive-keyring"
+fi
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     # shellcheck disable=SC2086

@@ -1,0 +1,187 @@
+"""The server of a cloud: EC2 and the other APIs at one port, S3's door, and the machines.
+
+Run by `ec2_cloud` in mount and process namespaces of its own (`unshare --mount --pid --fork --mount-proc`), where it is
+the first process: when it ends, the kernel ends every machine and forgets every mount. It ends when its standard input
+does, so it does not outlive the test either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from stoker.testing.ec2.cgroups import Cgroups
+from stoker.testing.ec2.faults import Failure, Faults, failure
+from stoker.testing.ec2.fleet import Fleet
+from stoker.testing.ec2.images import IMAGES
+from stoker.testing.ec2.network import Network
+from stoker.testing.ec2.spot import SpotPrices
+from stoker.testing.ec2.store_door import StoreDoor
+
+Environ = dict[str, Any]
+Start = Callable[..., Any]
+App = Callable[[Environ, Start], Iterable[bytes]]
+
+
+class Gate:
+    """Stands before moto: counts calls, makes them fail, and takes the test's own orders at /_control."""
+
+    def __init__(self, inner: App, faults: Faults, control: Callable[[dict[str, Any]], Any]) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._control = control
+        self._lock = threading.Lock()
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, environ: Environ, start: Start) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if environ["PATH_INFO"] == "/_control":
+            return self._order(body, start)
+        environ["wsgi.input"] = BytesIO(body)
+        operation, json_spoken = _operation(environ, body)
+        with self._lock:
+            self.calls[operation] += 1
+        fault = self._faults.meet(operation)
+        if fault is not None and not fault.lose_reply:
+            return _fail(failure(fault), json_spoken, start)
+        if fault is not None:
+            for _ in self._inner(environ, lambda *_: None):
+                pass
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError("the reply was lost")
+        return self._inner(environ, start)
+
+    def take_calls(self, reset: bool) -> dict[str, int]:
+        with self._lock:
+            found = dict(self.calls)
+            if reset:
+                self.calls.clear()
+            return found
+
+    def _order(self, body: bytes, start: Start) -> Iterable[bytes]:
+        try:
+            told = {"answer": self._control(json.loads(body))}
+        except LookupError as error:
+            told = {"lookup": str(error)}
+        except Exception:  # noqa: BLE001 - the edge of the server: the test is shown what happened
+            told = {"error": traceback.format_exc()}
+        start("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(told).encode()]
+
+
+def _operation(environ: Environ, body: bytes) -> tuple[str, bool]:
+    """What is asked for ("RunInstances", "ssm:GetParameter"), and whether JSON is spoken."""
+    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split(",")[0].split("/")
+    service = scope[3] if len(scope) > 3 else "unsigned"
+    target = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
+    if target:
+        return f"{service}:{target}", True
+    if b"Action=" in body:
+        action = parse_qs(body.decode()).get("Action", [""])[0]
+        return (action if service == "ec2" else f"{service}:{action}"), False
+    return f"{service}:{environ['REQUEST_METHOD']} {environ['PATH_INFO']}", True
+
+
+def _fail(error: Failure, json_spoken: bool, start: Start) -> Iterable[bytes]:
+    from stoker.testing.ec2.repairs import error_body
+
+    kind = "application/x-amz-json-1.1" if json_spoken else "text/xml;charset=UTF-8"
+    told = json.dumps({"__type": error.code, "message": error.message}) if json_spoken else error_body(error)
+    start(f"{error.status} Failed", [("Content-Type", kind)])
+    return [told.encode()]
+
+
+def _prepare(folder: Path) -> Path:
+    """A place for machines' disks, gone with this process; what must be known before moto is imported."""
+    work = folder / "work"
+    work.mkdir()
+    # nspawn writes below /run; nothing else here needs what the host has there.
+    for where in ("/run", str(work)):
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], check=True)
+    amis = folder / "amis.json"
+    amis.write_text(
+        json.dumps(
+            [
+                {
+                    "ami_id": image.ami,
+                    "name": image.name,
+                    "description": f"Debian {image.suite}",
+                    "owner_id": "136693071363",
+                    "public": True,
+                    "state": "available",
+                    "image_type": "machine",
+                    "image_location": f"amazon/{image.name}",
+                    "architecture": "x86_64",
+                    "virtualization_type": "hvm",
+                    "hypervisor": "xen",
+                    "root_device_name": "/dev/xvda",
+                    "root_device_type": "ebs",
+                    "sriov": "simple",
+                }
+                for image in IMAGES
+            ]
+        )
+    )
+    os.environ.update(
+        MOTO_AMIS_PATH=str(amis),
+        MOTO_ENABLE_AMI_VALIDATION="true",
+        MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION="true",
+    )
+    return work
+
+
+def serve(owner: int, folder: Path, s3_port: int, power_off_s: float) -> None:
+    """Serve until standard input ends."""
+    work = _prepare(folder)
+    consoles = folder / "consoles"
+    consoles.mkdir()
+    network, cgroups = Network(), Cgroups(owner)
+    fleet = Fleet(network, cgroups, work, consoles, power_off_s)
+    door = StoreDoor(network.gateway, s3_port)
+    # From here on moto reads its settings.
+    from werkzeug.serving import make_server
+
+    from stoker.testing.ec2.account import Account, moto_app, quiet_handler
+
+    account = Account(fleet, Faults(), SpotPrices(), door)
+    gate = Gate(moto_app(), account.faults, lambda order: account.obey(order, gate.take_calls))
+    server = make_server(network.gateway, 0, gate, threaded=True, request_handler=quiet_handler())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    ports = {"gateway": network.gateway, "ec2": server.server_port, "s3": door.port}
+    print(json.dumps(ports), flush=True)
+    try:
+        sys.stdin.buffer.read()
+    finally:
+        fleet.close()
+        cgroups.close()
+
+
+def main() -> None:
+    """Read the arguments and serve."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--owner", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--s3-port", type=int, required=True)
+    parser.add_argument("--power-off-s", type=float, required=True)
+    asked = parser.parse_args()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    serve(asked.owner, asked.folder, asked.s3_port, asked.power_off_s)
+    # Threads that wait for requests have nothing to finish.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
