@@ -15,7 +15,7 @@ from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable, 
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.model import Ended, Event, Record, StopAsked, Submitted
-from stoker.removing import collect_code, remove_job
+from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.spec import Spec, Submission
 from stoker.store import Store, open_store
 
@@ -389,6 +389,23 @@ def test_only_old_code_that_no_job_uses_is_collected(store: Store, tmp_path: Pat
         os.utime(tmp_path / "store" / layout.code(digest), (day, day))
     assert collect_code(store) == 1
     assert {meta.key for meta in store.list(layout.CODE)} == {layout.code(used), layout.code("young" * 16)}
+
+
+def test_only_old_agents_that_no_job_installs_are_collected(store: Store, tmp_path: Path) -> None:
+    kept = codec.dumps(Submission("j", Spec(name="j", run="true"), "me", bundles={"cp311-x86_64": "used" * 16}))
+    store.put(layout.spec("j"), kept)
+    names = ("used", "left", "new!")
+    for name in names:
+        store.put(layout.bundle(name * 16), b"x")
+    day = time.time() - 25 * 3600
+    for name in names[:2]:
+        os.utime(tmp_path / "store" / layout.bundle(name * 16), (day, day))
+    assert collect_bundles(store) == 1
+    assert {meta.key for meta in store.list(layout.BUNDLES)} == {layout.bundle("used" * 16), layout.bundle("new!" * 16)}
+    store.put(layout.spec("j"), b"torn")
+    os.utime(tmp_path / "store" / layout.bundle("used" * 16), (day, day))
+    with pytest.raises(StoreError, match="no agent is collected"):
+        collect_bundles(store)
 
 
 # ── watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from stoker import train
+from stoker.agent.environ import ask_to_save
 from stoker.saves import MARKER, Save
 
 LIMIT_S = 60.0
@@ -39,6 +40,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(train._Metrics, "torn", False)
     monkeypatch.setattr(train._Notice, "seen", False)
     monkeypatch.setattr(train._Notice, "look_at", 0.0)
+    monkeypatch.setattr(train._Request, "heard", 0)
+    monkeypatch.setattr(train._Request, "look_at", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -527,3 +530,32 @@ def test_a_part_that_an_earlier_run_left_is_no_part_of_the_next_save() -> None:
 def test_a_save_needs_a_writer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="writer"):
         Save("a", tmp_path, None, step=None, sharded=False, writers=0)
+
+
+# ── Requests to save and go on ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_request_to_save_is_heard_once(channel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_LOOK_EVERY_S", 0.0)
+    assert not train.save_requested()
+    ask_to_save(channel / "save", 1)
+    assert [train.save_requested() for _ in range(3)] == [True, False, False]
+    ask_to_save(channel / "save", 2)
+    ask_to_save(channel / "save", 3)
+    assert [train.save_requested() for _ in range(3)] == [True, False, False]
+    assert not train.interrupted()
+
+
+def test_a_request_that_came_before_the_first_look_is_heard(channel: Path) -> None:
+    ask_to_save(channel / "save", 4)
+    assert train.save_requested()
+
+
+def test_nobody_asks_for_a_save_outside_stoker(tmp_path: Path) -> None:
+    ask_to_save(tmp_path / "save", 1)
+    assert not train.save_requested()
+
+
+def test_a_torn_request_is_none(channel: Path) -> None:
+    (channel / "save").write_text("")
+    assert not train.save_requested()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# Before the function of that name: imported later, the module would take its place in this namespace.
+from stoker.providers.ec2.machine import Ec2Machine
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.providers.ec2.capabilities import CAPABILITIES
-    from stoker.providers.ec2.machine import Ec2Machine
     from stoker.providers.ec2.provider import Ec2Provider
     from stoker.providers.registry import Context
 
@@ -27,8 +29,6 @@ def connect(context: Context) -> Ec2Provider:
 
 def machine(node_dir: Path) -> Ec2Machine:
     """The node as its agent sees it."""
-    from stoker.providers.ec2.machine import Ec2Machine
-
     return Ec2Machine(node_dir)
 
 

@@ -44,10 +44,10 @@ class _Reclaim:
 class Ec2Machine:
     """Watches the metadata service from a thread of its own: one that does not answer delays nobody."""
 
-    def __init__(self, node_dir: Path, imds: Imds | None = None, poll_s: float = POLL_S) -> None:
+    def __init__(self, node_dir: Path, imds: Imds | None = None, poll_s: float | None = None) -> None:
         self._node_dir = node_dir
         self._imds = imds or Imds()
-        self._poll_s = poll_s
+        self._poll_s = POLL_S if poll_s is None else poll_s
         self._address: str | None = None
         self._reclaim: _Reclaim | None = None
         self._hint: NoticeFact | None = None

@@ -155,7 +155,7 @@ fi
 
 # shellcheck disable=SC2317  # The trap calls it.
 power_off() {{
-    systemctl poweroff || shutdown -P now || poweroff -f || echo o >/proc/sysrq-trigger
+    systemctl poweroff || shutdown -P now || poweroff -f || [ -n "$root" ] || echo o >/proc/sysrq-trigger
 }}
 trap power_off EXIT
 umask 022

@@ -1,0 +1,261 @@
+"""Agents packed for machines that have no package index."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from stoker import bundle, layout
+from stoker.bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
+from stoker.store import Store
+from stoker.testing.memory import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+HERE = runs_here()
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def home(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One home for those that need the whole archive, which takes seconds to pack."""
+    monkeypatch.setenv("STOKER_HOME", str(shared_home))
+    return shared_home
+
+
+@pytest.fixture
+def no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A home of its own, and no package index. Answers what pip was asked."""
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "WARNING: hm\nERROR: there is no index\n")
+
+    monkeypatch.setattr(bundle.subprocess, "run", run)
+    return asked
+
+
+def lay_wheel(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("obstore/__init__.py", f"# {name}")
+        wheel.writestr("obstore/_obstore.so", "machine code")
+        wheel.writestr("obstore/_get.pyi", "for editors")
+        wheel.writestr("obstore-1.dist-info/METADATA", "Name: obstore")
+        wheel.writestr("obstore-1.dist-info/sboms/all.json", "{}")
+    return path
+
+
+def names(built: Built) -> list[str]:
+    with tarfile.open(built.path) as archive:
+        return archive.getnames()
+
+
+# ── What is in it ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
+    built = build(HERE)
+    assert built.size == built.path.stat().st_size <= 10_000_000
+    held = names(built)
+    assert held == sorted(held)
+    for wanted in ("__main__.py", "pynvml.py", "stoker/agent/main.py", "stoker/providers/ec2/machine.py"):
+        assert wanted in held
+    # What scripts import on the machine is laid out from here.
+    assert {"stoker/train.py", "stoker/saves.py", "stoker/layout.py"} <= set(held)
+    assert any(name.startswith("obstore/_obstore") and name.endswith(".so") for name in held)
+    assert not [name for name in held if name.endswith((".pyi", ".pyc")) or "sbom" in name]
+    assert not [name for name in held if name.startswith(("stoker/cli/", "stoker/governor/", "stoker/jobfile/"))]
+    assert not [name for name in held if name.startswith(("stoker/testing/", "stoker/providers/local/"))]
+    assert "stoker/providers/ec2/provider.py" not in held
+
+
+def test_every_module_of_it_imports_with_nothing_else_installed(home: Path, tmp_path: Path) -> None:
+    with tarfile.open(build(HERE).path) as archive:
+        archive.extractall(tmp_path / "agent")
+    code = """
+import importlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(root))
+for path in sorted(root.glob("stoker/**/*.py")):
+    importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"))
+import obstore, pynvml
+print(obstore.__file__)
+"""
+    # Neither this project nor anything else that is installed can be seen: -I and -S.
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "agent")], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(tmp_path))
+    ran = subprocess.run([sys.executable, str(tmp_path / "agent")], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr.split()[0]) == (2, "usage:")
+
+
+# What is imported where it is used and never on a node.
+NOT_ON_A_NODE = {"stoker.providers.ec2.provider", "stoker.providers.local"}
+
+
+def test_nothing_it_imports_later_is_missing(home: Path) -> None:
+    with tarfile.open(build(HERE).path) as archive:
+        sources = {
+            name: (archive.extractfile(name) or sys.exit()).read().decode()
+            for name in archive.getnames()
+            if name.startswith("stoker/") and name.endswith(".py")
+        }
+    held = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources}
+    for name, text in sources.items():
+        for module in _imported(ast.parse(text)):
+            assert module in held | NOT_ON_A_NODE, f"{name} imports {module}, which is not in the bundle"
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "stoker"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "stoker":
+            assert node.module is not None
+            found.add(node.module)
+        found |= _imported(node)
+    return found
+
+
+def test_the_same_sources_give_the_same_bytes(home: Path) -> None:
+    files = bundle._stoker_files()
+    assert bundle._pack(files) == bundle._pack(dict(reversed(files.items())))
+    first = build(HERE)
+    packed = first.path.stat().st_ino
+    second = build(HERE)
+    assert second == first
+    assert second.path.stat().st_ino == packed, "it was packed again"
+
+
+def test_another_source_is_another_bundle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "_obstore_files", lambda tag, offline: {})
+    before = build(HERE)
+    monkeypatch.setattr(bundle, "_MAIN", b"# changed")
+    after = build(HERE)
+    assert after.digest != before.digest and after.path != before.path
+
+
+def test_the_requirement_is_the_projects_own() -> None:
+    assert f'"{bundle.OBSTORE}",' in (ROOT / "pyproject.toml").read_text()
+
+
+# ── Machines unlike this one ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("wheel", "tag"),
+    [
+        ("obstore-0.12.1-cp311-abi3-manylinux_2_24_aarch64.whl", "cp311-arm64"),
+        ("obstore-0.11.1-cp310-cp310-manylinux_2_17_aarch64.manylinux2014_aarch64.whl", "cp310-arm64"),
+    ],
+)
+def test_wheels_that_were_fetched_once_serve_without_an_index(
+    no_pip: list[list[str]], tmp_path: Path, wheel: str, tag: str
+) -> None:
+    wheels = tmp_path / "home/bundles/wheels"
+    lay_wheel(wheels, wheel)
+    for unfit in (
+        "obstore-0.12.9-cp311-abi3-musllinux_1_2_aarch64.whl",
+        "obstore-0.12.9-cp313-cp313t-manylinux_2_24_aarch64.whl",
+        "obstore-0.12.9-cp311-abi3-macosx_11_0_arm64.whl",
+        "obstore-0.12.9-cp312-cp312-manylinux_2_17_ppc64le.whl",
+    ):
+        lay_wheel(wheels, unfit)
+    with tarfile.open(build(tag).path) as archive:
+        held = archive.extractfile("obstore/__init__.py")
+        assert held is not None and held.read().decode() == f"# {wheel}"
+        assert [name for name in archive.getnames() if name.startswith("obstore")] == [
+            "obstore-1.dist-info/METADATA",
+            "obstore/__init__.py",
+            "obstore/_obstore.so",
+        ]
+    assert no_pip == []
+
+
+def test_the_newest_wheel_is_taken(no_pip: list[list[str]], tmp_path: Path) -> None:
+    wheels = tmp_path / "home/bundles/wheels"
+    for version in ("0.9.3", "0.11.10", "0.11.9"):
+        lay_wheel(wheels, f"obstore-{version}-cp310-cp310-manylinux_2_17_aarch64.whl")
+    found = bundle._find_wheel(wheels, "cp310-arm64")
+    assert found is not None and "0.11.10" in found.name
+
+
+def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: list[list[str]]) -> None:
+    for _ in range(2):
+        with pytest.raises(NotServed, match=r"arm64 machines that have only Python 3\.10 .*\(there is no index\)"):
+            build("cp310-arm64")
+    assert len(no_pip) == 1
+    command = " ".join(no_pip[0])
+    assert "--python-version=3.10" in command and "--platform=manylinux_2_17_aarch64" in command
+    assert "--only-binary=:all: " in command and "--no-deps" in command and command.endswith(bundle.OBSTORE)
+
+
+def test_a_dry_run_asks_no_index(no_pip: list[list[str]]) -> None:
+    with pytest.raises(NotServed):
+        build("cp310-arm64", offline=True)
+    assert no_pip == []
+
+
+def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_but(*tags: str) -> Callable[..., Built]:
+        def one(tag: str, *, offline: bool) -> Built:
+            if tag not in tags:
+                raise NotServed(f"no {tag}")
+            return Built(tag, "0" * 64, Path(), 1)
+
+        return one
+
+    monkeypatch.setattr(bundle, "build", none_but("cp311-x86_64", "cp310-arm64", "cp311-arm64"))
+    built, told = build_all({"x86_64", "arm64"})
+    assert [one.tag for one in built] == ["cp310-arm64", "cp311-arm64", "cp311-x86_64"]
+    assert told == ("no cp310-x86_64",)
+    monkeypatch.setattr(bundle, "build", none_but())
+    with pytest.raises(NotServed):
+        build_all({"x86_64"})
+    assert tags_for("arm64") == ("cp310-arm64", "cp311-arm64")
+
+
+# ── Into the store ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_is_sent_once_and_kept_young(tmp_path: Path) -> None:
+    moment = [datetime.now(timezone.utc)]
+    store: Store = MemoryStore(lambda: moment[0])
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(b"agent")
+    built = Built(HERE, "ab" * 32, path, 5)
+    send(store, built)
+    key = layout.bundle(built.digest)
+    first = store.head(key)
+    send(store, built)
+    assert store.head(key) == first
+    # Thirteen hours old: a collector may take it in eleven.
+    old: Store = MemoryStore(lambda: moment[0])
+    moment[0] = datetime.now(timezone.utc) - timedelta(hours=13)
+    send(old, built)
+    moment[0] = datetime.now(timezone.utc)
+    send(old, built)
+    found = old.head(key)
+    assert found is not None and found.modified == moment[0]
