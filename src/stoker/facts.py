@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import TypeVar
 
 from stoker import codec, layout
@@ -28,6 +29,10 @@ T = TypeVar("T")
 MAX_FACT_BYTES = 256 * 1024
 # A node's agent is started at most four times; more boots than this are not believed.
 MAX_BOOTS = 8
+# A boot's output is a page or two; the machine cuts it at half of this.
+MAX_BOOT_BYTES = 256 * 1024
+# How the line begins in which a boot says why it failed: on the console, and in what it left in the store.
+BOOT_FAILED = "stoker: boot failed: "
 # What a verdict quotes ends up in the log, whose entries are bounded: an entry that is too large to be read would end
 # the job for every reader, for good. Agents stay below all of these.
 _REASON_CHARS = 4000
@@ -74,12 +79,39 @@ def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> N
     for node in nodes:
         beat, there = _read(store, layout.heartbeat(node), Heartbeat)
         if not there:
+            if node == nodes[0]:
+                exit_ = read_boot(store, node)
             break
         # One that makes no sense says nothing, but what else its agent said counts all the same.
         heartbeat = beat if beat != Known(None) else heartbeat
         notice = _prefer(notice, read_fact(store, layout.notice(node), NoticeFact))
         exit_ = _prefer(exit_, read_fact(store, layout.exit_(node), Exit))
     return NodeFacts(rank=rank, instance=instance, heartbeat=heartbeat, notice=notice, exit=exit_)
+
+
+def read_boot(store: Store, node: str) -> Observed[Stamped[Exit] | None]:
+    """The exit of a machine that could not start an agent, and said so."""
+    try:
+        found = store.get(layout.boot_output(node), limit=MAX_BOOT_BYTES)
+    except (StoreUnavailable, StoreDenied) as error:
+        return Unknown(str(error))
+    except StoreError:
+        return Known(None)
+    if found is None:
+        return Known(None)
+    left = boot_exit(found.data.decode("utf-8", "replace"), found.meta.modified)
+    return Known(Stamped(left, modified=found.meta.modified, etag=found.meta.etag) if left else None)
+
+
+def boot_exit(output: str, at: datetime) -> Exit | None:
+    """What a failed boot's output means; None where it tells of no failure."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    told = [line.partition(BOOT_FAILED)[2].strip() for line in lines if BOOT_FAILED in line]
+    if not told:
+        return None
+    return bounded(
+        Exit(outcome="infrastructure", why="boot", at=at, reason=f"boot failed: {told[-1]}", tail=tuple(lines))
+    )
 
 
 def read_claim(store: Store, job: str, claim: Claim) -> tuple[NodeFacts, ...]:

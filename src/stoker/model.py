@@ -17,7 +17,7 @@ PROTOCOL_VERSION = 1
 
 Outcome = Literal["succeeded", "failed", "stopped"]
 Phase = Literal["queued", "launching", "running", "stopping", "succeeded", "failed", "stopped"]
-InstanceState = Literal["pending", "running", "stopping", "gone"]
+InstanceState = Literal["pending", "running", "stopping", "gone", "unheard-of"]
 
 
 # ── What was observed, or not ─────────────────────────────────────────────────────────────────────────────────────────
@@ -76,6 +76,8 @@ class Capabilities:
     here: bool = False
     # Machines install their agent from the store, which the submitter puts there.
     bundled: bool = False
+    # What was found dry for one job is left alone by all jobs for so long. 0: it says nothing about the next moment.
+    dry_for_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,22 @@ class Instance:
     created_at: datetime
     region: str | None = None
     zone: str | None = None
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something beside a machine that carries this store's tag, and that no machine uses: a disk, a placement group.
+
+    `created_at` is None where the cloud does not tell.
+    """
+
+    kind: str
+    id: str
+    provider: str
+    job: str
+    claim: int
+    region: str | None = None
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -399,6 +417,7 @@ ExitWhy = Literal[
     "limit",  # the machine's own bound on time
     "closed",  # the claim was closed or the job ended
     "waited",  # waited longer than `wait_limit` to be allowed to train
+    "boot",  # the machine could not start an agent; told by its boot, or by its console
     "setup",  # fetching code or inputs, or the set-up commands, failed
     "restore",  # no checkpoint could be restored although one was agreed on
     "agent",  # the agent crashed or was killed; a restarted agent flushed what was there

@@ -155,8 +155,8 @@ def pack_agents(
     # It needs the metadata of installed packages, which takes longer to import than most commands run.
     from stoker.bundle import build_all
 
-    known = isinstance(provider, KnowsArchitectures)
-    return build_all(provider.architectures(offerings) if known else {"x86_64"}, offline=offline)
+    wanted = provider.architectures(offerings) if isinstance(provider, KnowsArchitectures) else {"x86_64"}
+    return build_all(wanted, offline=offline)
 
 
 def place_of(provider: Provider) -> str | None:

@@ -219,7 +219,7 @@ def test_knowing_less_never_does_more(job: JobSnapshot, age_s: float, part: int)
     """Monotonicity. Make one known part unknown; then whatever irreversible is done is something that the seeing
     governor would do too, now or in its next looks at the same facts. But for three things that do not rest on the
     part: what is done about other claims once this one is no longer the first to be settled; the end of a machine that
-    the seeing governor knows to be gone already, which touches nothing; and draining a gang of which a rank is gone
+    the seeing governor knows to be gone already, which touches nothing; and draining a gang of which a rank has left
     for certain, where the seeing governor knows that there is nobody left to drain.
     """
     found = _blinded(job, part)
@@ -250,11 +250,17 @@ def test_knowing_less_never_does_more(job: JobSnapshot, age_s: float, part: int)
 
 
 def _lost_a_rank(job: JobSnapshot, number: int) -> bool:
+    """Whether a rank is gone for certain, or has left without having finished."""
     claim = job.state.claim(number)
-    return claim is not None and any(
-        job.rank_gone(claim, rank) and job.exit_of(claim, rank) is None and not job.exit_unread(claim, rank)
-        for rank in range(claim.nodes)
-    )
+    if claim is None:
+        return False
+    for rank in range(claim.nodes):
+        left = job.exit_of(claim, rank)
+        if left is not None and left.outcome != "succeeded":
+            return True
+        if job.rank_gone(claim, rank) and left is None and not job.exit_unread(claim, rank):
+            return True
+    return False
 
 
 def _claim_of(what: tuple[object, ...]) -> int:

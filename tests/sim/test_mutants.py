@@ -180,9 +180,12 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_rule_that_is_left_out_is_missed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
+    seen: list[str] = []
     for seed in range(MOST_SEEDS):
         violation = sim.simulate(seed).violation
         if violation is not None:
-            assert MUTANTS[mutant] in violation, f"seed {seed}: {violation}"
-            return
-    pytest.fail(f"{MOST_SEEDS} seeds do not miss it")
+            # A missing rule may break more than one promise; one of them is the one that it is there for.
+            if MUTANTS[mutant] in violation:
+                return
+            seen.append(f"seed {seed}: {violation}")
+    pytest.fail(f"{MOST_SEEDS} seeds do not miss it; {seen}")

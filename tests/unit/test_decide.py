@@ -332,3 +332,16 @@ def test_strays_are_ended_unless_newborn() -> None:
     snapshot = Snapshot(strays=(stray("old", 0), stray("newborn", 70)), newborn_s={"sim": 60.0})
     plan = decide(snapshot, DEFAULT, at(100))
     assert [action.instance for action in plan.actions if isinstance(action, Terminate)] == ["old"]
+
+
+def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_new() -> None:
+    """A cloud may not know for a moment what it has just made."""
+    launched = make_state(CLAIM, (Launched(2, nodes(2)), 100))
+    job = make_snapshot(launched, states={"i-2-0": "unheard-of"})
+    newborn_s = job.capabilities.newborn_s
+    assert entry(job, 100 + newborn_s - 1) is None
+    over = entry(job, 100 + newborn_s + 1)
+    assert isinstance(over, Closed) and over.outcome == "lost"
+    # What has positively ended need not be waited for.
+    ended = entry(make_snapshot(launched, states={"i-2-0": "gone"}), 101)
+    assert isinstance(ended, Closed) and ended.outcome == "lost"

@@ -29,7 +29,7 @@ CLAIM = Claimed(offering=SPOT_A, nodes=1)
 def choose(
     state: JobState, spec: Spec | None = None, offerings: tuple[Offering, ...] = OFFERINGS, now_s: float = 1e4
 ) -> object:
-    return place(state, spec or make_spec(), offerings, DEFAULT, at(now_s))
+    return place(make_snapshot(state, spec=spec or make_spec()), offerings, DEFAULT, at(now_s))
 
 
 def closed(claim: int, outcome: str, at_s: float = 0.0) -> tuple[Event, float]:
@@ -135,3 +135,36 @@ def test_a_hard_notice_is_enough_and_at_most_one_waits() -> None:
     assert wanted(*launched, noticed=2) == "attempt 1 was given notice"
     assert wanted(*launched, CLAIM, noticed=2) is None
     assert wanted(*launched, CLAIM, closed(4, "dry"), noticed=2) == "attempt 1 was given notice"
+
+
+def test_what_another_job_found_dry_is_left_alone_for_a_while() -> None:
+    job = make_snapshot(make_state())
+    patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry={SPOT_A.key: at(100)})
+    offered = (SPOT_A, SPOT_B)
+    assert place(patient, offered, DEFAULT, at(159)) == Chosen(SPOT_B, "spot first")
+    assert place(patient, offered, DEFAULT, at(160)) == Chosen(SPOT_A, "spot first")
+    both = replace(patient, dry={SPOT_A.key: at(100), SPOT_B.key: at(90)})
+    waits = place(both, offered, DEFAULT, at(120))
+    assert isinstance(waits, Dry) and waits.until == at(150)
+    # Where a dry answer says nothing about the next moment, it is this job's own answers alone that count.
+    assert place(replace(patient, capabilities=job.capabilities), offered, DEFAULT, at(101)) == Chosen(
+        SPOT_A, "spot first"
+    )
+
+
+def test_the_longer_wait_counts_when_both_found_it_dry() -> None:
+    job = make_snapshot(make_state(CLAIM, closed(2, "dry", 100)))
+    patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry={SPOT_A.key: at(100)})
+    waits = place(patient, (SPOT_A,), DEFAULT, at(130))
+    assert isinstance(waits, Dry) and waits.until == at(160)
+    alone = place(job, (SPOT_A,), DEFAULT, at(101))
+    assert isinstance(alone, Dry) and alone.until == at(102)
+
+
+def test_many_dry_zones_are_told_in_one_line() -> None:
+    zones = tuple(replace(SPOT_A, zone=f"zone-{n}") for n in range(6))
+    job = make_snapshot(make_state())
+    dry = {zone.key: at(100) for zone in zones}
+    patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry=dry)
+    waits = place(patient, zones, DEFAULT, at(101))
+    assert isinstance(waits, Dry) and waits.reason.endswith(" and 3 more")

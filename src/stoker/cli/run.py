@@ -156,7 +156,14 @@ def _prepared(
     layers = gather(job_file=job_file, house=house.data if house else None, sets=sets, flags=flags)
     resolved = resolve(layers, registry.capabilities)
     with working("packing the code"):
-        return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told, with_code=not dry_run)
+        return prepare(
+            resolved.spec,
+            store,
+            folder=base_folder(layers),
+            told=resolved.told,
+            with_code=not dry_run,
+            offline=dry_run,
+        )
 
 
 def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:

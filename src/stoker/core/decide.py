@@ -53,7 +53,7 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
 
 def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False) -> Plan:
     """What to do about one job. `blind`: silence proves nothing (so many are silent, or too few were looked at)."""
-    decision = _Decision(job, policy, now, blind)
+    decision = _Decision(job.settled(now), policy, now, blind)
     decision.run()
     return Plan(
         actions=tuple(decision.actions),
@@ -347,7 +347,7 @@ class _Decision:
                 return
             case Known(value=offerings):
                 pass
-        match place(self.state, self.job.spec, offerings, self.policy, self.now):
+        match place(self.job, offerings, self.policy, self.now):
             case Chosen(offering=offering, reason=why):
                 seq = self.state.seq + 1
                 noticed = None if alone else self.state.open_claims[0].number

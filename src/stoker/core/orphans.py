@@ -9,7 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
-from stoker.model import Instance, Known
+from stoker.fold import JobState
+from stoker.model import Instance, Known, Leftover
 
 _ALIVE = ("pending", "running")
 
@@ -34,6 +35,19 @@ def strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
         for instance in sorted(snapshot.strays, key=lambda instance: instance.id)
         if instance.state in _ALIVE and not _newborn(instance, snapshot.newborn_s.get(instance.provider), now)
     ]
+
+
+def why_left(leftover: Leftover, state: JobState | None, newborn_s: float, now: datetime) -> str | None:
+    """Why a thing beside a machine is nobody's, or None. `state` was read after the thing was listed."""
+    born = leftover.created_at
+    if born is not None and (now - born).total_seconds() < newborn_s:
+        return None
+    if state is None:
+        return "its job is not in the store"
+    claim = state.claim(leftover.claim)
+    if claim is None:
+        return "its claim is not in the log"
+    return None if claim.open else f"its claim is closed: {claim.closed_reason}"
 
 
 def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | None:

@@ -11,6 +11,8 @@ from stoker.fold import JobState
 from stoker.model import Offering
 from stoker.spec import Spec
 
+_MOST_NAMED = 3
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -73,14 +75,15 @@ def _handover(job: JobSnapshot) -> str | None:
     return f"attempt {claim.attempt} was given notice"
 
 
-def place(state: JobState, spec: Spec, offerings: tuple[Offering, ...], policy: Policy, now: datetime) -> Placement:
+def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now: datetime) -> Placement:
     """Choose among `offerings`, which come in order of preference."""
+    state, spec = job.state, job.spec
     # A claim that is still open was given notice, or there would be no next one: that is a reclaim already.
     fitting, reason = acceptable(spec, offerings, reclaims(state) + len(state.open_claims))
     if not fitting:
         return Impossible(reason)
     refused = _closed_on(state, "refused")
-    dry = _dry(state, policy)
+    dry = _later(_dry(state, policy), _dry_for_all(job))
     usable = [offering for offering in fitting if offering.key not in refused]
     if not usable:
         return Impossible(next(iter(refused.values())))
@@ -89,7 +92,13 @@ def place(state: JobState, spec: Spec, offerings: tuple[Offering, ...], policy: 
         if until is None or until <= now:
             return Chosen(offering, reason)
     soonest = min(dry[offering.key] for offering in usable)
-    return Dry(soonest, "no capacity: " + ", ".join(sorted({offering.key for offering in usable})))
+    return Dry(soonest, f"no capacity: {_few(sorted({offering.key for offering in usable}))}")
+
+
+def _few(names: list[str]) -> str:
+    """A list that stays one line, however many zones a cloud has."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def acceptable(spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0) -> tuple[list[Offering], str]:
@@ -154,6 +163,16 @@ def _dry(state: JobState, policy: Policy) -> dict[str, datetime]:
         pause = min(policy.dry_most_s, policy.dry_first_s * 2 ** min(streak[key] - 1, 16))
         until[key] = claim.closed_at + timedelta(seconds=pause)
     return until
+
+
+def _dry_for_all(job: JobSnapshot) -> dict[str, datetime]:
+    """Until when each offering is left alone that any job found dry."""
+    pause = timedelta(seconds=job.capabilities.dry_for_s)
+    return {key: at + pause for key, at in job.dry.items()} if pause else {}
+
+
+def _later(one: dict[str, datetime], other: dict[str, datetime]) -> dict[str, datetime]:
+    return one | {key: max(until, one.get(key, until)) for key, until in other.items()}
 
 
 def _closed_on(state: JobState, outcome: str) -> dict[str, str]:

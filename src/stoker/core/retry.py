@@ -215,6 +215,18 @@ def _reclaimed(case: Case) -> Verdict | None:
     return Verdict("reclaimed", "notice", f"reclaimed after a notice{step}", restart=True)
 
 
+def _boot_failed(case: Case) -> Verdict | None:
+    """The machine says itself why it could not start an agent. Once may be an accident; twice is the image, the
+    network or a permission, and a third machine would only cost money."""
+    told = next((found for found in case.left if found.why == "boot"), None)
+    if told is None:
+        return None
+    tried = [claim.closed for claim in case.state.since_opened() if claim.closed and claim.attempt is not None]
+    if tried and tried[-1].rule == "boot-failed":
+        return Verdict("failed", "boot-failed", f"{told.reason}; twice in a row", restart=False)
+    return Verdict("infrastructure", "boot-failed", told.reason, restart=True)
+
+
 def _lost(case: Case) -> Verdict | None:
     missing = [rank for rank, found in enumerate(case.exits) if found is None]
     if not missing:
@@ -310,6 +322,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _stopped,
     _limit,
     _reclaimed,
+    _boot_failed,
     _lost,
     _infrastructure,
     _left_early,

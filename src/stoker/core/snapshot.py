@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.fold import Claim, JobState
@@ -39,6 +39,8 @@ class JobSnapshot:
     states: Observed[dict[str, InstanceState]]
     # What could be launched on. None: nobody asked, since nothing was to be launched.
     offerings: Observed[tuple[Offering, ...]] | None = None
+    # Offerings that were found dry, for whichever job, and when, by the store's clock.
+    dry: dict[str, datetime] = field(default_factory=dict)
     # The markers that make this job active.
     markers: tuple[int, ...] = ()
     # Of an ended job, when those markers were written that announce an entry after its end: a `resume` under way.
@@ -84,6 +86,22 @@ class JobSnapshot:
         """Whether the rank may have written an exit that nobody could read."""
         facts = self.facts_of(claim, rank)
         return facts is not None and not isinstance(facts.exit, Known)
+
+    def settled(self, now: datetime) -> JobSnapshot:
+        """With a verdict on machines that the cloud does not know: not born yet, as far as it can see, or long gone."""
+        if not isinstance(self.states, Known) or "unheard-of" not in self.states.value.values():
+            return self
+        young = {
+            node.instance
+            for claim in self.state.claims
+            if claim.launched_at is not None and (now - claim.launched_at).total_seconds() < self.capabilities.newborn_s
+            for node in claim.launched or ()
+        }
+        states: dict[str, InstanceState] = {
+            instance: ("pending" if instance in young else "gone") if state == "unheard-of" else state
+            for instance, state in self.states.value.items()
+        }
+        return replace(self, states=Known(states))
 
     def is_gone(self, instance: str) -> bool:
         """Positively gone: asked after the log was read, and answered. Absence from a list is not enough."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from stoker import layout, log
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
@@ -14,8 +15,10 @@ from stoker.errors import (
     NotFound,
     QuotaExceeded,
     StokerError,
+    Transient,
 )
 from stoker.fold import Claim, JobState
+from stoker.governor import leftovers
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import STUMBLES, Memory
 from stoker.model import AttemptOutcome, Closed, Event, Instance, Launched, NodeRef, Record
@@ -78,10 +81,20 @@ class Applier:
                 except NotFound:
                     pass
             case Unmark(job=job, markers=markers):
+                self._clear(job)
                 self.store.delete([layout.active(job, marker) for marker in markers])
                 self.memory.forget([job])
         applied.done.append(action)
         return True
+
+    def _clear(self, job: str) -> None:
+        """Before a job is forgotten, nothing of it may be left. Raises Transient while something is."""
+        state = self.memory.states.get(job)
+        places = {(claim.offering.provider, claim.offering.region) for claim in state.claims} if state else set()
+        for place in sorted(places, key=str):
+            left = leftovers.sweep(self.store, self.fleet, place, job)
+            if left.problems:
+                raise Transient(next(iter(left.problems.values())))
 
     def _append(self, job: str, seq: int, event: Event, reason: str) -> bool:
         record = Record(token=self.token(), by=self.by, reason=reason, event=event)
@@ -102,6 +115,8 @@ class Applier:
             instances = provider.launch(provider.build(order))
         except NoCapacity as error:
             self._close(state, claim, "dry", "no-capacity", str(error), restart=True)
+            if provider.capabilities.dry_for_s:
+                self._remember_dry(claim)
             return
         except (QuotaExceeded, AuthDenied, InvalidRequest) as error:
             # A person must act; another offering may still do.
@@ -112,6 +127,15 @@ class Applier:
         where = f"{claim.offering.machine} in {claim.offering.zone}"
         self._settle(job, state, number, event, f"{len(nodes)} × {where}")
         self._give_back_unnamed(job, number, instances)
+
+    def _remember_dry(self, claim: Claim) -> None:
+        """For all jobs. Only ever a shortcut: whoever does not know of it finds out by asking the cloud."""
+        key = layout.dry(claim.offering.key)
+        self.store.put(key, b"")
+        now = next((meta.modified for meta in self.store.list(layout.DRY) if meta.key == key), None)
+        if now is not None:
+            old = [meta.key for meta in self.store.list(layout.DRY) if now - meta.modified > _DRY_KEPT]
+            self.store.delete(old)
 
     def _give_back_unnamed(self, job: str, number: int, instances: tuple[Instance, ...]) -> None:
         """End what was launched too late, or beside what a rival launched: once the job is over, nobody may list it."""
@@ -163,6 +187,9 @@ class Applier:
             bundles=submission.bundles,
         )
 
+
+# Nothing is unbounded: what was dry yesterday is forgotten.
+_DRY_KEPT = timedelta(days=1)
 
 # Added to `max_runtime` for a machine's longest life: boot, set-up, waiting and saving are not training time.
 _LIFE_MARGIN_S = 3600.0

@@ -16,6 +16,7 @@ from stoker.governor.apply import Applier
 from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
 from stoker.governor.fleet import Fleet
 from stoker.governor.indexing import Indexer
+from stoker.governor.leftovers import sweep
 from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, list_clouds, observe
 from stoker.log import new_token
 from stoker.providers.base import Wakes
@@ -28,6 +29,8 @@ MOST_ROUNDS = 12
 # The tick is only the net under events. Near stores cost nothing to look at.
 TICK_NEAR_S = 2.0
 TICK_FAR_S = 15.0
+# Whoever makes a single pass sweeps; a loop need not in each.
+SWEEP_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Governor:
         self.memory = Memory()
         self.applier = Applier(store, self.fleet, self.memory, self.name, token)
         self.indexer = Indexer(store, self.memory, monotonic)
+        self._swept_s: float | None = None
 
     def plan(self) -> tuple[Plan, Observation]:
         """What a pass would do now, doing nothing."""
@@ -103,6 +107,8 @@ class Governor:
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
         self._index(tuple(newest.values()), waiting, clock)
+        if only is None:
+            problems |= self._sweep(observation)
         return Pass(
             active=len(markers),
             at=clock.now(),
@@ -147,6 +153,16 @@ class Governor:
     def _observe(self, markers: dict[str, tuple[int, ...]]) -> Observation:
         listing = list_clouds(self.store, self.fleet, self.memory, markers)
         return observe(self.store, self.fleet, self.memory, markers, listing)
+
+    def _sweep(self, observation: Observation) -> dict[str, str]:
+        """Remove what machines left beside them, in the places that were listed; now and then, since asking costs."""
+        if self._swept_s is not None and self.monotonic() - self._swept_s < SWEEP_EVERY_S:
+            return {}
+        self._swept_s = self.monotonic()
+        problems: dict[str, str] = {}
+        for place in observation.listing.instances:
+            problems |= sweep(self.store, self.fleet, place).problems
+        return problems
 
     def _indexed_first(
         self, plan: Plan, newest: dict[str, JobSnapshot], waiting: dict[str, str], clock: StoreClock

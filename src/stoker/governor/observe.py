@@ -10,17 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import TypeVar
 
 from stoker import facts, layout, log
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.errors import ProviderError, StokerError
-from stoker.fold import JobState
+from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.index import read_index, read_submission
-from stoker.model import Instance, InstanceState, Known, Observed, Offering, Unknown
+from stoker.model import (
+    Exit,
+    Instance,
+    InstanceState,
+    Known,
+    NodeFacts,
+    Observed,
+    Offering,
+    Stamped,
+    Unknown,
+)
+from stoker.providers.base import Speaks
 from stoker.spec import Submission
 from stoker.store import Store
 
@@ -161,11 +172,12 @@ def _observe_job(
     # Before the facts: a machine that is gone by then has said its last word. The other way round, an exit written
     # between the two would be missed, and a success taken for a loss.
     states = _states(fleet, state, listing)
+    told = {claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims}
     snapshot = JobSnapshot(
         state=state,
         spec=submission.spec,
         capabilities=fleet.capabilities(submission.spec.resources.provider),
-        facts={claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims},
+        facts={claim.number: _heard(fleet, claim, told[claim.number], states) for claim in state.open_claims},
         instances=listing.of(job, _places_of(state)),
         states=states,
         markers=markers,
@@ -173,7 +185,39 @@ def _observe_job(
     )
     if wants_claim(snapshot) is None:
         return snapshot
-    return replace(snapshot, offerings=_offerings(fleet, submission))
+    dry = _dry(store, submission.spec.resources.provider) if snapshot.capabilities.dry_for_s else {}
+    return replace(snapshot, offerings=_offerings(fleet, submission), dry=dry)
+
+
+def _dry(store: Store, provider: str) -> dict[str, datetime]:
+    """What any job found dry, and when."""
+    return {meta.key.removeprefix(layout.DRY): meta.modified for meta in store.list(f"{layout.DRY}{provider}/")}
+
+
+def _heard(
+    fleet: Fleet, claim: Claim, told: tuple[NodeFacts, ...], states: Observed[dict[str, InstanceState]]
+) -> tuple[NodeFacts, ...]:
+    """The facts, with the last words of machines that ended before their agent, or their boot, could say anything."""
+    provider = fleet.provider(claim.offering.provider)
+    if not isinstance(provider, Speaks) or not isinstance(states, Known):
+        return told
+    heard = []
+    for node in told:
+        silent = node.heartbeat == Known(None) and node.exit == Known(None)
+        if silent and states.value.get(node.instance) == "gone":
+            node = replace(node, exit=_console_exit(provider, node.instance, claim.offering.region))
+        heard.append(node)
+    return tuple(heard)
+
+
+def _console_exit(provider: Speaks, instance: str, region: str | None) -> Observed[Stamped[Exit] | None]:
+    try:
+        output = provider.console(instance, region)
+    except ProviderError:
+        return Known(None)  # It would have been the better reason; that the machine is gone is known without it.
+    now = datetime.now(timezone.utc)
+    left = facts.boot_exit(output, now) if output else None
+    return Known(Stamped(left, modified=now, etag="") if left else None)
 
 
 def _announced(store: Store, state: JobState, markers: tuple[int, ...]) -> dict[int, datetime]:

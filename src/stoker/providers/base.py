@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from stoker.model import Capabilities, Instance, InstanceState, NoticeFact, Offering
+from stoker.model import Capabilities, Instance, InstanceState, Leftover, NoticeFact, Offering
 from stoker.spec import Resources, Spec
 
 __all__ = [
     "Capabilities",
     "Interrupts",
     "LaunchOrder",
+    "Leaves",
     "Machine",
     "Placed",
     "Provider",
     "Request",
+    "Speaks",
     "Terminated",
     "Wakes",
 ]
@@ -61,6 +63,7 @@ class Request:
     service: str
     operation: str
     params: dict[str, Any] = field(default_factory=dict)
+    region: str | None = None
 
 
 class Provider(Protocol):
@@ -88,7 +91,8 @@ class Provider(Protocol):
         """Everything that carries this store's tag, whoever launched it. May lag behind; absence proves nothing."""
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
-        """The state of each id, asked now. An id that the cloud positively does not know is `gone`."""
+        """The state of each id, asked now. `gone` is positive: it ended. An id that the cloud does not know is
+        `unheard-of`: long gone, or so new that the cloud's left hand does not know of its right."""
 
     def terminate(self, instance: str, region: str | None = None) -> Terminated:
         """Ask for the end of a machine. `requested` until it is gone: repeat until then. Repeating is harmless."""
@@ -100,6 +104,25 @@ class Interrupts(Protocol):
 
     def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> None:
         """Give a running machine a hard notice; it is taken away when the grace is over."""
+
+
+@runtime_checkable
+class Leaves(Protocol):
+    """A provider whose machines need things beside them, which may be left behind."""
+
+    def list_leftovers(self, region: str | None = None) -> tuple[Leftover, ...]:
+        """Everything that carries this store's tag, is no machine, and is used by none."""
+
+    def remove(self, leftover: Leftover) -> None:
+        """Remove it. Repeating is harmless. Raises Transient while the cloud still holds it to be in use."""
+
+
+@runtime_checkable
+class Speaks(Protocol):
+    """A provider that keeps what a machine's console showed, for a while even after its end."""
+
+    def console(self, instance: str, region: str | None = None) -> str | None:
+        """The end of the console's output; None where there is none (yet)."""
 
 
 @runtime_checkable

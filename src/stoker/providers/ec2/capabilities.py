@@ -30,4 +30,6 @@ CAPABILITIES = Capabilities(
     ),
     interrupts=True,
     bundled=True,
+    # Capacity comes and goes within minutes; forty jobs need not each find out by themselves.
+    dry_for_s=60.0,
 )

@@ -1,0 +1,60 @@
+"""Find and remove what machines left beside them: disks, placement groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from stoker import log
+from stoker.core.orphans import why_left
+from stoker.errors import NotFound, ProviderError, StokerError, StoreError
+from stoker.fold import JobState
+from stoker.governor.fleet import Fleet
+from stoker.model import Leftover
+from stoker.providers.base import Leaves
+from stoker.store import Store
+
+
+@dataclass
+class Swept:
+    """What was found to be nobody's, with the reason, and what could not be removed."""
+
+    found: list[tuple[Leftover, str]] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def sweep(
+    store: Store, fleet: Fleet, place: tuple[str, str | None], job: str | None = None, *, dry: bool = False
+) -> Swept:
+    """Remove what is nobody's in one place; of one job only, where that is named; nothing at all when `dry`.
+
+    The cloud is listed before any log is read, so whatever was listed has its claim in the log, or none.
+    """
+    name, region = place
+    swept = Swept()
+    try:
+        provider = fleet.provider(name)
+        if not isinstance(provider, Leaves):
+            return swept
+        listed = [each for each in provider.list_leftovers(region) if job in (None, each.job)]
+    except StokerError as error:
+        swept.problems[name] = str(error)  # A list that failed proves nothing, and hides nothing.
+        return swept
+    states: dict[str, JobState | None] = {}
+    # The clouds' own times are compared with this computer's: newborns are given minutes.
+    now = datetime.now(timezone.utc)
+    for each in listed:
+        try:
+            if each.job not in states:
+                states[each.job] = log.read(store, each.job)
+            reason = why_left(each, states[each.job], provider.capabilities.newborn_s, now)
+            if reason is None:
+                continue
+            swept.found.append((each, reason))
+            if not dry:
+                provider.remove(each)
+        except NotFound:
+            continue
+        except (ProviderError, StoreError) as error:
+            swept.problems[each.job] = str(error)
+    return swept

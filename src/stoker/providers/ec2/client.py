@@ -1,0 +1,63 @@
+"""Clients of AWS: made when first used, one for each service and region."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from typing import Any
+
+from stoker.errors import AuthDenied, UserError
+
+# EC2 answers in well under a second; what hangs is better asked again by the next pass than waited for.
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 30
+# Passes are repeated by nature. A few quick retries bridge a hiccup; more would only hide an outage.
+_ATTEMPTS = 3
+
+
+class Clients:
+    """boto3's clients for one account. Asks nobody until a client is used."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, service: str, region: str | None) -> Any:
+        """A client. Raises UserError without boto3 or without a region, AuthDenied for a profile that is not there."""
+        with self._lock:
+            where = region or self.default_region()
+            if where is None:
+                raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
+            key = (service, where)
+            if key not in self._clients:
+                from botocore.config import Config
+
+                settings = Config(
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    read_timeout=_READ_TIMEOUT_S,
+                    retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                    user_agent_extra="stoker",
+                )
+                self._clients[key] = self.session().client(service, region_name=where, config=settings)
+            return self._clients[key]
+
+    def default_region(self) -> str | None:
+        """The region of the person's own settings."""
+        region: str | None = self.session().region_name
+        return region
+
+    def session(self) -> Any:
+        if self._session is None:
+            if importlib.util.find_spec("boto3") is None:
+                raise UserError("resources.provider: ec2 needs boto3; pip install 'stoker[aws]'")
+            import boto3
+            from botocore.exceptions import BotoCoreError
+
+            try:
+                # boto3 itself reads the second name alone; every other SDK, and our own advice, the first.
+                self._session = boto3.session.Session(region_name=os.environ.get("AWS_REGION") or None)
+            except BotoCoreError as error:
+                raise AuthDenied(f"AWS's settings cannot be used: {error}") from error
+        return self._session

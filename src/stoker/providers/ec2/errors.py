@@ -1,0 +1,117 @@
+"""EC2's errors, mapped once, by code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stoker.errors import (
+    AuthDenied,
+    InvalidRequest,
+    NoCapacity,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    Throttled,
+    Transient,
+)
+
+T = TypeVar("T")
+
+_CODES: dict[str, type[ProviderError]] = {
+    code: kind
+    for kind, codes in {
+        NotFound: ("InvalidInstanceID.NotFound", "InvalidPlacementGroup.Unknown", "InvalidVolume.NotFound"),
+        NoCapacity: (
+            "InsufficientCapacity",
+            "InsufficientCapacityOnOutpost",
+            "InsufficientFreeAddressesInSubnet",
+            "InsufficientHostCapacity",
+            "InsufficientInstanceCapacity",
+            "InsufficientReservedInstanceCapacity",
+            "ReservationCapacityExceeded",
+            "SpotMaxPriceTooLow",
+        ),
+        QuotaExceeded: (
+            "AddressLimitExceeded",
+            "InstanceLimitExceeded",
+            "MaxSpotInstanceCountExceeded",
+            "PendingVerification",
+            "PlacementGroupLimitExceeded",
+            "RequestResourceCountExceeded",
+            "ResourceCountExceeded",
+            "VcpuLimitExceeded",
+            "VolumeLimitExceeded",
+        ),
+        AuthDenied: (
+            "AccessDenied",
+            "AccessDeniedException",
+            "AuthFailure",
+            "Blocked",
+            "IncompleteSignature",
+            "InvalidAccessKeyId",
+            "InvalidClientTokenId",
+            "MissingAuthenticationToken",
+            "OptInRequired",
+            "SignatureDoesNotMatch",
+            "UnauthorizedOperation",
+            "UnrecognizedClientException",
+        ),
+        Throttled: (
+            "BandwidthLimitExceeded",
+            "EC2ThrottledException",
+            "RequestLimitExceeded",
+            "RequestThrottled",
+            "RequestThrottledException",
+            "SlowDown",
+            "Throttling",
+            "ThrottlingException",
+            "TooManyRequestsException",
+        ),
+        # Somebody renews them, and the same request succeeds.
+        Transient: ("ExpiredToken", "ExpiredTokenException", "RequestExpired"),
+    }.items()
+    for code in codes
+}
+# The request is at fault, whatever exactly is wrong with it.
+_AT_FAULT = ("Invalid", "Malformed", "Missing", "Unsupported", "Unknown", "Incorrect", "Incompatible", "Validation")
+
+
+def calling(what: str, call: Callable[[], T]) -> T:
+    """Call EC2. `what` begins the message of whatever goes wrong, for people."""
+    # Imported by now by whoever made the client.
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        return call()
+    except ClientError as error:
+        raise mapped(what, error.response) from error
+    except NoCredentialsError as error:
+        raise Transient(f"{what}: no AWS credentials here; `aws configure`, or set AWS_PROFILE") from error
+    except BotoCoreError as error:
+        # No answer at all, or none that can be understood.
+        raise Transient(f"{what}: {first_line(error)}") from error
+
+
+def mapped(what: str, response: Any) -> ProviderError:
+    """The error that an answer of EC2's means."""
+    told = response.get("Error", {})
+    code = str(told.get("Code", ""))
+    message = first_line(str(told.get("Message", "")) or "no reason given")
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return kind_of(code, status)(f"{what}: {message} ({code})")
+
+
+def kind_of(code: str, status: int = 0) -> type[ProviderError]:
+    found = _CODES.get(code)
+    if found is not None:
+        return found
+    if status < 500 and code.startswith(_AT_FAULT):
+        return InvalidRequest
+    return Transient
+
+
+def first_line(error: object) -> str:
+    """An error's first line, short enough to be one."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:400]

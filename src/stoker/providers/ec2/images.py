@@ -1,0 +1,91 @@
+"""Machine images by alias. EC2 resolves `resolve:ssm:…` by itself, so nothing is looked up before a launch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.errors import UserError
+
+Arch = Literal["x86_64", "arm64"]
+
+_ID = re.compile(r"ami-[0-9a-z]+")
+_DLAMI = re.compile(r"dlami/pytorch-(?P<version>\d+\.\d+)(-ubuntu-(?P<ubuntu>\d\d\.\d\d))?")
+# The newest that AWS documents a public parameter for; `dlami/pytorch-2.8` and the like name others.
+_PYTORCH = "2.9"
+_DLAMI_UBUNTU = "24.04"
+_DEBIAN_ARCH: dict[Arch, str] = {"x86_64": "amd64", "arm64": "arm64"}
+
+DEFAULT = "ubuntu/24.04"
+DEFAULT_GPU = "dlami/pytorch"
+ALIASES = (
+    "dlami/pytorch",
+    "dlami/pytorch-VERSION",
+    "dlami/base",
+    "ubuntu/22.04",
+    "ubuntu/24.04",
+    "debian/12",
+    "debian/13",
+    "ssm:/any/parameter",
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """What stands in a request. `name` is set where the id has to be looked up first, by the image's name.
+
+    `root` is its root device; None where only EC2 knows.
+    """
+
+    id: str | None
+    name: str | None = None
+    root: str | None = None
+
+
+def find(wanted: str, arch: Arch) -> Image:
+    """The image that is meant: an id, an alias, a parameter, or a name. Raises UserError for an unknown alias."""
+    if _ID.fullmatch(wanted):
+        return Image(wanted)
+    if wanted.startswith("ssm:"):
+        return Image(f"resolve:ssm:{wanted.removeprefix('ssm:')}")
+    parameter, root = _alias(wanted, arch)
+    if parameter is not None:
+        return Image(f"resolve:ssm:{parameter}", root=root)
+    if re.match(r"(dlami|ubuntu|debian)/", wanted):
+        raise UserError(f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, an id, or a name")
+    return Image(None, name=wanted)
+
+
+def default(arch: Arch, gpus: int) -> Image:
+    """What a job gets that names no image: one with drivers and PyTorch where there are GPUs."""
+    return find(DEFAULT_GPU if gpus else DEFAULT, arch)
+
+
+def _alias(wanted: str, arch: Arch) -> tuple[str | None, str | None]:
+    debian_arch = _DEBIAN_ARCH[arch]
+    if wanted in ("dlami", "dlami/pytorch"):
+        return _dlami(f"oss-nvidia-driver-gpu-pytorch-{_PYTORCH}", _DLAMI_UBUNTU, arch), "/dev/sda1"
+    if wanted == "dlami/base":
+        return _dlami("base-oss-nvidia-driver-gpu", "22.04", arch), "/dev/sda1"
+    match = _DLAMI.fullmatch(wanted)
+    if match:
+        version = match["version"]
+        ubuntu = match["ubuntu"] or ("24.04" if _newer(version, "2.8") else "22.04")
+        return _dlami(f"oss-nvidia-driver-gpu-pytorch-{version}", ubuntu, arch), "/dev/sda1"
+    family, _, version = wanted.partition("/")
+    if family == "ubuntu" and version in ("22.04", "24.04"):
+        disk = "ebs-gp2" if version == "22.04" else "ebs-gp3"
+        path = f"/aws/service/canonical/ubuntu/server/{version}/stable/current/{debian_arch}/hvm/{disk}/ami-id"
+        return path, "/dev/sda1"
+    if family == "debian" and version in ("12", "13"):
+        return f"/aws/service/debian/release/{version}/latest/{debian_arch}", "/dev/xvda"
+    return None, None
+
+
+def _dlami(kind: str, ubuntu: str, arch: Arch) -> str:
+    return f"/aws/service/deeplearning/ami/{arch}/{kind}-ubuntu-{ubuntu}/latest/ami-id"
+
+
+def _newer(version: str, other: str) -> bool:
+    return tuple(map(int, version.split("."))) >= tuple(map(int, other.split(".")))

@@ -1,0 +1,252 @@
+"""Requests to EC2: built as data, purely.
+
+A gang is one RunInstances with MinCount = MaxCount = nodes: it comes whole or not at all. The rank of a node is its
+launch index, which its metadata tells from the first moment on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.providers.base import LaunchOrder, Request
+from stoker.providers.ec2 import catalog, images, tags, userdata
+from stoker.spec import Ec2Resources, Spec
+
+# What `stoker iam ec2` calls the profile it describes.
+DEFAULT_PROFILE = "stoker-node"
+# Stands where launching fills in what only EC2 knows: see `Ec2Provider.launch`.
+IMAGE_ID = "(the newest image of that name)"
+ROOT_DEVICE = "(the image's root device)"
+_TOKEN_LENGTH = 64
+# Docker on the machine is one more hop away from the metadata than the machine itself.
+_METADATA_HOPS = 2
+_GB = 1_000_000_000
+_GIB = 1 << 30
+
+# What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
+_PROTECTED = ("ClientToken", "DryRun", "InstanceInitiatedShutdownBehavior", "MaxCount", "MinCount", "UserData")
+
+
+def build(order: LaunchOrder) -> tuple[Request, ...]:
+    """Everything that is asked of EC2 for one claim, in order. Pure: the same order gives the same requests."""
+    spec = order.spec
+    ec2 = spec.resources.ec2 or Ec2Resources()
+    region = order.offering.region
+    image = find_image(order)
+    found: list[Request] = []
+    group = ec2.placement_group
+    if group is None and _wants_group(order):
+        group = group_name(order)
+        found.append(Request("ec2", "CreatePlacementGroup", _group(order, group), region))
+    if image.id is None or image.root is None:
+        found.append(Request("ec2", "DescribeImages", _look_up(image), region))
+    params = _run(order, ec2, image, group)
+    found.append(Request("ec2", "RunInstances", merged(params, ec2.overrides), region))
+    return tuple(found)
+
+
+def check(spec: Spec) -> None:
+    """Raise UserError for what EC2 would refuse, or what would take a machine out of Stoker's hands."""
+    tags.check(spec.tags)
+    ec2 = spec.resources.ec2 or Ec2Resources()
+    for name in _PROTECTED:
+        if name in ec2.overrides:
+            raise UserError(f"resources.ec2.overrides.{name}: is Stoker's own; leave it out")
+    keys = [tag.get("Key") for each in _specifications(ec2.overrides) for tag in each.get("Tags") or ()]
+    for key in keys:
+        if isinstance(key, str) and key.startswith("stoker:"):
+            raise UserError(f"resources.ec2.overrides.TagSpecifications: {key} is Stoker's own; leave it out")
+    if ec2.public_ip and ec2.efa:
+        raise UserError("resources.ec2.public_ip: EC2 gives no public address to machines with several interfaces")
+    if spec.resources.spot == "only" and ec2.reservation:
+        raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
+
+
+def token(order: LaunchOrder) -> str:
+    """The client token: the same for everybody who finishes this claim, and nobody else's in the account."""
+    digest = hashlib.sha256(f"{order.store}\0{order.token}".encode()).hexdigest()
+    # Readable at the front, exact at the end.
+    return f"{order.token[: _TOKEN_LENGTH - 33]}-{digest[:32]}"
+
+
+def group_name(order: LaunchOrder) -> str:
+    """The placement group of one claim."""
+    return f"stoker-{token(order)}"
+
+
+def find_image(order: LaunchOrder) -> images.Image:
+    arch = catalog.facts(order.offering.machine).arch
+    wanted = order.spec.resources.image
+    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
+
+
+def merged(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides win, part by part; a list replaces a list, save that tags and disks are merged one by one."""
+    result = dict(params)
+    for key, value in overrides.items():
+        before = result.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(before, value)
+        elif key in _IDENTITIES and isinstance(before, list) and isinstance(value, list):
+            result[key] = _merged_list(before, value, _IDENTITIES[key])
+        else:
+            result[key] = value
+    return result
+
+
+# Lists whose members have a name of their own.
+_IDENTITIES = {"TagSpecifications": "ResourceType", "Tags": "Key", "BlockDeviceMappings": "DeviceName"}
+
+
+def _merged_list(before: list[Any], after: list[Any], identity: str) -> list[Any]:
+    result = list(before)
+    for each in after:
+        same = [n for n, one in enumerate(result) if one.get(identity) == each.get(identity)]
+        if same:
+            result[same[0]] = merged(result[same[0]], each)
+        else:
+            result.append(each)
+    return result
+
+
+def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = params.get("TagSpecifications")
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+# ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str | None) -> dict[str, Any]:
+    spec = order.spec
+    params: dict[str, Any] = {
+        "ImageId": image.id or IMAGE_ID,
+        "InstanceType": order.offering.machine,
+        "MinCount": order.nodes,
+        "MaxCount": order.nodes,
+        "ClientToken": token(order),
+        "UserData": userdata.render(boot(order)),
+        "IamInstanceProfile": _profile(ec2.profile or DEFAULT_PROFILE),
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": _METADATA_HOPS,
+            "InstanceMetadataTags": "enabled",
+        },
+        "BlockDeviceMappings": [{"DeviceName": image.root or ROOT_DEVICE, "Ebs": _disk(spec.resources.disk_bytes)}],
+        "TagSpecifications": _tagged(order),
+    }
+    placement: dict[str, Any] = {}
+    # A subnet is in one zone, and says so itself.
+    if order.offering.zone and not ec2.subnet:
+        placement["AvailabilityZone"] = order.offering.zone
+    if group is not None:
+        placement["GroupName"] = group
+    if placement:
+        params["Placement"] = placement
+    params |= _market(order, ec2)
+    params |= _network(order, ec2)
+    if ec2.key:
+        params["KeyName"] = ec2.key
+    return params
+
+
+def boot(order: LaunchOrder) -> userdata.Boot:
+    """What the machine is told about itself."""
+    return userdata.Boot(
+        store=order.store,
+        job=order.job,
+        claim=order.claim,
+        nodes=order.nodes,
+        bundles=dict(order.bundles),
+        environ=dict(order.environ),
+        region=order.offering.region,
+        max_life_s=order.max_life_s,
+    )
+
+
+def _tagged(order: LaunchOrder) -> list[dict[str, Any]]:
+    # A single machine gets its whole name at once; the machines of a gang are told apart right after the launch.
+    named = tags.listed(tags.of_order(order, 0 if order.nodes == 1 else None))
+    kinds = ["instance", "volume", "network-interface", *(["spot-instances-request"] if order.offering.spot else [])]
+    return [{"ResourceType": kind, "Tags": named} for kind in kinds]
+
+
+def _disk(size_bytes: int | None) -> dict[str, Any]:
+    disk: dict[str, Any] = {"VolumeType": "gp3", "DeleteOnTermination": True}
+    if size_bytes is not None:
+        # EC2 counts in GiB; `200GB` is not to become less.
+        disk["VolumeSize"] = -(-size_bytes // _GIB) if size_bytes % _GB else size_bytes // _GB
+    return disk
+
+
+def _market(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
+    if order.offering.spot:
+        options: dict[str, Any] = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        if order.spec.resources.max_price is not None:
+            options["MaxPrice"] = f"{order.spec.resources.max_price:g}"
+        return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
+    reservation = ec2.reservation
+    if reservation is None:
+        return {}
+    block, _, name = reservation.rpartition(":") if reservation.startswith("block:") else ("", "", reservation)
+    if name.startswith("arn:"):
+        target = {"CapacityReservationResourceGroupArn": name}
+    elif name.startswith("cr-"):
+        target = {"CapacityReservationId": name}
+    else:
+        return {"CapacityReservationSpecification": {"CapacityReservationPreference": name}}
+    found: dict[str, Any] = {"CapacityReservationSpecification": {"CapacityReservationTarget": target}}
+    if block:
+        found["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    return found
+
+
+def _network(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
+    """Plain fields where they do; interfaces where EC2 wants them."""
+    groups = list(ec2.security_groups)
+    if not ec2.efa and ec2.public_ip is None:
+        found: dict[str, Any] = {"SubnetId": ec2.subnet} if ec2.subnet else {}
+        return found | ({"SecurityGroupIds": groups} if groups else {})
+    cards = max(1, catalog.facts(order.offering.machine).efa_interfaces) if ec2.efa else 1
+    interfaces = []
+    for card in range(cards):
+        # The first interface is device 0 of card 0; every further card's is its device 1.
+        interface: dict[str, Any] = {"DeviceIndex": 0 if card == 0 else 1, "DeleteOnTermination": True}
+        if ec2.efa:
+            interface |= {"InterfaceType": "efa", "NetworkCardIndex": card}
+        if ec2.subnet:
+            interface["SubnetId"] = ec2.subnet
+        if groups:
+            interface["Groups"] = groups
+        if ec2.public_ip is not None and cards == 1:
+            interface["AssociatePublicIpAddress"] = ec2.public_ip
+        interfaces.append(interface)
+    return {"NetworkInterfaces": interfaces}
+
+
+def _profile(name: str) -> dict[str, str]:
+    return {"Arn": name} if name.startswith("arn:") else {"Name": name}
+
+
+# ── Around them ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _wants_group(order: LaunchOrder) -> bool:
+    # Burstable machines cannot be in a cluster.
+    return order.nodes > 1 and not order.offering.machine.startswith(("t2.", "t3.", "t3a.", "t4g."))
+
+
+def _group(order: LaunchOrder, name: str) -> dict[str, Any]:
+    tagged = [{"ResourceType": "placement-group", "Tags": tags.listed(tags.of_order(order, None))}]
+    return {"GroupName": name, "Strategy": "cluster", "TagSpecifications": tagged}
+
+
+def _look_up(image: images.Image) -> dict[str, Any]:
+    if image.id is None:
+        return {"Filters": [{"Name": "name", "Values": [image.name]}, {"Name": "state", "Values": ["available"]}]}
+    return {"ImageIds": [image.id]}

@@ -1,0 +1,83 @@
+"""The tags by which Stoker knows its own, and what EC2 allows in a tag."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.providers.base import LaunchOrder
+
+STORE = "stoker:store"
+JOB = "stoker:job"
+CLAIM = "stoker:claim"
+SUBMITTER = "stoker:submitter"
+NAME = "Name"
+_OURS = "stoker:"
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html
+_MOST_TAGS = 50
+_KEY_LENGTH = 128
+_VALUE_LENGTH = 256
+# Tags are readable on the machine, whose metadata service has no room for spaces and slashes in a name.
+_KEY = re.compile(r"[A-Za-z0-9+\-=.,_:@]+")
+_NO_KEYS = frozenset({".", "..", "_index"})
+
+
+def store_tag(url: str) -> str:
+    """The value of `stoker:store`: the store's address, or its digest where that is too long for a tag."""
+    return url if len(url) <= _VALUE_LENGTH else f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
+
+
+def of_order(order: LaunchOrder, rank: int | None) -> dict[str, str]:
+    """Every tag of an order's things. `rank` is None where one thing serves all ranks."""
+    name = f"{order.job}-{order.attempt}" + ("" if rank is None else f"-{rank}")
+    return {
+        NAME: name,
+        JOB: order.job,
+        CLAIM: str(order.claim),
+        STORE: store_tag(order.store),
+        SUBMITTER: _fitting(order.submitter),
+        **order.spec.tags,
+    }
+
+
+def listed(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """As EC2 wants them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def read(tags: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """As EC2 gives them."""
+    return {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in tags}
+
+
+def check(tags: Mapping[str, str]) -> None:
+    """Raise UserError for a job's tag that EC2, or the metadata on the machine, would refuse."""
+    most = _MOST_TAGS - 5
+    if len(tags) > most:
+        raise UserError(f"tags: EC2 takes {most} beside Stoker's own, found {len(tags)}")
+    for key, value in tags.items():
+        problem = _problem(key, value)
+        if problem:
+            raise UserError(f"tags.{key}: {problem}")
+
+
+def _problem(key: str, value: str) -> str | None:
+    if key == NAME or key.startswith(_OURS):
+        return "is set by Stoker; choose another name"
+    if key.lower().startswith("aws:"):
+        return "names that begin with aws: belong to AWS; choose another"
+    if len(key) > _KEY_LENGTH:
+        return f"the name has {len(key)} characters; EC2 takes {_KEY_LENGTH}"
+    if key in _NO_KEYS or not _KEY.fullmatch(key):
+        return "EC2's metadata takes letters, digits and + - = . , _ : @ in a tag's name; choose another"
+    if len(value) > _VALUE_LENGTH:
+        return f"the value has {len(value)} characters; EC2 takes {_VALUE_LENGTH}"
+    return None
+
+
+def _fitting(text: str) -> str:
+    return text[:_VALUE_LENGTH]
