@@ -222,6 +222,8 @@ def test_spot_machines_are_told_and_taken(cloud: Ec2Cloud, ec2: Any) -> None:
     assert events[0]["Code"] == "instance-stop"
     assert told.state() == "running"
 
+    interrupt(told.id)
+    assert "terminate" in metadata(cloud, told.id, "meta-data/spot/instance-action")
     told.notice(in_s=3)
     action = json.loads(metadata(cloud, told.id, "meta-data/spot/instance-action"))
     assert action["action"] == "terminate"
@@ -234,6 +236,33 @@ def test_spot_machines_are_told_and_taken(cloud: Ec2Cloud, ec2: Any) -> None:
     reasons = {each["InstanceId"]: each["StateReason"]["Code"] for each in seen(ec2, InstanceIds=[told.id, killed.id])}
     assert set(reasons.values()) == {"Server.SpotInstanceTermination"}
     assert not cloud.left()
+
+
+def interrupt(instance: str) -> None:
+    """As the Fault Injection Service does."""
+    import boto3
+
+    fis = boto3.client("fis")
+    template = fis.create_experiment_template(
+        description="interrupt",
+        roleArn=f"arn:aws:iam::123456789012:role/{PROFILE}",
+        stopConditions=[{"source": "none"}],
+        targets={
+            "them": {
+                "resourceType": "aws:ec2:spot-instance",
+                "resourceArns": [f"arn:aws:ec2:us-east-1:123456789012:instance/{instance}"],
+                "selectionMode": "ALL",
+            }
+        },
+        actions={
+            "take": {
+                "actionId": "aws:ec2:send-spot-instance-interruptions",
+                "parameters": {"durationBeforeInterruption": "PT2M"},
+                "targets": {"SpotInstances": "them"},
+            }
+        },
+    )["experimentTemplate"]
+    fis.start_experiment(experimentTemplateId=template["id"])
 
 
 def test_every_debian_boots(cloud: Ec2Cloud, ec2: Any) -> None:
@@ -259,7 +288,11 @@ def test_a_token_launches_once(cloud: Ec2Cloud, ec2: Any) -> None:
     cloud.faults.lose_replies("RunInstances")
     with pytest.raises(ConnectionClosedError):
         ec2.run_instances(**first)
+    cloud.faults.listing_lag(3600)
     (made,) = ec2.run_instances(**first)["Instances"]
+    assert seen(ec2, Filters=[{"Name": "client-token", "Values": ["one"]}]) == []
+    assert refused(lambda: seen(ec2, InstanceIds=ids([made])))[0] == "InvalidInstanceID.NotFound"
+    cloud.faults.listing_lag(0)
     assert ids(seen(ec2, Filters=[{"Name": "client-token", "Values": ["one"]}])) == [made["InstanceId"]]
     assert cloud.calls()["RunInstances"] == 2
 
@@ -275,7 +308,6 @@ def test_a_token_launches_once(cloud: Ec2Cloud, ec2: Any) -> None:
     cloud.faults.dead_tokens_answer(instances=True)
     (again,) = ec2.run_instances(**first)["Instances"]
     assert (again["InstanceId"], again["State"]["Name"]) == (made["InstanceId"], "terminated")
-    cloud.faults.dead_tokens_answer(instances=False)
 
 
 def test_capacity_by_zone_type_and_lifecycle(cloud: Ec2Cloud, ec2: Any) -> None:
@@ -393,7 +425,7 @@ with ec2_cloud() as cloud:
     asked = {"ImageId": IMAGES[1].ami, "InstanceType": "m5.large", "MinCount": 1, "MaxCount": 1}
     (made,) = boto3.client("ec2").run_instances(**asked)["Instances"]
     cloud.machine(made["InstanceId"]).wait_console("Welcome to Debian")
-    print(made["InstanceId"], cloud.gateway, flush=True)
+    print(made["InstanceId"], cloud.gateway, cloud.s3.endpoint, flush=True)
     signal.pause()
 """
 
@@ -401,23 +433,38 @@ with ec2_cloud() as cloud:
 def test_nothing_outlives_a_test_that_dies(cloud: Ec2Cloud) -> None:
     process = subprocess.Popen([sys.executable, "-c", DIES], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    instance, gateway = process.stdout.readline().split()
+    instance, gateway, s3 = process.stdout.readline().split()
     assert machines_named(instance)
+    assert answers(s3)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 30
-    while machines_named(instance) or gateway in addresses():
+    while machines_named(instance) or gateway in addresses() or answers(s3):
         assert time.monotonic() < deadline, f"{instance} at {gateway} is still there: {machines_named(instance)}"
         time.sleep(0.05)
 
 
 def machines_named(instance: str) -> list[str]:
     """The processes here that run a machine."""
-    return [
-        file.parent.name
-        for file in Path("/proc").glob("[0-9]*/cmdline")
-        if instance.encode() in (file.read_bytes() if file.exists() else b"")
-    ]
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes()
+        except OSError:
+            continue  # it ended while we looked
+        if instance.encode() in command:
+            found.append(file.parent.name)
+    return found
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
 
 
 def addresses() -> str:

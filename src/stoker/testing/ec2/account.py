@@ -11,6 +11,7 @@ from typing import Any
 import moto.ec2.urls
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
+from moto.fis.models import FISBackend
 from moto.iam.models import iam_backends
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.ssm.models import Parameter, ParameterDict
@@ -40,6 +41,7 @@ class Account:
         moto.ec2.urls.url_paths["{0}/"] = RepairedEc2.dispatch
         _name_images()
         _make_profile()
+        _interrupt_for_real(fleet)
 
     def obey(self, order: dict[str, Any], calls: Callable[[bool], dict[str, int]]) -> Any:
         """Do what is ordered. Raises LookupError if there is no such machine."""
@@ -58,6 +60,9 @@ class Account:
                 return self._prices.put(order["machine"], order["zone"], order["price"])
             case "dead_tokens":
                 self._region.dead_tokens_fail = order["fail"]
+                return None
+            case "listing_lag":
+                self._region.listing_lag_s = order["lag_s"]
                 return None
             case "shut_store":
                 return self._door.shut(order["who"])
@@ -141,6 +146,33 @@ def _name_images() -> None:
         load(held, key)
 
     ParameterDict._check_loading_status = load_ours
+
+
+def _interrupt_for_real(fleet: Fleet) -> None:
+    """An experiment of the Fault Injection Service that interrupts spot machines gives them the notice."""
+    start = FISBackend.start_experiment
+
+    def start_and_interrupt(backend: Any, *args: Any, **named: Any) -> Any:
+        begun = start(backend, *args, **named)
+        for action in begun["actions"].values():
+            if action["actionId"] == "aws:ec2:send-spot-instance-interruptions":
+                minutes = action["parameters"]["durationBeforeInterruption"].removeprefix("PT").removesuffix("M")
+                for instance in _targets(begun["targets"][action["targets"]["SpotInstances"]], backend.region_name):
+                    fleet.notice(instance.id, "terminate", 60.0 * int(minutes))
+        return begun
+
+    FISBackend.start_experiment = start_and_interrupt
+
+
+def _targets(target: dict[str, Any], region: str) -> list[Any]:
+    arns, wanted = target.get("resourceArns") or (), (target.get("resourceTags") or {}).items()
+    found = []
+    for instance in ec2_backends[DEFAULT_ACCOUNT_ID][region].all_instances():
+        named = any(arn.endswith(f":instance/{instance.id}") for arn in arns)
+        tagged = bool(wanted) and wanted <= {(tag["key"], tag["value"]) for tag in instance.get_tags()}
+        if (named or tagged) and instance.lifecycle == "spot" and instance.state == "running":
+            found.append(instance)
+    return found
 
 
 def _make_profile() -> None:

@@ -14,7 +14,9 @@ class Cgroups:
     """The groups of one cloud, in every hierarchy that systemd uses here. `owner` is a process of the test."""
 
     def __init__(self, owner: int) -> None:
-        self._parents = [base / f"{_PREFIX}{owner}-{os.urandom(3).hex()}" for base in _bases()]
+        # One name in all of them: nspawn makes the v1 group by the path of the other.
+        name = f"{_PREFIX}{owner}-{os.urandom(3).hex()}"
+        self._parents = [base / name for base in _bases()]
 
     def make(self, name: str) -> list[Path]:
         """New groups for one machine."""

@@ -16,18 +16,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from stoker.testing.ec2 import cgroups
 from stoker.testing.ec2.faults import Fault, Lifecycle, dump
 from stoker.testing.ec2.needs import why_no_machines
 from stoker.testing.ec2.store_door import Who
-from stoker.testing.servers import S3Server, isolated, s3_server
+from stoker.testing.servers import S3Server, isolated
 
 REGION = "us-east-1"
 # There from the start: an instance profile with a role of the same name.
 PROFILE = "stoker-node"
 _PATIENCE_S = 60.0
+_FOLDER = "stoker-ec2-"
 
 Order = Callable[..., Any]
 
@@ -166,6 +166,10 @@ class CloudFaults:
         """What a token of terminated instances answers: those instances, or (at first) IdempotentInstanceTerminated."""
         self._order("dead_tokens", fail=not instances)
 
+    def listing_lag(self, lag_s: float) -> None:
+        """Instances are listed only once they are this old, for EC2 is consistent in the end only. 0 ends it."""
+        self._order("listing_lag", lag_s=lag_s)
+
     def clear(self, number: int | None = None) -> None:
         """Clear one fault, or all."""
         self._order("clear", number=number)
@@ -213,6 +217,8 @@ class Ec2Cloud:
         """No faults, no machines: for a cloud that several tests share. Calls are counted anew."""
         self.faults.clear()
         self.faults.shut_store("nobody")
+        self.faults.listing_lag(0.0)
+        self.faults.dead_tokens_answer(instances=False)
         for instance in self.left().instances:
             self.machine(instance).kill()
             self.machine(instance).wait_gone()
@@ -229,32 +235,42 @@ def ec2_cloud(*, power_off_s: float = 20.0) -> Iterator[Ec2Cloud]:
         raise RuntimeError(why)
     if not isolated():
         raise RuntimeError("a cloud for tests is started only where nothing but loopback can be reached")
-    cgroups.sweep()
-    folder = Path(tempfile.mkdtemp(prefix="stoker-ec2-"))
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
     try:
-        with s3_server() as s3:
-            process = _start(folder, s3, power_off_s)
-            try:
-                yield _cloud(process, folder, s3)
-            finally:
-                _stop(process)
+        process = _start(folder, power_off_s)
+        try:
+            yield _cloud(process, folder)
+        finally:
+            _stop(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(folder: Path, s3: S3Server, power_off_s: float) -> subprocess.Popen[bytes]:
+def _sweep() -> None:
+    """Remove what clouds left behind whose test was killed: the kernel takes all but these."""
+    cgroups.sweep()
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: Path, power_off_s: float) -> subprocess.Popen[bytes]:
     command = [
         # When the server is gone, or the one that waits for it, the kernel ends all that it started.
         *("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
         *(sys.executable, "-m", "stoker.testing.ec2.server", f"--owner={os.getpid()}", f"--folder={folder}"),
-        *(f"--s3-port={urlsplit(s3.endpoint).port}", f"--power-off-s={power_off_s}"),
+        f"--power-off-s={power_off_s}",
     ]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
+    # S3 keeps its objects below.
+    env["TMPDIR"] = str(folder)
     with (folder / "server.log").open("wb") as log:
         return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
 
 
-def _cloud(process: subprocess.Popen[bytes], folder: Path, s3: S3Server) -> Ec2Cloud:
+def _cloud(process: subprocess.Popen[bytes], folder: Path) -> Ec2Cloud:
     assert process.stdout is not None
     told = process.stdout.readline()
     if not told:
@@ -277,7 +293,16 @@ def _cloud(process: subprocess.Popen[bytes], folder: Path, s3: S3Server) -> Ec2C
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
-    return Ec2Cloud(endpoint, s3_endpoint, at["gateway"], s3, env, CloudFaults(order), folder / "server.log", order)
+    return Ec2Cloud(
+        endpoint,
+        s3_endpoint,
+        at["gateway"],
+        S3Server(at["s3_itself"], env),
+        env,
+        CloudFaults(order),
+        folder / "server.log",
+        order,
+    )
 
 
 def _order(endpoint: str, order: dict[str, Any]) -> Any:

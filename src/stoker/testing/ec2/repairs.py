@@ -12,6 +12,7 @@ import json
 import secrets
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
@@ -52,6 +53,8 @@ class Region:
     tokens: dict[tuple[str, str, str], tuple[str, Any]] = field(default_factory=dict)
     # What a token answers once its instances are terminated: an error, or those instances.
     dead_tokens_fail: bool = True
+    # How long a new instance is not seen yet by those who look.
+    listing_lag_s: float = 0.0
     launching: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -189,6 +192,17 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
             self.ec2_backend.associate_iam_instance_profile(
                 instance_id=instance.id, iam_instance_profile_name=given.iam_instance_profile.name
             )
+
+    def describe_instances(self) -> Any:
+        answer = super().describe_instances()
+        since = datetime.now(timezone.utc) - timedelta(seconds=self.cloud.listing_lag_s)
+        for reservation in answer.result["Reservations"]:
+            shown = [each for each in reservation.instances if each.launch_time.replace(tzinfo=timezone.utc) <= since]
+            if self._get_param("InstanceIds") and len(shown) < len(reservation.instances):
+                raise unknown_instance(self._get_param("InstanceIds")[0])
+            reservation.instances = shown
+        answer.result["Reservations"] = [each for each in answer.result["Reservations"] if each.instances]
+        return answer
 
     def terminate_instances(self) -> Any:
         return ActionResult({"TerminatingInstances": self._change(self.cloud.fleet.terminate)})

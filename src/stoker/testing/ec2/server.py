@@ -18,10 +18,12 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from stoker.testing.ec2.cgroups import Cgroups
 from stoker.testing.ec2.faults import Failure, Faults, failure
@@ -30,6 +32,7 @@ from stoker.testing.ec2.images import IMAGES
 from stoker.testing.ec2.network import Network
 from stoker.testing.ec2.spot import SpotPrices
 from stoker.testing.ec2.store_door import StoreDoor
+from stoker.testing.servers import s3_server
 
 Environ = dict[str, Any]
 Start = Callable[..., Any]
@@ -143,30 +146,32 @@ def _prepare(folder: Path) -> Path:
     return work
 
 
-def serve(owner: int, folder: Path, s3_port: int, power_off_s: float) -> None:
+def serve(owner: int, folder: Path, power_off_s: float) -> None:
     """Serve until standard input ends."""
     work = _prepare(folder)
     consoles = folder / "consoles"
     consoles.mkdir()
-    network, cgroups = Network(), Cgroups(owner)
-    fleet = Fleet(network, cgroups, work, consoles, power_off_s)
-    door = StoreDoor(network.gateway, s3_port)
-    # From here on moto reads its settings.
-    from werkzeug.serving import make_server
+    with ExitStack() as ending, ThreadPoolExecutor(max_workers=1) as beside:
+        # It takes as long to start as all the rest.
+        starting = beside.submit(ending.enter_context, s3_server())
+        network, cgroups = Network(), Cgroups(owner)
+        ending.callback(cgroups.close)
+        fleet = Fleet(network, cgroups, work, consoles, power_off_s)
+        ending.callback(fleet.close)
+        # From here on moto reads its settings.
+        from werkzeug.serving import make_server
 
-    from stoker.testing.ec2.account import Account, moto_app, quiet_handler
+        from stoker.testing.ec2.account import Account, moto_app, quiet_handler
 
-    account = Account(fleet, Faults(), SpotPrices(), door)
-    gate = Gate(moto_app(), account.faults, lambda order: account.obey(order, gate.take_calls))
-    server = make_server(network.gateway, 0, gate, threaded=True, request_handler=quiet_handler())
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    ports = {"gateway": network.gateway, "ec2": server.server_port, "s3": door.port}
-    print(json.dumps(ports), flush=True)
-    try:
+        s3 = starting.result()
+        door = StoreDoor(network.gateway, urlsplit(s3.endpoint).port or 80)
+        account = Account(fleet, Faults(), SpotPrices(), door)
+        gate = Gate(moto_app(), account.faults, lambda order: account.obey(order, gate.take_calls))
+        server = make_server(network.gateway, 0, gate, threaded=True, request_handler=quiet_handler())
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = {"gateway": network.gateway, "ec2": server.server_port, "s3": door.port, "s3_itself": s3.endpoint}
+        print(json.dumps(at), flush=True)
         sys.stdin.buffer.read()
-    finally:
-        fleet.close()
-        cgroups.close()
 
 
 def main() -> None:
@@ -174,11 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--owner", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--s3-port", type=int, required=True)
     parser.add_argument("--power-off-s", type=float, required=True)
     asked = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    serve(asked.owner, asked.folder, asked.s3_port, asked.power_off_s)
+    serve(asked.owner, asked.folder, asked.power_off_s)
     # Threads that wait for requests have nothing to finish.
     os._exit(0)
 
