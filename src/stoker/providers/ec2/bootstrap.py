@@ -330,7 +330,9 @@ def _login_paths() -> "tuple[str, str]":
 def agent_unit(job: str, python: str, places: Places, environ: "dict[str, str]") -> str:
     """The service. An agent that crashes takes the training with it and is started again to flush; one that is done,
     or crashes for the fourth time, powers the machine off."""
-    # FailureAction would come before any restart: https://github.com/systemd/systemd/issues/11419
+    # Not FailureAction, which comes before any restart, nor SuccessAction, which before systemd 254 comes between a
+    # failure and its restart: https://github.com/systemd/systemd/issues/11419
+    off = '[ "$$SERVICE_RESULT" != success ] || systemctl --no-block poweroff || systemctl poweroff --force'
     lines = [
         "[Unit]",
         f"Description=Stoker: the agent of {job}",
@@ -338,10 +340,10 @@ def agent_unit(job: str, python: str, places: Places, environ: "dict[str, str]")
         "StartLimitIntervalSec=1d",
         "StartLimitBurst=4",
         "StartLimitAction=poweroff",
-        "SuccessAction=poweroff",
         "",
         "[Service]",
         f"ExecStart={_quoted(python)} {_quoted(str(places.agent))} {_quoted(str(places.node))}",
+        f"ExecStopPost=/bin/sh -c '{off}'",
         f"WorkingDirectory={places.node.parent}",
         *(f"Environment={_quoted(name + '=' + value)}" for name, value in sorted(environ.items())),
         f"StandardOutput=append:{places.node / 'agent.log'}",

@@ -143,7 +143,7 @@ node=$root/var/lib/stoker/node
 boot=$root/opt/stoker/boot
 units=$root/etc/systemd/system
 log=$root/var/log/stoker-boot.log
-tags=" {tags} "
+tags="{tags}"
 export PATH="${{PATH:-}}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export PYTHONIOENCODING=utf-8
 
@@ -196,11 +196,11 @@ for one in ${{STOKER_BOOT_PYTHONS:-python3 python3.14 python3.13 python3.12 pyth
     /usr/bin/python3.1[0-9]}}; do
     path=$(command -v "$one") || continue
     read -r its version reports < <("$path" -c "$probe" 2>/dev/null) || continue
-    case "$found" in *"$path "*) continue ;; esac
+    case "$found" in *"$path ("*) continue ;; esac
     echo "stoker: found $path ($version, $its)"
-    found="$found$path ($version) "
+    found="$found${{found:+, }}$path ($version)"
     [ "$reports" = 1 ] && reporter=${{reporter:-$path}}
-    case "$tags" in *" $its "*) python=$path tag=$its && break ;; esac
+    case " $tags " in *" $its "*) python=$path tag=$its && break ;; esac
 done
 
 if [ -n "$python" ]; then
@@ -208,7 +208,7 @@ if [ -n "$python" ]; then
     exit
 fi
 remedy="choose a resources.image with Python 3.10 or newer"
-what="no Python that an agent was packed for ($tags); found ${{found:-none}} — $remedy"
+what="no Python that an agent was packed for (${{tags// /, }}): found ${{found:-none}} — $remedy"
 if [ -n "$reporter" ]; then
     "$reporter" "$boot/boot.pyz" "$boot/boot.json" --failed "$what"
 else
