@@ -214,7 +214,8 @@ def test_a_hint_counts_as_a_request_and_moves_no_deadline(tmp_path: Path) -> Non
 
 
 def test_a_slow_hint_does_not_hide_the_reclaim_that_follows_it(tmp_path: Path) -> None:
-    hold, written = threading.Event(), []
+    hold = threading.Event()
+    written: list[threading.Thread] = []
 
     def slow(method: str, key: str) -> Fault | None:
         if method == "put":
@@ -233,6 +234,7 @@ def test_a_slow_hint_does_not_hide_the_reclaim_that_follows_it(tmp_path: Path) -
     notices.look()
     wait_for(lambda: len(written) == 2)
     hold.set()
+    written[0].join(60)
     assert notices._telling is not None
     notices._telling.join(60)
     found = read_fact(store, layout.notice(node.key), NoticeFact)

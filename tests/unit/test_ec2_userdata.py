@@ -16,6 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from stoker import codec, layout
 from stoker.agent.config import NodeConfig
 from stoker.bundle import runs_here
 from stoker.errors import UserError
-from stoker.providers.ec2.bootstrap import BootFailed, Places, agent_unit, unpack
+from stoker.providers.ec2.bootstrap import BootFailed, Places, Unsettled, agent_unit, unpack
+from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
 from stoker.providers.ec2.userdata import MOST_BYTES, Boot, payload, render
 
 TAG = runs_here()
@@ -454,6 +456,52 @@ def test_links_are_not_unpacked(tmp_path: Path) -> None:
         tar.addfile(link)
     with pytest.raises(BootFailed):
         unpack(archive, tmp_path / "agent")
+
+
+class Who:
+    """An identity that nobody is asked for."""
+
+    domain = "amazonaws.com"
+
+
+class Answer(io.BytesIO):
+    """An answer of S3."""
+
+    def __init__(self, status: int, code: str, **headers: str) -> None:
+        super().__init__(f"<Error><Code>{code}</Code></Error>".encode())
+        self.status = status
+        self.headers = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+
+    def getheader(self, name: str) -> str | None:
+        return self.headers.get(name.lower())
+
+
+def a_bucket(name: str = "bucket", **environ: str) -> S3Bucket:
+    return S3Bucket(name, environ, "us-east-1", Who())  # type: ignore[arg-type]
+
+
+def test_where_a_bucket_is() -> None:
+    assert a_bucket()._url("a b/c") == "https://bucket.s3.us-east-1.amazonaws.com/a%20b/c"
+    # The certificate of S3 is for one name in front, not two.
+    assert a_bucket("my.bucket")._url("c") == "https://s3.us-east-1.amazonaws.com/my.bucket/c"
+    assert a_bucket(AWS_ENDPOINT_URL="http://10.0.0.1:9000/")._url("c") == "http://10.0.0.1:9000/bucket/c"
+
+
+def test_a_bucket_in_another_region_is_followed_there() -> None:
+    bucket = a_bucket()
+    with pytest.raises(Unsettled):
+        bucket._refused("GET", "c", Answer(301, "PermanentRedirect", x_amz_bucket_region="eu-west-1"))  # type: ignore[arg-type]
+    assert bucket.region == "eu-west-1"
+    assert bucket._url("c") == "https://bucket.s3.eu-west-1.amazonaws.com/c"
+
+
+def test_a_clock_that_is_wrong_is_set_by_the_buckets() -> None:
+    bucket = a_bucket()
+    answer = Answer(403, "RequestTimeTooSkewed", Date="Wed, 01 May 2030 12:00:00 GMT")
+    with pytest.raises(Unsettled):
+        bucket._refused("GET", "c", answer)  # type: ignore[arg-type]
+    ahead = datetime.now(timezone.utc) + bucket._ahead
+    assert abs(ahead - datetime(2030, 5, 1, 12, tzinfo=timezone.utc)) < timedelta(minutes=1)
 
 
 def test_an_environment_survives_the_service_file() -> None:
