@@ -283,10 +283,9 @@ def test_the_packed_agent_trains_saves_on_hints_and_leaves_on_a_reclaim(
     (root / "node.json").write_bytes(codec.dumps(NodeConfig(store.url, "ec2", "job-abcd", 2, 0, 1, "i-1")))
     # As the service does it, but for how often the metadata are asked.
     code = """
-import runpy, sys
+import importlib, runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
-import stoker.providers.ec2.machine as ours
-ours.POLL_S = 0.02
+importlib.import_module("stoker.providers.ec2.machine").POLL_S = 0.02
 runpy.run_module("stoker.agent", run_name="__main__")
 """
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("STOKER_", "AWS_"))}
