@@ -33,6 +33,14 @@ class Group:
             "Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()],
         }
 
+    def tag_rows(self) -> list[dict[str, str]]:
+        """Its tags, as moto keeps those of other things."""
+        kind = "placement-group"
+        return [
+            {"resource_id": self.id, "resource_type": kind, "key": key, "value": value}
+            for key, value in self.tags.items()
+        ]
+
     def passes(self, name: str, values: Sequence[str]) -> bool:
         """Whether it passes one filter."""
         if name.startswith("tag:"):

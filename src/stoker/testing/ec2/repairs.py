@@ -13,6 +13,7 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
@@ -294,6 +295,14 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         self.cloud.groups.delete(self.region, self._get_param("GroupName") or "")
         return EmptyResult()
 
+    def describe_tags(self) -> Any:
+        self.error_on_dryrun()
+        filters = self._filters_from_querystring()
+        found = self.ec2_backend.describe_tags(filters=filters)
+        for group in self.cloud.groups.all(self.region):
+            found += [row for row in group.tag_rows() if _row_passes(row, filters)]
+        return ActionResult({"Tags": found})
+
     def create_tags(self) -> Any:
         resources = self._get_param("Resources") or []
         groups = [each for each in resources if each.startswith("pg-")]
@@ -323,3 +332,11 @@ def _state(name: str) -> dict[str, Any]:
 def _fingerprint(params: Any) -> str:
     asked = {key: value for key, value in params.items() if key not in ("ClientToken", "DryRun")}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _row_passes(row: dict[str, str], filters: dict[str, list[str]]) -> bool:
+    """Whether one tag of one thing passes the filters of DescribeTags."""
+    return all(
+        any(fnmatchcase(row[name.replace("-", "_")], pattern) for pattern in patterns)
+        for name, patterns in filters.items()
+    )
