@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker import facts, index, layout, log
+from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action
 from stoker.errors import StoreUnavailable, UserError
 from stoker.finding import find_job
@@ -145,7 +147,8 @@ def wait(job: str, store: str | Store | None = None, timeout: float | None = Non
             state = log.read(opened, found, state)
             if state is not None and state.ended is not None:
                 ended_at = ended_at or time.monotonic()
-                if found not in active_jobs(opened) or time.monotonic() - ended_at > RETIRE_S:
+                waited = time.monotonic() - ended_at > RETIRE_S or may_be_held(opened, state)
+                if waited or found not in active_jobs(opened):
                     return summary(found, opened)
         except StoreUnavailable:
             pass  # Nothing can be concluded; look again.
@@ -172,7 +175,29 @@ def look(job: str, store: Store) -> index.IndexRecord:
     submission = index.read_submission(store, state)
     told = {claim.number: facts.read_claim(store, found, claim) for claim in state.attempts}
     waiting = record.summary.reason if record is not None and state.ended is None else ""
-    return index.IndexRecord(state=state, summary=summarize(state, submission, told, _now(told), waiting))
+    short = summarize(state, submission, told, _now(told), waiting)
+    return index.IndexRecord(state=state, summary=_linked(short, state, submission.spec))
+
+
+def _linked(short: Summary, state: JobState, spec: Spec) -> Summary:
+    """With the addresses where people find its machines and their logs in a browser."""
+    attempts = []
+    for attempt in short.attempts:
+        links, claim = registry.links(attempt.provider), state.claim(attempt.claim)
+        if links is None or claim is None:
+            attempts.append(attempt)
+            continue
+        region, group = claim.offering.region, spec.logs.cloudwatch
+        nodes = tuple(
+            replace(
+                node,
+                link=links.machine(node.instance, region),
+                log_link=links.log(group, layout.log_stream(short.id, attempt.n, node.rank), region) if group else None,
+            )
+            for node in attempt.nodes
+        )
+        attempts.append(replace(attempt, nodes=nodes))
+    return replace(short, attempts=tuple(attempts))
 
 
 def _now(told: dict[int, tuple[NodeFacts, ...]]) -> datetime:
@@ -190,18 +215,30 @@ def _now(told: dict[int, tuple[NodeFacts, ...]]) -> datetime:
 
 
 def stop(job: str, store: str | Store | None = None) -> bool:
-    """Ask a job to save and end. False: it had ended already. Harmless to repeat."""
+    """Ask a job to save and end, or give back the machine that is held after its end. Harmless to repeat.
+
+    False: it had ended already, and no machine is held.
+    """
     opened = open_any(store)
     found = find_job(opened, job)
     me = submitter()
 
     def wanted(newest: JobState | None) -> tuple[Event, str] | None:
         state = _present(found, newest)
-        return None if state.ended or state.stop else (StopAsked(by=me), f"stopped by {me}")
+        if state.stop or (state.ended and not may_be_held(opened, state)):
+            return None
+        reason = f"the machine is given back by {me}" if state.ended else f"stopped by {me}"
+        return StopAsked(by=me), reason
 
     before = _state(opened, found)
     log.append_next(opened, found, before, wanted, me)
-    return before.ended is None
+    return before.ended is None or may_be_held(opened, before)
+
+
+def may_be_held(store: Store, state: JobState) -> bool:
+    """Whether a machine may still be kept for a look."""
+    hold = hold_of(state, index.read_submission(store, state).spec)
+    return hold is not None and bool(active_jobs(store).get(state.job))
 
 
 def resume(job: str, store: str | Store | None = None) -> str:
@@ -273,6 +310,8 @@ def remove(job: str, store: str | Store | None = None) -> str:
         # Its machines may be gone by now; that is for a governor to find out.
         Governor(opened).run_pass(only={found})
         if found in active_jobs(opened):
+            if may_be_held(opened, state):
+                raise UserError(f"{found} has failed and its machine is held; `stoker stop {found}` gives it back")
             raise UserError(f"{found} has ended, but its machines are not known to be gone yet; try again soon")
     remove_job(opened, found)
     return found

@@ -143,6 +143,11 @@ def outputs(job: str, claim: int) -> str:
     return f"work/{job}/outputs/{number(claim)}/"
 
 
+def log_stream(job: str, attempt: int, rank: int) -> str:
+    """What a node's log is called where it is copied to besides the bucket: one stream a job, attempt and node."""
+    return f"{job}/{attempt}/{rank}"
+
+
 def safe_name(name: str) -> bool:
     """Whether a checkpoint's name may stand in a key and a path as it is."""
     return _SAFE_NAME.fullmatch(name) is not None and not name.startswith(".")

@@ -311,7 +311,7 @@ class Entry:
 
 # ── Facts: what agents push ───────────────────────────────────────────────────────────────────────────────────────────
 
-AgentPhase = Literal["booting", "setup", "waiting", "restoring", "training", "saving", "flushing"]
+AgentPhase = Literal["booting", "setup", "waiting", "restoring", "training", "saving", "flushing", "held"]
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
         spec=spec,
         submitter=submitter(),
         offering=prepared.offerings[0],
-        max_life_s=longest_life_s(spec.limits.max_runtime_s),
+        max_life_s=longest_life_s(spec),
         environ=prepared.environ or {},
         bundles={built.tag: built.digest for built in prepared.bundles},
     )

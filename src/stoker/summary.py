@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost
+from stoker.core.hold import hold_of
 from stoker.fold import Claim, JobState
 from stoker.model import CheckpointRef, Exit, Heartbeat, Known, NodeFacts, NoticeFact, Outcome, Phase, SaveTimes
-from stoker.spec import Code, Scalar, Submission
+from stoker.spec import Code, Scalar, Spec, Submission
+
+# A machine whose heartbeat is older was ended since: agents of far stores beat every ten seconds.
+_HEARD_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,18 @@ class NodeSummary:
     step: int | None = None
     exit_code: int | None = None
     warnings: tuple[str, ...] = ()
+    # Where people look at it in a browser, and at its log there. Only where somebody looked the job up.
+    link: str | None = None
+    log_link: str | None = None
+
+
+@dataclass(frozen=True)
+class Held:
+    """Machines of a failed attempt that are kept for a look, and paid for. `price` is $/h for all of them."""
+
+    until: datetime
+    instances: tuple[str, ...]
+    price: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,7 @@ class Summary:
     at_risk_s: float | None = None
     warnings: tuple[str, ...] = ()
     origin: str | None = None
+    held: Held | None = None
 
 
 def summarize(
@@ -99,8 +116,11 @@ def summarize(
 ) -> Summary:
     """The job in short. `facts` may lack claims; what is not there is left open."""
     spec = submission.spec
-    attempts = tuple(_attempt(claim, facts.get(claim.number, ()), now) for claim in state.attempts)
-    cost = job_cost(state, now)
+    held_h = {claim.number: _held_h(claim, facts.get(claim.number, ()), now) for claim in state.attempts}
+    attempts = tuple(
+        _attempt(claim, facts.get(claim.number, ()), now, held_h[claim.number]) for claim in state.attempts
+    )
+    cost = job_cost(state, now, held_h=held_h)
     beats = [beat for claim in state.attempts for beat in _heartbeats(facts.get(claim.number, ()))]
     exits = [left for claim in state.attempts for left in _exits(facts.get(claim.number, ()))]
     said: list[Heartbeat | Exit] = [*beats, *exits]
@@ -143,6 +163,7 @@ def summarize(
         at_risk_s=_at_risk_s(phase, current, now),
         warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
         origin=submission.origin,
+        held=_held(state, spec, facts, now),
     )
 
 
@@ -161,7 +182,7 @@ def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:
     return "launching"
 
 
-def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> AttemptSummary:
+def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: float) -> AttemptSummary:
     beats, exits = _heartbeats(facts), _exits(facts)
     closed = claim.closed
     notices = [fact.notice.value for fact in facts if isinstance(fact.notice, Known) and fact.notice.value]
@@ -194,26 +215,58 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> Attem
         first_step=min(firsts, default=None),
         price=claim.offering.price,
         price_source=claim.offering.price_source,
-        cost=claim_cost(claim, now).spent,
+        cost=claim_cost(claim, now, held_h).spent,
         noticed_at=min((notice.at for notice in hard), default=None),
         save=next(iter(saves), None),
         left_at=max((left.at for left in exits), default=None),
-        nodes=tuple(_node(node.rank, node.instance, facts) for node in claim.launched or ()),
+        nodes=tuple(_node(node.rank, node.instance, facts, now) for node in claim.launched or ()),
     )
 
 
-def _node(rank: int, instance: str, facts: tuple[NodeFacts, ...]) -> NodeSummary:
+def _node(rank: int, instance: str, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:
     mine = tuple(fact for fact in facts if fact.instance == instance)
     beat = next(iter(_heartbeats(mine)), None)
     left = next(iter(_exits(mine)), None)
+    held = beat is not None and beat.phase == "held" and any(_heard_lately(fact, now) for fact in mine)
     return NodeSummary(
         rank=rank,
         instance=instance,
-        phase="exited" if left else (beat.phase if beat else None),
+        phase=("held" if held else "exited") if left else (beat.phase if beat else None),
         step=left.step if left else (beat.step if beat else None),
         exit_code=left.code if left else None,
         warnings=beat.warnings if beat and not left else (),
     )
+
+
+def _held(state: JobState, spec: Spec, facts: dict[int, tuple[NodeFacts, ...]], now: datetime) -> Held | None:
+    """The machines that are kept at this moment, as far as they are heard of."""
+    hold = hold_of(state, spec)
+    claim = state.claim(hold.claim) if hold is not None else None
+    if hold is None or claim is None or now >= hold.until:
+        return None
+    kept = [
+        fact.instance
+        for fact in facts.get(hold.claim, ())
+        if any(left.outcome == "failed" for left in _exits((fact,))) and _heard_lately(fact, now)
+    ]
+    price = claim.offering.price
+    return Held(hold.until, tuple(kept), None if price is None else price * len(kept)) if kept else None
+
+
+def _held_h(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> float:
+    """Hours that machines were held after the claim was closed. Both moments are the store's."""
+    total_s = 0.0
+    for fact in facts:
+        beat = fact.heartbeat.value if isinstance(fact.heartbeat, Known) else None
+        if claim.closed_at is not None and beat is not None and beat.value.phase == "held":
+            end = now if _heard_lately(fact, now) else beat.modified
+            total_s += max(0.0, (end - claim.closed_at).total_seconds())
+    return total_s / 3600
+
+
+def _heard_lately(fact: NodeFacts, now: datetime) -> bool:
+    beat = fact.heartbeat.value if isinstance(fact.heartbeat, Known) else None
+    return beat is not None and (now - beat.modified).total_seconds() < _HEARD_S
 
 
 def _heartbeats(facts: tuple[NodeFacts, ...]) -> list[Heartbeat]:

@@ -21,7 +21,14 @@ from stoker.store import Store
 # The submitter's active environment. Nothing here is secret.
 ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 # Where a bucket is, for machines that are elsewhere. Nothing here is secret, either.
-STORE_ENVIRON = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ALLOW_HTTP")
+STORE_ENVIRON = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL_LOGS",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ALLOW_HTTP",
+)
 
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _SHELL_SIGNS = re.compile(r"[|&;<>$`(){}*?\\\n]")

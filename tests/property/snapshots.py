@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -105,7 +106,8 @@ def events(draw: st.DrawFn, state: JobState, nodes: int) -> Event:
             return draw(closes(draw(st.sampled_from(state.open_claims)).number))
         case "ended-by":
             claim = launched[0]
-            return Ended(outcome="failed", rule="any", claim=claim.number, closing=draw(closes(claim.number)))
+            rule = draw(st.sampled_from(["any", "user-error"]))
+            return Ended(outcome="failed", rule=rule, claim=claim.number, closing=draw(closes(claim.number)))
         case "draining":
             claim = draw(st.sampled_from(launched))
             return Draining(claim=claim.number, outcome=draw(st.sampled_from(["lost", "limit"])), rule="any")
@@ -223,14 +225,16 @@ def snapshots(draw: st.DrawFn, job: str = "job-1") -> JobSnapshot:
         for claim in state.open_claims
     }
     offers = known_or_not(st.sampled_from([(), (SPOT_A,), (SPOT_A, SPOT_B, ON_DEMAND)]))
+    spec = make_spec(
+        nodes,
+        spot=draw(st.sampled_from(["never", "prefer", "only"])),
+        limits=draw(limits()),
+        user_errors=draw(st.integers(0, 2)),
+    )
+    held_s = draw(st.sampled_from([0.0, 0.0, 100.0, 2000.0, 1e300]))
     return JobSnapshot(
         state=state,
-        spec=make_spec(
-            nodes,
-            spot=draw(st.sampled_from(["never", "prefer", "only"])),
-            limits=draw(limits()),
-            user_errors=draw(st.integers(0, 2)),
-        ),
+        spec=replace(spec, retry=replace(spec.retry, hold_on_failure_s=held_s)),
         capabilities=CAPABILITIES,
         facts=facts,
         instances=draw(known_or_not(listings(state, nodes))),

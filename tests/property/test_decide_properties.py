@@ -15,6 +15,7 @@ from snapshots import MOMENTS, snapshots
 from stoker.core import gate
 from stoker.core.costs import span_s
 from stoker.core.decide import decide, decide_job
+from stoker.core.hold import LEAVE_S
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snapshot, Terminate, Unmark
 from stoker.fold import Claim
@@ -179,6 +180,25 @@ def _assert_nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) ->
     elif job.state.ended is None and claim.open:
         assert claim.launched is not None
         assert instance.id not in [node.instance for node in claim.launched]
+
+
+@settings(max_examples=500)
+@given(snapshots(), AGES)
+def test_an_ended_job_keeps_no_machine_but_a_held_one(job: JobSnapshot, age_s: float) -> None:
+    """Held are only machines that the log names, of the attempt by whose own failure the job ended, for their time."""
+    assume(job.state.ended is not None and job.state.min_version == 1 and isinstance(job.instances, Known))
+    plan, now = _plan(job, age_s)
+    ended = {action.instance for action in plan.actions if isinstance(action, Terminate)}
+    assert isinstance(job.instances, Known) and job.state.ended is not None
+    for instance in job.instances.value:
+        claim = job.state.claim(instance.claim)
+        if instance.state not in ("pending", "running") or claim is None or instance.id in ended:
+            continue
+        assert instance.id in [node.instance for node in claim.launched or ()]
+        assert (job.state.ended.rule, job.state.ended.outcome) == ("user-error", "failed")
+        assert job.state.ended.claim == claim.number and job.state.stop is None
+        assert claim.closed_at is not None
+        assert (now - claim.closed_at).total_seconds() < job.spec.retry.hold_on_failure_s + LEAVE_S
 
 
 @given(snapshots(), AGES)

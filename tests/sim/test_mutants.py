@@ -159,6 +159,14 @@ def launches_are_not_repeatable(patch: Patch) -> None:
     names_do_not_matter(patch)
 
 
+def nobody_is_held(patch: Patch) -> None:
+    patch.setattr(orphans, "is_kept", lambda state, spec, instance, now: False)
+
+
+def a_hold_never_ends(patch: Patch) -> None:
+    patch.setattr(orphans, "is_kept", lambda state, spec, instance, now: True)
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     older_claims_do_not_matter: "two attempts train",
     absence_is_gone: "closed, and",
@@ -174,6 +182,8 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     nothing_is_swept: "does not come to rest",
     a_job_is_forgotten_at_its_end: "",
     a_loss_ends_the_job: "the job failed",
+    nobody_is_held: "ended before its time",
+    a_hold_never_ends: "does not come to rest",
 }
 
 

@@ -66,5 +66,8 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         "saves (peer)",
         "saves (limit)",
         "too late to launch it safely",
+        "stays for a look",
+        "leaves: the hold is over",
+        "leaves: nobody keeps the machine",
     ):
         assert happening in everything, f"no seed reaches {happening!r}"

@@ -14,12 +14,14 @@ from stoker.agent.outputs import OutputSync
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
 from stoker.facts import read_fact
+from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import Exit, Heartbeat, Known
 from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
 
+_CLOUDWATCH_S = 10.0
 _INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_from", "checkpoint", "metrics")
 
 
@@ -39,11 +41,17 @@ def flush(node: Node) -> None:
         beat.change(**{name: getattr(before, name) for name in _INHERITED})
     beat.change(phase="flushing")
     beat.start()
-    logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier)
-    logs.start()
     metrics: MetricsPump | None = None
     status: SyncStatus | None = None
-    submission = _submission(node, until_s)
+    state, submission = _submission(node, until_s)
+    cloudwatch = None
+    if submission is not None and submission.spec.logs.cloudwatch is not None:
+        from stoker.agent.cloudwatch import open_cloudwatch
+
+        cloudwatch = open_cloudwatch(submission.spec, node.config, state)
+    copy = cloudwatch.feed if cloudwatch is not None else None
+    logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier, tap=copy)
+    logs.start()
     if submission is not None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
@@ -71,6 +79,8 @@ def flush(node: Node) -> None:
         tail=logs.tail(),
     )
     node.write_exit(left, until_s)
+    if cloudwatch is not None:
+        cloudwatch.drain(_CLOUDWATCH_S)
 
 
 def _last_words(node: Node) -> Heartbeat | None:
@@ -89,7 +99,7 @@ def _exit_is_written(node: Node, until_s: float) -> bool:
     return found == [True]
 
 
-def _submission(node: Node, until_s: float) -> Submission | None:
+def _submission(node: Node, until_s: float) -> tuple[JobState | None, Submission | None]:
     config = node.config
     watch = LogWatch(node.store, config.job, config.claim, config.instance)
     found: list[Submission] = []
@@ -100,7 +110,7 @@ def _submission(node: Node, until_s: float) -> Submission | None:
             found.append(read_submission(node.store, state))
 
     patient(look, until_s)
-    return found[0] if found else None
+    return watch.state, found[0] if found else None
 
 
 def _flush_checkpoints(node: Node, submission: Submission, until_s: float) -> SyncStatus | None:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from stoker.agent import prepare
+from stoker.agent import hold, prepare
 from stoker.agent.beat import Beat
 from stoker.agent.environ import Place, ask_to_save, lay_library, training_environment
 from stoker.agent.exits import Trained, complete, judge, make_exit
@@ -39,7 +39,10 @@ from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
-from stoker.spec import DEFAULT_MASTER_PORT, Submission
+from stoker.spec import DEFAULT_MASTER_PORT, Spec, Submission
+
+if TYPE_CHECKING:
+    from stoker.agent.cloudwatch import CloudWatchPump
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,10 @@ _FAR_ASK_S = 1.0
 # Between two questions to a store that does not answer.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+
+# What CloudWatch gets to take the last lines, before and after the exit is written.
+_CLOUDWATCH_FIRST_S = 2.0
+_CLOUDWATCH_LAST_S = 10.0
 
 
 class Left(Exception):
@@ -84,6 +91,9 @@ class Life:
         self.peers: PeerWatch | None = None
         self.trained = Trained()
         self.notices = Notices(node)
+        self.cloudwatch: CloudWatchPump | None = None
+        self._spec: Spec | None = None
+        self._signalled = False
         self._runtime_left_s: float | None = None
         self._saves_passed_on = 0
 
@@ -113,7 +123,12 @@ class Life:
         self.watch.start(self.wake.set)
         self._watch_peers()
         submission = self._ask(lambda: read_submission(self.store, state))
-        spec = submission.spec
+        spec = self._spec = submission.spec
+        if spec.logs.cloudwatch is not None:
+            # Only here: HTTP takes longer to import than the rest of an agent.
+            from stoker.agent.cloudwatch import open_cloudwatch
+
+            self.cloudwatch = open_cloudwatch(spec, self.config, state)
         self.metrics = MetricsPump(
             self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier
         )
@@ -324,22 +339,47 @@ class Life:
         until_s = time.monotonic() + FLUSH_LIMIT_S if pressed is None else max(pressed, time.monotonic() + 0.2)
         if left.outcome != "succeeded" and (ended is None or ended.ending is None):
             self.node.say(left.reason)
+        holding = pressed is None and hold.may_hold(left, self._spec)
+        if holding:
+            assert self._spec is not None
+            minutes = f"{self._spec.retry.hold_on_failure_s / 60:.3g} minutes"
+            self.node.say(f"if this ends the job, the machine is held for {minutes}; `stoker stop` gives it back")
         # With little time left each gets its share, and the exit the rest.
         if self.outputs is not None:
             self.outputs.final((until_s - time.monotonic()) / 3)
         self.logs.drain((until_s - time.monotonic()) / 2)
+        if self.cloudwatch is not None:
+            self.cloudwatch.drain(min(_CLOUDWATCH_FIRST_S, (until_s - time.monotonic()) / 4))
         if self.metrics is not None:
             self.metrics.drain((until_s - time.monotonic()) / 2)
         if self.sync is not None:
             self.sync.close()
-        for worker in (self.watch, self.peers, self.usage, self.logs, self.metrics):
+        for worker in (self.peers, self.usage, self.logs, self.metrics):
             if worker is not None:
                 worker.stop()
-        self.beat.stop()
+        if holding:
+            self.beat.change(phase="held")
+        else:
+            self.beat.stop()
         saved = self.sync.status() if self.sync is not None else None
         progress = self.metrics.progress if self.metrics is not None else None
-        self.node.write_exit(complete(left, saved, progress, self.logs.tail()), until_s)
+        written = self.node.write_exit(complete(left, saved, progress, self.logs.tail()), until_s)
         self.group.close()
+        if self.cloudwatch is not None:
+            # A copy for people must not keep the next attempt waiting: what is slow comes after the exit.
+            self.cloudwatch.drain(_CLOUDWATCH_LAST_S if pressed is None else 0.0)
+            self.cloudwatch.stop()
+        if holding and written:
+            self._hold()
+        self.watch.stop()
+        self.beat.stop()
+
+    def _hold(self) -> None:
+        assert self._spec is not None
+        # Not a notice: there is nothing left to save, and nobody to hand over to.
+        signalled = lambda: self._signalled  # noqa: E731
+        over = hold.stay(self._spec, self.config.claim, lambda: self.watch.state, signalled, self.wake)
+        _log.info("%s", over)
 
     # ── Reasons to leave ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -373,6 +413,7 @@ class Life:
         sleep_interruptibly(seconds, self._leave_if_told)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
+        self._signalled = True
         self.notices.take_signal()
         self.wake.set()
 
@@ -384,7 +425,7 @@ class Life:
         if self.metrics is not None:
             progress = self.metrics.progress
             changes |= {"step": progress.last_step, "first_step": progress.first_step, "metrics": progress.values}
-        problems = [self.logs.status.error, self.watch.error]
+        problems = [self.logs.status.error, self.watch.error, self.cloudwatch.warning if self.cloudwatch else None]
         if self.sync is not None:
             status = self.sync.status()
             changes |= {
@@ -401,6 +442,8 @@ class Life:
             self.metrics.add_usage(usage)
 
     def _scan(self, data: bytes, at: float) -> None:
+        if self.cloudwatch is not None:
+            self.cloudwatch.feed(data, at)
         if self.metrics is not None:
             self.metrics.scan(data, at)
 

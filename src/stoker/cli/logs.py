@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.options import job_argument, opened_store, store_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stoker.fold import JobState
+    from stoker.reading.logs import Line, NodeLog
+    from stoker.store import Store
 
 
 @click.command("logs")
@@ -18,13 +26,15 @@ from stoker.cli.options import job_argument, opened_store, store_option
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines of what is there.")
 @store_option
 def command(job: str, following: bool, rank: int | None, attempt: int | None, tail: int | None) -> int:
-    """Print or follow a job's log: all attempts and nodes in one stream."""
+    """Print or follow a job's log: all attempts and nodes in one stream.
+
+    Lines that begin with [boot] are of a machine that could not start an agent: what its boot said, or its console.
+    """
     from stoker import index, log
     from stoker.cli.following import Follower, Screen, node_logs
     from stoker.cli.printing import counted, say
     from stoker.errors import UserError
     from stoker.finding import find_job
-    from stoker.reading.logs import read_lines, read_tail
 
     store = opened_store()
     found = find_job(store, job)
@@ -46,9 +56,46 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
         except KeyboardInterrupt:
             say(f"\n{found} goes on. Come back: stoker logs -f {found}   Stop it: stoker stop {found}")
             return EXIT_INTERRUPTED
+        if follower.state is not None:
+            for line in consoles(store, follower.state, node_logs(follower.state, rank, attempt)):
+                screen.line(line)
+        screen.flush()
         return 0
-    narrowed = node_logs(state, rank, attempt)
-    for line in read_lines(store, found, narrowed) if tail is None else read_tail(store, found, narrowed, tail):
+    for line in _lines(store, state, node_logs(state, rank, attempt), tail):
         screen.line(line)
     screen.flush()
     return 0
+
+
+def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | None) -> Iterator[Line]:
+    """What is there now, in order, with the consoles of machines of whom nothing else is left."""
+    from stoker.reading.logs import read_lines, read_tail
+
+    if tail is not None:
+        found = read_tail(store, state.job, nodes, tail)
+        # Of several attempts those that spoke tell more.
+        yield from found or list(consoles(store, state, nodes))[-tail:] if tail else ()
+        return
+    for attempt in sorted({node.attempt for node in nodes}):
+        these = [node for node in nodes if node.attempt == attempt]
+        yield from read_lines(store, state.job, these)
+        yield from consoles(store, state, these)
+
+
+def consoles(store: Store, state: JobState, nodes: Sequence[NodeLog]) -> Iterator[Line]:
+    """The consoles of machines that are over and never wrote a word, where their provider keeps them."""
+    from stoker.errors import StokerError
+    from stoker.governor.fleet import Fleet
+    from stoker.providers.base import Speaks
+    from stoker.reading.logs import console_lines, unheard_of
+
+    untrained = {claim.number: claim for claim in state.attempts if claim.closed and not claim.closed.trained_s}
+    fleet = Fleet(store.url)
+    for node in unheard_of(store, state.job, [node for node in nodes if node.claim in untrained]):
+        offering = untrained[node.claim].offering
+        try:
+            provider = fleet.provider(offering.provider)
+            output = provider.console(node.instance, offering.region) if isinstance(provider, Speaks) else None
+        except StokerError:
+            continue  # It would have been more to read. What was decided on it is in `show`.
+        yield from console_lines(node, output or "")

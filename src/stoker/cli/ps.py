@@ -37,7 +37,7 @@ def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
         return
     _print_governor(last_pass(store), len(active))
     if shown:
-        click.echo(_table(shown))
+        click.echo(_table(shown, active))
     elif not summaries:
         click.echo("no jobs yet; `stoker run` starts one")
 
@@ -95,8 +95,20 @@ def _print_governor(passed: datetime | None, active: int) -> None:
         click.secho("nobody governs these jobs: `stoker govern --watch` does, or deploy a governor", fg="yellow")
 
 
-def _table(summaries: list[Summary]) -> str:
-    from stoker.cli.printing import ago, dollars, duration, legible, one_line, phase, table
+def _told(summary: Summary, active: set[str], now: datetime) -> str:
+    """Why it is where it is; first of all, that its machine is still paid for."""
+    from stoker.cli.printing import clock, dollars, one_line
+
+    held = summary.held
+    # The record of a job is not written again when a hold is over: its marker, and the time, tell that.
+    if held is None or summary.id not in active or now >= held.until:
+        return one_line(summary.reason, 60)
+    price = "?" if held.price is None else dollars(held.price)
+    return one_line(f"held until {clock(held.until)} at {price}/h; {summary.reason}", 80)
+
+
+def _table(summaries: list[Summary], active: set[str]) -> str:
+    from stoker.cli.printing import ago, dollars, duration, legible, phase, table
 
     now = datetime.now(timezone.utc)
     rows = [
@@ -108,7 +120,7 @@ def _table(summaries: list[Summary]) -> str:
             duration(summary.trained_s),
             dollars(summary.cost),
             ago(summary.submitted_at, now),
-            legible(one_line(summary.reason, 60)),
+            legible(_told(summary, active, now)),
         ]
         for summary in summaries
     ]

@@ -26,9 +26,10 @@ from stoker.cli.printing import (
 from stoker.cli.timeline import MOST_REASON, timeline
 from stoker.fold import JobState
 from stoker.store import Store
-from stoker.summary import Summary
+from stoker.summary import Held, Summary
 
 _TAIL_LINES = 12
+_MOST_LINKS = 8
 
 
 def last_words(state: JobState) -> tuple[str, ...]:
@@ -66,6 +67,9 @@ def _facts(summary: Summary) -> list[list[str]]:
     rows.append(["checkpoint", _safety(summary)])
     if summary.cost is not None or summary.attempts:
         rows.append(["cost", cost_text(summary)])
+    if summary.held is not None:
+        rows.append(["held", held_text(summary.held)])
+    rows += _links(summary)
     if summary.tags:
         rows.append(["tags", "  ".join(f"{name}={value}" for name, value in summary.tags.items())])
     return [[click.style(name, dim=True), text] for name, text in rows]
@@ -121,6 +125,31 @@ def cost_text(summary: Summary) -> str:
             text += f": saved {summary.saved_share:.0%}"
     sources = list(dict.fromkeys(attempt.price_source for attempt in summary.attempts if attempt.price_source))
     return f"{text} (prices: {', '.join(sources)})" if sources else text
+
+
+def held_text(held: Held, now: datetime | None = None) -> str:
+    """`i-7 until 14:32:10 (12m 03s left) at $1.20/h; …`."""
+    left_s = (held.until - (now or datetime.now(timezone.utc))).total_seconds()
+    price = "an unknown price" if held.price is None else f"{dollars(held.price)}/h"
+    names = ", ".join(held.instances)
+    return f"{names} until {clock(held.until)} ({duration(left_s)} left) at {price}; `stoker stop` gives it back"
+
+
+def _links(summary: Summary) -> list[list[str]]:
+    """Where the machines of the last attempt are shown, and their logs."""
+    nodes = summary.attempts[-1].nodes if summary.attempts else ()
+    rows = []
+    for what, links in (
+        ("machine", [(node, node.link) for node in nodes]),
+        ("log", [(node, node.log_link) for node in nodes]),
+    ):
+        told = [(node, link) for node, link in links if link is not None]
+        for node, link in told[:_MOST_LINKS]:
+            rank = f"node {node.rank} " if len(nodes) > 1 else ""
+            rows.append([what, f"{rank}{node.instance}  {link}" if what == "machine" else f"{rank}{link}"])
+        if len(told) > _MOST_LINKS:
+            rows.append([what, f"and {len(told) - _MOST_LINKS} more; --json has them all"])
+    return rows
 
 
 def _node_warnings(summary: Summary) -> list[str]:

@@ -256,6 +256,11 @@ def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None
 
 
 def _wait_until_retired(store: Store, job: str) -> None:
+    from stoker import client, log
+
+    state = log.read(store, job)
+    if state is not None and client.may_be_held(store, state):
+        return  # Its machine stays for as long as the spec says.
     deadline = time.monotonic() + _RETIRE_S
     while time.monotonic() < deadline and next(iter(store.list(f"{layout.ACTIVE}{job}/")), None) is not None:
         time.sleep(0.05 if store.near else 1.0)

@@ -12,8 +12,8 @@ from stoker.cli.options import jobs_argument, opened_store, store_option
 @click.option("--wait", "waiting", is_flag=True, help="Wait until the jobs have ended.")
 @store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:
-    """Let jobs save, then end them."""
-    from stoker import client
+    """Let jobs save, then end them. Of a job that has failed, give back a machine that is held."""
+    from stoker import client, log
     from stoker.cli.printing import legible, say
     from stoker.cli.timeline import outcome_text
     from stoker.finding import find_job
@@ -26,7 +26,9 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
     for job in found:
         if client.stop(job, store):
             asked.append(job)
-            say(f"{job} saves and stops")
+            state = log.read(store, job)
+            ended = state is not None and state.ended is not None
+            say(f"{job} had ended already; its machine is given back" if ended else f"{job} saves and stops")
         else:
             say(f"{job} had ended already")
     if asked:

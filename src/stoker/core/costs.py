@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -34,9 +35,9 @@ def machine_hours(claim: Claim, now: datetime) -> float:
     return max(0.0, (end - claim.launched_at).total_seconds()) / 3600 * len(claim.launched or ())
 
 
-def claim_cost(claim: Claim, now: datetime) -> Cost:
-    """The cost of one claim so far."""
-    hours = machine_hours(claim, now)
+def claim_cost(claim: Claim, now: datetime, held_h: float = 0.0) -> Cost:
+    """The cost of one claim so far. `held_h` are hours that its machines were held after it was closed."""
+    hours = machine_hours(claim, now) + held_h
     price, full = claim.offering.price, claim.offering.on_demand_price
     if hours == 0.0:
         return Cost(spent=0.0, on_demand=0.0)
@@ -46,10 +47,12 @@ def claim_cost(claim: Claim, now: datetime) -> Cost:
     )
 
 
-def job_cost(state: JobState, now: datetime, since_opened: bool = False) -> Cost:
-    """The cost of all attempts, or of those since the job was last opened."""
+def job_cost(
+    state: JobState, now: datetime, since_opened: bool = False, held_h: Mapping[int, float] | None = None
+) -> Cost:
+    """The cost of all attempts, or of those since the job was last opened. `held_h` is by the claims' numbers."""
     claims = state.since_opened() if since_opened else state.claims
-    costs = [claim_cost(claim, now) for claim in claims]
+    costs = [claim_cost(claim, now, (held_h or {}).get(claim.number, 0.0)) for claim in claims]
     return Cost(
         spent=_sum([cost.spent for cost in costs]),
         on_demand=_sum([cost.on_demand for cost in costs]),

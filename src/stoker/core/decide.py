@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from stoker.core import gate, orphans, retry
 from stoker.core.costs import burn_rate, job_cost, span_s
+from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
 from stoker.core.silence import mass_silence, silent_etag
@@ -100,6 +101,10 @@ class _Decision:
         named = [node.instance for claim in self.state.claims for node in claim.launched or ()]
         if not all(self.job.is_gone(instance) for instance in named):
             self.waiting = "ended; its machines are not known to be gone yet"
+            hold = hold_of(self.state, self.job.spec)
+            if hold is not None and self.now < hold.ends_at:
+                self.waiting = f"ended; held for a look until {hold.until:%Y-%m-%d %H:%M:%S} UTC"
+                self.wakes.append(hold.ends_at)
             return
         if not self._nothing_unnamed():
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from stoker.core.hold import is_kept
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
 from stoker.fold import JobState
 from stoker.model import Instance, Known, Leftover
@@ -56,7 +57,9 @@ def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | 
     if claim is None:
         return None if _newborn(instance, job.capabilities.newborn_s, now) else "its claim is not in the log"
     if state.ended is not None:
-        return "the job has ended"
+        # One that is positively gone is nobody's to keep, whatever an older list still says.
+        held = is_kept(state, job.spec, instance.id, now) and not job.is_gone(instance.id)
+        return None if held else "the job has ended"
     if not claim.open:
         return f"its claim is closed: {claim.closed_reason}"
     if claim.launched is not None and all(node.instance != instance.id for node in claim.launched):

@@ -23,6 +23,7 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.observe import STUMBLES, Memory
 from stoker.model import AttemptOutcome, Closed, Event, Instance, Launched, NodeRef, Record
 from stoker.providers.base import LaunchOrder
+from stoker.spec import Spec
 from stoker.store import Store
 
 
@@ -182,7 +183,7 @@ class Applier:
             spec=spec,
             submitter=submission.submitter,
             offering=claim.offering,
-            max_life_s=longest_life_s(spec.limits.max_runtime_s),
+            max_life_s=longest_life_s(spec),
             environ=submission.environ,
             bundles=submission.bundles,
         )
@@ -195,5 +196,7 @@ _DRY_KEPT = timedelta(days=1)
 _LIFE_MARGIN_S = 3600.0
 
 
-def longest_life_s(max_runtime_s: float | None) -> float | None:
-    return None if max_runtime_s is None else max_runtime_s + _LIFE_MARGIN_S
+def longest_life_s(spec: Spec) -> float | None:
+    """How long a machine of this job may live, whoever governs it; None where nothing bounds its time."""
+    most_s = spec.limits.max_runtime_s
+    return None if most_s is None else most_s + spec.retry.hold_on_failure_s + _LIFE_MARGIN_S

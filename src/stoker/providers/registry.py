@@ -12,6 +12,7 @@ from stoker.errors import UserError
 
 if TYPE_CHECKING:
     from stoker.providers.base import Capabilities, Machine, Provider
+    from stoker.providers.linking import Links
     from stoker.providers.pricing import PriceTable
 
 GROUP = "stoker.providers"
@@ -53,13 +54,25 @@ def machine(name: str, node_dir: Path) -> Machine:
 
 def prices(name: str) -> PriceTable:
     """The provider's own table of prices. Raises UserError when it keeps none."""
-    path = f"{_module(name).__name__}.prices"
+    return cast("PriceTable", _part(name, "prices", f"--provider: {name} keeps no table of prices"))
+
+
+def links(name: str) -> Links | None:
+    """Where people find the provider's things in a browser; None where it has no such place, or is not installed."""
     try:
-        return cast("PriceTable", importlib.import_module(path))
+        return cast("Links", _part(name, "links", f"{name} has no console"))
+    except UserError:
+        return None
+
+
+def _part(name: str, part: str, lacking: str) -> ModuleType:
+    path = f"{_module(name).__name__}.{part}"
+    try:
+        return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name != path:
             raise
-        raise UserError(f"--provider: {name} keeps no table of prices") from None
+        raise UserError(lacking) from None
 
 
 def _module(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stoker import layout
 from stoker.chunks import MAX_READ_BYTES, parse_segments
 from stoker.errors import StoreError
-from stoker.reading.nodes import NodeLog, boots, fetch_chunks, list_chunks
+from stoker.reading.nodes import NodeLog, boot_lines, boots, fetch_chunks, list_chunks
 from stoker.store import Store
 
 UNREADABLE = "[stoker] a part of this log cannot be read"
@@ -58,6 +58,8 @@ class NodeCursor:
         # Where in the node's log file the next byte stood; what came before came twice.
         self._offset: int | None = None
         self._at = 0.0
+        # It has an agent, or its boot's output was read.
+        self._booted = False
         self._lines = _LineSplitter()
 
     def read(self, *, look_closely: bool = False) -> Iterator[Line]:
@@ -78,6 +80,7 @@ class NodeCursor:
             last = self._boot + 1 == len(self._boots)
             if self._unlisted:
                 yield from self._read_listed()
+            yield from self._read_boot_output()
             yield from self._read_chunk()
             while self._next_exists():
                 # The writer turned to the next chunk, so this one is final, but may have grown since it was read.
@@ -139,6 +142,20 @@ class NodeCursor:
         if rows and rows[-1][0] > self._chunk:
             yield from self._leave_chunk(rows[-1][0])
         self._unlisted = False
+
+    def _read_boot_output(self) -> Iterator[Line]:
+        """Of a machine that never had an agent, what it said instead: once, and only while there is no log."""
+        if self._booted or self._boot or self._chunk or self._position:
+            return
+        if self._store.head(self._key(0)) is not None or self._store.head(layout.heartbeat(self._boots[0])) is not None:
+            self._booted = True
+            return
+        found = boot_lines(self._store, self._boots[0])
+        if found is not None:
+            self._booted = True
+            self._at = max(self._at, found[0])
+            for text in found[1]:
+                yield self._line(text.encode(), b"\n")
 
     def _read_chunk(self) -> Iterator[Line]:
         """What has been added to the present chunk."""

@@ -9,10 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stoker.errors import StoreUnavailable
 from stoker.reading.cursor import UNREADABLE, Line, NodeCursor
-from stoker.reading.nodes import NodeLog
+from stoker.reading.nodes import BOOT, NodeLog, boots, output_lines
 from stoker.store import Store
 
-__all__ = ["UNREADABLE", "Line", "NodeLog", "follow", "read_lines", "read_tail"]
+__all__ = [
+    "BOOT",
+    "UNREADABLE",
+    "Line",
+    "NodeLog",
+    "console_lines",
+    "follow",
+    "read_lines",
+    "read_tail",
+    "unheard_of",
+]
 
 NEAR_POLL_S = 0.1
 FAR_POLL_S = 2.0
@@ -43,6 +53,16 @@ def read_tail(store: Store, job: str, nodes: Sequence[NodeLog], n: int) -> list[
         last = deque(_merge(_whole(cursor) for cursor in cursors), maxlen=n - len(lines))
         lines = [*last, *lines]
     return lines
+
+
+def unheard_of(store: Store, job: str, nodes: Iterable[NodeLog]) -> list[NodeLog]:
+    """Those that never wrote a word: neither an agent nor a boot. Only their console may tell. Raises StoreError."""
+    return [node for node in sorted(nodes) if not boots(store, job, node)]
+
+
+def console_lines(node: NodeLog, output: str) -> list[Line]:
+    """What a machine's console showed, as lines of its node."""
+    return [Line(node.attempt, node.rank, 0.0, text) for text in output_lines(output)]
 
 
 def follow(

@@ -14,6 +14,9 @@ from stoker.store import Meta, Store
 
 # A bucket answers in tens of milliseconds, many at a time; this many chunks of 4 MB are held at most.
 _AHEAD = 8
+# How a line begins that a machine said before it had an agent.
+BOOT = "[boot] "
+_MOST_BOOT_BYTES = 1024 * 1024
 _NUMBER = re.compile(r"[0-9]{8}")
 
 
@@ -44,6 +47,22 @@ def boots(store: Store, job: str, node: NodeLog) -> list[str]:
         if instance == node.instance and n.isdecimal() and len(n) < 10:
             found.append((int(n), above + name))
     return [folder for _, folder in sorted(found)]
+
+
+def boot_lines(store: Store, folder: str) -> tuple[float, list[str]] | None:
+    """What a machine said that could not start an agent, and when it was written (unix seconds); None: nothing."""
+    key = layout.boot_output(folder)
+    meta = store.head(key)
+    if meta is None:
+        return None
+    # Far more than any boot says. The end of it counts.
+    data = store.get_from(key, max(0, meta.size - _MOST_BOOT_BYTES)) or b""
+    return meta.modified.timestamp(), output_lines(data.decode("utf-8", "replace"))
+
+
+def output_lines(output: str) -> list[str]:
+    """The lines of a boot's output or a console, which are no log of the training, and marked so."""
+    return [f"{BOOT}{line.rstrip()}" for line in output.splitlines() if line.strip()]
 
 
 def list_chunks(store: Store, prefix: str) -> list[tuple[int, Meta]]:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from stoker import codec, facts, layout, log
+from stoker.agent.hold import allowed, may_hold
 from stoker.core import gate, retry
 from stoker.core.policy import DEFAULT
 from stoker.errors import StoreError
@@ -84,6 +85,7 @@ class Agent:
         self.rendezvous: Rendezvous | None = None
         self.ready = False
         self.limit_s: float | None = None
+        self.held_s = 0.0
         self.beats = 0
 
     # ── What happens to it ────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,7 +108,8 @@ class Agent:
         world = self.world
         world.note(f"the agent of {self.machine.id} dies")
         world.after(world.random.uniform(0.0, 5.0), self._stop_training)
-        if world.random.random() < 0.6:
+        # One that has said its last word is not started again to say it twice.
+        if world.random.random() < 0.6 and self.left is None:
             world.after(world.random.uniform(5.0, 20.0), self._restart)
         else:
             world.after(world.random.uniform(5.0, 90.0), lambda: world.cloud.power_off(self.machine))
@@ -322,8 +325,30 @@ class Agent:
             self.left = left
             self.world.note(f"{self.machine.id} exits: {outcome}, {why}, step {int(self.step)}")
             self.world.checks.exited(self)
-        self.dead = True
         self.world.kick()
+        if self.left is not None and may_hold(left, self.job.spec):
+            self.held_s, self.phase = self.world.now_s, "held"
+            self.world.note(f"{self.machine.id} stays for a look")
+            self._stay()
+            return
+        self._go()
+
+    def _stay(self) -> None:
+        """As long as the real agent would."""
+        if not self.alive or self.machine.agent is not self:
+            return
+        self._try(self._read_log)
+        longest_s, over = allowed(self.job.spec, self.machine.claim, self.state)
+        left_s = self.held_s + longest_s - self.world.now_s
+        if left_s <= 0:
+            self.world.note(f"{self.machine.id} leaves: {over}")
+            self._go()
+            return
+        self._try(self._beat)
+        self.world.after(min(left_s, TICK_S), self._stay)
+
+    def _go(self) -> None:
+        self.dead = True
         # Some machines do not power off when told to; the governor ends those.
         if self.world.random.random() < 0.9:
             self.world.after(self.world.random.uniform(0.0, 10.0), lambda: self.world.cloud.power_off(self.machine))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker import layout
+from stoker.core.hold import LEAVE_S, hold_of
 from stoker.fold import Claim
 from stoker.index import read_summary
 from stoker.testing.sim_cloud import Machine
+from stoker.testing.sim_data import at
 from stoker.testing.sim_scenario import SimJob
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class Checks:
             self.fail("a machine without this store's tag is touched")
         if machine.job == "ghost" and world.now_s - machine.created_s < world.scenario.capabilities.newborn_s:
             self.fail(f"{machine.id} is ended as an orphan while newborn")
+        if agent is not None and agent.alive and agent.held_s:
+            self._held(agent)
         if agent is None or not agent.alive or not agent.training:
             return
         world.sync()
@@ -120,6 +124,14 @@ class Checks:
         if claim is not None and claim.open and claim.drain is None and state is not None and state.stop is None:
             self.fail(f"{machine.id} trains, is heard, was asked nothing, and is terminated")
 
+    def _held(self, agent: Agent) -> None:
+        """A machine that is held is ended by a governor only when its time is over, or somebody asked."""
+        self.world.sync()
+        state = agent.job.state
+        hold = hold_of(state, agent.job.spec) if state is not None else None
+        if hold is not None and hold.claim == agent.machine.claim and at(self.world.now_s) < hold.until:
+            self.fail(f"{agent.machine.id} is held, and ended before its time")
+
     # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def at_rest(self) -> bool:
@@ -133,6 +145,7 @@ class Checks:
             self._outcome(job)
             self._log(job)
             self._bounds(job)
+            self._holds(job)
             summary = read_summary(self.world.store, job.name)
             assert job.state is not None and job.state.ended is not None
             if self.world.index_doubted:
@@ -191,6 +204,15 @@ class Checks:
             self.fail(f"trained {trained_s:.0f} s of {limits.max_runtime_s:g} s")
         if limits.max_cost is not None and cost > limits.max_cost + 3.0 * job.spec.nodes * slack_s / 3600:
             self.fail(f"cost {cost:.2f} of {limits.max_cost:g}")
+
+    def _holds(self, job: SimJob) -> None:
+        """Nothing is held for longer than was asked, but for the time that governors are away and machines take."""
+        held_s = job.spec.retry.hold_on_failure_s
+        for machine in self.world.cloud.machines.values():
+            if machine.job == job.name and machine.agent is not None and machine.agent.held_s:
+                stayed_s = machine.changed_s - machine.agent.held_s
+                if stayed_s > held_s + LEAVE_S + 2 * SLACK_S and not self.world.outage_until_s:
+                    self.fail(f"{machine.id} was held for {stayed_s:.0f} s of {held_s:g} s")
 
     def _claim(self, machine: Machine) -> Claim | None:
         state = self.world.jobs[machine.job].state if machine.job in self.world.jobs else None

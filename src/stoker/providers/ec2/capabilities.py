@@ -18,6 +18,7 @@ CAPABILITIES = Capabilities(
             "environment.python",
             "inputs.mode:copy",
             "inputs.mode:stream",
+            "logs.cloudwatch",
             "resources.cpus",
             "resources.disk",
             "resources.gpus",
@@ -26,6 +27,7 @@ CAPABILITIES = Capabilities(
             "resources.memory",
             "resources.region",
             "resources.zones",
+            "retry.hold_on_failure",
         }
     ),
     interrupts=True,

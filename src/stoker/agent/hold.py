@@ -1,0 +1,54 @@
+"""Stay on a machine whose training has failed, for as long as the job's spec and log allow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from stoker.core.hold import hold_of
+from stoker.fold import JobState
+from stoker.model import Exit, ExitWhy
+from stoker.spec import Spec
+
+# What a look at the machine may explain. Whether this was the job's end is the governor's to say.
+_WORTH_A_LOOK: frozenset[ExitWhy] = frozenset({"finished", "setup"})
+_LOOK_EVERY_S = 1.0
+
+
+def may_hold(left: Exit, spec: Spec | None) -> bool:
+    """Whether an exit may be followed by a hold."""
+    asked = spec is not None and spec.retry.hold_on_failure_s > 0
+    return asked and left.outcome == "failed" and left.why in _WORTH_A_LOOK and not left.evidence
+
+
+def stay(
+    spec: Spec, claim: int, state: Callable[[], JobState | None], leave: Callable[[], bool], wake: threading.Event
+) -> str:
+    """Return when the hold is over, with the reason: its time, a person's word, or a verdict that keeps no machine.
+
+    `state` is the newest that could be read: a store that does not answer neither ends the hold nor makes it longer.
+    `leave` says that the machine is about to be taken away.
+    """
+    began_s = time.monotonic()
+    while True:
+        longest_s, over = allowed(spec, claim, state())
+        left_s = began_s + longest_s - time.monotonic()
+        if leave():
+            return "the machine is being shut down"
+        if left_s <= 0:
+            return over
+        wake.wait(min(left_s, _LOOK_EVERY_S))
+        wake.clear()
+
+
+def allowed(spec: Spec, number: int, state: JobState | None) -> tuple[float, str]:
+    """How long this machine may stay, all in all, and what to say when that is over."""
+    longest_s = spec.retry.hold_on_failure_s
+    claim = state.claim(number) if state is not None else None
+    if state is None or claim is None or (claim.open and state.ended is None and state.stop is None):
+        return longest_s, "the hold is over; nobody has judged the attempt yet"
+    hold = hold_of(state, spec)
+    if hold is None or hold.claim != number:
+        return 0.0, "nobody keeps the machine"
+    return min(longest_s, hold.longest_s), "the hold is over"

@@ -1,0 +1,199 @@
+"""Write to CloudWatch Logs from a machine, with its role's credentials. Standard library alone.
+
+https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html
+The limits below are the service's. No sequence token is needed any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from stoker.aws.imds import Imds, ImdsError
+from stoker.aws.sigv4 import Credentials, sign
+
+# One PutLogEvents: its messages in UTF-8 and 26 bytes for each.
+MOST_BATCH_BYTES = 1_048_576
+EVENT_OVERHEAD_BYTES = 26
+MOST_BATCH_EVENTS = 10_000
+MOST_BATCH_SPAN_MS = 24 * 3600 * 1000
+# The service takes 1 MiB since April 2025; what reads logs behind it (subscriptions, exports) is content with this.
+MOST_EVENT_BYTES = 256 * 1024 - EVENT_OVERHEAD_BYTES
+
+_GROUP = re.compile(r"[A-Za-z0-9_./#-]{1,512}")
+_TIMEOUT_S = 10.0
+# The metadata service shows new credentials five minutes before the old ones end.
+_CREDENTIALS_FOR_S = 120.0
+_ANSWER_BYTES = 1 << 20
+_STALE = ("ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException")
+
+
+class LogsError(OSError):
+    """CloudWatch Logs refused, or did not answer (`code` is empty then)."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Event(NamedTuple):
+    """One line. `size` is what it counts in a batch."""
+
+    at_ms: int
+    message: str
+    size: int
+
+
+def is_group(name: str) -> bool:
+    """Whether a log group may have this name."""
+    return _GROUP.fullmatch(name) is not None
+
+
+def event(at_ms: int, message: str) -> Event:
+    """An event as the service counts it. It takes no empty ones."""
+    text = message or " "
+    return Event(at_ms, text, len(text.encode()) + EVENT_OVERHEAD_BYTES)
+
+
+class CloudWatchLogs:
+    """The service in this machine's region. Not thread-safe. Every method raises LogsError."""
+
+    def __init__(self, imds: Imds | None = None, environ: Mapping[str, str] | None = None) -> None:
+        self._imds = imds or Imds()
+        environ = os.environ if environ is None else environ
+        self._endpoint = environ.get("AWS_ENDPOINT_URL_LOGS") or environ.get("AWS_ENDPOINT_URL")
+        self._region = ""
+        self._credentials: Credentials | None = None
+        self._credentials_until_s = 0.0
+        # What the service's clock is ahead of ours by, where it complained.
+        self._ahead = timedelta(0)
+
+    def create_stream(self, group: str, stream: str) -> None:
+        """Make a stream. One that is there is as good as made."""
+        self._make("CreateLogStream", {"logGroupName": group, "logStreamName": stream})
+
+    def create_group(self, group: str) -> bool:
+        """Make a group. False: it was there already."""
+        return self._make("CreateLogGroup", {"logGroupName": group})
+
+    def retain(self, group: str, days: int) -> None:
+        """Let the group forget what is older."""
+        self.call("PutRetentionPolicy", {"logGroupName": group, "retentionInDays": days})
+
+    def put(self, group: str, stream: str, events: Sequence[Event]) -> int:
+        """Write a batch, which is within the limits. Answers how many events the service took and dropped: too old,
+        or of a clock that is hours ahead."""
+        told = [{"timestamp": each.at_ms, "message": each.message} for each in events]
+        answer = self.call("PutLogEvents", {"logGroupName": group, "logStreamName": stream, "logEvents": told})
+        rejected = answer.get("rejectedLogEventsInfo")
+        return _dropped(rejected, len(events)) if isinstance(rejected, dict) else 0
+
+    def call(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """One request. Tried again at once where only credentials or the clock had to be looked up anew."""
+        try:
+            return self._call(operation, params)
+        except LogsError as error:
+            if error.code not in _STALE:
+                raise
+            self._credentials = None
+        return self._call(operation, params)
+
+    def _make(self, operation: str, params: Mapping[str, Any]) -> bool:
+        try:
+            self.call(operation, params)
+        except LogsError as error:
+            if error.code != "ResourceAlreadyExistsException":
+                raise
+            return False
+        return True
+
+    def _call(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        body = json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            url = self._url()
+            headers = sign(
+                "POST",
+                url,
+                self._role(),
+                self._region,
+                datetime.now(timezone.utc) + self._ahead,
+                headers={"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": f"Logs_20140328.{operation}"},
+                payload_digest=hashlib.sha256(body).hexdigest(),
+                service="logs",
+            )
+        except ImdsError as error:
+            raise LogsError("", str(error)) from None
+        status, date, data = self._post(url, headers, body)
+        tree = _parsed(data)
+        if status == 200:
+            return tree
+        code = str(tree.get("__type") or tree.get("code") or status).rpartition("#")[2].partition(":")[0]
+        if code in _STALE and date:
+            self._mind_clock(date)
+        said = tree.get("message") or tree.get("Message") or ""
+        raise LogsError(code, f"{operation} was answered with {code}{f': {said}' if said else ''}")
+
+    def _post(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str, bytes]:
+        parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.netloc, timeout=_TIMEOUT_S)
+        try:
+            connection.request("POST", parts.path, body=body, headers=dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.getheader("Date") or "", answer.read(_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise LogsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+
+    def _url(self) -> str:
+        """Where the service is. The machine's own region, which need not be the bucket's."""
+        if not self._region:
+            self._region = self._imds.get("meta-data/placement/region") or ""
+            if not self._region:
+                raise LogsError("", "the metadata service does not tell the region")
+        if not self._endpoint:
+            domain = self._imds.get("meta-data/services/domain") or "amazonaws.com"
+            self._endpoint = f"https://logs.{self._region}.{domain}"
+        return f"{self._endpoint.rstrip('/')}/"
+
+    def _role(self) -> Credentials:
+        if self._credentials is None or time.monotonic() >= self._credentials_until_s:
+            self._credentials = self._imds.credentials()
+            self._credentials_until_s = time.monotonic() + _CREDENTIALS_FOR_S
+        if self._credentials is None:
+            raise LogsError("", "the machine has no instance profile")
+        return self._credentials
+
+    def _mind_clock(self, date: str) -> None:
+        try:
+            now = parsedate_to_datetime(date).astimezone(timezone.utc)
+        except (ValueError, TypeError):
+            return
+        ahead = now - datetime.now(timezone.utc)
+        # The service tolerates minutes; a reply's whole seconds are no reason to move.
+        self._ahead = ahead if abs(ahead) > timedelta(minutes=1) else timedelta(0)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        tree = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _dropped(rejected: Mapping[str, Any], count: int) -> int:
+    """https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_RejectedLogEventsInfo.html"""
+    old = max(int(rejected.get("expiredLogEventEndIndex") or 0), int(rejected.get("tooOldLogEventEndIndex") or 0))
+    new = rejected.get("tooNewLogEventStartIndex")
+    return min(count, old + (count - int(new) if new is not None else 0))

@@ -1,0 +1,75 @@
+"""Machines of a failed job that are kept for a while, so that a person can look at what went wrong.
+
+Pure, and asked by both sides: the agent stays as long as this allows, and the governor ends nothing that this keeps.
+Only the attempt that ended the job is kept, only where its own script failed, and only until its time or its money is
+over, or somebody asks for the end (`stoker stop`, `stoker resume`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from stoker.core.costs import job_cost, span_s
+from stoker.fold import Claim, JobState
+from stoker.spec import Spec
+
+# The agent counts from its exit, which came before the job's end. This much more it has to power off by itself.
+LEAVE_S = 60.0
+
+# The rules by which a job ends that a look at its machine may explain: what the script, or its set-up, did.
+HELD_RULES = frozenset({"user-error"})
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Whose machines are kept, and until when, by the store's clock."""
+
+    claim: int
+    since: datetime
+    until: datetime
+
+    @property
+    def ends_at(self) -> datetime:
+        """From here on nobody keeps them."""
+        return self.until + timedelta(seconds=LEAVE_S)
+
+    @property
+    def longest_s(self) -> float:
+        return (self.until - self.since).total_seconds()
+
+
+def hold_of(state: JobState, spec: Spec) -> Hold | None:
+    """The hold that an ended job is entitled to, whether or not its time is over; None where there is none."""
+    ended = state.ended
+    if ended is None or ended.outcome != "failed" or ended.rule not in HELD_RULES or state.stop is not None:
+        return None
+    claim = state.claim(ended.claim) if ended.claim is not None else None
+    if claim is None or claim.closed_at is None or not claim.launched:
+        return None
+    longest_s = min(span_s(spec.retry.hold_on_failure_s), _affordable_s(state, claim, spec))
+    if longest_s <= 0:
+        return None
+    return Hold(claim.number, since=claim.closed_at, until=claim.closed_at + timedelta(seconds=longest_s))
+
+
+def is_kept(state: JobState, spec: Spec, instance: str, now: datetime) -> bool:
+    """Whether this machine is one that nobody may end yet."""
+    hold = hold_of(state, spec)
+    if hold is None or now >= hold.ends_at:
+        return False
+    claim = state.claim(hold.claim)
+    return claim is not None and any(node.instance == instance for node in claim.launched or ())
+
+
+def _affordable_s(state: JobState, claim: Claim, spec: Spec) -> float:
+    """How long `limits.max_cost` pays for all machines of the claim. The time to power off is set aside."""
+    most = spec.limits.max_cost
+    if most is None:
+        return float("inf")
+    assert claim.closed_at is not None
+    spent, price = job_cost(state, claim.closed_at, since_opened=True).spent, claim.offering.price
+    if spent is None or price is None:
+        return 0.0
+    rate = price * len(claim.launched or ()) / 3600
+    return (most - spent) / rate - LEAVE_S if rate > 0 else float("inf")

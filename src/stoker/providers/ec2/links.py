@@ -1,0 +1,31 @@
+"""AWS's console, for people: where a machine and its log are shown. Pure."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+
+def machine(instance: str, region: str | None) -> str | None:
+    """The page of one instance. EC2 shows it for an hour after its end."""
+    return f"{_home('ec2', region)}#InstanceDetails:instanceId={instance}" if region else None
+
+
+def log(group: str, stream: str, region: str | None) -> str | None:
+    """The page of one log stream."""
+    where = f"log-groups/log-group/{_twice(group)}/log-events/{_twice(stream)}"
+    return f"{_home('cloudwatch', region)}#logsV2:{where}" if region else None
+
+
+def _home(service: str, region: str | None) -> str:
+    """Each partition has a console of its own."""
+    domain = f"{region}.console.aws.amazon.com"
+    if str(region).startswith("cn-"):
+        domain = f"{region}.console.amazonaws.cn"
+    elif str(region).startswith("us-gov-"):
+        domain = "console.amazonaws-us-gov.com"
+    return f"https://{domain}/{service}/home?region={region}"
+
+
+def _twice(name: str) -> str:
+    """The console wants names encoded twice, with a dollar for the second per cent."""
+    return quote(quote(name, safe=""), safe="").replace("%", "$")
