@@ -16,6 +16,7 @@ settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatab
 # Before anything imports it: its asserts then say what was compared.
 pytest.register_assert_rewrite("stoker.testing.store_contract")
 
+from stoker.testing.ec2 import Ec2Cloud, ec2_cloud  # noqa: E402
 from stoker.testing.servers import S3Server, s3_server  # noqa: E402
 
 
@@ -24,6 +25,25 @@ def s3() -> Iterator[S3Server]:
     """One S3 server for the whole run. Only for tests that run where nothing but loopback can be reached."""
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def shared_cloud() -> Iterator[Ec2Cloud]:
+    """One EC2 for the whole run: see `cloud`."""
+    with ec2_cloud() as made:
+        yield made
+
+
+@pytest.fixture
+def cloud(shared_cloud: Ec2Cloud, monkeypatch: pytest.MonkeyPatch) -> Ec2Cloud:
+    """An EC2 without faults and machines, with the environment that clients of it need."""
+    shared_cloud.clear()
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name, value in shared_cloud.env.items():
+        monkeypatch.setenv(name, value)
+    return shared_cloud
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from stoker import client
 from stoker.governor import apply
 from stoker.governor.govern import Governor
 from stoker.providers.ec2.provider import Ec2Provider
-from stoker.testing.ec2 import Ec2Cloud, ec2_cloud, why_no_machines
+from stoker.testing.ec2 import Ec2Cloud, why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
@@ -24,16 +24,8 @@ if why_no_machines() is not None:
 
 if isolated():
 
-    @pytest.fixture(scope="module")
-    def cloud() -> Iterator[Ec2Cloud]:
-        with ec2_cloud() as made:
-            yield made
-
     @pytest.fixture
     def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
-        cloud.clear()
-        for name, value in cloud.env.items():
-            monkeypatch.setenv(name, value)
         world = Ec2World(tmp_path, cloud)
         monkeypatch.setenv("STOKER_HOME", str(world.home))
         monkeypatch.setenv("STOKER_STORE", world.url)

@@ -196,7 +196,10 @@ class ProviderContract:
             self.clear(other)
 
     def test_what_was_never_there_is_gone(self, provider: Provider) -> None:
-        assert provider.state(["never-there", "nor-this"]) == {"never-there": "gone", "nor-this": "gone"}
+        told = provider.state(["never-there", "nor-this"])
+        assert set(told) == {"never-there", "nor-this"}
+        # A cloud whose left hand may not know of its right for a moment cannot say more than that it has not heard.
+        assert set(told.values()) in ({"gone"}, {"unheard-of"})
         assert provider.terminate("never-there") == "gone"
         assert provider.state([]) == {}
 

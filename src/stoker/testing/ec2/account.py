@@ -64,6 +64,8 @@ class Account:
             case "listing_lag":
                 self._region.listing_lag_s = order["lag_s"]
                 return None
+            case "remove_groups":
+                return self._remove_groups()
             case "shut_store":
                 return self._door.shut(order["who"])
             case _:
@@ -91,6 +93,10 @@ class Account:
                 return {"status": ran.status, "output": base64.b64encode(ran.output).decode()}
             case _:
                 raise ValueError(f"there is no order {order['do']!r}")
+
+    def _remove_groups(self) -> None:
+        for group in self._groups.all():
+            self._groups.delete(group.region, group.name)
 
     def _left(self) -> dict[str, list[str]]:
         return {

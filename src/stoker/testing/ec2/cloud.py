@@ -214,7 +214,7 @@ class Ec2Cloud:
         return Left(**{kind: tuple(found) for kind, found in self._order("left").items()})
 
     def clear(self) -> None:
-        """No faults, no machines: for a cloud that several tests share. Calls are counted anew."""
+        """No faults, no machines, no groups: for a cloud that several tests share. Calls are counted anew."""
         self.faults.clear()
         self.faults.shut_store("nobody")
         self.faults.listing_lag(0.0)
@@ -222,6 +222,7 @@ class Ec2Cloud:
         for instance in self.left().instances:
             self.machine(instance).kill()
             self.machine(instance).wait_gone()
+        self._order("remove_groups")
         self.calls(reset=True)
 
 
