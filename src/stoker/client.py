@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -28,9 +29,9 @@ from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
 from stoker.home import default_store_url
 from stoker.jobfile import Job, assignments, base_folder, check_honoured, finalize, gather, resolve, spec_layer
-from stoker.model import Event, Known, NodeFacts, ResumeAsked, StopAsked
+from stoker.model import Event, Known, NodeFacts, Offering, ResumeAsked, StopAsked
 from stoker.providers import registry
-from stoker.providers.base import Interrupts
+from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.removing import remove_job
 from stoker.spec import Spec
 from stoker.store import Store, open_store
@@ -273,15 +274,28 @@ def resume(job: str, store: str | Store | None = None) -> str:
     return found
 
 
-def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s: float = DEFAULT_GRACE_S) -> str:
-    """Rehearse a reclaim: give a node of the job a hard notice. Answers the machine's name.
+@dataclass(frozen=True)
+class OnDuty:
+    """A node of a job that runs now, and who lends its machine."""
 
-    Raises UserError when the job has no such machine now, or its provider cannot do that.
+    job: str
+    instance: str
+    offering: Offering
+    provider: Provider
+
+
+def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held: bool = False) -> OnDuty:
+    """The machine that is a job's node now; with `held`, also one that is kept after the job's end.
+
+    Raises UserError when it has no such machine.
     """
     opened = open_any(store)
     found = find_job(opened, job)
     state = _state(opened, found)
     running = [claim for claim in state.open_claims if claim.launched]
+    if not running and held:
+        hold = hold_of(state, index.read_submission(opened, state).spec)
+        running = [claim for claim in state.claims if hold is not None and claim.number == hold.claim]
     if not running:
         raise UserError(f"{found} has no machine now; `stoker show {found}` tells where it is")
     claim = running[-1]
@@ -289,11 +303,36 @@ def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s
     if instance is None:
         there = "only node 0" if claim.nodes == 1 else f"nodes 0 to {claim.nodes - 1}"
         raise UserError(f"{found} has no node {node}; it has {there}")
-    provider = Fleet(opened.url).provider(claim.offering.provider)
+    return OnDuty(found, instance, claim.offering, Fleet(opened.url).provider(claim.offering.provider))
+
+
+def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s: float = DEFAULT_GRACE_S) -> str:
+    """Rehearse a reclaim: give a node of the job a hard notice. Answers the machine's name.
+
+    Raises UserError when the job has no such machine now, or its provider cannot do that.
+    """
+    found = find_node(job, store, node)
+    rehearse(found, grace_s)
+    return found.instance
+
+
+def rehearse(found: OnDuty, grace_s: float = DEFAULT_GRACE_S) -> str | None:
+    """Give this node a hard notice. Answers what the provider did where that is not exactly this."""
+    provider = found.provider
     if not isinstance(provider, Interrupts) or not provider.capabilities.interrupts:
-        raise UserError(f"{claim.offering.provider} cannot rehearse a reclaim")
-    provider.interrupt(instance, grace_s, claim.offering.region)
-    return instance
+        raise UserError(f"{found.offering.provider} cannot rehearse a reclaim")
+    return provider.interrupt(found.instance, grace_s, found.offering.region)
+
+
+@contextmanager
+def reach(found: OnDuty, visit: Visit, store: str | Store | None = None) -> Iterator[Way]:
+    """The way to this node, for as long as the context lasts. Raises UserError where there is none."""
+    opened = open_any(store)
+    if not isinstance(found.provider, Reachable):
+        raise UserError(f"{found.offering.provider} has no machines that can be visited")
+    spec = index.read_submission(opened, _state(opened, found.job)).spec
+    with found.provider.way(found.instance, visit, spec, found.offering.region) as way:
+        yield way
 
 
 def remove(job: str, store: str | Store | None = None) -> str:
@@ -346,13 +385,17 @@ def _half_removed(job: str) -> UserError:
 
 
 __all__ = [
+    "OnDuty",
     "clone",
+    "find_node",
     "interrupt",
     "look",
     "open_any",
     "planned",
     "prepare_any",
     "prepare_clone",
+    "reach",
+    "rehearse",
     "remove",
     "resume",
     "stop",

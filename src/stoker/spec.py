@@ -21,7 +21,7 @@ Scalar = str | int | float | bool | None
 Spot = Literal["never", "prefer", "only"]
 InputMode = Literal["copy", "mount", "stream"]
 
-# Where `MASTER_PORT` is when the provider gives each node an address of its own.
+# Where `MASTER_PORT` is when the provider gives each node an address of its own; the job's `env` may name another.
 DEFAULT_MASTER_PORT = 29500
 
 
@@ -252,6 +252,16 @@ class Spec:
     # How numbers among `params` were written where that is not how they print (`3e-4`, `1.10`), so that the
     # command line gets what the person wrote. Not a field of the job file: the parser fills it in.
     params_written: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def master_port(spec: Spec) -> int:
+    """The port for the rendezvous where each node has an address of its own: `env.MASTER_PORT`, else the usual one."""
+    text = spec.env.get("MASTER_PORT", "")
+    return int(text) if is_port(text) else DEFAULT_MASTER_PORT
+
+
+def is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`python -m stoker.agent NODE_DIR`: what every machine runs."""
+"""`python -m stoker.agent NODE_DIR`: what every machine runs. With `-- COMMAND…`, what a person runs beside it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import logging
 import sys
 from pathlib import Path
 
-from stoker.agent.main import run_agent
-
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m stoker.agent NODE_DIR", file=sys.stderr)
+    node, *rest = sys.argv[1:] or [""]
+    if len(rest) > 1 and rest[0] == "--":
+        from stoker.agent.visit import run_command
+
+        return run_command(Path(node).absolute(), rest[1:])
+    if rest or not node:
+        print("usage: python -m stoker.agent NODE_DIR [-- COMMAND…]", file=sys.stderr)
         return 2
+    from stoker.agent.main import run_agent
+
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    return run_agent(Path(sys.argv[1]).absolute())
+    return run_agent(Path(node).absolute())
 
 
 if __name__ == "__main__":

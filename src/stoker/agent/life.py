@@ -39,7 +39,7 @@ from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
-from stoker.spec import DEFAULT_MASTER_PORT, Spec, Submission
+from stoker.spec import Spec, Submission, master_port
 
 if TYPE_CHECKING:
     from stoker.agent.cloudwatch import CloudWatchPump
@@ -224,7 +224,7 @@ class Life:
             self._import(spec.resume_from)
             given_up = retry.poisoned(state, POLICY)
             candidates = self._ask(lambda: list(proposals(self.store, self.config.job, given_up)))
-            port = self.node.machine.master_port(DEFAULT_MASTER_PORT)
+            port = self.node.machine.master_port(master_port(spec))
             agreement = gang.lead(address, port, iter(candidates), fetch)
             if agreement.checkpoint in candidates:
                 self.trained.older_checkpoints = len(candidates) - candidates.index(agreement.checkpoint) - 1

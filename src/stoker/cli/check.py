@@ -5,107 +5,109 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options import json_option, opened_store, store_option
+from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
+    from stoker.jobfile import Layer
+    from stoker.providers.base import Finding, Provider
+    from stoker.spec import Spec
     from stoker.store import Store
 
 _LITTLE_DISK_BYTES = 2 * 1000**3
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at. `fix` says what to do where it is not as it should be."""
-
-    what: str
-    ok: bool
-    found: str
-    fix: str = ""
-    # Works, but not as well as it could.
-    needed: bool = True
-
-
 @click.command("check")
 @click.argument("provider", required=False)
+@set_option
 @json_option
 @store_option
-def command(provider: str | None, as_json: bool) -> int:
-    """See whether this computer, the store and PROVIDER (local by default) are fit for jobs."""
+def command(provider: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+    """See whether this computer, the store and PROVIDER (local by default) are fit for jobs.
+
+    For a job such as the settings, the job file in this folder and --set describe. Makes no machine and ends none.
+    Exits with 0 only when nothing failed; what could not be told (!) is no failure.
+    """
     from stoker.cli.printing import print_json, whole
+    from stoker.providers import registry
 
     store = opened_store()
-    of_provider = check_provider(provider or "local", store)
-    checks = [
-        check_python(),
-        check_groups(),
-        check_disk(),
-        check_store(store),
-        *of_provider,
-    ]
+    connected = registry.connect(provider or "local", registry.Context(store=store.url))
+    found = []
+    for finding in _findings(store, connected, sets):
+        found.append(finding)
+        if not as_json:
+            _print(finding)
     if as_json:
-        print_json([whole(check) for check in checks])
-    else:
-        for check in checks:
-            _print(check)
-    return 0 if all(check.ok or not check.needed for check in checks) else 2
+        print_json([whole(finding) for finding in found])
+    return 2 if any(finding.ok is False for finding in found) else 0
 
 
-def _print(check: Check) -> None:
-    sign = (
-        click.style("✓", fg="green")
-        if check.ok
-        else click.style("✗" if check.needed else "!", fg="red" if check.needed else "yellow")
-    )
-    click.echo(f"{sign} {check.what}: {check.found}")
-    if not check.ok and check.fix:
-        click.echo(f"    {check.fix}")
+def _findings(store: Store, provider: Provider, sets: tuple[str, ...]) -> Iterator[Finding]:
+    yield check_python()
+    yield check_groups()
+    yield check_disk()
+    yield check_store(store)
+    yield from check_provider(provider, store, sets)
 
 
-def check_python() -> Check:
+def _print(finding: Finding) -> None:
+    from stoker.cli.printing import legible
+
+    sign, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("!", "yellow")}[finding.ok]
+    click.echo(f"{click.style(sign, fg=colour)} {finding.name}: {legible(' '.join(finding.detail.split()))}")
+    if not finding.ok and finding.fix:
+        click.echo(f"    {legible(finding.fix)}")
+
+
+def check_python() -> Finding:
+    from stoker.providers.base import Finding
+
     version = ".".join(map(str, sys.version_info[:3]))
-    return Check(
-        "python", sys.version_info >= (3, 10), f"{version} at {sys.executable}", "install Python 3.10 or newer"
-    )
+    fit = sys.version_info >= (3, 10)
+    return Finding("python", fit, f"{version} at {sys.executable}", "install Python 3.10 or newer")
 
 
-def check_groups() -> Check:
+def check_groups() -> Finding:
     """How processes of a node are held together."""
     from stoker.processes import NODE, make_group
+    from stoker.providers.base import Finding
 
     group = make_group(NODE, f"check-{secrets.token_hex(4)}")
     folder = group.folder
     group.close()
     if folder is not None:
-        return Check("processes", True, "each node in a cgroup of its own")
-    return Check(
+        return Finding("processes", True, "each node in a cgroup of its own")
+    return Finding(
         "processes",
-        False,
+        None,
         "no cgroup can be made here; nodes are held together by sessions and a subreaper",
         "that is enough; for cgroups run as root, or under `systemd-run --user --scope -p Delegate=yes`",
-        needed=False,
     )
 
 
-def check_disk() -> Check:
+def check_disk() -> Finding:
     from stoker.cli.printing import size
     from stoker.home import home
+    from stoker.providers.base import Finding
 
     place = home()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    return Check("disk", free > _LITTLE_DISK_BYTES, f"{size(free)} free for {home()}", "free some, or set STOKER_HOME")
+    return Finding(
+        "disk", free > _LITTLE_DISK_BYTES, f"{size(free)} free for {home()}", "free some, or set STOKER_HOME"
+    )
 
 
-def check_store(store: Store) -> Check:
+def check_store(store: Store) -> Finding:
     """Write, write the same again only if absent, read and delete."""
     from stoker.errors import StokerError
+    from stoker.providers.base import Finding
 
     key = f"check/{secrets.token_hex(8)}"
     fix = "choose another with --store or STOKER_STORE, or correct its permissions"
@@ -115,35 +117,65 @@ def check_store(store: Store) -> Check:
         found = store.get(key)
         store.delete([key])
     except StokerError as error:
-        return Check("store", False, f"{store.url}: {error}", fix)
+        return Finding("store", False, f"{store.url}: {error}", fix)
     if not first or second or found is None or found.data != b"first":
         problem = "does not honour create-if-absent, which keeps two governors apart"
-        return Check("store", False, f"{store.url}: {problem}", "use a folder or a bucket of S3 itself")
-    return Check("store", True, f"{store.url} can be written, and creates only what is absent")
+        return Finding("store", False, f"{store.url}: {problem}", "use a folder or a bucket of S3 itself")
+    return Finding("store", True, f"{store.url} can be written, and creates only what is absent")
 
 
-def check_provider(name: str, store: Store) -> list[Check]:
-    from stoker.errors import ProviderError
+def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> Iterator[Finding]:
+    """What the provider itself can tell; else whether it answers at all."""
+    from stoker.errors import StokerError, UserError
+    from stoker.providers.base import Checkup, Finding
+    from stoker.spec import Resources, Spec
+
+    spec = Spec(name="check", run="true", resources=Resources(provider=provider.name))
+    try:
+        spec = _wanted(provider.name, store, sets)
+    except UserError as error:
+        if sets:
+            raise
+        yield Finding("settings", False, str(error), "correct them, or look from another folder")
+    except StokerError:
+        pass  # The store does not answer, which was said above.
+    if isinstance(provider, Checkup):
+        yield from provider.checkup(spec)
+    else:
+        yield from _plain(provider, spec)
+
+
+def _wanted(name: str, store: Store, sets: tuple[str, ...]) -> Spec:
+    """A job as the settings describe it. A job file that is for another provider says nothing here."""
+    from stoker import layout
+    from stoker.jobfile import find_job_file, gather, layer_of, parse_job, resolve
     from stoker.providers import registry
-    from stoker.spec import Resources
 
-    provider = registry.connect(name, registry.Context(store=store.url))
+    house = store.get(layout.DEFAULTS)
+    first = layer_of({"run": "true", "resources": {"provider": name}}, "check")
 
-    def attempt(what: str, call: Callable[[], str], fix: str) -> Check:
-        try:
-            return Check(what, True, call())
-        except ProviderError as error:
-            return Check(what, False, str(error), fix)
+    def layers(job_file: bool) -> tuple[Layer, ...]:
+        path = find_job_file() if job_file else None
+        return (first, *gather(job_file=path, house=house.data if house is not None else None, sets=sets))
 
-    def machines() -> str:
-        count = sum(1 for instance in provider.list_instances() if instance.state != "gone")
-        return f"answers; {count} machine{'' if count == 1 else 's'} of this store"
+    fitting = parse_job(layers(True)).resources.provider == name
+    forced = layer_of({"resources": {"provider": name}}, "check")
+    return resolve((*layers(fitting), forced), registry.capabilities).spec
 
-    def offers() -> str:
-        found = provider.offerings(Resources(provider=name))
-        gpus = next((f"{offer.gpus} × {offer.gpu}" for offer in found if offer.gpus), "no GPU")
-        cpus = max((offer.cpus or 0 for offer in found), default=0)
-        return f"{len(found)} offerings, up to {cpus} CPUs, {gpus}"
 
+def _plain(provider: Provider, spec: Spec) -> Iterator[Finding]:
+    from stoker.errors import ProviderError
+    from stoker.providers.base import Finding
+
+    name = provider.name
     fix = f"check the credentials and the network for {name}"
-    return [attempt(name, machines, fix), attempt(f"{name} offers", offers, fix)]
+    try:
+        count = sum(1 for instance in provider.list_instances() if instance.state != "gone")
+        yield Finding(name, True, f"answers; {count} machine{'' if count == 1 else 's'} of this store")
+        found = provider.offerings(spec.resources)
+    except ProviderError as error:
+        yield Finding(name, False, str(error), fix)
+        return
+    gpus = next((f"{offer.gpus} × {offer.gpu}" for offer in found if offer.gpus), "no GPU")
+    cpus = max((offer.cpus or 0 for offer in found), default=0)
+    yield Finding(f"{name} offers", True, f"{len(found)} offerings, up to {cpus} CPUs, {gpus}")

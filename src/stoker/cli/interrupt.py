@@ -13,14 +13,18 @@ from stoker.cli.options import DURATION, job_argument, opened_store, store_optio
 @click.option("--grace", "grace_s", type=DURATION, default="30s", metavar="TIME", help="Time to save; 30s by default.")
 @store_option
 def command(job: str, node: int, grace_s: float) -> None:
-    """Rehearse a reclaim: give a node a notice, and take it away when the grace is over."""
+    """Rehearse a reclaim: give a node a notice, and take it away when the grace is over.
+
+    On EC2 through the Fault Injection Service, where the grace is 2 minutes at least; where that is not allowed, and
+    for machines that are not spot, the machine is ended at once. It says which.
+    """
     from stoker import client
-    from stoker.cli.printing import duration, say
+    from stoker.cli.printing import duration, legible, say
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
 
     store = opened_store()
-    found = find_job(store, job)
-    instance = client.interrupt(found, store, node, grace_s)
-    carry_on(store, [found])
-    say(f"{instance} will be taken away in {duration(grace_s)}")
+    found = client.find_node(find_job(store, job), store, node)
+    told = client.rehearse(found, grace_s)
+    carry_on(store, [found.job])
+    say(legible(told) if told else f"{found.instance} will be taken away in {duration(grace_s)}")

@@ -112,6 +112,9 @@ DURATION = Duration()
 class TrailingCommand(click.Command):
     """Keeps what follows `--` apart, as `ctx.meta["trailing"]`: a command line of its own, not our arguments."""
 
+    # How the usage shows it.
+    trails = "[-- COMMAND…]"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, trailing = args, None
         if "--" in args:
@@ -121,7 +124,7 @@ class TrailingCommand(click.Command):
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+        return [*super().collect_usage_pieces(ctx), self.trails]
 
 
 def trailing() -> list[str] | None:

@@ -7,7 +7,8 @@ code, inside the provider. Anybody may ship one: a module with `connect`, named 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -16,16 +17,24 @@ from stoker.spec import Resources, Spec
 
 __all__ = [
     "Capabilities",
+    "Checkup",
+    "Finding",
+    "Grant",
+    "Granting",
+    "Grants",
     "Interrupts",
     "LaunchOrder",
     "Leaves",
     "Machine",
     "Placed",
     "Provider",
+    "Reachable",
     "Request",
     "Speaks",
     "Terminated",
+    "Visit",
     "Wakes",
+    "Way",
 ]
 
 Terminated = Literal["requested", "gone"]
@@ -102,8 +111,11 @@ class Provider(Protocol):
 class Interrupts(Protocol):
     """A provider that can rehearse a reclaim."""
 
-    def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> None:
-        """Give a running machine a hard notice; it is taken away when the grace is over."""
+    def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str | None:
+        """Give a running machine a hard notice; it is taken away when the grace is over.
+
+        Answers in a few words what was done where that is not exactly this; None where it is.
+        """
 
 
 @runtime_checkable
@@ -123,6 +135,98 @@ class Speaks(Protocol):
 
     def console(self, instance: str, region: str | None = None) -> str | None:
         """The end of the console's output; None where there is none (yet)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `fix` says what to do where it is not as it should be.
+
+    `ok` is None where it could not be told, or where it works but could work better.
+    """
+
+    name: str
+    ok: bool | None
+    detail: str
+    fix: str = ""
+
+
+@runtime_checkable
+class Checkup(Protocol):
+    """A provider that can look for itself whether a job would find what it needs."""
+
+    def checkup(self, spec: Spec) -> Iterator[Finding]:
+        """What a job such as this needs, one by one. Makes nothing, ends nothing; raises no ProviderError."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What somebody wants on a machine: a command, or a shell where there is none."""
+
+    command: tuple[str, ...] = ()
+    # For ssh itself, such as `-L 6006:localhost:6006`.
+    options: tuple[str, ...] = ()
+    user: str | None = None
+    identity: str | None = None
+    # The way that the person insists on.
+    via: str | None = None
+    # There is a terminal at this end.
+    terminal: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """A program of this computer that leads onto a machine: run it, and its exit status is the command's."""
+
+    name: str
+    argv: tuple[str, ...]
+    # Where to start it; None: where the person is.
+    cwd: str | None = None
+    # What to say when it ends with 255, which is the program's own failure more often than the command's.
+    hint: str = ""
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """A provider whose machines a person can go to."""
+
+    def way(self, instance: str, visit: Visit, spec: Spec, region: str | None = None) -> AbstractContextManager[Way]:
+        """The best way there is. It may be used until the context ends: keys made for it are gone then.
+
+        Raises UserError, in one line, where there is none.
+        """
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one part of Stoker may do in a cloud, and how to give it that."""
+
+    name: str
+    about: str
+    policy: dict[str, Any]
+    # Who may take on the role, where it is one.
+    trust: dict[str, Any] | None = None
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grants:
+    """All that Stoker needs to be allowed in a cloud. `notes` say what these cannot do."""
+
+    grants: tuple[Grant, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Granting(Protocol):
+    """A provider's module `iam`. Asks nobody."""
+
+    def grants(
+        self, store: str, *, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None
+    ) -> Grants:
+        """For this store. `job`: machines that may write for jobs of that name alone. `inputs`: what they may read.
+        `logs`: the group of the cloud's own log service that they may write to.
+
+        Raises UserError for a store that the provider's machines cannot reach.
+        """
 
 
 @runtime_checkable

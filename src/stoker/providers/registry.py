@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
-    from stoker.providers.base import Capabilities, Machine, Provider
+    from stoker.providers.base import Capabilities, Granting, Machine, Provider
     from stoker.providers.linking import Links
     from stoker.providers.pricing import PriceTable
 
@@ -55,6 +55,11 @@ def machine(name: str, node_dir: Path) -> Machine:
 def prices(name: str) -> PriceTable:
     """The provider's own table of prices. Raises UserError when it keeps none."""
     return cast("PriceTable", _part(name, "prices", f"--provider: {name} keeps no table of prices"))
+
+
+def iam(name: str) -> Granting:
+    """What the provider's cloud has to allow. Raises UserError where there is nothing to allow."""
+    return cast("Granting", _part(name, "iam", f"{name} needs no permissions of a cloud"))
 
 
 def links(name: str) -> Links | None:

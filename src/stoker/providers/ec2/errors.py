@@ -21,7 +21,15 @@ T = TypeVar("T")
 _CODES: dict[str, type[ProviderError]] = {
     code: kind
     for kind, codes in {
-        NotFound: ("InvalidInstanceID.NotFound", "InvalidPlacementGroup.Unknown", "InvalidVolume.NotFound"),
+        NotFound: (
+            "EC2InstanceNotFoundException",
+            "InvalidInstanceID.NotFound",
+            "InvalidPlacementGroup.Unknown",
+            "InvalidVolume.NotFound",
+            "NoSuchEntity",
+            "NoSuchResourceException",
+            "ResourceNotFoundException",
+        ),
         NoCapacity: (
             "InsufficientCapacity",
             "InsufficientCapacityOnOutpost",
@@ -40,12 +48,14 @@ _CODES: dict[str, type[ProviderError]] = {
             "PlacementGroupLimitExceeded",
             "RequestResourceCountExceeded",
             "ResourceCountExceeded",
+            "ServiceQuotaExceededException",
             "VcpuLimitExceeded",
             "VolumeLimitExceeded",
         ),
         AuthDenied: (
             "AccessDenied",
             "AccessDeniedException",
+            "AuthException",
             "AuthFailure",
             "Blocked",
             "IncompleteSignature",
@@ -81,6 +91,7 @@ def calling(what: str, call: Callable[[], T]) -> T:
     """Call EC2. `what` begins the message of whatever goes wrong, for people."""
     # Imported by now by whoever made the client.
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.parsers import ResponseParserError
 
     try:
         return call()
@@ -88,7 +99,7 @@ def calling(what: str, call: Callable[[], T]) -> T:
         raise mapped(what, error.response) from error
     except NoCredentialsError as error:
         raise Transient(f"{what}: no AWS credentials here; `aws configure`, or set AWS_PROFILE") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, ResponseParserError) as error:
         # No answer at all, or none that can be understood.
         raise Transient(f"{what}: {first_line(error)}") from error
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from stoker import codec
 from stoker.errors import InvalidRequest, NotFound, ProviderError, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
-from stoker.providers.base import LaunchOrder, Request, Terminated
+from stoker.providers.base import Finding, LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec
+from stoker.spec import Resources, Spec, is_port
 
 _STATES: dict[str, InstanceState] = {
     "pending": "pending",
@@ -58,6 +60,9 @@ class Ec2Provider:
         """Raise UserError for what EC2 would refuse."""
         if not self._context.store.startswith("s3://"):
             raise UserError(f"--store: machines on EC2 cannot reach {self._context.store}; use an s3:// store")
+        port = spec.env.get("MASTER_PORT")
+        if port is not None and not is_port(port):
+            raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
         request.check(spec)
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
@@ -121,8 +126,9 @@ class Ec2Provider:
             answer = calling(params["InstanceType"], lambda: ec2.run_instances(**params))
             return list(answer["Instances"])
         except ProviderError as error:
-            # Somebody finished this claim with a request that reads a little differently: its machines are there.
-            if "IdempotentParameterMismatch" not in str(error):
+            # Somebody finished this claim before, with a request that reads a little differently, or its machines have
+            # ended since. They are what this token stands for.
+            if "(Idempotent" not in str(error):
                 raise
             return self._described(ec2, [{"Name": "client-token", "Values": [params["ClientToken"]]}])
 
@@ -174,6 +180,37 @@ class Ec2Provider:
         states = [each["CurrentState"]["Name"] for each in answer["TerminatingInstances"]]
         return "gone" if states == ["terminated"] else "requested"
 
+    # ── For people ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str:
+        """Rehearse a reclaim, or end the machine where that cannot be; the answer says which. NotFound: it is gone."""
+        from stoker.providers.ec2 import reclaim
+
+        return reclaim.interrupt(self._clients, instance, grace_s, region)
+
+    def way(self, instance: str, visit: Visit, spec: Spec, region: str | None = None) -> AbstractContextManager[Way]:
+        """By key pair, EC2 Instance Connect or SSM, whichever is open."""
+        from stoker.providers.ec2 import access
+
+        return access.way(self._clients, instance, visit, spec, region)
+
+    def checkup(self, spec: Spec) -> Iterator[Finding]:
+        """Credentials, permissions by dry run, profile, quotas, image and network. Makes and ends nothing."""
+        from stoker.providers.ec2.check import examine
+
+        return examine(self, spec, self._context.store)
+
+    def resolved(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """The requests that would change something, with what only EC2 knew filled in. Changes nothing itself."""
+        image: Mapping[str, Any] = {}
+        for each in requests:
+            if each.operation == "DescribeImages":
+                image = _newest_image(self._clients.get("ec2", each.region), each.params)
+            else:
+                yield replace(each, params=_filled(each.params, image)) if "ImageId" in each.params else each
+
+    # ── What is left ──────────────────────────────────────────────────────────────────────────────────────────────────
+
     def list_leftovers(self, region: str | None = None) -> tuple[Leftover, ...]:
         """Disks that hang on no machine, and placement groups. One call where there are none."""
         ec2 = self._clients.get("ec2", region)
@@ -206,8 +243,6 @@ class Ec2Provider:
         if subnet is None:
             return resources
         answer = calling("resources.ec2.subnet", lambda: ec2.describe_subnets(SubnetIds=[subnet]))
-        from dataclasses import replace
-
         zone = answer["Subnets"][0]["AvailabilityZone"]
         if resources.zones and zone not in resources.zones:
             raise UserError(f"resources.zones: {subnet} is in {zone}; name that zone, or another subnet")
@@ -220,8 +255,6 @@ def _environment_region() -> str | None:
 
 
 def _placed(resources: Resources, region: str | None) -> Resources:
-    from dataclasses import replace
-
     return resources if resources.region else replace(resources, region=region)
 
 

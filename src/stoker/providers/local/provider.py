@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker.errors import InvalidRequest, NoCapacity, NotFound, Transient
+from stoker.errors import InvalidRequest, NoCapacity, NotFound, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Offering
-from stoker.providers.base import LaunchOrder, Request, Terminated
+from stoker.providers.base import LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.local import nodes, offers, request
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.providers.local.folder import NodeFolder, computer, read_json
 from stoker.providers.registry import Context
-from stoker.spec import Resources
+from stoker.spec import Resources, Spec
 
 # How often the bell is looked at: late by so much at most, and far below a percent of a CPU.
 _LOOK_S = 0.025
@@ -133,6 +135,22 @@ class LocalProvider:
             nodes.interrupt(node, grace_s, "stoker interrupt")
         except OSError as error:
             raise Transient(f"the notice cannot be given: {error}") from error
+
+    @contextmanager
+    def way(self, instance: str, visit: Visit, spec: Spec, region: str | None = None) -> Iterator[Way]:  # noqa: ARG002
+        """A command beside the training, in its folder and with its environment. Raises UserError for all else."""
+        if not visit.command:
+            raise UserError(
+                f"{instance} is a process of this computer; `stoker exec {spec.name} -- bash` opens a shell there"
+            )
+        if visit.options or visit.user or visit.identity or visit.via:
+            raise UserError(f"{instance} is a process of this computer: there is nothing to connect to")
+        node = self._node(instance)
+        if node is None or nodes.probe(node) == "gone":
+            raise UserError(f"{instance} is gone; a node can be visited while it runs")
+        argv = (sys.executable, "-m", "stoker.agent", str(node.path), "--", *visit.command)
+        # Python imports from where it is started: not from the person's folder, nor from that of the code.
+        yield Way("here", argv, cwd=str(node.root))
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something happened on any node of this store since the last call, or the time is over."""

@@ -1,0 +1,28 @@
+"""`stoker exec`."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.cli.options import TrailingCommand, job_argument, store_option, trailing
+from stoker.cli.visiting import visit_options
+
+
+@click.command("exec", cls=TrailingCommand)
+@job_argument
+@visit_options
+@store_option
+def command(job: str, node: int, user: str | None, identity: str | None, via: str | None) -> int:
+    """Run a command on a machine of JOB, in the code folder, with the environment of its training.
+
+    Exits with the command's own status. `stoker exec JOB -- bash` is a shell there, where there is a terminal.
+    """
+    from stoker.cli.visiting import has_terminal, visit
+    from stoker.errors import UserError
+    from stoker.providers.base import Visit
+
+    words = trailing()
+    if not words:
+        raise UserError("name a command: stoker exec JOB -- COMMAND…")
+    wanted = Visit(command=tuple(words), user=user, identity=identity, via=via, terminal=has_terminal())
+    return visit(job, node, wanted)

@@ -1,0 +1,70 @@
+"""`stoker iam`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import json_option, store_option
+
+if TYPE_CHECKING:
+    from stoker.providers.base import Grant
+
+
+@click.command("iam")
+@click.argument("provider")
+@click.option("--bucket", metavar="URL", help="The store's bucket, as s3://BUCKET/PREFIX; the store by default.")
+@click.option("--job", metavar="NAME", help="Machines that reach jobs of this name alone, by a profile of their own.")
+@click.option("--input", "inputs", metavar="URL", multiple=True, help="A bucket or folder that jobs read.")
+@click.option("--logs", metavar="GROUP", help="The CloudWatch group of logs.cloudwatch, where jobs use it.")
+@click.option("--policy", metavar="NAME", help="Print this policy alone, for the cloud's own command line.")
+@json_option
+@store_option
+def command(
+    provider: str,
+    bucket: str | None,
+    job: str | None,
+    inputs: tuple[str, ...],
+    logs: str | None,
+    policy: str | None,
+    as_json: bool,
+) -> None:
+    """Print what PROVIDER's cloud has to allow: policies for the person, the governor and the machines.
+
+    With the commands that make them so, and what they cannot do. Asks nobody, and changes nothing.
+    """
+    from stoker.cli.printing import print_json, whole
+    from stoker.errors import UserError
+    from stoker.home import default_store_url
+    from stoker.providers import registry
+    from stoker.store import open_store
+
+    # Opening asks nobody, and gives the one spelling that tags are made of.
+    url = bucket or click.get_current_context().find_root().obj or default_store_url()
+    found = registry.iam(provider).grants(open_store(url).url, job=job, inputs=inputs, logs=logs)
+    if policy is not None:
+        named = [grant for grant in found.grants if grant.name == policy]
+        if not named:
+            raise UserError(f"--policy {policy}: there are {', '.join(grant.name for grant in found.grants)}")
+        click.echo(json.dumps(named[0].policy, indent=None if as_json else 2))
+        return
+    if as_json:
+        print_json(whole(found))
+        return
+    for grant in found.grants:
+        _print(grant)
+    for note in found.notes:
+        click.echo(f"# {note}")
+
+
+def _print(grant: Grant) -> None:
+    click.secho(f"# {grant.name}: {grant.about}", bold=True)
+    click.echo(json.dumps(grant.policy, indent=2))
+    if grant.trust is not None:
+        click.echo("# who may take on the role")
+        click.echo(json.dumps(grant.trust))
+    for line in grant.commands:
+        click.secho(line, fg="cyan")
+    click.echo()

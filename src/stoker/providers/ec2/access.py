@@ -1,0 +1,274 @@
+"""Ways onto an EC2 machine, for `stoker ssh` and `stoker exec`: a key pair, EC2 Instance Connect, SSM.
+
+All of them end in the real `ssh` where they can, since that forwards ports and passes on exit statuses; what differs is
+who lends the key, and whether the connection goes to an open port or through SSM.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ProviderError, UserError
+from stoker.home import home, make_home
+from stoker.providers.base import Visit, Way
+from stoker.providers.ec2.client import Clients
+from stoker.providers.ec2.errors import calling
+from stoker.spec import Spec
+
+VIAS = ("key", "connect", "ssm")
+# Where the boot put the agent and its node: see `stoker.providers.ec2.bootstrap`.
+_PYTHON, _AGENT, _NODE = "/opt/stoker/bin/python", "/opt/stoker/agent", "/var/lib/stoker/node"
+_PORT = 22
+# Long enough for another continent; a port that is closed to us never answers.
+_PROBE_S = 4.0
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+# By a word in the image's alias or name, the first that matches.
+_USERS = (
+    ("ubuntu", "ubuntu"),
+    ("debian", "admin"),
+    ("al2023", "ec2-user"),
+    ("amzn", "ec2-user"),
+    ("amazon linux", "ec2-user"),
+    ("dlami", "ubuntu"),
+    ("rocky", "rocky"),
+    ("centos", "centos"),
+    ("fedora", "fedora"),
+)
+_ANYBODY = "ec2-user"
+
+
+class NoWay(Exception):
+    """This way is closed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine as somebody who wants to go there sees it."""
+
+    instance: str
+    region: str
+    user: str
+    addresses: tuple[str, ...]
+    key: str | None
+
+
+@contextmanager
+def way(
+    clients: Clients,
+    instance: str,
+    visit: Visit,
+    spec: Spec,
+    region: str | None,
+    *,
+    answers: Callable[[str], bool] | None = None,
+) -> Iterator[Way]:
+    """The first way that is open. Raises UserError with the reasons where none is."""
+    if visit.via is not None and visit.via not in VIAS:
+        raise UserError(f"--via {visit.via}: there are {', '.join(VIAS)}")
+    target = find_target(clients, instance, visit, spec, region)
+    with tempfile.TemporaryDirectory(prefix="stoker-ssh-") as folder:
+        yield _first_open(clients, target, visit, Path(folder), answers or _answers)
+
+
+def _first_open(clients: Clients, target: Target, visit: Visit, folder: Path, answers: Callable[[str], bool]) -> Way:
+    def at_port(lend: Callable[[], list[str]]) -> tuple[str, ...]:
+        where = next((address for address in target.addresses if answers(address)), None)
+        if where is None:
+            raise NoWay(f"port {_PORT} of {' and '.join(target.addresses) or 'it'} does not answer from here")
+        return ssh_argv(target, visit, where, lend())
+
+    def by_key() -> list[str]:
+        return _key_options(target, visit)
+
+    def by_connect() -> list[str]:
+        return _lend_key(clients, target, folder)
+
+    def by_either() -> list[str]:
+        try:
+            return by_key()
+        except NoWay:
+            return by_connect()
+
+    def by_ssm() -> tuple[str, ...]:
+        proxy = _ssm_proxy(target)
+        try:
+            return ssh_argv(target, visit, target.instance, [*by_either(), "-o", f"ProxyCommand={proxy}"])
+        except NoWay as why:
+            if visit.command or visit.options:
+                raise NoWay(
+                    f"a session has no exit status and forwards nothing, and for ssh there is no key: {why}"
+                ) from why
+            return _session(target)
+
+    found: dict[str, Callable[[], tuple[str, ...]]] = {
+        "key": lambda: at_port(by_key),
+        "connect": lambda: at_port(by_connect),
+        "ssm": by_ssm,
+    }
+    closed = []
+    for name in VIAS if visit.via is None else (visit.via,):
+        try:
+            others = ", ".join(other for other in VIAS if other != name)
+            return Way(name, found[name](), hint=f"255 is ssh's own failure, by way of {name}; --via may be {others}")
+        except NoWay as why:
+            closed.append(f"{name}: {why}")
+    raise UserError(f"no way to {target.instance}: {'; '.join(closed)}")
+
+
+# ── The machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_target(clients: Clients, instance: str, visit: Visit, spec: Spec, region: str | None) -> Target:
+    """Where the machine is and who logs in there. Raises UserError when it does not run."""
+    ec2 = clients.get("ec2", region)
+    answer = calling(instance, lambda: ec2.describe_instances(InstanceIds=[instance]))
+    found: list[Mapping[str, Any]] = [each for group in answer["Reservations"] for each in group["Instances"]]
+    if not found or found[0]["State"]["Name"] != "running":
+        state = found[0]["State"]["Name"] if found else "gone"
+        raise UserError(f"{instance} is {state}; a machine can be visited while it runs")
+    machine = found[0]
+    addresses = [machine.get("PublicIpAddress"), machine.get("PrivateIpAddress")]
+    return Target(
+        instance=instance,
+        region=str(ec2.meta.region_name),
+        user=visit.user or user_of(spec.resources.image) or _user_by_name(ec2, machine["ImageId"]),
+        addresses=tuple(dict.fromkeys(address for address in addresses if address)),
+        key=machine.get("KeyName"),
+    )
+
+
+def user_of(image: str | None) -> str | None:
+    """Who logs in, by the image that the job asked for; None where only its name can tell."""
+    if image is None:
+        return "ubuntu"  # What a job gets that names none: see `images.DEFAULT`.
+    family, slash, _ = image.partition("/")
+    known = family in ("dlami", "ubuntu", "debian") and (slash or family == "dlami")
+    return _user_in(family) if known else None
+
+
+def _user_by_name(ec2: Any, image: str) -> str:
+    try:
+        answer = calling(image, lambda: ec2.describe_images(ImageIds=[image]))
+    except ProviderError:
+        return _ANYBODY  # A guess; --user says better.
+    names = [f"{each.get('Name', '')} {each.get('Description', '')}" for each in answer["Images"]]
+    return _user_in(" ".join(names)) or _ANYBODY
+
+
+def _user_in(text: str) -> str | None:
+    return next((user for word, user in _USERS if word in text.lower()), None)
+
+
+def _answers(address: str) -> bool:
+    try:
+        with socket.create_connection((address, _PORT), timeout=_PROBE_S):
+            return True
+    except OSError:
+        return False
+
+
+# ── Keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _key_options(target: Target, visit: Visit) -> list[str]:
+    """The key that the machine was launched with, or the one that the person names."""
+    if visit.identity is not None:
+        path = Path(visit.identity).expanduser()
+        if not path.is_file():
+            raise UserError(f"--identity {visit.identity}: there is no such file")
+        return ["-i", str(path), "-o", "IdentitiesOnly=yes"]
+    folder = Path.home() / ".ssh"
+    if target.key is not None:
+        for name in (target.key, f"{target.key}.pem"):
+            if (folder / name).is_file():
+                return ["-i", str(folder / name)]
+    if target.key is None and visit.via != "key":
+        raise NoWay("it was launched without a key pair; set resources.ec2.key, or give --identity")
+    if not os.environ.get("SSH_AUTH_SOCK") and not any((folder / name).is_file() for name in _DEFAULT_KEYS):
+        raise NoWay(f"your key {target.key or ''} is neither in {folder} nor in an agent; give --identity")
+    return []
+
+
+def _lend_key(clients: Clients, target: Target, folder: Path) -> list[str]:
+    """A fresh key, which EC2 Instance Connect lends to the machine for a minute."""
+    program = find_program("ssh-keygen", "OpenSSH's client has it")
+    key = folder / "key"
+    key.unlink(missing_ok=True)
+    subprocess.run([program, "-q", "-t", "ed25519", "-N", "", "-C", "stoker", "-f", str(key)], check=True)
+    public = key.with_suffix(".pub").read_text()
+    client = clients.get("ec2-instance-connect", target.region)
+    try:
+        calling(
+            "EC2 Instance Connect",
+            lambda: client.send_ssh_public_key(
+                InstanceId=target.instance, InstanceOSUser=target.user, SSHPublicKey=public
+            ),
+        )
+    except ProviderError as error:
+        raise NoWay(str(error)) from error
+    return ["-i", str(key), "-o", "IdentitiesOnly=yes"]
+
+
+# ── Programs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ssh_argv(target: Target, visit: Visit, where: str, options: list[str]) -> tuple[str, ...]:
+    """The real ssh. Machines come and go, and addresses with them: host keys are kept by the machine's own name."""
+    program = find_program("ssh", "install OpenSSH's client (Debian: openssh-client)")
+    make_home()
+    trusted = [
+        *("-o", "StrictHostKeyChecking=accept-new"),
+        *("-o", f"UserKnownHostsFile={home() / 'ec2_known_hosts'}"),
+        *("-o", f"HostKeyAlias={target.instance}"),
+        *("-o", "ServerAliveInterval=30"),
+        # Images have no passwords; asking for one would only hide that the key is not known there.
+        *("-o", "PreferredAuthentications=publickey"),
+        *("-o", "LogLevel=ERROR"),
+    ]
+    terminal = ["-t"] if visit.command and visit.terminal else []
+    own = [program, *trusted, *options, *terminal, *visit.options, f"{target.user}@{where}"]
+    return (*own, *([remote_command(target.user, visit.command)] if visit.command else []))
+
+
+def remote_command(user: str, command: tuple[str, ...]) -> str:
+    """The command as the training sees it, which belongs to root. One word for each, whatever shell reads it."""
+    become = [] if user == "root" else ["sudo", "-n", "--"]
+    return shlex.join([*become, _PYTHON, _AGENT, _NODE, "--", *command])
+
+
+def _ssm_proxy(target: Target) -> str:
+    program = _aws()
+    return shlex.join(
+        [
+            *(program, "ssm", "start-session", "--region", target.region, "--target", target.instance),
+            *("--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={_PORT}"),
+        ]
+    )
+
+
+def _session(target: Target) -> tuple[str, ...]:
+    return (_aws(), "ssm", "start-session", "--region", target.region, "--target", target.instance)
+
+
+def _aws() -> str:
+    program = find_program("aws", "it needs AWS's command line", closed=True)
+    find_program("session-manager-plugin", "it needs AWS's Session Manager plugin", closed=True)
+    return program
+
+
+def find_program(name: str, hint: str, *, closed: bool = False) -> str:
+    """Where a program is. Raises UserError, or NoWay where another way may be open."""
+    found = shutil.which(name)
+    if found is None:
+        raise (NoWay if closed else UserError)(f"there is no {name} on this computer: {hint}")
+    return found

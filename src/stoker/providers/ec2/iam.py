@@ -1,0 +1,256 @@
+"""What AWS has to allow, as policies: for the person, for the governor, and for the machines.
+
+A node reads its job and writes facts under `work/`; it can write no decision and end no machine. Asks nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+from stoker import layout
+from stoker.errors import UserError
+from stoker.finding import SUFFIX_LENGTH
+from stoker.providers.base import Grant, Grants
+from stoker.providers.ec2 import permissions, tags
+from stoker.providers.ec2.permissions import allow, arn
+from stoker.providers.ec2.request import DEFAULT_PROFILE
+
+# The role that the Fault Injection Service takes on, for `stoker interrupt`.
+FIS_ROLE = "stoker-fis"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+
+_LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"]
+
+# Who may write what: see `stoker.layout`.
+_SUBMITTED = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.ACTIVE, layout.INDEX, "check/")
+_GOVERNED = (f"{layout.JOBS}*/log/", layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, "places/", "probes/")
+_NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, "policy/", layout.WORK)
+
+
+def grants(store: str, *, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None) -> Grants:
+    """The policies for one store. Pure. Raises UserError for what is no bucket, and no name of a job."""
+    place = _Place.of(store, "--bucket")
+    if job is not None and _NAME.fullmatch(job) is None:
+        raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
+    return Grants(
+        (_person(place, store), _governor(place, store, job), _node(place, job, inputs, logs), _interrupter(store)),
+        _notes(place, job),
+    )
+
+
+class _Place:
+    """A bucket, and the folder of the store in it."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.bucket = bucket
+        self.prefix = prefix
+
+    @classmethod
+    def of(cls, url: str, option: str) -> _Place:
+        bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
+        if not url.startswith("s3://") or not bucket:
+            raise UserError(f"{option}: machines on EC2 need a bucket; give it as s3://BUCKET/PREFIX, not {url!r}")
+        return cls(bucket, f"{prefix}/" if prefix else "")
+
+    def objects(self, *folders: str) -> list[str]:
+        return [f"arn:aws:s3:::{self.bucket}/{self.prefix}{folder}*" for folder in folders]
+
+    def listing(self, sid: str) -> dict[str, Any]:
+        """Without it S3 answers 403 for what is absent, which says nothing, instead of 404.
+
+        The key that was asked for counts as the prefix then: https://tracker.ceph.com/issues/74398
+        """
+        whole = f"arn:aws:s3:::{self.bucket}"
+        if not self.prefix:
+            return allow(sid, "s3:ListBucket", whole)
+        below = [self.prefix.rstrip("/"), f"{self.prefix}*"]
+        return allow(sid, "s3:ListBucket", whole, {"StringLike": {"s3:prefix": below}})
+
+
+# ── The policies ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _person(place: _Place, store: str) -> Grant:
+    tag = tags.store_tag(store)
+    visits = permissions.statements(permissions.VISIT, tag, "Visit")
+    sessions = [
+        "arn:aws:ssm:*::document/AWS-StartSSHSession",
+        "arn:aws:ssm:*:*:document/SSM-SessionManagerRunShell",
+    ]
+    statements = [
+        place.listing("ListStore"),
+        allow("ReadStore", "s3:GetObject", place.objects("")),
+        allow("Submit", ["s3:PutObject", "s3:AbortMultipartUpload"], place.objects(*_SUBMITTED)),
+        allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, layout.WORK)),
+        *permissions.statements(permissions.PLAN, tag, "Plan"),
+        allow("Prices", "pricing:GetProducts", "*"),
+        *visits,
+        allow("VisitSessions", "ssm:StartSession", sessions),
+        *permissions.statements(permissions.CHECK, tag, "Check"),
+        allow("Interrupt", _FIS_ACTIONS, "*"),
+        _pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
+    ]
+    about = "submit, look, stop and resume; the plan and its prices; ssh and exec (Visit…); interrupt; check"
+    return Grant("person", about, _policy(statements), commands=(_create("person"),))
+
+
+_FIS_ACTIONS = [
+    "fis:CreateExperimentTemplate",
+    "fis:StartExperiment",
+    "fis:GetExperiment",
+    "fis:DeleteExperimentTemplate",
+]
+
+
+def _governor(place: _Place, store: str, job: str | None) -> Grant:
+    statements = [
+        place.listing("ListStore"),
+        allow("ReadStore", "s3:GetObject", place.objects("")),
+        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED)),
+        allow("Forget", "s3:DeleteObject", place.objects(*_GOVERNED[1:])),
+        *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
+        # EC2 itself looks the image up, with the rights of whoever launches.
+        allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),
+        _pass_role("PassNodeRole", sorted({_role(None), _role(job)}), "ec2.amazonaws.com"),
+    ]
+    about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
+    return Grant(
+        "governor", about, _policy(statements), commands=(_create("governor"), _linked_role("spot.amazonaws.com"))
+    )
+
+
+def _linked_role(service: str) -> str:
+    """Needed once in an account; AWS says so where it is there already."""
+    return f"aws iam create-service-linked-role --aws-service-name {service} || true"
+
+
+def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | None) -> Grant:
+    own = "" if job is None else f"{job}-{'?' * SUFFIX_LENGTH}/"
+    work = place.objects(layout.WORK + own)
+    reads = [folder + own if folder in (layout.JOBS, layout.WORK) else folder for folder in _NODE_READS]
+    statements = [
+        place.listing("ListStore"),
+        allow("ReadJobs", "s3:GetObject", place.objects(*reads)),
+        allow("WriteFacts", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], work),
+    ]
+    for number, url in enumerate(inputs, 1):
+        there = _Place.of(url, "--input")
+        statements.append(there.listing(f"ListInput{number}"))
+        statements.append(allow(f"ReadInput{number}", "s3:GetObject", there.objects("")))
+    if logs is not None:
+        group = f"arn:aws:logs:*:*:log-group:{logs}"
+        statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))
+    role = _role(job)
+    trust = _trust("ec2.amazonaws.com")
+    whose = "any job" if job is None else f"jobs called {job}"
+    about = f"the machines of {whose}: read jobs, code and agents, write under work/; nothing of EC2"
+    document = _document("node", job, inputs, logs)
+    commands = (
+        _create_role(role, trust),
+        f"aws iam put-role-policy --role-name {role} --policy-name stoker --policy-document {document}",
+        f"aws iam create-instance-profile --instance-profile-name {role}",
+        f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
+    )
+    return Grant("node", about, _policy(statements), trust, commands)
+
+
+def _interrupter(store: str) -> Grant:
+    """Optional: without it `stoker interrupt` ends the machine."""
+    ours = {"StringEquals": {f"aws:ResourceTag/{tags.STORE}": tags.store_tag(store)}}
+    statements = [
+        allow("Find", "ec2:DescribeInstances", "*"),
+        allow("Interrupt", "ec2:SendSpotInstanceInterruptions", [arn("instance")], ours),
+    ]
+    trust = _trust("fis.amazonaws.com")
+    document = _document("interrupter")
+    commands = (
+        _create_role(FIS_ROLE, trust),
+        f"aws iam put-role-policy --role-name {FIS_ROLE} --policy-name stoker --policy-document {document}",
+        _linked_role("fis.amazonaws.com"),
+    )
+    about = "optional: what the Fault Injection Service may do for `stoker interrupt`; else it ends the machine"
+    return Grant("interrupter", about, _policy(statements), trust, commands)
+
+
+# ── Their parts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _role(job: str | None) -> str:
+    return DEFAULT_PROFILE if job is None else f"{DEFAULT_PROFILE}-{job}"
+
+
+def _pass_role(sid: str, roles: list[str], service: str) -> dict[str, Any]:
+    named = [f"arn:aws:iam::*:role/{role}" for role in roles]
+    return allow(sid, "iam:PassRole", named, {"StringEquals": {"iam:PassedToService": service}})
+
+
+def _policy(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _trust(service: str) -> dict[str, Any]:
+    return _policy([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
+
+
+def _create(name: str) -> str:
+    return f"aws iam create-policy --policy-name stoker-{name} --policy-document {_document(name)}"
+
+
+def _create_role(role: str, trust: dict[str, Any]) -> str:
+    text = shlex.quote(json.dumps(trust, separators=(",", ":")))
+    return f"aws iam create-role --role-name {role} --assume-role-policy-document {text}"
+
+
+def _document(name: str, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None) -> str:
+    """What the shell puts there: the policies are too long to be read in a command."""
+    options = [*(["--job", job] if job else []), *(word for url in inputs for word in ("--input", url))]
+    options += ["--logs", logs] if logs else []
+    return f'"$(stoker iam ec2 --bucket "$BUCKET" {shlex.join(["--policy", name, *options])})"'
+
+
+def _notes(place: _Place, job: str | None) -> tuple[str, ...]:
+    url = f"s3://{place.bucket}/{place.prefix}".rstrip("/")
+    text = (_SHARED if job is None else _OWN) + _ALWAYS
+    text = text.replace("(ROLE)", _role(job)).replace("(JOB)", job or "").replace("(URL)", url)
+    return tuple(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+_SHARED = """\
+What the node's profile separates: machines from decisions. No machine can write a log, or claim, launch or end
+anything, whatever its training does.
+
+What a shared profile cannot separate: machines from one another. Every node can read and write the work/ folder of
+every job in this store: checkpoints, logs and outputs of others.
+
+Per job: `stoker iam ec2 --job NAME` describes a profile stoker-node-NAME whose machines reach only jobs called NAME;
+set resources.ec2.profile to it. To resume_from a job of another name they then need --input for its folder.
+
+"""
+
+_OWN = """\
+Machines with this profile reach jobs called (JOB) and no other; set resources.ec2.profile to (ROLE). They can still
+list the names of all objects in the store, and read all packed code.
+
+"""
+
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html has the variables that there are,
+# and what aws:userid is for an instance.
+_ALWAYS = """\
+Per instance: S3 is told the role and the instance of a request (aws:userid is ROLE-ID:INSTANCE-ID), but tags of an
+instance do not become aws:PrincipalTag, and no variable holds the bare instance id, so that no policy can say `its own
+folder`. A bucket policy can name one instance (StringLike aws:userid *:i-0123456789abcdef0); somebody would have to
+edit it at every launch.
+
+Credentials that leaked from a machine are useless elsewhere where the VPC has an endpoint for S3 and the bucket's
+policy denies s3:* unless aws:Ec2InstanceSourceVpc equals ${aws:SourceVpc}.
+
+Whoever runs `stoker run`, `stop` or `govern` where no governor is deployed governs: attach stoker-governor beside
+stoker-person.
+
+ssh through SSM also needs `aws iam attach-role-policy --role-name (ROLE)
+--policy-arn arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore`.
+
+The commands are for sh, with BUCKET=(URL) set."""

@@ -1,0 +1,58 @@
+"""How many machines an account may have: EC2 counts vCPUs, for each family, spot and on-demand apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoker.model import Offering
+
+SERVICE = "ec2"
+
+
+@dataclass(frozen=True)
+class Quota:
+    """One limit. `families` are the letters that names of its machine types begin with."""
+
+    code: str
+    name: str
+    families: tuple[str, ...]
+    spot: bool
+
+
+_STANDARD = ("a", "c", "d", "h", "i", "m", "r", "t", "z")
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html and …/using-spot-limits.html
+QUOTAS = (
+    Quota("L-1216C47A", "on-demand standard machines", _STANDARD, False),
+    Quota("L-DB2E81BA", "on-demand G machines", ("g", "vt"), False),
+    Quota("L-417A185B", "on-demand P machines", ("p",), False),
+    Quota("L-34B43A08", "spot standard machines", _STANDARD, True),
+    Quota("L-3819A6DF", "spot G machines", ("g", "vt"), True),
+    Quota("L-7212CCBC", "spot P machines up to P4", ("p2", "p3", "p4"), True),
+    Quota("L-C4BD4855", "spot P5 machines", ("p5",), True),
+)
+
+
+def quota_of(machine: str, spot: bool) -> Quota | None:
+    """The limit that a machine type falls under; None where the table does not know."""
+    match = re.match(r"([a-z]+)([0-9]*)", machine)
+    if match is None:
+        return None
+    letters, generation = match[1], match[2]
+    for quota in QUOTAS:
+        if quota.spot == spot and (letters in quota.families or f"{letters}{generation}" in quota.families):
+            return quota
+    return None
+
+
+def needed(offerings: Iterable[Offering], nodes: int) -> dict[str, int]:
+    """The fewest vCPUs with which some of these could be had, by the limit that they fall under."""
+    least: dict[str, int] = {}
+    for offering in offerings:
+        quota = quota_of(offering.machine, offering.spot)
+        if quota is not None and offering.cpus:
+            wanted = offering.cpus * nodes
+            least[quota.code] = min(wanted, least.get(quota.code, wanted))
+    return least

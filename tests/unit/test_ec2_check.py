@@ -1,0 +1,157 @@
+"""What answers to dry runs mean, which limits count, and what security groups let in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.model import Offering
+from stoker.providers.ec2 import check, firewall, permissions, quotas
+from stoker.providers.ec2.provider import Ec2Provider
+from stoker.providers.registry import Context
+from stoker.spec import Resources, Spec, master_port
+
+ENCODED = "You are not authorized to perform this operation. Encoded authorization failure message: 8cZ4x"
+
+
+@pytest.mark.parametrize(
+    ("code", "ok", "denied"),
+    [
+        ("DryRunOperation", True, False),
+        ("UnauthorizedOperation", False, True),
+        ("AccessDenied", False, True),
+        ("InvalidSubnetID.NotFound", False, False),
+        ("VcpuLimitExceeded", False, False),
+        ("RequestLimitExceeded", None, False),
+        ("InternalError", None, False),
+        ("Unheard-of", None, False),
+    ],
+)
+def test_an_answer_to_a_dry_run(code: str, ok: bool | None, denied: bool) -> None:
+    tried = check.judged(code, ENCODED, 500 if ok is None else 400)
+    assert (tried.ok, tried.denied) == (ok, denied)
+    assert not denied or "8cZ4x" not in tried.detail
+
+
+def test_a_session_is_asked_about_as_its_role() -> None:
+    assert check.principal("arn:aws:sts::1:assumed-role/dev/jane") == "arn:aws:iam::1:role/dev"
+    assert check.principal("arn:aws:iam::1:user/jane") == "arn:aws:iam::1:user/jane"
+
+
+@pytest.mark.parametrize(
+    ("machine", "spot", "code"),
+    [
+        ("m7i.large", False, "L-1216C47A"),
+        ("c7i.large", True, "L-34B43A08"),
+        ("g6.xlarge", True, "L-3819A6DF"),
+        ("vt1.3xlarge", False, "L-DB2E81BA"),
+        ("p4d.24xlarge", True, "L-7212CCBC"),
+        ("p5.48xlarge", True, "L-C4BD4855"),
+        ("p5en.48xlarge", False, "L-417A185B"),
+        ("trn1.2xlarge", True, None),
+        ("inf2.xlarge", False, None),
+        ("hpc7a.12xlarge", False, None),
+    ],
+)
+def test_the_limit_of_a_machine(machine: str, spot: bool, code: str | None) -> None:
+    found = quotas.quota_of(machine, spot)
+    assert (found.code if found else None) == code
+
+
+def test_the_fewest_cpus_that_would_do() -> None:
+    small = Offering("ec2", "g6.xlarge", "a", True, cpus=4)
+    large = replace(small, machine="g6.4xlarge", cpus=16)
+    odd = replace(small, machine="trn1.2xlarge", cpus=8)
+    assert quotas.needed([large, small, odd], 2) == {"L-3819A6DF": 8}
+
+
+def group(*rules: dict[str, Any], name: str = "sg-1") -> dict[str, Any]:
+    return {"GroupId": name, "IpPermissions": list(rules)}
+
+
+def from_group(name: str = "sg-1", **rule: Any) -> dict[str, Any]:
+    return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": name}], **rule}
+
+
+def from_range(cidr: str, **rule: Any) -> dict[str, Any]:
+    return {"IpProtocol": "-1", "IpRanges": [{"CidrIp": cidr}], **rule}
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([group(from_group())], "all"),
+        ([group(from_group(IpProtocol="tcp", FromPort=0, ToPort=65535))], "all"),
+        ([group(from_group(IpProtocol="tcp", FromPort=29500, ToPort=29500))], "port"),
+        ([group(from_group(IpProtocol="tcp", FromPort=29000, ToPort=30000))], "port"),
+        ([group(from_group(IpProtocol="tcp", FromPort=22, ToPort=22))], "closed"),
+        ([group(from_group(IpProtocol="udp", FromPort=0, ToPort=65535))], "closed"),
+        ([group(from_group("sg-2"))], "closed"),
+        ([group(from_group("sg-2")), group(name="sg-2")], "all"),
+        ([group(from_range("10.0.0.0/16"))], "all"),
+        ([group(from_range("0.0.0.0/0", IpProtocol="tcp", FromPort=29500, ToPort=29500))], "port"),
+        ([group(from_range("10.0.1.0/25"))], "closed"),
+        ([group()], "closed"),
+        ([], "closed"),
+    ],
+)
+def test_what_nodes_let_in_from_one_another(groups: list[dict[str, Any]], found: str) -> None:
+    assert firewall.openness(groups, 29500, "10.0.1.0/24") == found
+
+
+def test_the_fix_of_a_denial_is_its_statement() -> None:
+    assert permissions.statement_for("ec2:TerminateInstances", "s3://b/t") == (
+        '{"Effect":"Allow","Action":"ec2:TerminateInstances","Resource":["arn:aws:ec2:*:*:instance/*",'
+        '"arn:aws:ec2:*:*:volume/*","arn:aws:ec2:*:*:placement-group/*"],'
+        '"Condition":{"StringEquals":{"aws:ResourceTag/stoker:store":"s3://b/t"}}}'
+    )
+    assert permissions.statement_for("ec2:RunInstances", "s3://b/t").count('"Action":"ec2:RunInstances"') == 2
+
+
+class Iam:
+    """IAM, which decides as it is told to."""
+
+    def __init__(self, allowed: set[str]) -> None:
+        self.allowed = allowed
+        self.asked: dict[str, Any] = {}
+
+    def simulate_principal_policy(self, **asked: Any) -> Any:
+        self.asked = asked
+        return {
+            "EvaluationResults": [
+                {"EvalActionName": name, "EvalDecision": "allowed" if name in self.allowed else "implicitDeny"}
+                for name in asked["ActionNames"]
+            ]
+        }
+
+
+def test_what_cannot_be_tried_is_asked_of_iam(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    iam = Iam({"ec2:TerminateInstances"})
+    monkeypatch.setattr(provider.clients, "get", lambda *_: iam)
+    monkeypatch.setattr(provider, "list_instances", lambda *_: ())
+    identity = {"Arn": "arn:aws:sts::1:assumed-role/dev/jane", "Account": "1"}
+    spec = Spec(name="c", run="true", resources=Resources(provider="ec2", region="us-east-1"))
+    found = {each.name: each for each in check._Checks(provider, spec, "s3://b/t", identity).keeping()}
+    assert found["ec2:TerminateInstances"].ok is True
+    assert found["ec2:DeleteVolume"].ok is False and "ec2:DeleteVolume" in found["ec2:DeleteVolume"].fix
+    assert iam.asked["PolicySourceArn"] == "arn:aws:iam::1:role/dev"
+    assert iam.asked["ContextEntries"][0]["ContextKeyValues"] == ["s3://b/t"]
+
+
+def spec_with(**env: str) -> Spec:
+    return Spec(name="c", run="true", env=env, resources=Resources(provider="ec2"))
+
+
+def test_the_jobs_own_port_wins() -> None:
+    assert master_port(spec_with()) == 29500
+    assert master_port(spec_with(MASTER_PORT="29600")) == 29600
+    assert master_port(spec_with(MASTER_PORT="many")) == 29500
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    provider.check(spec_with(MASTER_PORT="29600"))
+    for wrong in ("many", "0", "65536", "", "٢٩"):
+        with pytest.raises(UserError, match=r"env\.MASTER_PORT"):
+            provider.check(spec_with(MASTER_PORT=wrong))

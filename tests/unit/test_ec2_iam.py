@@ -1,0 +1,247 @@
+"""The policies allow what Stoker does, and no more."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker.providers.ec2 as package
+from stoker import layout
+from stoker.cli import main
+from stoker.errors import UserError
+from stoker.providers.base import Grants
+from stoker.providers.ec2 import iam, permissions
+
+STORE = "s3://my-bucket/team"
+# Whoever launches, lists and ends machines: what a governor runs of the provider.
+GOVERNORS_SOURCES = ("provider.py", "leftovers.py", "offers.py")
+
+
+def listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def policy(grants: Grants, name: str) -> dict[str, Any]:
+    (found,) = [grant.policy for grant in grants.grants if grant.name == name]
+    return found
+
+
+def statements(grants: Grants, name: str, action: str) -> Iterator[dict[str, Any]]:
+    for statement in policy(grants, name)["Statement"]:
+        if action in listed(statement["Action"]):
+            yield statement
+
+
+def may(grants: Grants, name: str, action: str, key: str) -> bool:
+    """Whether an object of the store may be touched so. As IAM matches: * and ? take slashes as well."""
+    arn = f"arn:aws:s3:::my-bucket/team/{key}"
+    return any(
+        fnmatchcase(arn, pattern)
+        for statement in statements(grants, name, action)
+        for pattern in listed(statement["Resource"])
+    )
+
+
+def called(name: str) -> set[str]:
+    """The operations of EC2 that a source file calls."""
+    import boto3
+
+    client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    known = client.meta.method_to_api_mapping
+    tree = ast.parse((Path(package.__file__).parent / name).read_text(encoding="utf-8"))
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {f"ec2:{known[method]}" for method in used & set(known)}
+
+
+def test_a_governor_may_call_what_it_calls_and_nothing_else() -> None:
+    calls = set().union(*(called(name) for name in GOVERNORS_SOURCES))
+    assert {"ec2:RunInstances", "ec2:TerminateInstances", "ec2:DescribeTags"} <= calls
+    allowed = {
+        action
+        for statement in policy(iam.grants(STORE), "governor")["Statement"]
+        for action in listed(statement["Action"])
+        if action.startswith("ec2:")
+    }
+    assert allowed == calls == {operation.action for operation in permissions.GOVERNOR}
+
+
+def test_what_changes_something_is_limited_to_this_stores_tag() -> None:
+    grants = iam.grants(STORE)
+    for action in ("ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeletePlacementGroup", "ec2:GetConsoleOutput"):
+        (statement,) = statements(grants, "governor", action)
+        assert statement["Condition"] == {"StringEquals": {"aws:ResourceTag/stoker:store": STORE}}
+        assert "*" not in listed(statement["Resource"])
+    (group,) = statements(grants, "governor", "ec2:CreatePlacementGroup")
+    assert group["Condition"] == {"StringEquals": {"aws:RequestTag/stoker:store": STORE}}
+    # What a launch makes has to carry the tag; only what it uses has not.
+    launching = {statement["Sid"]: statement for statement in statements(grants, "governor", "ec2:RunInstances")}
+    assert launching["LaunchTagged"]["Condition"] == group["Condition"]
+    assert "arn:aws:ec2:*:*:instance/*" in launching["LaunchTagged"]["Resource"]
+    assert not {"instance", "volume"} & {
+        arn.split(":")[-1].split("/")[0] for arn in launching["LaunchWith"]["Resource"]
+    }
+    for statement in statements(grants, "governor", "ec2:CreateTags"):
+        assert statement["Condition"]
+    (passing,) = statements(grants, "governor", "iam:PassRole")
+    assert passing["Resource"] == ["arn:aws:iam::*:role/stoker-node"]
+    assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+
+
+def test_the_tag_of_a_long_store_is_its_digest() -> None:
+    grants = iam.grants(f"s3://my-bucket/{'long/' * 60}end")
+    (statement,) = statements(grants, "governor", "ec2:TerminateInstances")
+    assert statement["Condition"]["StringEquals"]["aws:ResourceTag/stoker:store"].startswith("sha256:")
+
+
+NODE = layout.node("gpt-ab12", 3, 0, layout.boot("i-1", 0))
+FACTS = (
+    layout.heartbeat(NODE),
+    layout.exit_(NODE),
+    layout.boot_output(NODE),
+    layout.log_chunk(NODE, 1),
+    layout.manifest("gpt-ab12", "00000003/000001-step-1"),
+    layout.blob("gpt-ab12", 0, "f" * 64),
+    f"{layout.outputs('gpt-ab12', 3)}model.bin",
+)
+DECISIONS = (layout.log_entry("gpt-ab12", 4), layout.active("gpt-ab12", 4), layout.index("gpt-ab12"))
+GOVERNED = (
+    *DECISIONS,
+    layout.governor("me"),
+    layout.dry("ec2/m/z/spot"),
+    layout.probe("me"),
+    "places/ec2/us-east-1",
+)
+SUBMITTED = (layout.spec("gpt-ab12"), layout.code("a" * 64), layout.bundle("b" * 64))
+
+
+def test_a_node_writes_facts_and_no_decision() -> None:
+    grants = iam.grants(STORE)
+    for key in FACTS:
+        assert may(grants, "node", "s3:PutObject", key), key
+        assert may(grants, "node", "s3:DeleteObject", key), key
+        assert not may(grants, "governor", "s3:PutObject", key), key
+    for key in (*DECISIONS, *SUBMITTED, layout.DEFAULTS, *GOVERNED):
+        assert not may(grants, "node", "s3:PutObject", key), key
+        assert not may(grants, "node", "s3:DeleteObject", key), key
+    for key in (*FACTS, *SUBMITTED, layout.log_entry("gpt-ab12", 1), layout.DEFAULTS):
+        assert may(grants, "node", "s3:GetObject", key), key
+    assert not may(grants, "node", "s3:GetObject", layout.index("gpt-ab12"))
+    actions = {action for each in policy(grants, "node")["Statement"] for action in listed(each["Action"])}
+    assert all(action.startswith("s3:") for action in actions)
+
+
+def test_a_governor_decides_and_a_person_submits() -> None:
+    grants = iam.grants(STORE)
+    for key in GOVERNED:
+        assert may(grants, "governor", "s3:PutObject", key), key
+    for key in SUBMITTED:
+        assert not may(grants, "governor", "s3:PutObject", key), key
+    for key in (*SUBMITTED, *DECISIONS, "check/abc"):
+        assert may(grants, "person", "s3:PutObject", key), key
+    for key in (*FACTS, *SUBMITTED):
+        # `stoker rm`
+        assert may(grants, "person", "s3:DeleteObject", key), key
+    for key in (layout.DEFAULTS, *FACTS):
+        assert not may(grants, "person", "s3:PutObject", key), key
+    for action in ("ec2:RunInstances", "ec2:TerminateInstances"):
+        assert not list(statements(grants, "person", action))
+
+
+def test_everybody_may_list_the_store_and_nothing_beside_it() -> None:
+    for name in ("person", "governor", "node"):
+        (statement,) = statements(iam.grants(STORE), name, "s3:ListBucket")
+        assert statement["Condition"] == {"StringLike": {"s3:prefix": ["team", "team/*"]}}
+        (whole,) = statements(iam.grants("s3://my-bucket"), name, "s3:ListBucket")
+        assert "Condition" not in whole
+
+
+def test_machines_of_one_name_reach_jobs_of_that_name() -> None:
+    grants = iam.grants(STORE, job="gpt")
+    assert may(grants, "node", "s3:PutObject", "work/gpt-ab12/00000001/0/i-1.0/heartbeat")
+    for other in ("work/gpt-small-ab12/x", "work/vision-ab12/x", "work/gpt-ab12x/x", "jobs/gpt-ab12/log/00000001.json"):
+        assert not may(grants, "node", "s3:PutObject", other), other
+    assert may(grants, "node", "s3:GetObject", "jobs/gpt-ab12/log/00000001.json")
+    assert not may(grants, "node", "s3:GetObject", "jobs/vision-ab12/spec.json")
+    (passing,) = statements(grants, "governor", "iam:PassRole")
+    assert passing["Resource"] == ["arn:aws:iam::*:role/stoker-node", "arn:aws:iam::*:role/stoker-node-gpt"]
+    assert "--role-name stoker-node-gpt" in " ".join(grants.grants[2].commands)
+    assert any("stoker-node-gpt" in note for note in grants.notes)
+
+
+def test_inputs_are_read_only() -> None:
+    grants = iam.grants(STORE, inputs=("s3://data/imagenet",))
+    reads = [arn for each in statements(grants, "node", "s3:GetObject") for arn in listed(each["Resource"])]
+    writes = [arn for each in statements(grants, "node", "s3:PutObject") for arn in listed(each["Resource"])]
+    assert "arn:aws:s3:::data/imagenet/*" in reads
+    assert not any("data/" in arn for arn in writes)
+
+
+def test_logs_are_copied_to_one_group() -> None:
+    from stoker.aws import logs
+
+    source = Path(logs.__file__).read_text(encoding="utf-8")
+    (statement,) = statements(iam.grants(STORE, logs="/stoker/jobs"), "node", "logs:PutLogEvents")
+    assert all(f'"{action.removeprefix("logs:")}"' in source for action in statement["Action"])
+    assert statement["Resource"][0] == "arn:aws:logs:*:*:log-group:/stoker/jobs"
+    assert not list(statements(iam.grants(STORE), "node", "logs:PutLogEvents"))
+
+
+def test_what_cannot_be_separated_is_said() -> None:
+    text = "\n".join(iam.grants(STORE).notes)
+    assert "Every node can read and write the work/ folder of every job" in text
+    assert "aws:userid" in text and "aws:PrincipalTag" in text
+
+
+def test_policies_fit_and_commands_are_sh() -> None:
+    grants = iam.grants(STORE, job="a" * 40, inputs=("s3://data/it's here",), logs="/stoker/jobs")
+    for grant in grants.grants:
+        # What AWS takes in a managed policy, without white space.
+        assert len(json.dumps(grant.policy, separators=(",", ":"))) < 6144
+        for statement in grant.policy["Statement"]:
+            assert statement["Sid"].isalnum()
+        for line in grant.commands:
+            subprocess.run(["sh", "-n", "-c", line], check=True)
+
+
+@pytest.mark.parametrize(
+    ("store", "job", "wrong"),
+    [("file:///tmp/x", None, "s3://"), ("s3://", None, "s3://"), (STORE, "Big_Name", "--job")],
+)
+def test_what_cannot_be_granted(store: str, job: str | None, wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong):
+        iam.grants(store, job=job)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    told = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, told.out, told.err
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    monkeypatch.setenv("STOKER_STORE", STORE)
+    code, out, _ = run(capsys, "iam", "ec2", "--policy", "node")
+    assert code == 0 and json.loads(out) == policy(iam.grants(STORE), "node")
+    code, out, _ = run(capsys, "iam", "ec2", "--json", "--bucket", "s3://other/x/")
+    told = json.loads(out)
+    assert [grant["name"] for grant in told["grants"]] == ["person", "governor", "node", "interrupter"]
+    assert "s3://other/x" in json.dumps(told) and "my-bucket" not in out
+    code, out, _ = run(capsys, "iam", "ec2")
+    assert code == 0
+    assert "aws iam create-instance-profile --instance-profile-name stoker-node\n" in out
+    assert "# What a shared profile cannot separate" in out
+    assert run(capsys, "iam", "local")[::2] == (2, "stoker: local needs no permissions of a cloud\n")
+    assert run(capsys, "iam", "ec2", "--policy", "king")[0] == 2
+    monkeypatch.delenv("STOKER_STORE")
+    code, _, err = run(capsys, "iam", "ec2")
+    assert code == 2 and "--bucket" in err
