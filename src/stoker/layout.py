@@ -31,6 +31,9 @@ GOVERNORS = "governors/"
 CODE = "code/"
 BUNDLES = "bundles/"
 DRY = "dry/"
+PLACES = "places/"
+# Stands for a provider that has none.
+NO_REGION = "-"
 DEFAULTS = "policy/defaults.yaml"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
@@ -73,6 +76,11 @@ def index(job: str) -> str:
 def dry(offering: str) -> str:
     """Somebody found this offering dry; when, is when this was written."""
     return f"{DRY}{offering}"
+
+
+def place(provider: str, region: str | None) -> str:
+    """Machines were launched there once: whoever looks for orphans looks there too."""
+    return f"{PLACES}{provider}/{region or NO_REGION}"
 
 
 def governor(name: str) -> str:

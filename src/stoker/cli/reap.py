@@ -24,22 +24,31 @@ _MOST_S = 30.0
 @json_option
 @store_option
 def command(dry_run: bool, as_json: bool) -> None:
-    """End machines with this store's tag that no live claim of any job owns."""
+    """End what carries this store's tag and no live claim of any job owns: machines, disks, placement groups."""
     from stoker.cli.printing import print_json, whole
     from stoker.governor.fleet import Fleet
+    from stoker.governor.leftovers import sweep
 
     store = opened_store()
     fleet = Fleet(store.url)
     orphans, problems = find_orphans(store, fleet)
-    if as_json:
-        print_json([whole(orphan) for orphan in orphans])
     for orphan in () if as_json else orphans:
         click.echo(f"{orphan.provider} {orphan.instance}: {orphan.reason}")
     for name, text in problems.items():
         click.secho(f"{name}: {text}", fg="yellow", err=True)
     left = [] if dry_run else _end(orphans, fleet)
-    if not orphans and not as_json:
-        click.echo("every machine has its owner")
+    # After the machines: what they used is free then.
+    beside = [sweep(store, fleet, place, dry=dry_run) for place in sorted(_places(store), key=str)]
+    things = [found for swept in beside for found in swept.found]
+    if as_json:
+        print_json([*map(whole, orphans), *({**whole(thing), "reason": reason} for thing, reason in things)])
+    for thing, reason in () if as_json else things:
+        click.echo(f"{thing.provider} {thing.kind} {thing.id}: {reason}")
+    for swept in beside:
+        for name, text in swept.problems.items():
+            click.secho(f"{name}: {text}", fg="yellow", err=True)
+    if not orphans and not things and not as_json:
+        click.echo("everything has its owner")
     for orphan in left:
         click.secho(f"{orphan.instance}: was asked to end and is not gone yet", fg="yellow", err=True)
 
@@ -49,21 +58,29 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], dict[str,
     from stoker.core import orphans
     from stoker.governor.observe import Listing, Memory, observe
     from stoker.model import Instance, Known, Observed, Unknown
-    from stoker.providers import registry
 
     listed: dict[tuple[str, str | None], Observed[tuple[Instance, ...]]] = {}
     problems: dict[str, str] = {}
-    for name in registry.names():
+    for place in sorted(_places(store), key=str):
+        name, region = place
         try:
-            listed[name, None] = Known(fleet.provider(name).list_instances())
+            listed[place] = Known(fleet.provider(name).list_instances(region))
         except Exception as error:  # noqa: BLE001 - somebody else's provider; one that fails hides no other
-            listed[name, None] = Unknown(str(error))
-            problems[name] = str(error)
+            listed[place] = Unknown(str(error))
+            problems[f"{name} {region or ''}".strip()] = str(error)
     observation = observe(store, fleet, Memory(), {}, Listing(listed))
     now = datetime.now(timezone.utc)
     found = [orphan for job in observation.snapshot.jobs for orphan in orphans.sweep(job, now)]
     found += orphans.strays(observation.snapshot, now)
     return found, problems | observation.problems
+
+
+def _places(store: Store) -> set[tuple[str, str | None]]:
+    """Everywhere that machines of this store were launched, and what costs nothing to look at."""
+    from stoker.governor.observe import known_places
+    from stoker.providers import registry
+
+    return known_places(store) | {(name, None) for name in registry.names() if not registry.capabilities(name).paid}
 
 
 def _end(orphans: list[Terminate], fleet: Fleet) -> list[Terminate]:

@@ -48,6 +48,7 @@ class Applier:
         self.memory = memory
         self.by = by
         self.token = token
+        self._places: set[str] = set()
 
     def apply(self, plan: Plan) -> Applied:
         """Do what the plan says. After a lost race or a failure the rest of that job's actions are dropped."""
@@ -112,6 +113,7 @@ class Applier:
         self.memory.states[job] = state
         provider = self.fleet.provider(claim.offering.provider)
         order = self._order(state, claim)
+        self._remember_place(claim)
         try:
             instances = provider.launch(provider.build(order))
         except NoCapacity as error:
@@ -128,6 +130,13 @@ class Applier:
         where = f"{claim.offering.machine} in {claim.offering.zone}"
         self._settle(job, state, number, event, f"{len(nodes)} × {where}")
         self._give_back_unnamed(job, number, instances)
+
+    def _remember_place(self, claim: Claim) -> None:
+        """Before anything is launched there, so that orphans are looked for wherever there can be any."""
+        key = layout.place(claim.offering.provider, claim.offering.region)
+        if key not in self._places:
+            self.store.create(key, b"")
+            self._places.add(key)
 
     def _remember_dry(self, claim: Claim) -> None:
         """For all jobs. Only ever a shortcut: whoever does not know of it finds out by asking the cloud."""

@@ -17,7 +17,7 @@ from stoker.governor.clock import StoreClock, governor_name, read_clock, record_
 from stoker.governor.fleet import Fleet
 from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
-from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, list_clouds, observe
+from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, known_places, list_clouds, observe
 from stoker.log import new_token
 from stoker.providers.base import Wakes
 from stoker.store import Store
@@ -81,7 +81,8 @@ class Governor:
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = record_pass(self.store, self.name, len(markers), self.monotonic)
-        observation = self._observe(markers)
+        sweeping = only is None and self._sweep_is_due()
+        observation = self._observe(markers, everywhere=sweeping)
         if only is None:
             # Who was not looked at is over, or was removed by somebody else: an id that comes again is another job.
             self.memory.keep({*markers, *observation.listing.jobs()})
@@ -107,7 +108,7 @@ class Governor:
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
         self._index(tuple(newest.values()), waiting, clock)
-        if only is None:
+        if sweeping:
             problems |= self._sweep(observation)
         return Pass(
             active=len(markers),
@@ -150,15 +151,21 @@ class Governor:
         else:
             time.sleep(max(0.02, pause_s))
 
-    def _observe(self, markers: dict[str, tuple[int, ...]]) -> Observation:
-        listing = list_clouds(self.store, self.fleet, self.memory, markers)
+    def _observe(self, markers: dict[str, tuple[int, ...]], *, everywhere: bool = False) -> Observation:
+        """`everywhere`: also where only machines of jobs can be that nobody knows any more."""
+        more = known_places(self.store) if everywhere else ()
+        listing = list_clouds(self.store, self.fleet, self.memory, markers, more)
         return observe(self.store, self.fleet, self.memory, markers, listing)
 
+    def _sweep_is_due(self) -> bool:
+        """Now and then: looking everywhere costs a call for each place."""
+        due = self._swept_s is None or self.monotonic() - self._swept_s >= SWEEP_EVERY_S
+        if due:
+            self._swept_s = self.monotonic()
+        return due
+
     def _sweep(self, observation: Observation) -> dict[str, str]:
-        """Remove what machines left beside them, in the places that were listed; now and then, since asking costs."""
-        if self._swept_s is not None and self.monotonic() - self._swept_s < SWEEP_EVERY_S:
-            return {}
-        self._swept_s = self.monotonic()
+        """Remove what machines left beside them, in the places that were listed."""
         problems: dict[str, str] = {}
         for place in observation.listing.instances:
             problems |= sweep(self.store, self.fleet, place).problems

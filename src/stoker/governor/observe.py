@@ -114,9 +114,15 @@ def active_jobs(store: Store) -> dict[str, tuple[int, ...]]:
     return {job: tuple(sorted(markers)) for job, markers in found.items()}
 
 
-def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str]) -> Listing:
-    """List every place where these jobs have, or may have, machines. Reads no log: that comes after."""
-    places: set[Place] = set(fleet.always_listed())
+def known_places(store: Store) -> set[Place]:
+    """Everywhere that machines of this store were ever launched."""
+    found = (meta.key.removeprefix(layout.PLACES).partition("/") for meta in store.list(layout.PLACES))
+    return {(provider, None if region == layout.NO_REGION else region) for provider, _, region in found}
+
+
+def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str], more: Iterable[Place] = ()) -> Listing:
+    """List every place where these jobs have, or may have, machines, and `more`. Reads no log: that comes after."""
+    places: set[Place] = {*fleet.always_listed(), *more}
     for job in jobs:
         state = memory.states.get(job)
         if state is None:
@@ -126,7 +132,7 @@ def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str])
             memory.states[job] = state
             places |= _places_of(state)
         submission = memory.submissions.get(job)
-        if submission is not None:
+        if submission is not None and (state is None or not state.claims):
             places.add((submission.spec.resources.provider, submission.spec.resources.region))
     return Listing({place: _list(fleet, place) for place in sorted(places, key=str)})
 
