@@ -110,7 +110,7 @@ def s3_server() -> Iterator[S3Server]:
 def _start_ministack(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     # Another process may take the port between our asking for a free one and the server's binding it.
     for _ in range(5):
-        port = _free_port()
+        port = free_port()
         endpoint = f"http://127.0.0.1:{port}"
         env = {
             "PATH": os.environ.get("PATH", ""),
@@ -154,7 +154,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

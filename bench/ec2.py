@@ -1,0 +1,223 @@
+"""EC2: what becoming a node costs a machine, and what a job costs in calls.
+
+On an EC2 that boots what it is asked to boot (`stoker.testing.ec2`), and for many jobs at once on moto alone, which
+answers as EC2 does and boots nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bench.figures import Figure, Measurement
+from bench.sandbox import Sandbox, sandbox
+
+REPEATS = 3
+JOBS = 100
+MACHINE = "c7i.large"
+ON_EC2 = (
+    "--set",
+    "resources.provider=ec2",
+    "--set",
+    f"resources.machine=[{MACHINE}]",
+    "--set",
+    "limits.max_runtime=1h",
+)
+# The moment at which a machine begins with its user-data, by the clock that all machines here share.
+BARE = "#!/bin/sh\necho user-data at $(date +%s.%N) >/dev/console\n"
+FIRST = "import time\nprint('first line at', time.time(), flush=True)\n"
+
+
+def boot_overhead() -> dict[str, float]:
+    """From the launch to the first line of user code, minus from the launch to the first line of bare user-data on
+    the same kind of machine; the best of interleaved runs of each."""
+    from stoker.testing.ec2 import IMAGES, ec2_cloud
+
+    ami = next(image.ami for image in IMAGES if image.suite == "bookworm")
+    bare, node = [], []
+    with ec2_cloud() as cloud, sandbox() as place, mock.patch.dict(os.environ, cloud.env):
+        place.env |= cloud.env
+        for _ in range(REPEATS):
+            began_s = time.time()
+            (instance,) = _ec2().run_instances(
+                ImageId=ami,
+                InstanceType=MACHINE,
+                MinCount=1,
+                MaxCount=1,
+                UserData=BARE,
+                InstanceInitiatedShutdownBehavior="terminate",
+            )["Instances"]
+            machine = cloud.machine(instance["InstanceId"])
+            machine.wait_console("user-data at ")
+            bare.append(_told(machine.console(), "user-data at ") - began_s)
+            machine.kill()
+            machine.wait_gone()
+            node.append(_first_line_s(place, f"s3://{cloud.new_bucket()}"))
+    return {"ec2_boot_overhead_s": min(node) - min(bare)}
+
+
+def _first_line_s(place: Sandbox, store: str) -> float:
+    """From the call that launched to the first line that the script printed."""
+    from stoker.client import submit
+    from stoker.governor.govern import Governor
+    from stoker.providers.ec2.provider import Ec2Provider
+    from stoker.store import open_store
+
+    place.script("train.py", FIRST)
+    began: list[float] = []
+    launch = Ec2Provider.launch
+
+    def noted(self: Ec2Provider, requests: Any) -> Any:
+        began.append(time.time())
+        return launch(self, requests)
+
+    with mock.patch.dict(os.environ, {"STOKER_HOME": str(place.home)}), mock.patch.object(Ec2Provider, "launch", noted):
+        job = submit(_job(place), store=store, detach=False)
+        opened = open_store(store)
+        governor = Governor(opened)
+        deadline = time.monotonic() + 120
+        from stoker import log
+
+        while (state := log.read(opened, job)) is None or state.ended is None:
+            governor.run_pass()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{job} does not end")
+            time.sleep(0.5)
+        return _told(_printed(opened, job), "first line at ") - began[0]
+
+
+def _printed(store: Any, job: str) -> str:
+    from stoker import log
+    from stoker.cli.following import node_logs
+    from stoker.reading.logs import read_lines
+
+    state = log.read(store, job)
+    assert state is not None
+    return "\n".join(line.text for line in read_lines(store, job, node_logs(state)))
+
+
+def _told(text: str, what: str) -> float:
+    return float(text.partition(what)[2].split()[0])
+
+
+def _job(place: Sandbox) -> Any:
+    from stoker import Job
+
+    return Job(
+        name="bench",
+        run="python3 train.py",
+        code=str(place.code),
+        resources={"provider": "ec2", "machine": [MACHINE], "image": "debian/12"},
+        limits={"max_runtime": "1h"},
+    )
+
+
+def bundle() -> dict[str, float]:
+    """What one node downloads to become one."""
+    from stoker.bundle import build, runs_here
+
+    return {"agent_bundle_mb": build(runs_here()).size / 1e6}
+
+
+def calls_per_job() -> dict[str, float]:
+    """`stoker run` of a job of one node, without a fault, from the command to its end: calls to EC2 and its kin."""
+    from stoker.testing.ec2 import ec2_cloud
+
+    with ec2_cloud() as cloud, sandbox() as place:
+        place.env |= dict(cloud.env) | {"STOKER_STORE": f"s3://{cloud.new_bucket()}"}
+        place.script("train.py", FIRST)
+        place.stoker("run", *ON_EC2, "--set", "resources.image=debian/12", "-y", "--", "python3", "train.py")
+        return {"ec2_calls_per_job": float(sum(cloud.calls().values()))}
+
+
+def pass_calls() -> dict[str, float]:
+    """One pass of a governor over 100 running jobs: calls to EC2."""
+    from botocore.client import BaseClient
+
+    from stoker.client import submit
+    from stoker.governor.govern import Governor
+    from stoker.store import open_store
+
+    called: list[str] = []
+    make = BaseClient._make_api_call  # type: ignore[attr-defined]
+
+    def counted(self: Any, operation: str, params: Any) -> Any:
+        called.append(operation)
+        return make(self, operation, params)
+
+    with sandbox() as place, _moto(place.root) as environ, mock.patch.dict(os.environ, environ):
+        os.environ["STOKER_HOME"] = str(place.home)
+        place.script("train.py", FIRST)
+        store = f"s3://{environ['BENCH_BUCKET']}"
+        for _ in range(JOBS):
+            submit(_job(place), store=store, detach=False)
+        governor = Governor(open_store(store))
+        governor.run_pass()
+        with mock.patch.object(BaseClient, "_make_api_call", counted):
+            done = Governor(open_store(store)).run_pass()
+    if done.active != JOBS or done.problems:
+        raise RuntimeError(f"{done.active} jobs, {list(done.problems.values())[:3]}")
+    return {"ec2_pass_calls": float(len(called))}
+
+
+@contextmanager
+def _moto(folder: Path) -> Iterator[dict[str, str]]:
+    """moto's own server: EC2 and S3 that answer at once, and boot nothing."""
+    from stoker.testing.servers import free_port, isolated
+
+    if not isolated():
+        raise RuntimeError("moto is started only where nothing but loopback can be reached")
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    with (folder / "moto.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=subprocess.STDOUT
+        )
+    environ = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "BENCH_BUCKET": "bench",
+    }
+    try:
+        with mock.patch.dict(os.environ, environ):
+            import boto3
+
+            s3 = boto3.client("s3")
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    s3.create_bucket(Bucket="bench")
+                    break
+                except Exception:
+                    if time.monotonic() > deadline or server.poll() is not None:
+                        raise
+                    time.sleep(0.1)
+        yield environ
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _ec2() -> Any:
+    import boto3
+
+    return boto3.client("ec2", region_name="us-east-1")
+
+
+MEASUREMENTS = (
+    Measurement((Figure("ec2_boot_overhead_s", "s", 4.0),), boot_overhead),
+    Measurement((Figure("agent_bundle_mb", "MB", 10.0),), bundle),
+    Measurement((Figure("ec2_calls_per_job", "", 15.0),), calls_per_job),
+    Measurement((Figure("ec2_pass_calls", "", 5.0),), pass_calls),
+)
