@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from stoker.errors import UserError
 from stoker.model import Offering
@@ -140,6 +141,44 @@ def test_what_cannot_be_tried_is_asked_of_iam(monkeypatch: pytest.MonkeyPatch) -
     assert found["ec2:DeleteVolume"].ok is False and "ec2:DeleteVolume" in found["ec2:DeleteVolume"].fix
     assert iam.asked["PolicySourceArn"] == "arn:aws:iam::1:role/dev"
     assert iam.asked["ContextEntries"][0]["ContextKeyValues"] == ["s3://b/t"]
+
+
+class Picky:
+    """EC2, which refuses a launch that has one of these parts."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def run_instances(self, **asked: Any) -> Any:
+        code = "UnauthorizedOperation" if set(self.parts) & set(asked) else "DryRunOperation"
+        assert asked["DryRun"] is True
+        raise ClientError({"Error": {"Code": code, "Message": ENCODED}}, "RunInstances")
+
+    def create_placement_group(self, **asked: Any) -> Any:
+        assert asked["DryRun"] is True
+        assert asked["TagSpecifications"][0]["Tags"]
+
+
+@pytest.mark.parametrize(
+    ("part", "missing"),
+    [
+        ("IamInstanceProfile", "iam:PassRole"),
+        ("TagSpecifications", "ec2:CreateTags"),
+        ("InstanceType", "ec2:RunInstances"),
+        ("", None),
+    ],
+)
+def test_what_a_launch_lacks_is_named(monkeypatch: pytest.MonkeyPatch, part: str, missing: str | None) -> None:
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    monkeypatch.setattr(provider.clients, "get", lambda *_: Picky(part))
+    monkeypatch.setattr(provider, "offerings", lambda *_: (Offering("ec2", "c7i.large", "a", False, "us-east-1"),))
+    spec = Spec(name="c", run="true", resources=Resources(provider="ec2", region="us-east-1"))
+    checks = check._Checks(provider, spec, "s3://b/t", {})
+    assert [each.ok for each in checks.offers()] == [True]
+    group, launch = checks.launching()
+    assert (group.name, group.ok) == ("ec2:CreatePlacementGroup", True)
+    assert (launch.name, launch.ok) == ((missing, False) if missing else ("ec2:RunInstances", True))
+    assert not missing or missing in launch.fix
 
 
 def spec_with(**env: str) -> Spec:

@@ -168,7 +168,7 @@ def test_a_silence_ends_nothing(clients: StubbedClients, code: str, error: type[
     make_template(clients)
     clients.stub("fis").add_client_error("start_experiment", code, "later", 500)
     remove_template(clients)
-    with pytest.raises(error):
+    with pytest.raises(error, match="later"):
         go(clients)
     clients.finish()
 
