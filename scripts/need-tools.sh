@@ -5,6 +5,7 @@ missing=
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v unshare >/dev/null || missing="$missing util-linux"
 command -v git >/dev/null || missing="$missing git"
+command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
 command -v shellcheck >/dev/null || missing="$missing shellcheck"
 # Machines that boot, for the tests of ec2. They need root, so nobody else needs these.
 if [ "$(id -u)" = 0 ]; then
