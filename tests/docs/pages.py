@@ -104,7 +104,9 @@ def _in_block(block: Block) -> Iterator[Command]:
 
 def _in_text(text: str) -> Iterator[tuple[str, ...]]:
     for match in _STOKER.finditer(text):
-        rest = match["rest"].partition(" #")[0]
+        if re.search(r"\s--?[\w-]+\s+$", text[: match.start()]):
+            continue  # What another program's option is told, such as a name.
+        rest = re.split(r" #| [|>] ", match["rest"])[0]
         try:
             words = tuple(shlex.split(rest))
         except ValueError:
