@@ -34,7 +34,9 @@ from stoker.agent.logs import LogPump
 from stoker.aws import logs
 from stoker.aws.imds import Imds
 from stoker.aws.logs import CloudWatchLogs, LogsError, is_group
+from stoker.errors import UserError
 from stoker.model import Claimed, Closed, Launched
+from stoker.providers.ec2 import request
 from stoker.spec import Logs
 from stoker.testing.memory import MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
@@ -436,6 +438,9 @@ def test_the_endpoint_is_that_of_the_machines_region(domain: str | None, address
 def test_names_of_groups() -> None:
     assert is_group("/stoker/jobs") and is_group("a.b-c_d#1")
     assert not is_group("") and not is_group("a b") and not is_group("a:b") and not is_group("x" * 513)
+    request.check(replace(make_spec(), logs=Logs(cloudwatch="/stoker/jobs")))
+    with pytest.raises(UserError, match=r"logs\.cloudwatch: 'a b' is no name"):
+        request.check(replace(make_spec(), logs=Logs(cloudwatch="a b")))
 
 
 # ── On the node ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -378,6 +378,15 @@ def test_it_stays_no_longer_than_the_spec_says(state: JobState | None) -> None:
     assert time.monotonic() - began >= 0.3
 
 
+def test_its_time_begins_with_the_verdict() -> None:
+    stay = Stay(held_spec(1.5), RUNNING)
+    time.sleep(1.0)
+    judged = time.monotonic()
+    stay.state = over()
+    assert stay.left() == "the hold is over"
+    assert time.monotonic() - judged >= 1.4
+
+
 def test_it_stays_no_longer_than_the_money_lasts() -> None:
     dear = over(offering=replace(SPOT_A, price=3600.0))
     assert Stay(held_spec(max_cost=10 + LEAVE_S + 0.2), dear).left() == "the hold is over"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stoker.core.hold import hold_of
 from stoker.fold import JobState
@@ -30,25 +31,36 @@ def stay(
     `state` is the newest that could be read: a store that does not answer neither ends the hold nor makes it longer.
     `leave` says that the machine is about to be taken away.
     """
-    began_s = time.monotonic()
+    began_s, judged = time.monotonic(), False
     while True:
-        longest_s, over = allowed(spec, claim, state())
-        left_s = began_s + longest_s - time.monotonic()
+        stay = allowed(spec, claim, state())
+        if stay.judged and not judged:
+            # From the job's end on, as everybody is told. Waiting for the verdict was bounded by itself.
+            began_s, judged = time.monotonic(), True
+        left_s = began_s + stay.longest_s - time.monotonic()
         if leave():
             return "the machine is being shut down"
         if left_s <= 0:
-            return over
+            return stay.over
         wake.wait(min(left_s, _LOOK_EVERY_S))
         wake.clear()
 
 
-def allowed(spec: Spec, number: int, state: JobState | None) -> tuple[float, str]:
-    """How long this machine may stay, all in all, and what to say when that is over."""
+class Stay(NamedTuple):
+    """How long a machine may stay, from the verdict on if there is one, and what to say when that is over."""
+
+    longest_s: float
+    judged: bool
+    over: str
+
+
+def allowed(spec: Spec, number: int, state: JobState | None) -> Stay:
+    """What the spec and the log allow a machine of this claim."""
     longest_s = spec.retry.hold_on_failure_s
     claim = state.claim(number) if state is not None else None
     if state is None or claim is None or (claim.open and state.ended is None and state.stop is None):
-        return longest_s, "the hold is over; nobody has judged the attempt yet"
+        return Stay(longest_s, False, "the hold is over; nobody has judged the attempt yet")
     hold = hold_of(state, spec)
     if hold is None or hold.claim != number:
-        return 0.0, "nobody keeps the machine"
-    return min(longest_s, hold.longest_s), "the hold is over"
+        return Stay(0.0, True, "nobody keeps the machine")
+    return Stay(min(longest_s, hold.longest_s), True, "the hold is over")

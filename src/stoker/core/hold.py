@@ -14,7 +14,7 @@ from stoker.core.costs import job_cost, span_s
 from stoker.fold import Claim, JobState
 from stoker.spec import Spec
 
-# The agent counts from its exit, which came before the job's end. This much more it has to power off by itself.
+# The agent counts from when it reads of the job's end. So much later it has powered off by itself, or never will.
 LEAVE_S = 60.0
 
 # The rules by which a job ends that a look at its machine may explain: what the script, or its set-up, did.

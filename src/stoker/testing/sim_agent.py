@@ -86,6 +86,7 @@ class Agent:
         self.ready = False
         self.limit_s: float | None = None
         self.held_s = 0.0
+        self.judged_s: float | None = None
         self.beats = 0
 
     # ── What happens to it ────────────────────────────────────────────────────────────────────────────────────────────
@@ -338,10 +339,12 @@ class Agent:
         if not self.alive or self.machine.agent is not self:
             return
         self._try(self._read_log)
-        longest_s, over = allowed(self.job.spec, self.machine.claim, self.state)
-        left_s = self.held_s + longest_s - self.world.now_s
+        stay = allowed(self.job.spec, self.machine.claim, self.state)
+        if stay.judged and self.judged_s is None:
+            self.judged_s = self.world.now_s
+        left_s = (self.judged_s or self.held_s) + stay.longest_s - self.world.now_s
         if left_s <= 0:
-            self.world.note(f"{self.machine.id} leaves: {over}")
+            self.world.note(f"{self.machine.id} leaves: {stay.over}")
             self._go()
             return
         self._try(self._beat)

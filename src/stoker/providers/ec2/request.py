@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.aws.logs import is_group
 from stoker.errors import UserError
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import catalog, images, tags, userdata
@@ -61,6 +62,9 @@ def check(spec: Spec) -> None:
             raise UserError(f"resources.ec2.overrides.TagSpecifications: {key} is Stoker's own; leave it out")
     if ec2.public_ip and ec2.efa:
         raise UserError("resources.ec2.public_ip: EC2 gives no public address to machines with several interfaces")
+    group = spec.logs.cloudwatch
+    if group is not None and not is_group(group):
+        raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
     if spec.resources.spot == "only" and ec2.reservation:
         raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
 
