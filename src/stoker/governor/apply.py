@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from stoker import layout, log
+from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.errors import (
     AuthDenied,
@@ -152,7 +153,10 @@ class Applier:
         newest = self.memory.states[job].claim(number)
         if newest is None or (newest.open and newest.launched is None):
             return
-        kept = {node.instance for node in newest.launched or ()} if newest.open else set()
+        held = hold_of(self.memory.states[job], self.memory.submissions[job].spec)
+        # A rival's may have failed meanwhile, and be kept for a look: the sweep ends those, in their time.
+        named = newest.open or (held is not None and held.claim == number)
+        kept = {node.instance for node in newest.launched or ()} if named else set()
         for instance in instances:
             if instance.id not in kept and instance.state != "gone":
                 self.fleet.provider(instance.provider).terminate(instance.id, instance.region)

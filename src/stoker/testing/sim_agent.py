@@ -345,6 +345,7 @@ class Agent:
         left_s = (self.judged_s or self.held_s) + stay.longest_s - self.world.now_s
         if left_s <= 0:
             self.world.note(f"{self.machine.id} leaves: {stay.over}")
+            self.world.checks.let_go(self)
             self._go()
             return
         self._try(self._beat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker import layout
-from stoker.core.hold import LEAVE_S, hold_of
+from stoker.core.hold import hold_of
 from stoker.fold import Claim
 from stoker.index import read_summary
 from stoker.testing.sim_cloud import Machine
@@ -21,6 +21,8 @@ HEARD_S = 200.0
 # What the bounds allow on top: the save, a pass, a machine that takes its time to go; and for each attempt that was
 # lost without an exit, what it trained between its last heartbeat and its end.
 SLACK_S = 300.0
+# An agent that is held looks at the time this often, and a little more.
+HELD_SLACK_S = 15.0
 
 
 class Violation(AssertionError):
@@ -132,6 +134,12 @@ class Checks:
         if hold is not None and hold.claim == agent.machine.claim and at(self.world.now_s) < hold.until:
             self.fail(f"{agent.machine.id} is held, and ended before its time")
 
+    def let_go(self, agent: Agent) -> None:
+        """Nobody stays longer than asked: once for the verdict, which may never come, and once after it."""
+        stayed_s, held_s = self.world.now_s - agent.held_s, agent.job.spec.retry.hold_on_failure_s
+        if stayed_s > 2 * held_s + HELD_SLACK_S:
+            self.fail(f"{agent.machine.id} was held for {stayed_s:.0f} s of {held_s:g} s")
+
     # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def at_rest(self) -> bool:
@@ -145,7 +153,6 @@ class Checks:
             self._outcome(job)
             self._log(job)
             self._bounds(job)
-            self._holds(job)
             summary = read_summary(self.world.store, job.name)
             assert job.state is not None and job.state.ended is not None
             if self.world.index_doubted:
@@ -204,16 +211,6 @@ class Checks:
             self.fail(f"trained {trained_s:.0f} s of {limits.max_runtime_s:g} s")
         if limits.max_cost is not None and cost > limits.max_cost + 3.0 * job.spec.nodes * slack_s / 3600:
             self.fail(f"cost {cost:.2f} of {limits.max_cost:g}")
-
-    def _holds(self, job: SimJob) -> None:
-        """Nothing is held for longer than was asked, but for the time that governors are away and machines take."""
-        held_s = job.spec.retry.hold_on_failure_s
-        for machine in self.world.cloud.machines.values():
-            if machine.job == job.name and machine.agent is not None and machine.agent.held_s:
-                stayed_s = machine.changed_s - machine.agent.held_s
-                # Once for the verdict, which may never come, and once after it.
-                if stayed_s > 2 * held_s + LEAVE_S + 2 * SLACK_S and not self.world.outage_until_s:
-                    self.fail(f"{machine.id} was held for {stayed_s:.0f} s of {held_s:g} s")
 
     def _claim(self, machine: Machine) -> Claim | None:
         state = self.world.jobs[machine.job].state if machine.job in self.world.jobs else None
