@@ -14,6 +14,8 @@ import time
 import pytest
 from harness import PATIENCE_S, World, chain, until
 
+from stoker.core.policy import DEFAULT
+from stoker.core.retry import poisoned
 from stoker.errors import StokerError
 
 SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "2")))
@@ -76,8 +78,11 @@ def judge(world: World, job: str, killed: list[str]) -> None:
     assert not world.journal("overlap"), story
 
     durable = [record for record in world.journal("durable") if record.rank == 0]
+    # A checkpoint after whose loading the training was killed twice is given up on, as it should be.
+    given_up = {int(key.rpartition("-")[2]) for key in poisoned(world.state(job), DEFAULT)}
     for start in world.journal("start"):
-        before = max((record.step for record in durable if record.attempt < start.attempt), default=0)
+        steps = (record.step for record in durable if record.attempt < start.attempt and record.step not in given_up)
+        before = max(steps, default=0)
         assert start.step >= before, f"attempt {start.attempt} lost step {before}\n{story}"
     kept = {one.name for one in world.checkpoints(job) if one.complete}
     # The newest ones, of which `keep` are kept.

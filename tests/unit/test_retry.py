@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.core.policy import DEFAULT
-from stoker.core.retry import Case, closing, facts_complete, poisoned, verdict
+from stoker.core.retry import Case, case_of, closing, facts_complete, poisoned, verdict
 from stoker.fold import JobState
 from stoker.model import (
     CheckpointRef,
@@ -179,6 +179,33 @@ def test_the_only_checkpoint_is_not_given_up_on() -> None:
     early = make_exit("failed", code=1, trained_s=1.0, restored_from=KEY)
     found = verdict(make_case(early, history=past(1, at_startup=True, restored_from=KEY)))
     assert (found.rule, found.restart) == ("user-error", False)
+
+
+@pytest.mark.parametrize(
+    ("left", "blamed"),
+    [
+        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY), True),
+        (make_exit("failed", signal=9, trained_s=1.0, restored_from=KEY), True),
+        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, evidence=("oom",)), True),
+        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, evidence=("xid:79",)), False),
+        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, tail=("NCCL error in: x.cc",)), False),
+        (make_exit("infrastructure", "agent", trained_s=1.0, restored_from=KEY), False),
+        (make_exit("failed", code=1, trained_s=61.0, restored_from=KEY), False),
+    ],
+)
+def test_a_checkpoint_is_blamed_for_what_loading_it_may_do(left: Exit, blamed: bool) -> None:
+    case = make_case(left)
+    assert closing(case, verdict(case)).at_startup is blamed
+
+
+def test_an_exit_for_a_notice_is_a_reclaim_though_the_notice_was_not_written() -> None:
+    state = make_state(Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+    claim = state.claim(2)
+    assert claim is not None
+    job = make_snapshot(state, make_facts(2, left=make_exit("interrupted", "notice")))
+    assert verdict(case_of(job, claim, DEFAULT)).outcome == "reclaimed"
+    other = make_snapshot(state, make_facts(2, left=make_exit("interrupted", "waited")))
+    assert verdict(case_of(other, claim, DEFAULT)).outcome == "abandoned"
 
 
 def test_what_a_person_named_is_never_poisoned() -> None:

@@ -31,6 +31,9 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("host-memory", re.compile(r"oom-kill|Cannot allocate memory")),
 )
 
+# What loading a checkpoint may do to a machine. Other faults of the machine say nothing about what it had restored.
+LOADING = frozenset({"killed", "oom", "host-memory"})
+
 # Outcomes after which the next attempt is free of charge for the user.
 RESTARTING: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned", "dry"})
 
@@ -124,7 +127,7 @@ def closing(case: Case, found: Verdict) -> Closed:
         restored_from=case.restored_from,
         checkpoint=case.checkpoint,
         progressed=case.progressed,
-        at_startup=found.outcome in ("failed", "infrastructure") and case.at_startup,
+        at_startup=case.at_startup and (found.outcome == "failed" or found.rule in LOADING),
         exit_code=_status(failure),
         tail=failure.tail if failure is not None and found.outcome != "succeeded" else (),
     )
@@ -142,11 +145,13 @@ def verdict(case: Case) -> Verdict:
 def case_of(job: JobSnapshot, claim: Claim, policy: Policy) -> Case:
     """The case of a claim whose every rank has exited or is gone."""
     beats = [job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+    exits = tuple(job.exit_of(claim, rank) for rank in range(claim.nodes))
     return Case(
         claim=claim,
-        exits=tuple(job.exit_of(claim, rank) for rank in range(claim.nodes)),
+        exits=exits,
         heartbeats=tuple(beat.value if beat else None for beat in beats),
-        noticed=job.noticed(claim),
+        # An agent that leaves at once may be gone before its notice is written; its exit tells of it too.
+        noticed=job.noticed(claim) or any(exit_ is not None and exit_.why == "notice" for exit_ in exits),
         state=job.state,
         spec=job.spec,
         policy=policy,
