@@ -229,3 +229,9 @@ def test_errors_are_mapped_by_code(code: str, status: int, kind: type[ProviderEr
 def test_an_error_is_one_line_with_its_code() -> None:
     told = {"Error": {"Code": "VcpuLimitExceeded", "Message": "too many\nrequest id 7"}}
     assert str(mapped("p4d.24xlarge", told)) == "p4d.24xlarge: too many (VcpuLimitExceeded)"
+
+
+def test_an_image_that_is_none_is_refused_before() -> None:
+    with pytest.raises(UserError, match=r"resources\.image: there is no debian/11"):
+        request.check(order(image="debian/11").spec)
+    request.check(order(image="my-image-*").spec)

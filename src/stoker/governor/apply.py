@@ -17,6 +17,7 @@ from stoker.errors import (
     QuotaExceeded,
     StokerError,
     Transient,
+    UserError,
 )
 from stoker.fold import Claim, JobState
 from stoker.governor import leftovers
@@ -116,7 +117,13 @@ class Applier:
         order = self._order(state, claim)
         self._remember_place(claim)
         try:
-            instances = provider.launch(provider.build(order))
+            requests = provider.build(order)
+        except UserError as error:
+            # It is pure: what is wrong with it now is wrong with it for ever.
+            self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
+            return
+        try:
+            instances = provider.launch(requests)
         except NoCapacity as error:
             self._close(state, claim, "dry", "no-capacity", str(error), restart=True)
             if provider.capabilities.dry_for_s:

@@ -45,7 +45,7 @@ _TIMEOUT_S = 20.0
 _LOGIN_S = 5.0
 _CHECK_S = 60.0
 _CHUNK = 1 << 20
-_MOST_OUTPUT = 1 << 20
+_MOST_OUTPUT = 1 << 17
 
 # Where images keep the Python that people mean when they say `python`.
 _FIRST_ON_PATH = ("/opt/pytorch/bin", "/opt/conda/bin")

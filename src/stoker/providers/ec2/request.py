@@ -52,6 +52,8 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 def check(spec: Spec) -> None:
     """Raise UserError for what EC2 would refuse, or what would take a machine out of Stoker's hands."""
     tags.check(spec.tags)
+    if spec.resources.image:
+        images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()
     for name in _PROTECTED:
         if name in ec2.overrides:
