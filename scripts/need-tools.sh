@@ -11,7 +11,6 @@ command -v shellcheck >/dev/null || missing="$missing shellcheck"
 if [ "$(id -u)" = 0 ]; then
     command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
     command -v systemd-nspawn >/dev/null || missing="$missing systemd-container"
-    command -v shellcheck >/dev/null || missing="$missing shellcheck"
     test -e /usr/share/keyrings/debian-archive-keyring.gpg || missing="$missing debian-archive-keyring"
 fi
 [ -z "$missing" ] && exit 0

@@ -1,33 +1,50 @@
-"""A request that can never be built ends the job with its reason, instead of being tried for ever."""
+"""What goes wrong with a launch is told: by the job's end where it can never succeed, by its reason while it may."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from stoker import Job, client, log
-from stoker.errors import UserError
+from stoker.errors import Transient, UserError
 from stoker.governor.govern import Governor
 from stoker.providers.local.provider import LocalProvider
 from stoker.store import open_store
 
 
-def test_a_request_that_cannot_be_built_is_told_and_not_looped_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job that nobody has looked at yet."""
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("STOKER_STORE", (tmp_path / "store").as_uri())
+    monkeypatch.chdir(tmp_path)
+    return client.submit(Job(name="x", run="true", code=str(tmp_path)), detach=False)
+
+
+def test_a_request_that_cannot_be_built_is_told_and_not_looped_on(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise UserError("resources.image: there is no such image; choose another")
 
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    store = open_store((tmp_path / "store").as_uri())
-    job = client.submit(Job(name="x", run="true", code=str(tmp_path)), store=store.url, detach=False)
     monkeypatch.setattr(LocalProvider, "build", refuse)
+    store = open_store(os.environ["STOKER_STORE"])
     for _ in range(2):
         Governor(store).run_pass()
     state = log.read(store, job)
     assert state is not None and state.ended is not None
     assert state.ended.outcome == "failed"
-    assert "there is no such image" in client.summary(job, store.url).reason
+    assert "there is no such image" in client.summary(job).reason
     assert len(state.claims) == 1
+
+
+def test_what_may_pass_is_told_meanwhile(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise Transient("no AWS credentials here")
+
+    store = open_store(os.environ["STOKER_STORE"])
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalProvider, "launch", fail)
+        Governor(store).run_pass()
+    assert client.summary(job).phase == "launching"
+    assert "no AWS credentials here" in client.summary(job).reason

@@ -107,6 +107,8 @@ class Governor:
             newest |= {job.state.job: job for job in part.snapshot.jobs}
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
+        # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
+        waiting |= {job: text for job, text in problems.items() if job in newest}
         self._index(tuple(newest.values()), waiting, clock)
         if sweeping:
             problems |= self._sweep(observation)
