@@ -119,7 +119,7 @@ def prepare(
     provider = connect(spec, store, offline=offline)
     if isinstance(provider, Checks):
         provider.check(spec)
-    spec = localise(spec, provider.capabilities, folder, store)
+    spec = localise(spec, provider.capabilities, folder, None if offline and not store.near else store)
     code_folder = folder / Path(spec.code).expanduser()
     if not code_folder.is_dir():
         problem = "is not a folder" if code_folder.exists() else "there is no such folder"
@@ -128,6 +128,9 @@ def prepare(
     if missing is not None:
         raise UserError(f"run: there is no {missing} in {code_folder.resolve()}; correct `run`, or `code`")
     offered = provider.offerings(spec.resources)
+    if spec.resources.region is None and offered and offered[0].region:
+        # Frozen with the job: whoever governs it later may live elsewhere.
+        spec = replace(spec, resources=replace(spec.resources, region=offered[0].region))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(_unpriced(spec) if offline else spec, provider, offered)
     bundles, unserved = pack_agents(provider, fitting, offline=offline)

@@ -48,8 +48,11 @@ def store_environ() -> dict[str, str]:
     return {name: os.environ[name] for name in STORE_ENVIRON if os.environ.get(name)}
 
 
-def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store) -> Spec:
-    """The spec with what it says about this computer made exact. Raises UserError for what is not there."""
+def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store | None) -> Spec:
+    """The spec with what it says about this computer made exact. Raises UserError for what is not there.
+
+    Without a store, what is said about jobs in it stays as it is.
+    """
     _check_secrets(spec)
     inputs = {name: _input(name, source, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
@@ -156,7 +159,7 @@ def _check_secrets(spec: Spec) -> None:
             raise UserError(f"secrets.{name}: {name} is not set in your environment; export it first")
 
 
-def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Store) -> str:
+def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Store | None) -> str:
     """A URL as it is, a folder as an absolute path, a job by its whole id with a checkpoint that exists."""
     if "://" in text:
         return text
@@ -168,6 +171,8 @@ def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Sto
             raise UserError(f"resume_from: {path} is on this computer, where the machines cannot reach it; give a URL")
         return str(path)
     job, colon, checkpoint = text.partition(":")
+    if store is None:
+        return text
     try:
         found = find_job(store, job)
     except UserError as error:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker.errors import NoCapacity, Transient
 from stoker.model import Offering
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Provider
+from stoker.providers.base import LaunchOrder, Leaves, Provider
 from stoker.spec import Ec2Resources, Resources, Spec
 from stoker.testing.ec2 import Ec2Cloud, why_no_machines
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
@@ -65,9 +66,6 @@ if isolated():
         def test_things_beside_machines_are_found_and_removed(
             self, provider: Provider, order: OrderFactory, store: str, cloud: Ec2Cloud
         ) -> None:
-            from stoker.errors import Transient
-            from stoker.providers.base import Leaves
-
             assert isinstance(provider, Leaves)
             assert provider.list_leftovers() == ()
             made = self.launch(provider, order(store=store, claim=4, nodes=2))
@@ -85,12 +83,31 @@ if isolated():
         def test_a_gang_comes_whole_or_not_at_all(
             self, provider: Provider, order: OrderFactory, store: str, cloud: Ec2Cloud
         ) -> None:
-            from stoker.errors import NoCapacity
-
             cloud.faults.no_capacity(available=1)
             with pytest.raises(NoCapacity):
                 self.launch(provider, order(store=store, nodes=2))
             assert provider.list_instances() == ()
+
+        def test_a_machine_that_somebody_stopped_is_not_forgotten(
+            self, provider: Provider, order: OrderFactory, store: str
+        ) -> None:
+            """Its disk costs money, and it can be started again."""
+            import boto3
+
+            (made,) = self.launch(provider, order(store=store))
+            self.until_state(provider, made.id, "running")
+            boto3.client("ec2", region_name=REGION).stop_instances(InstanceIds=[made.id])
+            (listed,) = provider.list_instances()
+            assert listed.state == "running"
+            self.end(provider, made.id)
+
+        def test_a_store_whose_name_has_a_star_sees_its_own_machines_alone(
+            self, provider: Provider, connect: Connect, order: OrderFactory, store: str
+        ) -> None:
+            self.launch(provider, order(store=store, nodes=2))
+            greedy = connect(store[:-4] + "*")
+            assert greedy.list_instances() == ()
+            assert isinstance(greedy, Leaves) and greedy.list_leftovers() == ()
 
         def test_a_machine_that_is_not_listed_yet_is_not_gone(
             self, provider: Provider, order: OrderFactory, store: str, cloud: Ec2Cloud

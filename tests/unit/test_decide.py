@@ -345,3 +345,12 @@ def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_n
     # What has positively ended need not be waited for.
     ended = entry(make_snapshot(launched, states={"i-2-0": "gone"}), 101)
     assert isinstance(ended, Closed) and ended.outcome == "lost"
+
+
+def test_a_machine_that_speaks_is_not_gone_though_a_cloud_has_not_heard_of_it() -> None:
+    """Whoever asked may have asked another account."""
+    launched = make_state(CLAIM, (Launched(2, nodes(2)), 100))
+    job = make_snapshot(launched, make_facts(2, beat=make_beat(1000)), states={"i-2-0": "unheard-of"})
+    silence_s = job.capabilities.silence_s
+    assert not isinstance(entry(job, 1000 + silence_s - 1), Closed)
+    assert isinstance(entry(job, 1000 + silence_s + 1), Closed)

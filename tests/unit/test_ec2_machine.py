@@ -213,6 +213,23 @@ def test_a_hint_counts_as_a_request_and_moves_no_deadline(tmp_path: Path) -> Non
     assert notices.saves_asked == 2
 
 
+def test_a_hint_does_not_make_it_deaf_to_a_shutdown(tmp_path: Path) -> None:
+    machine, store = Told(), MemoryStore(lambda: datetime.now(timezone.utc))
+    node = a_node(store, machine, tmp_path)
+    notices = Notices(node)
+    machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
+    assert notices.look() is None
+    notices.take_signal()
+    deadline_s = notices.look()
+    assert deadline_s is not None and notices.look() == deadline_s
+    assert notices.notice is not None and notices.notice.hard
+    assert notices.saves_asked == 1
+    assert notices._telling is not None
+    notices._telling.join(60)
+    found = read_fact(store, layout.notice(node.key), NoticeFact)
+    assert isinstance(found, Known) and found.value is not None and found.value.value.hard
+
+
 def test_a_slow_hint_does_not_hide_the_reclaim_that_follows_it(tmp_path: Path) -> None:
     hold = threading.Event()
     written: list[threading.Thread] = []

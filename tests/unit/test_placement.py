@@ -168,3 +168,24 @@ def test_many_dry_zones_are_told_in_one_line() -> None:
     patient = replace(job, capabilities=replace(job.capabilities, dry_for_s=60.0), dry=dry)
     waits = place(patient, zones, DEFAULT, at(101))
     assert isinstance(waits, Dry) and waits.reason.endswith(" and 3 more")
+
+
+def test_what_no_other_zone_will_allow_either_is_not_asked_of_all_of_them() -> None:
+    zones = tuple(replace(SPOT_A, zone=f"z{n}") for n in range(40))
+
+    def after(*rules: str) -> object:
+        events: list[Event] = []
+        for index, rule in enumerate(rules):
+            number = 2 + 2 * index
+            events += [Claimed(offering=zones[index], nodes=1), Closed(number, "refused", rule)]
+        state = make_state(*events)
+        claims = tuple(replace(claim, closed_reason=said) for claim, said in zip(state.claims, reasons, strict=False))
+        return choose(replace(state, claims=claims), offerings=zones)
+
+    reasons = ["no such key"] * 3
+    assert isinstance(after("AuthDenied"), Impossible)
+    assert isinstance(after("UserError"), Impossible)
+    assert isinstance(after("InvalidRequest", "InvalidRequest"), Chosen)
+    assert after("InvalidRequest", "InvalidRequest", "InvalidRequest") == Impossible("no such key")
+    reasons = ["not in this zone", "no such key", "no such key"]
+    assert isinstance(after("InvalidRequest", "InvalidRequest", "InvalidRequest"), Chosen)

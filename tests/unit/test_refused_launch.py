@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from stoker import Job, client, log
-from stoker.errors import Transient, UserError
+from stoker.errors import QuotaExceeded, Transient, UserError
 from stoker.governor.govern import Governor
+from stoker.model import Claimed, Closed, Launched, NodeRef, Record
+from stoker.providers import registry
 from stoker.providers.local.provider import LocalProvider
+from stoker.spec import Resources
 from stoker.store import open_store
 
 
@@ -48,3 +51,23 @@ def test_what_may_pass_is_told_meanwhile(job: str, monkeypatch: pytest.MonkeyPat
         Governor(store).run_pass()
     assert client.summary(job).phase == "launching"
     assert "no AWS credentials here" in client.summary(job).reason
+
+
+def test_a_quota_is_a_persons_at_first_and_its_own_machines_later(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an attempt hands over, its machines use what the next one needs."""
+
+    def full(*_: object) -> None:
+        raise QuotaExceeded("no more than 8 vCPUs")
+
+    store = open_store(os.environ["STOKER_STORE"])
+    offering = LocalProvider(registry.Context(store.url)).offerings(Resources())[0]
+    events = [Claimed(offering, 1), Launched(2, (NodeRef(0, "i-2-0"),)), Closed(2, "reclaimed", "notice")]
+    for seq, event in enumerate(events, start=2):
+        assert log.append(store, job, seq, Record(log.new_token(), "test", "for the test", event))
+    monkeypatch.setattr(LocalProvider, "launch", full)
+    Governor(store).run_pass()
+    state = log.read(store, job)
+    assert state is not None and state.ended is None
+    last = state.last_claim
+    assert last is not None and last.closed is not None
+    assert (last.closed.outcome, last.closed.rule) == ("dry", "QuotaExceeded")

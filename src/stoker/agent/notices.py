@@ -32,7 +32,10 @@ class Notices:
     def look(self) -> float | None:
         """The deadline of the hard notice in force, or None. A new notice, hard or soft, is told to the governors."""
         notice = self._node.machine.notice()
-        if notice is None and self._signalled and self.notice is None:
+        if notice is not None and not notice.hard and (self._signalled or self.deadline_s is not None):
+            # A hint may be in force for as long as the machine lives. It answers no shutdown, and takes nothing back.
+            notice = None
+        if notice is None and self._signalled and self.deadline_s is None:
             notice = NoticeFact(hard=True, source="shutdown", at=utcnow(), grace_s=_SIGNAL_GRACE_S)
         if notice is not None and notice != self.notice:
             self.notice = notice

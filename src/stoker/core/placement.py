@@ -12,6 +12,8 @@ from stoker.model import Offering
 from stoker.spec import Spec
 
 _MOST_NAMED = 3
+# Zones of one type may differ in what they support; that three of them say the very same is no accident.
+_SAME_REFUSALS = 3
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now
     refused = _closed_on(state, "refused")
     dry = _later(_dry(state, policy), _dry_for_all(job))
     usable = [offering for offering in fitting if offering.key not in refused]
-    if not usable:
-        return Impossible(next(iter(refused.values())))
+    hopeless = _hopeless(state)
+    if not usable or hopeless:
+        return Impossible(hopeless or next(iter(refused.values())))
     for offering in usable:
         until = dry.get(offering.key)
         if until is None or until <= now:
@@ -173,6 +176,18 @@ def _dry_for_all(job: JobSnapshot) -> dict[str, datetime]:
 
 def _later(one: dict[str, datetime], other: dict[str, datetime]) -> dict[str, datetime]:
     return one | {key: max(until, one.get(key, until)) for key, until in other.items()}
+
+
+def _hopeless(state: JobState) -> str | None:
+    """Why no offering will do: this account may not, this request cannot be built, or the same was said thrice."""
+    said: dict[str, int] = {}
+    for claim in state.since_opened():
+        if claim.closed is None or claim.closed.outcome != "refused":
+            continue
+        said[claim.closed_reason] = said.get(claim.closed_reason, 0) + 1
+        if claim.closed.rule in ("AuthDenied", "UserError") or said[claim.closed_reason] >= _SAME_REFUSALS:
+            return claim.closed_reason
+    return None
 
 
 def _closed_on(state: JobState, outcome: str) -> dict[str, str]:

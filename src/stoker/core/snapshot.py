@@ -91,14 +91,19 @@ class JobSnapshot:
         """With a verdict on machines that the cloud does not know: not born yet, as far as it can see, or long gone."""
         if not isinstance(self.states, Known) or "unheard-of" not in self.states.value.values():
             return self
-        young = {
-            node.instance
-            for claim in self.state.claims
-            if claim.launched_at is not None and (now - claim.launched_at).total_seconds() < self.capabilities.newborn_s
-            for node in claim.launched or ()
-        }
+        alive: dict[str, InstanceState] = {}
+        for claim in self.state.claims:
+            launched_at = claim.launched_at
+            young = launched_at is not None and (now - launched_at).total_seconds() < self.capabilities.newborn_s
+            for node in claim.launched or ():
+                beat = self.heartbeat_of(claim, node.rank)
+                if young:
+                    alive[node.instance] = "pending"
+                elif beat is not None and (now - beat.modified).total_seconds() < self.capabilities.silence_s:
+                    # It speaks. Whoever asked has asked the wrong cloud: another account's, for one.
+                    alive[node.instance] = "running"
         states: dict[str, InstanceState] = {
-            instance: ("pending" if instance in young else "gone") if state == "unheard-of" else state
+            instance: alive.get(instance, "gone") if state == "unheard-of" else state
             for instance, state in self.states.value.items()
         }
         return replace(self, states=Known(states))

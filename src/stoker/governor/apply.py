@@ -129,7 +129,13 @@ class Applier:
             if provider.capabilities.dry_for_s:
                 self._remember_dry(claim)
             return
-        except (QuotaExceeded, AuthDenied, InvalidRequest) as error:
+        except QuotaExceeded as error:
+            # The quota may be what this job's own machines use, which are about to be given back. Without any, a
+            # person must act.
+            outcome: AttemptOutcome = "dry" if state.attempts else "refused"
+            self._close(state, claim, outcome, type(error).__name__, str(error), restart=True)
+            return
+        except (AuthDenied, InvalidRequest) as error:
             # A person must act; another offering may still do.
             self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import time
 from typing import Any
 
 from stoker.errors import AuthDenied, UserError
@@ -14,6 +15,8 @@ _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 # Passes are repeated by nature. A few quick retries bridge a hiccup; more would only hide an outage.
 _ATTEMPTS = 3
+# A governor may run for months, and the person's files change meanwhile: credentials are read again.
+_SESSION_S = 900.0
 
 
 class Clients:
@@ -23,10 +26,13 @@ class Clients:
         self._session: Any = None
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
+        self._made_s = 0.0
 
     def get(self, service: str, region: str | None) -> Any:
         """A client. Raises UserError without boto3 or without a region, AuthDenied for a profile that is not there."""
         with self._lock:
+            if time.monotonic() - self._made_s > _SESSION_S:
+                self._session, self._clients = None, {}
             where = region or self.default_region()
             if where is None:
                 raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
@@ -55,6 +61,7 @@ class Clients:
             import boto3
             from botocore.exceptions import BotoCoreError
 
+            self._made_s = time.monotonic()
             try:
                 # boto3 itself reads the second name alone; every other SDK, and our own advice, the first.
                 self._session = boto3.session.Session(region_name=os.environ.get("AWS_REGION") or None)

@@ -90,7 +90,7 @@ _AT_FAULT = ("Invalid", "Malformed", "Missing", "Unsupported", "Unknown", "Incor
 def calling(what: str, call: Callable[[], T]) -> T:
     """Call EC2. `what` begins the message of whatever goes wrong, for people."""
     # Imported by now by whoever made the client.
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
     from botocore.parsers import ResponseParserError
 
     try:
@@ -99,6 +99,8 @@ def calling(what: str, call: Callable[[], T]) -> T:
         raise mapped(what, error.response) from error
     except NoCredentialsError as error:
         raise Transient(f"{what}: no AWS credentials here; `aws configure`, or set AWS_PROFILE") from error
+    except ParamValidationError as error:
+        raise InvalidRequest(f"{what}: {' '.join(str(error).split())[:400]}") from error
     except (BotoCoreError, ResponseParserError) as error:
         # No answer at all, or none that can be understood.
         raise Transient(f"{what}: {first_line(error)}") from error
@@ -114,12 +116,14 @@ def mapped(what: str, response: Any) -> ProviderError:
 
 
 def kind_of(code: str, status: int = 0) -> type[ProviderError]:
-    found = _CODES.get(code)
+    found = _CODES.get(code) or _CODES.get(code.partition(".")[0])
     if found is not None:
         return found
-    if status < 500 and code.startswith(_AT_FAULT):
-        return InvalidRequest
-    return Transient
+    if code.endswith("LimitExceeded"):
+        return QuotaExceeded
+    # An answer that blames the request will be the same tomorrow. A token that was used before is no fault.
+    blames = 400 <= status < 500 and status not in (408, 429) and not code.startswith("Idempotent")
+    return InvalidRequest if blames or (status < 400 and code.startswith(_AT_FAULT)) else Transient
 
 
 def first_line(error: object) -> str:

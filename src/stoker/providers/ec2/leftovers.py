@@ -28,10 +28,10 @@ def listed(ec2: Any, store: str, region: str | None) -> tuple[Leftover, ...]:
         # Attached ones are deleted with their machine.
         loose = [*tagged, {"Name": "status", "Values": ["available"]}]
         volumes = _pages(ec2.describe_volumes, "Volumes", Filters=loose)
-        found += [_leftover(VOLUME, each["VolumeId"], each, region) for each in volumes]
+        found += [_leftover(VOLUME, each["VolumeId"], each, store, region) for each in volumes]
     if GROUP in kinds:
         answer = calling("placement groups", lambda: ec2.describe_placement_groups(Filters=tagged))
-        found += [_leftover(GROUP, each["GroupName"], each, region) for each in answer["PlacementGroups"]]
+        found += [_leftover(GROUP, each["GroupName"], each, store, region) for each in answer["PlacementGroups"]]
     return tuple(each for each in found if each is not None)
 
 
@@ -59,9 +59,10 @@ def _pages(call: Any, what: str, **asked: Any) -> list[Mapping[str, Any]]:
         asked["NextToken"] = answer["NextToken"]
 
 
-def _leftover(kind: str, name: str, found: Mapping[str, Any], region: str | None) -> Leftover | None:
+def _leftover(kind: str, name: str, found: Mapping[str, Any], store: str, region: str | None) -> Leftover | None:
     told = tags.read(found.get("Tags", ()))
     job, claim = told.get(tags.JOB), told.get(tags.CLAIM, "")
-    if not job or not claim.isdigit():
+    # Filters take wildcards, so the tag is compared once more.
+    if not job or not claim.isdigit() or told.get(tags.STORE) != store:
         return None
     return Leftover(kind, name, "ec2", job, int(claim), region, found.get("CreateTime"))

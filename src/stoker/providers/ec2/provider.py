@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from stoker import codec
-from stoker.errors import InvalidRequest, NotFound, ProviderError, UserError
+from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.providers.base import Finding, LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
@@ -25,9 +25,9 @@ _STATES: dict[str, InstanceState] = {
     "pending": "pending",
     "running": "running",
     "shutting-down": "stopping",
-    # Somebody stopped it. It trains nothing, and its disk costs money until it is terminated.
-    "stopping": "stopping",
-    "stopped": "stopping",
+    # Somebody stopped it. It trains nothing, but can be started again, and its disk costs money until it is terminated.
+    "stopping": "running",
+    "stopped": "running",
     "terminated": "gone",
 }
 _PAGE = 1000
@@ -106,11 +106,11 @@ class Ec2Provider:
                 case "DescribeImages":
                     image = _newest_image(ec2, each.params)
                 case "RunInstances":
-                    launched += self._run(ec2, _filled(each.params, image))
+                    launched += self._run(ec2, _filled(each.params, image), own_group=len(requests) > 1)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
-        found = tuple(instance for each in launched if (instance := _instance(each, region)) is not None)
+        found = tuple(i for each in launched if (i := self._instance(each, region)) is not None)
         self._name_ranks(requests[-1], found)
         return found
 
@@ -121,16 +121,22 @@ class Ec2Provider:
             if "Duplicate" not in str(error):
                 raise
 
-    def _run(self, ec2: Any, params: dict[str, Any]) -> list[Any]:
+    def _run(self, ec2: Any, params: dict[str, Any], *, own_group: bool) -> list[Any]:
         try:
             answer = calling(params["InstanceType"], lambda: ec2.run_instances(**params))
             return list(answer["Instances"])
+        except NotFound as error:
+            # A placement group: ours is not known everywhere yet; a person's is not there.
+            raise (Transient if own_group else InvalidRequest)(str(error)) from error
         except ProviderError as error:
             # Somebody finished this claim before, with a request that reads a little differently, or its machines have
             # ended since. They are what this token stands for.
             if "(Idempotent" not in str(error):
                 raise
-            return self._described(ec2, [{"Name": "client-token", "Values": [params["ClientToken"]]}])
+            found = self._described(ec2, [{"Name": "client-token", "Values": [params["ClientToken"]]}])
+            if len(found) < params["MinCount"]:
+                raise Transient(f"{params['InstanceType']}: launched before, and not listed yet") from error
+            return found
 
     def _name_ranks(self, run: Request, instances: tuple[Instance, ...]) -> None:
         """The machines of a gang came with one name; give each its own. Only for people, so a failure is nothing."""
@@ -155,7 +161,7 @@ class Ec2Provider:
             {"Name": f"tag:{tags.STORE}", "Values": [self._store]},
             {"Name": "instance-state-name", "Values": alive},
         ]
-        found = (_instance(each, region) for each in self._described(ec2, filters))
+        found = (self._instance(each, region) for each in self._described(ec2, filters))
         return tuple(instance for instance in found if instance is not None)
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
@@ -237,6 +243,24 @@ class Ec2Provider:
                 return found
             asked["NextToken"] = answer["NextToken"]
 
+    def _instance(self, found: Mapping[str, Any], region: str | None) -> Instance | None:
+        """None for what is not a machine of ours: filters take wildcards, so the tag is compared once more."""
+        told = tags.read(found.get("Tags", ()))
+        job, claim = told.get(tags.JOB), told.get(tags.CLAIM, "")
+        if not job or not claim.isdigit() or told.get(tags.STORE) != self._store:
+            return None
+        return Instance(
+            id=found["InstanceId"],
+            provider="ec2",
+            job=job,
+            claim=int(claim),
+            rank=int(found.get("AmiLaunchIndex", 0)),
+            state=_STATES.get(found["State"]["Name"], "running"),
+            created_at=found["LaunchTime"],
+            region=region,
+            zone=found.get("Placement", {}).get("AvailabilityZone"),
+        )
+
     def _in_subnet(self, ec2: Any, resources: Resources) -> Resources:
         """A subnet is in one zone: nothing else can be had."""
         subnet = resources.ec2.subnet if resources.ec2 else None
@@ -279,22 +303,3 @@ def _filled(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
         for each in filled.get("BlockDeviceMappings", ())
     ]
     return filled
-
-
-def _instance(found: Mapping[str, Any], region: str | None) -> Instance | None:
-    """None for what carries the store's tag but no job: not a machine of ours."""
-    told = tags.read(found.get("Tags", ()))
-    job, claim = told.get(tags.JOB), told.get(tags.CLAIM, "")
-    if not job or not claim.isdigit():
-        return None
-    return Instance(
-        id=found["InstanceId"],
-        provider="ec2",
-        job=job,
-        claim=int(claim),
-        rank=int(found.get("AmiLaunchIndex", 0)),
-        state=_STATES.get(found["State"]["Name"], "running"),
-        created_at=found["LaunchTime"],
-        region=region,
-        zone=found.get("Placement", {}).get("AvailabilityZone"),
-    )

@@ -28,7 +28,20 @@ _GB = 1_000_000_000
 _GIB = 1 << 30
 
 # What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
-_PROTECTED = ("ClientToken", "DryRun", "InstanceInitiatedShutdownBehavior", "MaxCount", "MinCount", "UserData")
+_PROTECTED = (
+    "ClientToken",
+    "DisableApiTermination",
+    "DryRun",
+    "InstanceInitiatedShutdownBehavior",
+    "InstanceMarketOptions",
+    "InstanceType",
+    "LaunchTemplate",
+    "MaxCount",
+    "MetadataOptions.HttpEndpoint",
+    "MinCount",
+    "Placement.AvailabilityZone",
+    "UserData",
+)
 
 
 def build(order: LaunchOrder) -> tuple[Request, ...]:
@@ -56,8 +69,10 @@ def check(spec: Spec) -> None:
         images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()
     for name in _PROTECTED:
-        if name in ec2.overrides:
+        if _reaches(ec2.overrides, name.split(".")):
             raise UserError(f"resources.ec2.overrides.{name}: is Stoker's own; leave it out")
+    if not isinstance(ec2.overrides.get("TagSpecifications", []), list):
+        raise UserError("resources.ec2.overrides.TagSpecifications: must be a list, as RunInstances takes it")
     keys = [tag.get("Key") for each in _specifications(ec2.overrides) for tag in each.get("Tags") or ()]
     for key in keys:
         if isinstance(key, str) and key.startswith("stoker:"):
@@ -69,6 +84,15 @@ def check(spec: Spec) -> None:
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
     if spec.resources.spot == "only" and ec2.reservation:
         raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
+
+
+def _reaches(overrides: Mapping[str, Any], path: list[str]) -> bool:
+    """Whether an override changes what this path names, or takes away what is around it."""
+    name, *below = path
+    if name not in overrides:
+        return False
+    inner = overrides[name]
+    return not below or not isinstance(inner, Mapping) or _reaches(inner, below)
 
 
 def token(order: LaunchOrder) -> str:
@@ -199,7 +223,8 @@ def _market(order: LaunchOrder, ec2: Ec2Resources) -> dict[str, Any]:
     reservation = ec2.reservation
     if reservation is None:
         return {}
-    block, _, name = reservation.rpartition(":") if reservation.startswith("block:") else ("", "", reservation)
+    name = reservation.removeprefix("block:")
+    block = name != reservation
     if name.startswith("arn:"):
         target = {"CapacityReservationResourceGroupArn": name}
     elif name.startswith("cr-"):
