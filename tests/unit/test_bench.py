@@ -29,6 +29,10 @@ PROMISED = {
     "resync_bytes_ratio": "≤ 0.011",
     "pass_10k_s": "≤ 1",
     "ps_10k_s": "≤ 0.5",
+    "ec2_boot_overhead_s": "≤ 4",
+    "agent_bundle_mb": "≤ 10",
+    "ec2_calls_per_job": "≤ 15",
+    "ec2_pass_calls": "≤ 5",
 }
 
 FAST = Figure("fast_s", "s", 1.0)
