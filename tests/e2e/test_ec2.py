@@ -54,6 +54,14 @@ if isolated():
         calls = ec2.cloud.calls()
         assert sum(calls.values()) <= 20, calls
 
+    def test_another_debian_and_an_image_by_its_name(ec2: Ec2World) -> None:
+        ec2.script("counter.py")
+        job = ec2.submit(params={"steps": 5}, resources={"image": "debian-13-amd64-*", "disk": "20GB"})
+        with ec2.governed():
+            summary = ec2.ended(job)
+        assert summary.phase == "succeeded", ec2.story(job)
+        assert any(chain(5) in line for line in ec2.lines(job))
+
     def test_two_nodes_reach_each_other(ec2: Ec2World) -> None:
         ec2.write(
             "import os, socket, time\n"
