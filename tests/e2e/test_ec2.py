@@ -107,6 +107,15 @@ if isolated():
         assert first.left_at is not None and second.training_since is not None
         assert summary.interruptions == 1
 
+    def test_a_machine_taken_away_before_it_could_speak(ec2: Ec2World) -> None:
+        ec2.script("counter.py")
+        job = ec2.submit(params={"steps": 5}, resources={"spot": True})
+        with ec2.governed():
+            ec2.until(job, lambda: any(claim.launched for claim in ec2.state(job).open_claims), "it has a machine")
+            ec2.machine(job).notice(in_s=0)
+            summary = ec2.ended(job)
+        assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], ec2.story(job)
+
     def test_a_hint_asks_for_a_save_and_no_more(ec2: Ec2World) -> None:
         ec2.write(
             "import time\n"

@@ -26,12 +26,13 @@ from stoker.model import (
     InstanceState,
     Known,
     NodeFacts,
+    NoticeFact,
     Observed,
     Offering,
     Stamped,
     Unknown,
 )
-from stoker.providers.base import Speaks
+from stoker.providers.base import Provider, Speaks, TellsWhyGone
 from stoker.spec import Submission
 from stoker.store import Store
 
@@ -204,16 +205,35 @@ def _heard(
     fleet: Fleet, claim: Claim, told: tuple[NodeFacts, ...], states: Observed[dict[str, InstanceState]]
 ) -> tuple[NodeFacts, ...]:
     """The facts, with the last words of machines that ended before their agent, or their boot, could say anything."""
-    provider = fleet.provider(claim.offering.provider)
-    if not isinstance(provider, Speaks) or not isinstance(states, Known):
+    if not isinstance(states, Known):
         return told
+    provider = fleet.provider(claim.offering.provider)
     heard = []
     for node in told:
-        silent = node.heartbeat == Known(None) and node.exit == Known(None)
-        if silent and states.value.get(node.instance) == "gone":
-            node = replace(node, exit=_console_exit(provider, node.instance, claim.offering.region))
+        if node.exit == Known(None) and states.value.get(node.instance) == "gone":
+            node = _last_words(provider, node, claim.offering.region)
         heard.append(node)
     return tuple(heard)
+
+
+def _last_words(provider: Provider, node: NodeFacts, region: str | None) -> NodeFacts:
+    """What a cloud says of a machine that is gone and left no exit."""
+    if isinstance(provider, TellsWhyGone) and node.notice == Known(None):
+        try:
+            why = provider.why_gone(node.instance, region)
+        except ProviderError:
+            why = None
+        now = datetime.now(timezone.utc)
+        if why is not None and why.reclaimed:
+            # It was taken away quicker than its agent could pass the notice on.
+            notice = NoticeFact(hard=True, source=why.reason, at=now, grace_s=0.0)
+            return replace(node, notice=Known(Stamped(notice, modified=now, etag="")))
+        if why is not None and node.heartbeat == Known(None):
+            left = Exit(outcome="infrastructure", why="boot", at=now, reason=f"boot failed: {why.reason}")
+            return replace(node, exit=Known(Stamped(left, modified=now, etag="")))
+    if isinstance(provider, Speaks) and node.heartbeat == Known(None):
+        return replace(node, exit=_console_exit(provider, node.instance, region))
+    return node
 
 
 def _console_exit(provider: Speaks, instance: str, region: str | None) -> Observed[Stamped[Exit] | None]:

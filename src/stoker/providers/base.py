@@ -19,6 +19,7 @@ __all__ = [
     "Capabilities",
     "Checkup",
     "Finding",
+    "Gone",
     "Grant",
     "Granting",
     "Grants",
@@ -31,6 +32,7 @@ __all__ = [
     "Reachable",
     "Request",
     "Speaks",
+    "TellsWhyGone",
     "Terminated",
     "Visit",
     "Wakes",
@@ -127,6 +129,22 @@ class Leaves(Protocol):
 
     def remove(self, leftover: Leftover) -> None:
         """Remove it. Repeating is harmless. Raises Transient while the cloud still holds it to be in use."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Why a machine ended, as its cloud tells it. `reclaimed`: the cloud took it back."""
+
+    reclaimed: bool
+    reason: str
+
+
+@runtime_checkable
+class TellsWhyGone(Protocol):
+    """A provider that remembers for a while why a machine ended."""
+
+    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
+        """None where nobody did anything to it: it switched itself off, or somebody asked for its end."""
 
 
 @runtime_checkable

@@ -13,11 +13,11 @@ from typing import Any
 from stoker import codec
 from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
-from stoker.providers.base import Finding, LaunchOrder, Request, Terminated, Visit, Way
+from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
+from stoker.providers.ec2.errors import calling, first_line
 from stoker.providers.registry import Context
 from stoker.spec import Resources, Spec, is_port
 
@@ -30,6 +30,11 @@ _STATES: dict[str, InstanceState] = {
     "stopped": "running",
     "terminated": "gone",
 }
+# Why a machine ended, in EC2's words: it was taken back, or somebody asked for its end (it itself, for one).
+_RECLAIMED = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"})
+_ASKED_FOR = frozenset(
+    {"Client.InstanceInitiatedShutdown", "Client.UserInitiatedShutdown", "Client.UserInitiatedHibernate"}
+)
 _PAGE = 1000
 # EC2 takes this many ids in one filter.
 _IDS = 200
@@ -224,6 +229,19 @@ class Ec2Provider:
 
     def remove(self, leftover: Leftover) -> None:
         leftovers.remove(self._clients.get("ec2", leftover.region), leftover)
+
+    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
+        """EC2's own word: a reclaim, or a launch that failed after it was accepted."""
+        ec2 = self._clients.get("ec2", region)
+        for found in self._described(ec2, [{"Name": "instance-id", "Values": [instance]}]):
+            told = found.get("StateReason") or {}
+            code, message = str(told.get("Code", "")), str(told.get("Message", ""))
+            if code in _RECLAIMED:
+                return Gone(reclaimed=True, reason="spot reclaim")
+            # Ours to change: a key that it may not use, a limit on disks. EC2's own trouble is no reason to stop.
+            if code.startswith("Client.") and code not in _ASKED_FOR:
+                return Gone(reclaimed=False, reason=first_line(message or code))
+        return None
 
     def console(self, instance: str, region: str | None = None) -> str | None:
         """What the machine's console showed. EC2 keeps it for an hour after the machine's end."""
