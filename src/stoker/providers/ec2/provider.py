@@ -103,6 +103,7 @@ class Ec2Provider:
         """Send the requests. Idempotent by the client token; a gang comes whole or not at all."""
         launched: list[Any] = []
         image: Mapping[str, Any] = {}
+        own_group = any(each.operation == "CreatePlacementGroup" for each in requests)
         for each in requests:
             ec2 = self._clients.get(each.service, each.region)
             match each.operation:
@@ -111,7 +112,7 @@ class Ec2Provider:
                 case "DescribeImages":
                     image = _newest_image(ec2, each.params)
                 case "RunInstances":
-                    launched += self._run(ec2, _filled(each.params, image), own_group=len(requests) > 1)
+                    launched += self._run(ec2, _filled(each.params, image), own_group=own_group)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
