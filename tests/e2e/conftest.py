@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ec2_world import Ec2World
 from harness import World
+
+from stoker.testing.ec2 import Ec2Cloud
 
 # A background governor looks once more before it leaves; a supervisor tidies up after its agent.
 _LEAVE_S = 60.0
@@ -36,6 +39,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         process.signal(signal.SIGKILL)
     assert not told, "processes are left"
     assert not made.cgroups(), "cgroups are left"
+
+
+@pytest.fixture
+def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
+    """A bucket and a home of this test's own, on EC2. Afterwards nothing is left that is paid for."""
+    made = Ec2World(tmp_path, cloud)
+    monkeypatch.setenv("STOKER_HOME", str(made.home))
+    monkeypatch.setenv("STOKER_STORE", made.url)
+    monkeypatch.chdir(made.code)
+    yield made
+    made.end_started()
+    made.left_nothing()
 
 
 def _arguments(pid: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,13 @@ from stoker import client
 from stoker.governor import apply
 from stoker.governor.govern import Governor
 from stoker.providers.ec2.provider import Ec2Provider
-from stoker.testing.ec2 import Ec2Cloud, why_no_machines
+from stoker.testing.ec2 import why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
     pytest.skip(str(why_no_machines()), allow_module_level=True)
 
 if isolated():
-
-    @pytest.fixture
-    def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
-        world = Ec2World(tmp_path, cloud)
-        monkeypatch.setenv("STOKER_HOME", str(world.home))
-        monkeypatch.setenv("STOKER_STORE", world.url)
-        monkeypatch.chdir(world.code)
-        yield world
-        world.end_started()
-        world.left_nothing()
 
     def test_one_node(ec2: Ec2World) -> None:
         """As a person would: one command, and it is over when the command is."""

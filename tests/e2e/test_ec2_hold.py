@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ec2_world import Ec2World
 
-from stoker.testing.ec2 import Ec2Cloud, why_no_machines
+from stoker.testing.ec2 import why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
@@ -19,16 +17,6 @@ if why_no_machines() is not None:
 GROUP = "/stoker/jobs"
 
 if isolated():
-
-    @pytest.fixture
-    def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
-        world = Ec2World(tmp_path, cloud)
-        monkeypatch.setenv("STOKER_HOME", str(world.home))
-        monkeypatch.setenv("STOKER_STORE", world.url)
-        monkeypatch.chdir(world.code)
-        yield world
-        world.end_started()
-        world.left_nothing()
 
     def shown(ec2: Ec2World, job: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(ec2.cli("show", job, "--json").stdout)
