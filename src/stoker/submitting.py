@@ -26,7 +26,7 @@ from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Placed, Provider, Request
 from stoker.spec import Code, Resources, Spec, Submission
 from stoker.store import Meta, Store
-from stoker.surroundings import localise, missing_script, store_environ, submitter_environ
+from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unreachable
 
 if TYPE_CHECKING:
     from stoker.bundle import Built
@@ -135,15 +135,16 @@ def prepare(
     fitting = fitting_offerings(_unpriced(spec) if offline else spec, provider, offered)
     bundles, unserved = pack_agents(provider, fitting, offline=offline)
     packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
+    environ = submitter_environ() if provider.capabilities.here else store_environ()
     return Prepared(
         spec=spec,
         capabilities=provider.capabilities,
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=(*told, *unserved),
+        told=(*told, *unserved, *unreachable(environ)),
         packed=packed,
-        environ=submitter_environ() if provider.capabilities.here else store_environ(),
+        environ=environ,
         bundles=bundles,
         place=place_of(provider),
     )

@@ -9,8 +9,11 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stoker.errors import UserError
 from stoker.finding import find_job
@@ -46,6 +49,22 @@ def submitter_environ() -> dict[str, str]:
 def store_environ() -> dict[str, str]:
     """The variables by which the submitter's bucket is found."""
     return {name: os.environ[name] for name in STORE_ENVIRON if os.environ.get(name)}
+
+
+def unreachable(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each address of a bucket that means another computer on every computer."""
+    return tuple(
+        f"{name}={address} goes with the job, and means the machine itself there; give an address that machines reach"
+        for name, address in environ.items()
+        if name.startswith("AWS_ENDPOINT_URL") and _is_loopback(urlsplit(address).hostname or "")
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store | None) -> Spec:

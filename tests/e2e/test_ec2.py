@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ec2_world import Ec2World
+from ec2_world import BOOT_S, Ec2World
 from harness import chain, fields, until
 
 from stoker import client
@@ -150,6 +150,30 @@ if isolated():
         # The training died with its agent; the next agent made durable what was there, and switched the machine off.
         assert (summary.attempts[1].first_step or 0) >= 11
         assert machine.state() == "terminated"
+
+    def test_the_agent_hangs(ec2: Ec2World) -> None:
+        """systemd ends it, whether or not anybody governs; the next agent saves, and gives the machine back."""
+        ec2.script("counter.py")
+        ec2.cloud.faults.shut_store("machines")
+        job = ec2.submit(params={"steps": 400, "pause": 0.1, "every": 5})
+        with ec2.governed():
+            ec2.until(job, lambda: any(claim.launched for claim in ec2.state(job).open_claims), "a launch")
+            machine = ec2.machine(job)
+            machine.wait_console("is rank 0 of", BOOT_S)
+            # It waits for its agent: time enough to make systemd less patient with that than anybody would wish.
+            folder = "/run/systemd/system/stoker-agent.service.d"
+            machine.run("sh", "-c", f"mkdir -p {folder} && printf '[Service]\\nWatchdogSec=15\\n' >{folder}/hurry.conf")
+            ec2.cloud.faults.shut_store("nobody")
+            ec2.trained(job, 200)
+            assert len(ec2.summary(job).attempts) == 1, "an agent that lives shows its pulse"
+        machine.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "stoker-agent")
+        machine.wait_gone(BOOT_S)
+        with ec2.governed():
+            summary = ec2.ended(job)
+        assert fields(summary, "outcome", "rule") == [("infrastructure", "agent"), ("succeeded", "finished")], (
+            ec2.story(job)
+        )
+        assert (summary.attempts[1].first_step or 0) >= 199
 
     def test_a_governor_that_dies_between_claim_and_launch(ec2: Ec2World, monkeypatch: pytest.MonkeyPatch) -> None:
         class Killed(BaseException):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker import layout
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import background
 from stoker.governor.govern import Pass
 from stoker.store import Store, open_store
@@ -123,4 +124,33 @@ def test_it_gives_up_when_its_home_was_removed(store: Store, capsys: pytest.Capt
     open_job(store, "lost-bbbb")
     background.run(store, lock, handle)
     assert "gives up" in capsys.readouterr().out
+    os.close(handle)
+
+
+@pytest.mark.parametrize(
+    ("error", "given_up"),
+    [(StoreDenied("the bucket does not exist"), True), (StoreUnavailable("did not answer"), False)],
+)
+def test_it_gives_up_a_bucket_that_refuses_for_hours_and_waits_for_one_that_is_away(
+    error: StoreError,
+    given_up: bool,
+    store: Store,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(background.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(type(store), "near", False)
+
+    class Refused(Governed):
+        def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
+            for _ in range(8):
+                on_error(error)
+                now_s[0] += 3600
+            super().watch(until, on_pass, on_error)
+
+    monkeypatch.setattr(background, "Governor", Refused)
+    lock, handle = held_lock(store)
+    background.run(store, lock, handle)
+    assert ("gives up" in capsys.readouterr().out) == given_up
     os.close(handle)

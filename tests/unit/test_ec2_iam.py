@@ -245,3 +245,22 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     monkeypatch.delenv("STOKER_STORE")
     code, _, err = run(capsys, "iam", "ec2")
     assert code == 2 and "--bucket" in err
+
+
+@pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
+def test_other_partitions_have_their_own_names(region: str, partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", region)
+    found = iam.grants(STORE, logs="/stoker/jobs", inputs=("s3://data",))
+    arns = {
+        arn.split(":")[1]
+        for grant in found.grants
+        for statement in grant.policy["Statement"]
+        for arn in listed(statement["Resource"])
+        if arn != "*"
+    }
+    assert arns == {partition}
+    assert not any("arn:aws:" in note for note in found.notes)
+    (node,) = [grant for grant in found.grants if grant.name == "node"]
+    assert node.trust is not None
+    service = node.trust["Statement"][0]["Principal"]["Service"]
+    assert service == ("ec2.amazonaws.com.cn" if partition == "aws-cn" else "ec2.amazonaws.com")

@@ -46,7 +46,7 @@ class Odd:
 
 def launched(monkeypatch: pytest.MonkeyPatch, cloud: Odd, **resources: Any) -> list[str]:
     provider = Ec2Provider(Context(store="s3://bucket/team"))
-    monkeypatch.setattr(provider.clients, "get", lambda *_: cloud)
+    monkeypatch.setattr(provider.clients, "get", lambda *_, **__: cloud)
     asked = order(P4D, nodes=2, **resources)
     return [instance.id for instance in provider.launch(provider.build(asked))]
 
@@ -103,3 +103,30 @@ def test_the_region_is_frozen_and_a_dry_run_asks_no_store(tmp_path: Path, monkey
     with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, with_code=False, offline=True) as prepared:
         assert prepared.spec.resources.region == "eu-west-1"
         assert prepared.spec.resume_from == "another-job"
+
+
+def test_an_override_of_the_root_disk_is_merged_once_its_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Ec2Provider(Context(store="s3://bucket/team"))
+    monkeypatch.setattr(provider.clients, "get", lambda *_, **__: Odd(""))
+    mine = {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"Iops": 16000}}, {"DeviceName": "/dev/sdf"}]}
+    asked = order(P4D, ec2=Ec2Resources(overrides=mine), image="my-image-*")
+    (run,) = [each for each in provider.resolved(provider.build(asked)) if each.operation == "RunInstances"]
+    root, other = run.params["BlockDeviceMappings"]
+    assert root["DeviceName"] == "/dev/sda1" and root["Ebs"]["Iops"] == 16000 and root["Ebs"]["DeleteOnTermination"]
+    assert other == {"DeviceName": "/dev/sdf"}
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [("http://127.0.0.1:9000", True), ("http://localhost:9000", True), ("https://minio.example:9000", False)],
+)
+def test_a_bucket_on_this_computer_is_told_to_be_out_of_reach(
+    address: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
+    (tmp_path / "train.py").touch()
+    spec = order(machine=("c7i.large",)).spec
+    with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, with_code=False, offline=True) as prepared:
+        assert any("AWS_ENDPOINT_URL_S3" in line and address in line for line in prepared.told) == warned

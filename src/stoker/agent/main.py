@@ -19,6 +19,7 @@ from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
 from stoker.agent.node import Node
+from stoker.agent.pulse import start_pulse
 from stoker.errors import StokerError
 from stoker.processes import set_parent_death_signal
 from stoker.providers import registry
@@ -35,6 +36,7 @@ def run_agent(root: Path) -> int:
     """Live on the machine whose folder is `root`. The exit status is for whoever supervises: 0 is "power off"."""
     # The machine's supervisor holds the power: without it nobody would end what the training forks.
     set_parent_death_signal(signal.SIGKILL)
+    start_pulse()
     paths = NodePaths(root)
     config = codec.loads(NodeConfig, paths.config.read_bytes(), where=str(paths.config))
     boot = _count_boot(paths.boots)

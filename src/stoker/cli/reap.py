@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import click
@@ -56,6 +55,7 @@ def command(dry_run: bool, as_json: bool) -> None:
 def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], dict[str, str]]:
     """The machines that nobody may keep, and what could not be looked at. The clouds are listed before the logs."""
     from stoker.core import orphans
+    from stoker.governor.clock import governor_name, read_clock
     from stoker.governor.observe import Listing, Memory, observe
     from stoker.model import Instance, Known, Observed, Unknown
 
@@ -69,7 +69,8 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], dict[str,
             listed[place] = Unknown(str(error))
             problems[f"{name} {region or ''}".strip()] = str(error)
     observation = observe(store, fleet, Memory(), {}, Listing(listed))
-    now = datetime.now(timezone.utc)
+    # A hold is counted by the store's clock, by everybody.
+    now = read_clock(store, governor_name(), time.monotonic).now()
     found = [orphan for job in observation.snapshot.jobs for orphan in orphans.sweep(job, now)]
     found += orphans.strays(observation.snapshot, now)
     return found, problems | observation.problems

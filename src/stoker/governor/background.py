@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker import layout
-from stoker.errors import StokerError
+from stoker.errors import StokerError, StoreDenied
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.observe import active_jobs
 from stoker.home import home, make_home
@@ -29,6 +29,9 @@ from stoker.store import Store, open_store
 _LOG_BYTES = 1024 * 1024
 # A folder that has been away this long was removed, not unmounted for a moment.
 _FOLDER_GONE_S = 60.0
+# A bucket that has refused this long was removed, or is not this person's any more. One that does not answer may be
+# behind a laptop's lid, and is waited for.
+_BUCKET_REFUSED_S = 6 * 3600.0
 
 
 class _GiveUp(Exception):
@@ -127,8 +130,12 @@ def _govern(store: Store, lock: Path, handle: int) -> None:
         nonlocal failing_since
         _say(str(error))
         _check_home(lock, handle)
-        failing_since = failing_since or time.monotonic()
-        if store.near and time.monotonic() - failing_since > _FOLDER_GONE_S:
+        patience_s = _FOLDER_GONE_S if store.near else _BUCKET_REFUSED_S if isinstance(error, StoreDenied) else None
+        if patience_s is None:
+            failing_since = None
+            return
+        failing_since = time.monotonic() if failing_since is None else failing_since
+        if time.monotonic() - failing_since > patience_s:
             raise _GiveUp(str(error))
 
     Governor(store).watch(until=lambda done: done.active == 0 or _idle(store), on_pass=on_pass, on_error=on_error)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from stoker import log
+from stoker.core.hold import hold_of
 from stoker.core.orphans import why_left
-from stoker.errors import NotFound, ProviderError, StokerError, StoreError
+from stoker.errors import NotFound, ProviderError, StokerError, StoreError, Transient
 from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
+from stoker.index import read_submission
 from stoker.model import Leftover
 from stoker.providers.base import Leaves
 from stoker.store import Store
@@ -55,6 +57,20 @@ def sweep(
                 provider.remove(each)
         except NotFound:
             continue
+        except Transient as error:
+            # A machine that is held for a person still uses it.
+            if not _is_held(store, states[each.job], now):
+                swept.problems[each.job] = str(error)
         except (ProviderError, StoreError) as error:
             swept.problems[each.job] = str(error)
     return swept
+
+
+def _is_held(store: Store, state: JobState | None, now: datetime) -> bool:
+    if state is None or state.ended is None:
+        return False
+    try:
+        held = hold_of(state, read_submission(store, state).spec)
+    except StokerError:
+        return False
+    return held is not None and now < held.ends_at

@@ -44,6 +44,7 @@ _LONGEST_PAUSE_S = 5.0
 _TIMEOUT_S = 20.0
 _LOGIN_S = 5.0
 _CHECK_S = 60.0
+_HUNG_S = 600
 _CHUNK = 1 << 20
 _MOST_OUTPUT = 1 << 17
 
@@ -353,6 +354,9 @@ def agent_unit(job: str, python: str, places: Places, environ: "dict[str, str]")
         # The agent alone hears SIGTERM, and saves; whatever it leaves behind is killed.
         "KillMode=mixed",
         "TimeoutStopSec=90",
+        # An agent that hangs is as good as dead: see `stoker.agent.pulse`.
+        f"WatchdogSec={_HUNG_S:d}",
+        "NotifyAccess=main",
         # Groups of processes below its own; the kernel's killer takes the training, and the agent tells of it.
         "Delegate=yes",
         "OOMPolicy=continue",

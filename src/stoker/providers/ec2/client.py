@@ -24,11 +24,11 @@ class Clients:
 
     def __init__(self) -> None:
         self._session: Any = None
-        self._clients: dict[tuple[str, str], Any] = {}
+        self._clients: dict[tuple[str, str, int], Any] = {}
         self._lock = threading.Lock()
         self._made_s = 0.0
 
-    def get(self, service: str, region: str | None) -> Any:
+    def get(self, service: str, region: str | None, *, attempts: int = _ATTEMPTS) -> Any:
         """A client. Raises UserError without boto3 or without a region, AuthDenied for a profile that is not there."""
         with self._lock:
             if time.monotonic() - self._made_s > _SESSION_S:
@@ -36,14 +36,14 @@ class Clients:
             where = region or self.default_region()
             if where is None:
                 raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
-            key = (service, where)
+            key = (service, where, attempts)
             if key not in self._clients:
                 from botocore.config import Config
 
                 settings = Config(
                     connect_timeout=_CONNECT_TIMEOUT_S,
                     read_timeout=_READ_TIMEOUT_S,
-                    retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                    retries={"mode": "standard", "total_max_attempts": attempts},
                     user_agent_extra="stoker",
                 )
                 self._clients[key] = self.session().client(service, region_name=where, config=settings)

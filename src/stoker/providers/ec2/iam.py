@@ -114,7 +114,7 @@ def _governor(place: _Place, store: str, job: str | None) -> Grant:
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
         # EC2 itself looks the image up, with the rights of whoever launches.
         allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),
-        _pass_role("PassNodeRole", sorted({_role(None), _role(job)}), "ec2.amazonaws.com"),
+        _pass_role("PassNodeRole", sorted({_role(None), _role(job)}), permissions.machine_service()),
     ]
     about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
     return Grant(
@@ -144,7 +144,7 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
         group = f"arn:aws:logs:*:*:log-group:{logs}"
         statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))
     role = _role(job)
-    trust = _trust("ec2.amazonaws.com")
+    trust = _trust(permissions.machine_service())
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the machines of {whose}: read jobs, code and agents, write under work/; nothing of EC2"
     document = _document("node", job, inputs, logs)
@@ -215,6 +215,7 @@ def _notes(place: _Place, job: str | None) -> tuple[str, ...]:
     url = f"s3://{place.bucket}/{place.prefix}".rstrip("/")
     text = (_SHARED if job is None else _OWN) + _ALWAYS
     text = text.replace("(ROLE)", _role(job)).replace("(JOB)", job or "").replace("(URL)", url)
+    text = text.replace("(PARTITION)", permissions.partition())
     return tuple(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
@@ -251,6 +252,6 @@ Whoever runs `stoker run`, `stop` or `govern` where no governor is deployed gove
 stoker-person.
 
 ssh through SSM also needs `aws iam attach-role-policy --role-name (ROLE)
---policy-arn arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore`.
+--policy-arn arn:(PARTITION):iam::aws:policy/AmazonSSMManagedInstanceCore`.
 
 The commands are for sh, with BUCKET=(URL) set."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,9 +130,27 @@ def statement_for(action: str, store: str) -> str:
 def allow(
     sid: str, action: str | list[str], resource: str | list[str], condition: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One statement."""
-    found: dict[str, Any] = {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resource}
+    """One statement, for the partition that this computer works in."""
+    resources = [resource] if isinstance(resource, str) else resource
+    homed = [each.replace("arn:aws:", f"arn:{partition()}:", 1) for each in resources]
+    found: dict[str, Any] = {
+        "Sid": sid,
+        "Effect": "Allow",
+        "Action": action,
+        "Resource": homed[0] if isinstance(resource, str) else homed,
+    }
     return found | ({"Condition": condition} if condition else {})
+
+
+def partition() -> str:
+    """China and GovCloud are AWSs of their own, with other names for everything. The chosen region tells."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
+    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+
+
+def machine_service() -> str:
+    """EC2, as the one that takes on a machine's role."""
+    return "ec2.amazonaws.com.cn" if partition() == "aws-cn" else "ec2.amazonaws.com"
 
 
 def arn(kind: str) -> str:

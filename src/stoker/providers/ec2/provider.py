@@ -112,7 +112,9 @@ class Ec2Provider:
                 case "DescribeImages":
                     image = _newest_image(ec2, each.params)
                 case "RunInstances":
-                    launched += self._run(ec2, _filled(each.params, image), own_group=own_group)
+                    # Once: EC2 says "no capacity" with the status of a server's error, which boto3 would try again.
+                    once = self._clients.get(each.service, each.region, attempts=1)
+                    launched += self._run(once, _filled(each.params, image), own_group=own_group)
                 case other:
                     raise InvalidRequest(f"not a request to the ec2 provider: {other}")
         region = requests[-1].region
@@ -317,8 +319,9 @@ def _filled(params: dict[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
     filled = dict(params)
     if filled["ImageId"] == request.IMAGE_ID:
         filled["ImageId"] = image["ImageId"]
-    filled["BlockDeviceMappings"] = [
+    disks = [
         each | {"DeviceName": image["RootDeviceName"]} if each.get("DeviceName") == request.ROOT_DEVICE else each
         for each in filled.get("BlockDeviceMappings", ())
     ]
-    return filled
+    # An override may have named the root device before anybody knew that it is the root device.
+    return filled | request.merged({"BlockDeviceMappings": []}, {"BlockDeviceMappings": disks})

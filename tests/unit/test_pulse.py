@@ -1,0 +1,33 @@
+"""The agent's pulse, as systemd takes it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from stoker.agent.pulse import start_pulse
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_an_agent_shows_its_pulse_and_keeps_it_from_what_it_starts(
+    abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"stoker-pulse-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + name if abstract else name)
+        systemd.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
+        monkeypatch.setenv("WATCHDOG_USEC", "30000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        start_pulse()
+        assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(os.environ)
+
+
+def test_no_pulse_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    start_pulse()
