@@ -96,7 +96,11 @@ def _reaches(overrides: Mapping[str, Any], path: list[str]) -> bool:
 
 
 def token(order: LaunchOrder) -> str:
-    """The client token: the same for everybody who finishes this claim, and nobody else's in the account."""
+    """The client token: the same for everybody who finishes this claim, and nobody else's in the account.
+
+    EC2 keeps tokens by zone where a request names one. A claim has one offering, so it asks in one zone for ever.
+    https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+    """
     digest = hashlib.sha256(f"{order.store}\0{order.token}".encode()).hexdigest()
     # Readable at the front, exact at the end.
     return f"{order.token[: _TOKEN_LENGTH - 33]}-{digest[:32]}"
