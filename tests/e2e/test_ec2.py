@@ -175,6 +175,28 @@ if isolated():
         )
         assert (summary.attempts[1].first_step or 0) >= 199
 
+    def test_an_agent_that_keeps_dying(ec2: Ec2World) -> None:
+        """The machine gives itself back, though nobody governs and no agent could say a word."""
+        ec2.script("counter.py")
+        job = ec2.submit(params={"steps": 400, "pause": 0.1})
+        with ec2.governed():
+            ec2.trained(job, 3)
+        machine = ec2.machine(job)
+        ec2.cloud.faults.shut_store("machines")
+
+        def dies() -> bool:
+            try:
+                machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "stoker-agent", check=False)
+            except LookupError:
+                pass  # It is off.
+            return machine.state() == "terminated"
+
+        until(dies, "the machine is off", BOOT_S)
+        ec2.cloud.faults.shut_store("nobody")
+        client.stop(job, store=ec2.url)
+        with ec2.governed():
+            ec2.ended(job)
+
     def test_a_governor_that_dies_between_claim_and_launch(ec2: Ec2World, monkeypatch: pytest.MonkeyPatch) -> None:
         class Killed(BaseException):
             pass

@@ -24,11 +24,12 @@ from aws_services import SECRET, TOKEN, Bucket, Metadata, bucket_service, metada
 
 from stoker import codec, layout
 from stoker.agent.config import NodeConfig
+from stoker.boot.install import BootFailed, Places, Unsettled, agent_unit, unpack
+from stoker.boot.script import Boot
 from stoker.bundle import runs_here
 from stoker.errors import UserError
-from stoker.providers.ec2.bootstrap import BootFailed, Places, Unsettled, agent_unit, unpack
 from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
-from stoker.providers.ec2.userdata import MOST_BYTES, Boot, payload, render
+from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 
 TAG = runs_here()
 INSTANCE = "i-0123456789abcdef0"
@@ -43,7 +44,8 @@ def a_boot(**changes: object) -> Boot:
         "claim": 7,
         "nodes": 2,
         "bundles": {TAG: "0" * 64},
-        "region": "us-east-1",
+        "provider": "ec2",
+        "environ": {"AWS_DEFAULT_REGION": "us-east-1"},
         "max_life_s": 7200.0,
     }
     return Boot(**(told | changes))  # type: ignore[arg-type]
@@ -84,7 +86,7 @@ def test_a_store_that_machines_cannot_reach_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "DB_PASSWORD"])
 def test_no_credential_is_ever_in_it(name: str) -> None:
-    with pytest.raises(ValueError, match="no place in user-data"):
+    with pytest.raises(ValueError, match="no place in a boot script"):
         render(a_boot(environ={name: "x"}))
 
 
@@ -106,13 +108,16 @@ def test_what_travels_runs_on_python_3_6() -> None:
         "stoker/aws/__init__.py",
         "stoker/aws/imds.py",
         "stoker/aws/sigv4.py",
+        "stoker/boot/__init__.py",
+        "stoker/boot/install.py",
     }
     for name, text in sources.items():
         tree = ast.parse(text, name, feature_version=(3, 6))
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         # Neither is there in 3.6.
         assert not imported & {"__future__", "dataclasses"}, name
-        assert all(part.startswith("stoker.aws") for part in imported if part and part.startswith("stoker")), name
+        ours = {part for part in imported if part and part.startswith("stoker")}
+        assert all(part.startswith(("stoker.aws", "stoker.boot")) for part in ours), name
 
 
 OLD = sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")) + [
@@ -183,7 +188,7 @@ class Machine:
 
     @property
     def is_off(self) -> bool:
-        return "systemctl poweroff" in self.calls
+        return "systemctl --no-block poweroff" in self.calls
 
     def stub(self, name: str, text: str) -> Path:
         path = self.root / "stubs" / name
@@ -211,8 +216,7 @@ AGENT = {
     "stoker/__init__.py": b"",
     "stoker/agent/__init__.py": b"",
     "stoker/agent/main.py": b"",
-    "stoker/stores/__init__.py": b"",
-    "stoker/stores/s3.py": b"",
+    "obstore/__init__.py": b"",
 }
 
 
@@ -278,7 +282,7 @@ def test_the_timers_are_set_first_and_survive_a_reboot(machine: Machine) -> None
     assert "OnBootSec=900\n" in (units / "stoker-boot.timer").read_text()
     for name in ("stoker-life", "stoker-boot"):
         assert (units / "timers.target.wants" / f"{name}.timer").resolve() == units / f"{name}.timer"
-        assert "systemctl poweroff" in (units / f"{name}.service").read_text()
+        assert f"ExecStart={machine.root}/opt/stoker/boot/leave" in (units / f"{name}.service").read_text()
     # The second one is for machines that never got an agent.
     node = machine.root / "var/lib/stoker/node/node.json"
     assert f"ConditionPathExists=!{node}\n" in (units / "stoker-boot.service").read_text()
@@ -410,7 +414,7 @@ def test_an_agent_that_is_not_the_one(machine: Machine) -> None:
 
 
 def test_an_agent_that_does_not_run(machine: Machine) -> None:
-    machine.bring({**AGENT, "stoker/stores/s3.py": b"raise ImportError('GLIBC_9.99 not found')"})
+    machine.bring({**AGENT, "obstore/__init__.py": b"raise ImportError('GLIBC_9.99 not found')"})
     ran = machine.boot()
     check_failed(machine, ran, "ImportError: GLIBC_9.99 not found")
     assert "Traceback" in told(machine)
@@ -507,8 +511,8 @@ def test_a_clock_that_is_wrong_is_set_by_the_buckets() -> None:
 def test_an_environment_survives_the_service_file() -> None:
     unit = agent_unit("job", "/usr/bin/python3", Places(), {"ODD": 'a "b" \\ 100%'})
     assert r'Environment="ODD=a \"b\" \\ 100%%"' in unit
-    for line in ("StartLimitAction=poweroff", "Restart=on-failure", "KillMode=mixed", "Delegate=yes"):
+    for line in ("OnFailure=stoker-leave.service", "Restart=on-failure", "KillMode=mixed", "Delegate=yes"):
         assert line in unit.splitlines()
-    assert "ExecStopPost=" in unit and "systemctl --no-block poweroff" in unit
+    assert "ExecStopPost=" in unit and "/opt/stoker/boot/leave" in unit
     # They would fire before the restart that flushes.
     assert "FailureAction" not in unit and "SuccessAction" not in unit

@@ -162,7 +162,7 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str 
         "MinCount": order.nodes,
         "MaxCount": order.nodes,
         "ClientToken": token(order),
-        "UserData": userdata.render(boot(order)),
+        "UserData": userdata.render(userdata.boot(order)),
         "IamInstanceProfile": _profile(ec2.profile or DEFAULT_PROFILE),
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {
@@ -187,20 +187,6 @@ def _run(order: LaunchOrder, ec2: Ec2Resources, image: images.Image, group: str 
     if ec2.key:
         params["KeyName"] = ec2.key
     return params
-
-
-def boot(order: LaunchOrder) -> userdata.Boot:
-    """What the machine is told about itself."""
-    return userdata.Boot(
-        store=order.store,
-        job=order.job,
-        claim=order.claim,
-        nodes=order.nodes,
-        bundles=dict(order.bundles),
-        environ=dict(order.environ),
-        region=order.offering.region,
-        max_life_s=order.max_life_s,
-    )
 
 
 def _tagged(order: LaunchOrder) -> list[dict[str, Any]]:

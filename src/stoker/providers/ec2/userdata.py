@@ -1,218 +1,40 @@
-"""The user-data: what a plain EC2 machine runs at its first boot to become a node. Built purely.
-
-A bash script with two passengers: `boot.json`, which says what this claim is about, and `boot.pyz`, a zip of
-`stoker.providers.ec2.bootstrap` and `stoker.aws`. It carries no credential: the machine's role has its own.
-"""
+"""The user-data: the boot script (`stoker.boot.script`) within what EC2 takes. Built purely."""
 
 from __future__ import annotations
 
-import ast
-import base64
-import gzip
-import io
-import json
-import re
-import textwrap
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import resources
-from typing import cast
+from functools import lru_cache
 
-from stoker import codec, layout
-from stoker.agent.config import NodeConfig
+from stoker.boot import script
+from stoker.boot.script import Boot
 from stoker.errors import UserError
+from stoker.providers.base import LaunchOrder
 
 # What EC2 takes, before base64.
 MOST_BYTES = 16_384
-# A machine that has no agent by then never gets one. Longer than the bootstrap's own patience.
-BOOT_LIMIT_S = 900
-
-_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY(_ID)?$", re.IGNORECASE)
-_PAYLOAD = (
-    ("__main__.py", "stoker.providers.ec2", "bootstrap.py"),
-    ("stoker/aws/__init__.py", "stoker.aws", "__init__.py"),
-    ("stoker/aws/imds.py", "stoker.aws", "imds.py"),
-    ("stoker/aws/sigv4.py", "stoker.aws", "sigv4.py"),
-)
 
 
-@dataclass(frozen=True)
-class Boot:
-    """What a machine is told about itself. Its rank and its name it learns from its metadata."""
-
-    store: str
-    job: str
-    claim: int
-    nodes: int
-    # The agents to choose from, by Python and architecture (`cp311-x86_64`), each by its digest.
-    bundles: Mapping[str, str]
-    # Where the bucket is to be found. Nothing secret.
-    environ: Mapping[str, str] = field(default_factory=dict)
-    region: str | None = None
-    # The machine is off after this long, whatever happens.
-    max_life_s: float | None = None
+def boot(order: LaunchOrder) -> Boot:
+    """What the machine is told about itself."""
+    environ = dict(order.environ)
+    if order.offering.region:
+        environ.setdefault("AWS_DEFAULT_REGION", order.offering.region)
+    return script.boot_of(order, "ec2", environ)
 
 
-def render(boot: Boot) -> str:
+def render(told: Boot) -> str:
     """The script. Raises UserError for a store that a machine cannot reach, or more than EC2 takes."""
-    if not boot.store.startswith("s3://"):
-        raise UserError(f"--store: machines on EC2 cannot reach {boot.store}; use an s3:// store")
-    script = _SCRIPT.format(
-        job=boot.job,
-        tags=" ".join(sorted(boot.bundles)),
-        boot_limit_s=BOOT_LIMIT_S,
-        life_s="" if boot.max_life_s is None else max(1, round(boot.max_life_s)),
-        config=json.dumps(_config(boot), indent=1, sort_keys=True),
-        payload="\n".join(textwrap.wrap(base64.b64encode(payload()).decode(), 120)),
-    )
-    size = len(script.encode())
+    if not told.store.startswith("s3://"):
+        raise UserError(f"--store: machines on EC2 cannot reach {told.store}; use an s3:// store")
+    text = script.render(told, payload())
+    size = len(text.encode())
     if size > MOST_BYTES:
         raise UserError(
             f"the user-data has {size} bytes and EC2 takes {MOST_BYTES}; shorten the job's name or its store"
         )
-    return script
+    return text
 
 
-def _config(boot: Boot) -> dict[str, object]:
-    for name in boot.environ:
-        if _SECRET.search(name):
-            raise ValueError(f"{name} has no place in user-data, which anybody on the machine can read")
-    bucket, _, prefix = boot.store.removeprefix("s3://").partition("/")
-    prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    node = NodeConfig(
-        store=boot.store,
-        provider="ec2",
-        job=boot.job,
-        claim=boot.claim,
-        rank=0,
-        nodes=boot.nodes,
-        instance="",
-        max_life_s=boot.max_life_s,
-    )
-    environ = dict(boot.environ)
-    if boot.region:
-        environ.setdefault("AWS_DEFAULT_REGION", boot.region)
-    # A template: the machine fills in its own rank.
-    output = layout.node(boot.job, boot.claim, cast(int, "{rank}"), layout.boot("{instance}", 0))
-    return {
-        "bucket": bucket,
-        "bundle_key": prefix + layout.bundle("{digest}"),
-        "bundles": dict(boot.bundles),
-        "environ": environ,
-        "node": codec.dump(node),
-        "output_key": prefix + layout.boot_output(output),
-    }
-
-
+@lru_cache(maxsize=1)
 def payload() -> bytes:
-    """The bootstrap as a zip that Python runs, compressed as a whole. The same bytes for the same sources."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(_entry("stoker/__init__.py"), "")
-        for name, package, source in _PAYLOAD:
-            text = resources.files(package).joinpath(source).read_text(encoding="utf-8")
-            archive.writestr(_entry(name), _lean(text))
-    return gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    return zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-
-
-def _lean(source: str) -> str:
-    """The source without its comments and docstrings: a third of the little room there is."""
-    lines = source.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) or ast.get_docstring(node) is None:
-            continue
-        text = node.body[0]
-        assert text.end_lineno is not None
-        lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
-        if len(node.body) == 1:
-            lines[text.lineno - 1] = " " * text.col_offset + "pass\n"
-    return "".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
-
-
-# Doubled braces are bash's own. `root` and the searched folders can be moved for tests.
-_SCRIPT = r"""#!/bin/bash
-# Stoker: this machine becomes a node of {job}. It ends with its agent, or when one of the timers below fires.
-set -u
-root=${{STOKER_BOOT_ROOT:-}}
-node=$root/var/lib/stoker/node
-boot=$root/opt/stoker/boot
-units=$root/etc/systemd/system
-log=$root/var/log/stoker-boot.log
-tags="{tags}"
-export PATH="${{PATH:-}}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-export PYTHONIOENCODING=utf-8
-
-# Run again, after a reboot: the agent is a service, and never trains a second time.
-if [ -e "$node/node.json" ]; then
-    systemctl start stoker-agent.service
-    exit 0
-fi
-
-# shellcheck disable=SC2317  # The trap calls it.
-power_off() {{
-    systemctl poweroff || shutdown -P now || poweroff -f || [ -n "$root" ] || echo o >/proc/sysrq-trigger
-}}
-trap power_off EXIT
-umask 022
-mkdir -p "$boot" "$units/timers.target.wants" "${{log%/*}}"
-exec > >(tee -a "$log") 2>&1
-
-# A timer from the machine's start on, in every boot of it: deadline NAME SECONDS [CONDITION]
-deadline() {{
-    printf '[Unit]\nDescription=Stoker: %s\n%s\n[Service]\nType=oneshot\nExecStart=/bin/sh -c "systemctl poweroff"\n' \
-        "$1" "${{3:-}}" >"$units/$1.service"
-    printf '[Unit]\nDescription=Stoker: %s\n[Timer]\nOnBootSec=%s\nAccuracySec=1s\n' "$1" "$2" >"$units/$1.timer"
-    ln -sf "../$1.timer" "$units/timers.target.wants/$1.timer"
-    systemctl start "$1.timer" || shutdown -P "+$((($2 + 59) / 60))"
-}}
-life={life_s}
-[ -z "$life" ] || deadline stoker-life "$life"
-deadline stoker-boot {boot_limit_s} "ConditionPathExists=!$node/node.json"
-
-cat >"$boot/boot.json" <<'STOKER_BOOT_JSON'
-{config}
-STOKER_BOOT_JSON
-base64 -d <<'STOKER_BOOT_PYZ' | gzip -d >"$boot/boot.pyz"
-{payload}
-STOKER_BOOT_PYZ
-
-# A Python that some agent was packed for; else any that can at least report.
-probe='
-import platform, sys
-import ssl, sysconfig, zlib
-n = sys.version_info[1] if sys.version_info[0] == 3 else 0
-m = platform.machine().replace("aarch64", "arm64")
-t = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-print("cp3%d%s-%s %d.%d.%d %d" % ((min(n, 11), t, m) + sys.version_info[:3] + (n >= 6,)))
-'
-python='' tag='' reporter='' found=''
-for one in ${{STOKER_BOOT_PYTHONS:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 \
-    /opt/pytorch/bin/python /opt/conda/bin/python /usr/local/bin/python3 /usr/local/bin/python3.1[0-9] \
-    /usr/bin/python3.1[0-9]}}; do
-    path=$(command -v "$one") || continue
-    read -r its version reports < <("$path" -c "$probe" 2>/dev/null) || continue
-    case "$found" in *"$path ("*) continue ;; esac
-    echo "stoker: found $path ($version, $its)"
-    found="$found${{found:+, }}$path ($version)"
-    [ "$reports" = 1 ] && reporter=${{reporter:-$path}}
-    case " $tags " in *" $its "*) python=$path tag=$its && break ;; esac
-done
-
-if [ -n "$python" ]; then
-    "$python" "$boot/boot.pyz" "$boot/boot.json" "$python" "$tag" && trap - EXIT
-    exit
-fi
-remedy="choose a resources.image with Python 3.10 or newer"
-what="no Python that an agent was packed for (${{tags// /, }}): found ${{found:-none}} — $remedy"
-if [ -n "$reporter" ]; then
-    "$reporter" "$boot/boot.pyz" "$boot/boot.json" --failed "$what"
-else
-    echo "stoker: boot failed: $what"
-fi
-exit 1
-"""
+    """What runs on the machine."""
+    return script.payload("stoker.providers.ec2", "stoker.aws.imds", "stoker.aws.sigv4")

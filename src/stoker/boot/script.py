@@ -1,0 +1,249 @@
+"""The script that a plain machine runs at its first boot to become a node. Built purely.
+
+bash with two passengers: `boot.json`, which says what this claim is about, and `boot.pyz`, a zip of `stoker.boot` and
+what the machine's cloud adds to it. It carries no credential: the machine has an identity of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import gzip
+import io
+import json
+import re
+import textwrap
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, cast
+
+from stoker import codec, layout
+from stoker.agent.config import NodeConfig
+from stoker.providers.base import LaunchOrder
+
+# A machine that has no agent by then never gets one. Longer than the bootstrap's own patience.
+BOOT_LIMIT_S = 900
+
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|_KEY(_ID)?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Boot:
+    """What a machine is told about itself. Its rank and its name it learns from its metadata."""
+
+    store: str
+    provider: str
+    job: str
+    claim: int
+    nodes: int
+    # The agents to choose from, by Python and architecture (`cp311-x86_64`), each by its digest.
+    bundles: Mapping[str, str]
+    # Where the bucket is to be found. Nothing secret.
+    environ: Mapping[str, str] = field(default_factory=dict)
+    # The machine is off after this long, whatever happens.
+    max_life_s: float | None = None
+    # What only its own cloud's bootstrap reads.
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def boot_of(order: LaunchOrder, provider: str, environ: Mapping[str, str], **more: Any) -> Boot:
+    """What the machines of this order are told."""
+    return Boot(
+        store=order.store,
+        provider=provider,
+        job=order.job,
+        claim=order.claim,
+        nodes=order.nodes,
+        bundles=dict(order.bundles),
+        environ=dict(environ),
+        max_life_s=order.max_life_s,
+        more=more,
+    )
+
+
+def render(boot: Boot, payload: bytes, *, gives_back: bool = False) -> str:
+    """The script. `gives_back`: switching the machine off is not the end of it, and `--leave` has to be asked for."""
+    return _SCRIPT.format(
+        job=boot.job,
+        tags=" ".join(sorted(boot.bundles)),
+        boot_limit_s=BOOT_LIMIT_S,
+        life_s="" if boot.max_life_s is None else max(1, round(boot.max_life_s)),
+        leave=_LEAVE if gives_back else "",
+        config=json.dumps(_config(boot), indent=1, sort_keys=True),
+        payload="\n".join(textwrap.wrap(base64.b64encode(payload).decode(), 120)),
+    )
+
+
+def _config(boot: Boot) -> dict[str, object]:
+    for name in boot.environ:
+        if _SECRET.search(name):
+            raise ValueError(f"{name} has no place in a boot script, which anybody on the machine can read")
+    bucket, _, prefix = boot.store.partition("://")[2].partition("/")
+    prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+    node = NodeConfig(
+        store=boot.store,
+        provider=boot.provider,
+        job=boot.job,
+        claim=boot.claim,
+        rank=0,
+        nodes=boot.nodes,
+        instance="",
+        max_life_s=boot.max_life_s,
+    )
+    # A template: the machine fills in its own rank.
+    output = layout.node(boot.job, boot.claim, cast(int, "{rank}"), layout.boot("{instance}", 0))
+    return {
+        "bucket": bucket,
+        "bundle_key": prefix + layout.bundle("{digest}"),
+        "bundles": dict(boot.bundles),
+        "environ": dict(boot.environ),
+        "node": codec.dump(node),
+        "output_key": prefix + layout.boot_output(output),
+        **boot.more,
+    }
+
+
+def payload(package: str, *beside: str) -> bytes:
+    """The cloud's `bootstrap`, `stoker.boot` and these modules as a zip that Python runs, compressed as a whole.
+
+    The same bytes for the same sources. Packages need no `__init__`: what is empty is left out.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_entry("__main__.py"), _lean(_source(f"{package}.bootstrap")))
+        modules = ["stoker.boot.install", *beside]
+        folders = sorted(
+            {"/".join(name.split(".")[:depth]) for name in modules for depth in range(1, name.count(".") + 1)}
+        )
+        for folder in folders:
+            archive.writestr(_entry(f"{folder}/__init__.py"), "")
+        for name in modules:
+            archive.writestr(_entry(f"{name.replace('.', '/')}.py"), _lean(_source(name)))
+    return gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
+
+
+def _source(module: str) -> str:
+    package, _, name = module.rpartition(".")
+    return resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+
+
+def _lean(source: str) -> str:
+    """The source without its comments and docstrings: a third of the little room there is."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) or ast.get_docstring(node) is None:
+            continue
+        text = node.body[0]
+        assert text.end_lineno is not None
+        lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
+        if len(node.body) == 1:
+            lines[text.lineno - 1] = " " * text.col_offset + "pass\n"
+    return "".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+# A Python that reported, or any: what it cannot do, a governor does, once it finds the machine stopped.
+_LEAVE = r"""cd "${0%/*}" || exit 1
+for python in $(cat python 2>/dev/null) python3 /opt/pytorch/bin/python /opt/conda/bin/python; do
+    timeout 90 "$python" boot.pyz boot.json --leave && break
+done
+"""
+
+# Doubled braces are bash's own. `root` and the searched folders can be moved for tests.
+_SCRIPT = r"""#!/bin/bash
+# Stoker: this machine becomes a node of {job}. It ends with its agent, or when one of the timers below fires.
+set -u
+root=${{STOKER_BOOT_ROOT:-}}
+node=$root/var/lib/stoker/node
+boot=$root/opt/stoker/boot
+units=$root/etc/systemd/system
+log=$root/var/log/stoker-boot.log
+tags="{tags}"
+export PATH="${{PATH:-}}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+export PYTHONIOENCODING=utf-8
+
+# Run again, after a reboot: the agent is a service, and never trains a second time.
+if [ -e "$node/node.json" ]; then
+    systemctl start stoker-agent.service
+    exit 0
+fi
+
+umask 022
+mkdir -p "$boot" "$units/timers.target.wants" "${{log%/*}}"
+exec > >(tee -a "$log") 2>&1
+
+# Whatever ends this machine runs this.
+printf '#!/bin/sh\nroot=%q\n' "$root" >"$boot/leave"
+cat >>"$boot/leave" <<'STOKER_LEAVE'
+{leave}systemctl --no-block poweroff || systemctl poweroff --force || shutdown -P now || poweroff -f ||
+    [ -n "$root" ] || echo o >/proc/sysrq-trigger
+STOKER_LEAVE
+chmod 755 "$boot/leave"
+trap '"$boot/leave"' EXIT
+
+# service NAME LINES-OF-ITS-UNIT
+service() {{
+    printf '[Unit]\nDescription=Stoker: %s\n%s\n[Service]\nType=oneshot\nExecStart=%s\n' "$1" "$2" "$boot/leave" \
+        >"$units/$1.service"
+}}
+service stoker-leave ""
+
+# A timer from the machine's start on, in every boot of it: deadline NAME SECONDS [CONDITION]
+deadline() {{
+    service "$1" "${{3:-}}"
+    printf '[Unit]\nDescription=Stoker: %s\n[Timer]\nOnBootSec=%s\nAccuracySec=1s\n' "$1" "$2" >"$units/$1.timer"
+    ln -sf "../$1.timer" "$units/timers.target.wants/$1.timer"
+    systemctl start "$1.timer" || shutdown -P "+$((($2 + 59) / 60))"
+}}
+life={life_s}
+[ -z "$life" ] || deadline stoker-life "$life"
+deadline stoker-boot {boot_limit_s} "ConditionPathExists=!$node/node.json"
+
+cat >"$boot/boot.json" <<'STOKER_BOOT_JSON'
+{config}
+STOKER_BOOT_JSON
+base64 -d <<'STOKER_BOOT_PYZ' | gzip -d >"$boot/boot.pyz"
+{payload}
+STOKER_BOOT_PYZ
+
+# A Python that some agent was packed for; else any that can at least report.
+probe='
+import platform, sys
+import ssl, sysconfig, zlib
+n = sys.version_info[1] if sys.version_info[0] == 3 else 0
+m = platform.machine().replace("aarch64", "arm64")
+t = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
+print("cp3%d%s-%s %d.%d.%d %d" % ((min(n, 11), t, m) + sys.version_info[:3] + (n >= 6,)))
+'
+python='' tag='' reporter='' found=''
+for one in ${{STOKER_BOOT_PYTHONS:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 \
+    /opt/pytorch/bin/python /opt/conda/bin/python /usr/local/bin/python3 /usr/local/bin/python3.1[0-9] \
+    /usr/bin/python3.1[0-9]}}; do
+    path=$(command -v "$one") || continue
+    read -r its version reports < <("$path" -c "$probe" 2>/dev/null) || continue
+    case "$found" in *"$path ("*) continue ;; esac
+    echo "stoker: found $path ($version, $its)"
+    found="$found${{found:+, }}$path ($version)"
+    [ "$reports" = 1 ] && reporter=${{reporter:-$path}}
+    case " $tags " in *" $its "*) python=$path tag=$its && break ;; esac
+done
+
+echo "${{python:-$reporter}}" >"$boot/python"
+if [ -n "$python" ]; then
+    "$python" "$boot/boot.pyz" "$boot/boot.json" "$python" "$tag" && trap - EXIT
+    exit
+fi
+remedy="choose a resources.image with Python 3.10 or newer"
+what="no Python that an agent was packed for (${{tags// /, }}): found ${{found:-none}} — $remedy"
+if [ -n "$reporter" ]; then
+    "$reporter" "$boot/boot.pyz" "$boot/boot.json" --failed "$what"
+else
+    echo "stoker: boot failed: $what"
+fi
+exit 1
+"""
