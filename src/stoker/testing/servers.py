@@ -28,7 +28,7 @@ _IFF_UP = 0x1
 _START_LIMIT_S = 60.0
 
 # Links with such names lead to machines that a test booted, and no further.
-CLOUD_LINK = "stoker-ec2-"
+CLOUD_LINK = "stoker-net"
 
 
 def isolated() -> bool:

@@ -11,6 +11,6 @@ from __future__ import annotations
 from stoker.testing.ec2.cloud import PROFILE, REGION, Ec2Cloud, MachineHandle, ec2_cloud
 from stoker.testing.ec2.faults import Fault
 from stoker.testing.ec2.images import IMAGES, Image
-from stoker.testing.ec2.needs import why_no_machines
+from stoker.testing.machines.needs import why_no_machines
 
 __all__ = ["IMAGES", "PROFILE", "REGION", "Ec2Cloud", "Fault", "Image", "MachineHandle", "ec2_cloud", "why_no_machines"]

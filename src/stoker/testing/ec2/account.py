@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -24,7 +23,8 @@ from stoker.testing.ec2.groups import Groups
 from stoker.testing.ec2.images import IMAGES
 from stoker.testing.ec2.repairs import Region, RepairedEc2
 from stoker.testing.ec2.spot import SpotPrices
-from stoker.testing.ec2.store_door import StoreDoor
+from stoker.testing.machines.serving import obey_about
+from stoker.testing.machines.store_door import StoreDoor
 
 
 class Account:
@@ -82,17 +82,8 @@ class Account:
                 return self._fleet.rebalance(instance)
             case "maintenance":
                 return self._fleet.maintenance(instance, order["code"], order["in_s"])
-            case "connect":
-                return self._fleet.machine(instance).connect(order["connected"])
-            case "address":
-                return self._fleet.machine(instance).address
-            case "console":
-                return base64.b64encode(self._fleet.machine(instance).console()).decode()
-            case "run":
-                ran = self._fleet.machine(instance).run(order["command"], order["limit_s"])
-                return {"status": ran.status, "output": base64.b64encode(ran.output).decode()}
             case _:
-                raise ValueError(f"there is no order {order['do']!r}")
+                return obey_about(self._fleet.machine(instance), order)
 
     def _remove_groups(self) -> None:
         for group in self._groups.all():

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.testing.ec2.cgroups import Cgroups
 from stoker.testing.ec2.faults import Failure
 from stoker.testing.ec2.images import IMAGES
-from stoker.testing.ec2.machines import End, Machine
-from stoker.testing.ec2.metadata import Facts, stamp
-from stoker.testing.ec2.network import Network
+from stoker.testing.ec2.metadata import Facts, MetadataService, stamp
+from stoker.testing.machines.cgroups import Cgroups
+from stoker.testing.machines.machine import End, Machine
+from stoker.testing.machines.network import Network
 
 CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 
@@ -28,7 +28,7 @@ _BY_FAILURE = ("Server.InternalError", "Internal error")
 @dataclass
 class _Held:
     instance: Any
-    machine: Machine
+    machine: Machine[MetadataService]
     # Why it goes, where EC2 knows before it is gone.
     reason: tuple[str, str] | None = None
     stopping: bool = False
@@ -48,11 +48,11 @@ class Fleet:
 
     def launch(self, instance: Any) -> None:
         """Boot the machine of an instance that moto has just made. The instance is `pending` until it has power."""
-        tree = next((image.tree for image in IMAGES if image.ami == instance.image_id), None)
+        tree = next((image.tree.path for image in IMAGES if image.ami == instance.image_id), None)
         if tree is None:
             raise Failure("Unsupported", f"the fake EC2 has no machine for {instance.image_id}")
         folder, console = self._work / instance.id, self._consoles / instance.id
-        machine = Machine(tree, folder, console, self._network, self._cgroups)
+        machine: Machine[MetadataService] = Machine(tree, folder, console, self._network, self._cgroups)
         _set_address(instance, machine.address)
         _set_state(instance, "pending")
         facts, held = _facts(instance, machine.address), _Held(instance, machine)
@@ -66,7 +66,12 @@ class Fleet:
         def tags() -> dict[str, str]:
             return {tag["key"]: tag["value"] for tag in instance.get_tags()}
 
-        held.machine.boot(facts, tags, lambda end: self._ended(held, end))
+        held.machine.boot(
+            facts.instance,
+            f"ip-{facts.address.replace('.', '-')}",
+            lambda namespace: MetadataService(namespace, facts, tags),
+            lambda end: self._ended(held, end),
+        )
         held.machine.wait_up()
         with self._lock:
             if instance.state == "pending":
@@ -157,7 +162,7 @@ class Fleet:
         }
         service.notices.maintenance = [event]
 
-    def machine(self, instance_id: str) -> Machine:
+    def machine(self, instance_id: str) -> Machine[MetadataService]:
         """Raises LookupError if there never was such a machine."""
         return self._find(instance_id).machine
 

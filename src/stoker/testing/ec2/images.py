@@ -1,114 +1,31 @@
-"""Root filesystems that machines boot: Debian 11, 12 and 13 with systemd and cloud-init, built once and kept.
-
-`scripts/need-machines.sh` builds those that are missing (`main`). That needs root, mmdebstrap and the mirror that
-this host's apt uses, so it happens before the tests, outside their isolation. A tree is named by a digest of its
-recipe and appears whole or not at all; any number of builders may run at once.
-"""
+"""The images that the fake EC2 has."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-# Where a machine finds its metadata. The real address is link-local, and nothing in a test may speak to that one.
-METADATA_PORT = 8169
-METADATA_ENDPOINT = f"http://127.0.0.1:{METADATA_PORT}"
-
-_PACKAGES = ("systemd", "systemd-sysv", "dbus", "cloud-init", "python3", "iproute2", "openssh-server", "sudo")
-
-# Nobody reads these on a machine that lives for seconds; they are half of its size.
-_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*", "/usr/share/i18n/*")
-
-# Modules that a machine without disks, mirrors and consoles has no use for would cost each boot a second.
-_CLOUD_CONFIG = f"""\
-datasource_list: [Ec2]
-datasource:
-  Ec2:
-    strict_id: false
-    metadata_urls: ['{METADATA_ENDPOINT}']
-    max_wait: 60
-    timeout: 10
-network: {{config: disabled}}
-ssh_genkeytypes: [ed25519]
-cloud_init_modules: [bootcmd, write-files, set-hostname, users-groups, ssh]
-cloud_config_modules: [runcmd]
-cloud_final_modules: [scripts-per-boot, scripts-per-instance, scripts-user, final-message]
-system_info:
-  default_user: {{name: admin, lock_passwd: true, sudo: ['ALL=(ALL) NOPASSWD:ALL'], shell: /bin/bash}}
-"""
-
-_FILES = {
-    "etc/cloud/cloud.cfg.d/99_machine.cfg": _CLOUD_CONFIG,
-    # What logs in reads the first, what systemd starts (user-data among it) has the second.
-    "etc/environment": f"AWS_EC2_METADATA_SERVICE_ENDPOINT={METADATA_ENDPOINT}\n",
-    "etc/systemd/system.conf.d/metadata.conf": (
-        f"[Manager]\nDefaultEnvironment=AWS_EC2_METADATA_SERVICE_ENDPOINT={METADATA_ENDPOINT}\n"
-    ),
-    # Its console is where output is read, and nobody logs in there.
-    "etc/systemd/journald.conf.d/small.conf": "[Journal]\nStorage=volatile\n",
-    # An empty file makes each machine take the id it is given, without the long way of a first boot.
-    "etc/machine-id": "",
-    "etc/fstab": "",
-    "etc/hostname": "debian\n",
-    "etc/hosts": "127.0.0.1 localhost\n",
-}
-
-# The machine's address is there before it boots; timers and logins have no place in tests.
-_MASKED = (
-    "systemd-networkd.service",
-    "systemd-networkd.socket",
-    "systemd-networkd-wait-online.service",
-    "systemd-resolved.service",
-    "systemd-timesyncd.service",
-    "networking.service",
-    "console-getty.service",
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "e2scrub_all.timer",
-    "fstrim.timer",
-    "dpkg-db-backup.timer",
-    "cloud-init-hotplugd.socket",
-)
+from stoker.testing.machines.images import BOOKWORM, BULLSEYE, TRIXIE, Tree
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image: a tree here, and an AMI in the fake EC2. `aliases` are public SSM parameters that name it."""
+    """One AMI. `aliases` are public SSM parameters that name it."""
 
-    suite: str
+    tree: Tree
     ami: str
     name: str
     aliases: tuple[str, ...]
 
-    @property
-    def tree(self) -> Path:
-        """Where the root filesystem is, once it is built."""
-        return images_folder() / f"{self.suite}-{_digest(self.suite)}"
-
-    @property
-    def built(self) -> bool:
-        return self.tree.is_dir()
-
 
 IMAGES = (
     Image(
-        "bullseye",
+        BULLSEYE,
         "ami-0deb1100000000000",
         "debian-11-amd64-20240601-1",
         ("/aws/service/debian/release/11/latest/amd64",),
     ),
     Image(
-        "bookworm",
+        BOOKWORM,
         "ami-0deb1200000000000",
         "debian-12-amd64-20250601-1",
         (
@@ -121,102 +38,9 @@ IMAGES = (
         ),
     ),
     Image(
-        "trixie",
+        TRIXIE,
         "ami-0deb1300000000000",
         "debian-13-amd64-20260601-1",
         ("/aws/service/debian/release/13/latest/amd64",),
     ),
 )
-
-
-def images_folder() -> Path:
-    """Where trees are kept: $STOKER_TEST_IMAGES, else a folder in the user's cache."""
-    return Path(os.environ.get("STOKER_TEST_IMAGES") or Path.home() / ".cache" / "stoker-test-images")
-
-
-def build(image: Image) -> Path:
-    """The image's tree, built now if it is missing. Raises CalledProcessError if Debian's tools fail."""
-    folder = images_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder / f".{image.suite}.lock"):
-        if not image.built:
-            # Only a builder that died leaves these; the lock says that none is at work.
-            for left in folder.glob(f".building-{image.suite}-*"):
-                shutil.rmtree(left)
-            building = Path(tempfile.mkdtemp(prefix=f".building-{image.suite}-", dir=folder))
-            root = building / "root"
-            subprocess.run(_bootstrap(image.suite, root), check=True, stdin=subprocess.DEVNULL)
-            _finish(root)
-            root.rename(image.tree)
-            building.rmdir()
-            for old in folder.glob(f"{image.suite}-*"):
-                if old != image.tree:
-                    shutil.rmtree(old, ignore_errors=True)
-    return image.tree
-
-
-def _bootstrap(suite: str, root: Path) -> list[str]:
-    mirror = _mirror()
-    return [
-        "mmdebstrap",
-        "--quiet",
-        "--variant=minbase",
-        f"--include={','.join(_PACKAGES)}",
-        # The tree is thrown away when anything goes wrong: no need to wait for the disk after every file.
-        "--dpkgopt=force-unsafe-io",
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
-        '--aptopt=Acquire::Languages "none"',
-        suite,
-        str(root),
-        *([mirror] if mirror else []),
-    ]
-
-
-def _mirror() -> str:
-    """Where this host gets Debian from; nothing (mmdebstrap's own default) on a host that is no Debian."""
-    if "ID=debian" not in Path("/etc/os-release").read_text().splitlines():
-        return ""
-    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-    for line in told.splitlines():
-        uri, release, component = line.split()
-        # "bookworm", not "bookworm-security": the latter has another layout.
-        if component == "main" and "-" not in release and "debian" in uri:
-            return uri.rstrip("/")
-    return ""
-
-
-def _finish(root: Path) -> None:
-    for name, text in _FILES.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    for unit in _MASKED:
-        link = root / "etc/systemd/system" / unit
-        link.unlink(missing_ok=True)
-        link.symlink_to("/dev/null")
-    for left in (root / "etc/ssh").glob("ssh_host_*"):
-        left.unlink()
-
-
-def _digest(suite: str) -> str:
-    recipe = repr((suite, _PACKAGES, _LEFT_OUT, sorted(_FILES.items()), _MASKED))
-    return hashlib.sha256(recipe.encode()).hexdigest()[:12]
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def main() -> None:
-    """Build what is missing, all at once: they wait for the mirror most of the time. Says how long it took."""
-    missing = [image for image in IMAGES if not image.built]
-    if missing:
-        print(f"building Debian {', '.join(image.suite for image in missing)} for test machines (once)", flush=True)
-        begun = time.monotonic()
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(build, missing))
-        print(f"  built in {images_folder()} in {time.monotonic() - begun:.0f} s", flush=True)

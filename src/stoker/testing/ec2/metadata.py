@@ -16,8 +16,8 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Union
 
-from stoker.testing.ec2.images import METADATA_PORT
-from stoker.testing.ec2.network import Namespace
+from stoker.testing.machines.images import METADATA_PORT
+from stoker.testing.machines.network import Namespace
 
 Tree = dict[str, Union[str, "Tree"]]
 

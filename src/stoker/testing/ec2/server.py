@@ -1,21 +1,13 @@
-"""The server of a cloud: EC2 and the other APIs at one port, S3's door, and the machines.
-
-Run by `ec2_cloud` in mount and process namespaces of its own (`unshare --mount --pid --fork --mount-proc`), where it is
-the first process: when it ends, the kernel ends every machine and forgets every mount. It ends when its standard input
-does, so it does not outlive the test either.
-"""
+"""The server of a cloud: EC2 and the other APIs at one port, S3's door, and the machines. Run by `ec2_cloud`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +17,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stoker.testing.ec2.cgroups import Cgroups
 from stoker.testing.ec2.faults import Failure, Faults, failure
 from stoker.testing.ec2.fleet import Fleet
 from stoker.testing.ec2.images import IMAGES
-from stoker.testing.ec2.network import Network
 from stoker.testing.ec2.spot import SpotPrices
-from stoker.testing.ec2.store_door import StoreDoor
+from stoker.testing.machines.cgroups import Cgroups
+from stoker.testing.machines.network import Network
+from stoker.testing.machines.serving import answer, make_work, run_server
+from stoker.testing.machines.store_door import StoreDoor
 from stoker.testing.servers import s3_server
 
 Environ = dict[str, Any]
@@ -75,14 +68,8 @@ class Gate:
             return found
 
     def _order(self, body: bytes, start: Start) -> Iterable[bytes]:
-        try:
-            told = {"answer": self._control(json.loads(body))}
-        except LookupError as error:
-            told = {"lookup": str(error)}
-        except Exception:  # noqa: BLE001 - the edge of the server: the test is shown what happened
-            told = {"error": traceback.format_exc()}
         start("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps(told).encode()]
+        return [answer(self._control, body)]
 
 
 def _operation(environ: Environ, body: bytes) -> tuple[str, bool]:
@@ -109,11 +96,7 @@ def _fail(error: Failure, json_spoken: bool, start: Start) -> Iterable[bytes]:
 
 def _prepare(folder: Path) -> Path:
     """A place for machines' disks, gone with this process; what must be known before moto is imported."""
-    work = folder / "work"
-    work.mkdir()
-    # nspawn writes below /run; nothing else here needs what the host has there.
-    for where in ("/run", str(work)):
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], check=True)
+    work = make_work(folder)
     amis = folder / "amis.json"
     amis.write_text(
         json.dumps(
@@ -121,7 +104,7 @@ def _prepare(folder: Path) -> Path:
                 {
                     "ami_id": image.ami,
                     "name": image.name,
-                    "description": f"Debian {image.suite}",
+                    "description": f"Debian {image.tree.suite}",
                     "owner_id": "136693071363",
                     "public": True,
                     "state": "available",
@@ -170,21 +153,15 @@ def serve(owner: int, folder: Path, power_off_s: float) -> None:
         server = make_server(network.gateway, 0, gate, threaded=True, request_handler=quiet_handler())
         threading.Thread(target=server.serve_forever, daemon=True).start()
         at = {"gateway": network.gateway, "ec2": server.server_port, "s3": door.port, "s3_itself": s3.endpoint}
-        print(json.dumps(at), flush=True)
+        control = f"http://{network.gateway}:{server.server_port}/_control"
+        print(json.dumps({**at, "control": control}), flush=True)
         sys.stdin.buffer.read()
 
 
 def main() -> None:
-    """Read the arguments and serve."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--owner", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--power-off-s", type=float, required=True)
-    asked = parser.parse_args()
+    """Serve the test that started this."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    serve(asked.owner, asked.folder, asked.power_off_s)
-    # Threads that wait for requests have nothing to finish.
-    os._exit(0)
+    run_server(serve)
 
 
 if __name__ == "__main__":

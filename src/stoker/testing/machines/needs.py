@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from stoker.testing.ec2.images import IMAGES
+from stoker.testing.machines.images import TREES
 
 _TOOLS = ("systemd-nspawn", "unshare", "nsenter", "mount", "umount", "ip")
 
@@ -31,7 +31,7 @@ def why_no_machines() -> str | None:
         return f"test machines need {', '.join(missing)} (Debian: iproute2 systemd-container util-linux)"
     if find_spec("moto") is None or find_spec("ministack") is None:
         return "test machines need moto and ministack (pip install 'stoker[test]')"
-    unbuilt = [image.suite for image in IMAGES if not image.built]
+    unbuilt = [image.suite for image in TREES if not image.built]
     if unbuilt:
         return f"no image of Debian {', '.join(unbuilt)} is built (sh scripts/need-machines.sh)"
     return _no_right()

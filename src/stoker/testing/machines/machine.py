@@ -1,4 +1,4 @@
-"""Machines: a Debian with its own systemd, cloud-init, address and metadata service, over one shared image.
+"""Machines: a Debian with its own systemd, address and metadata service, over one shared image.
 
 Everything a machine is made of belongs to this process (descriptors, mounts in its mount namespace, processes in its
 process namespace), so nothing outlives it.
@@ -13,20 +13,28 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
-from stoker.testing.ec2.cgroups import Cgroups
-from stoker.testing.ec2.metadata import Facts, MetadataService
-from stoker.testing.ec2.network import Namespace, Network
+from stoker.testing.machines.cgroups import Cgroups
+from stoker.testing.machines.network import Namespace, Network
 
 # How a machine came to its end: it powered itself off, was told to, or lost its power.
 End = Literal["powered off", "told to", "cut"]
 
 _LOOK_EVERY_S = 0.02
 _PRESS_EVERY_S = 0.5
+
+
+class Service(Protocol):
+    """What tells a machine about itself, inside its own network namespace."""
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Service)
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Ran:
     output: bytes
 
 
-class Machine:
+class Machine(Generic[S]):
     """One machine. `boot` once; then it runs until it powers off, or is told to, or is cut off its power."""
 
     def __init__(self, tree: Path, folder: Path, console: Path, network: Network, cgroups: Cgroups) -> None:
@@ -53,19 +61,30 @@ class Machine:
         self._end: End = "powered off"
         self._cut = False
         self.gone = threading.Event()
-        self.metadata: MetadataService | None = None
+        self.metadata: S | None = None
 
-    def boot(self, facts: Facts, tags: Callable[[], dict[str, str]], ended: Callable[[End], None]) -> None:
-        """Start it. `ended` is called once, from another thread, when it runs no more and nothing of it is left."""
+    def boot(
+        self,
+        name: str,
+        hostname: str,
+        serve: Callable[[Namespace], S],
+        ended: Callable[[End], None],
+        files: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it under a name that no other machine has. `serve` starts its metadata service.
+
+        `ended` is called once, from another thread, when it runs no more and nothing of it is left. `files` are laid
+        over those of the image before it starts.
+        """
         try:
-            self.metadata = MetadataService(self._namespace, facts, tags)
-            root = self._mount()
-            group = self._cgroups.make(facts.instance)
+            self.metadata = serve(self._namespace)
+            root = self._mount(files or {})
+            group = self._cgroups.make(name)
             with self._lock:
                 if not self._cut:  # it may be told to go before it came
-                    self._process = self._start(root, facts, group)
+                    self._process = self._start(root, name, hostname, group)
         finally:
-            threading.Thread(target=self._watch, args=(facts.instance, ended), daemon=True).start()
+            threading.Thread(target=self._watch, args=(name, ended), daemon=True).start()
 
     def wait_up(self) -> None:
         """Return when its init runs, or when it is gone."""
@@ -136,15 +155,20 @@ class Machine:
         """Pull the network cable, or plug it in again."""
         self._network.connect(self._link, connected)
 
-    def _mount(self) -> Path:
+    def _mount(self, files: Mapping[str, str]) -> Path:
         parts = {name: self._folder / name for name in ("upper", "work", "root")}
         for part in parts.values():
             part.mkdir(parents=True)
+        for name, text in files.items():
+            file = parts["upper"] / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            file.chmod(0o755 if text.startswith("#!") else 0o644)
         options = f"lowerdir={self._tree},upperdir={parts['upper']},workdir={parts['work']}"
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(parts["root"])], check=True)
         return parts["root"]
 
-    def _start(self, root: Path, facts: Facts, group: Sequence[Path]) -> subprocess.Popen[bytes]:
+    def _start(self, root: Path, name: str, hostname: str, group: Sequence[Path]) -> subprocess.Popen[bytes]:
         with self._console.open("ab") as console:
             return subprocess.Popen(
                 [
@@ -152,9 +176,9 @@ class Machine:
                     *("sh", "-c", 'for g in $GROUPS_TO_JOIN; do echo $$ > "$g/cgroup.procs"; done; exec "$@"', "sh"),
                     *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--link-journal=no"),
                     *("--resolv-conf=off", "--timezone=off", "--console=read-only", f"--directory={root}"),
-                    f"--machine={facts.instance}",
-                    f"--hostname=ip-{facts.address.replace('.', '-')}",
-                    f"--uuid={uuid.uuid5(uuid.NAMESPACE_OID, facts.instance)}",
+                    f"--machine={name}",
+                    f"--hostname={hostname}",
+                    f"--uuid={uuid.uuid5(uuid.NAMESPACE_OID, name)}",
                     f"--network-namespace-path={self._namespace.path}",
                 ],
                 env={
@@ -180,7 +204,7 @@ class Machine:
         except OSError:
             return 0
 
-    def _watch(self, instance: str, ended: Callable[[End], None]) -> None:
+    def _watch(self, name: str, ended: Callable[[End], None]) -> None:
         if self._process is not None:
             self._process.wait()
         if self.metadata is not None:
@@ -188,7 +212,7 @@ class Machine:
         self._namespace.close()
         subprocess.run(["umount", "--lazy", str(self._folder / "root")], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._cgroups.remove(instance)
+        self._cgroups.remove(name)
         self.gone.set()
         ended(self._end)
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-_PREFIX = "stoker-ec2-"
+_PREFIX = "stoker-cloud-"
 _EMPTYING_S = 5.0
 
 
