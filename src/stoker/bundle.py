@@ -33,6 +33,7 @@ import stoker
 from stoker import layout
 from stoker.errors import UserError
 from stoker.home import home, make_home
+from stoker.providers.imaging import Python
 from stoker.removing import COLLECT_AFTER
 from stoker.store import Store
 
@@ -40,6 +41,8 @@ from stoker.store import Store
 OBSTORE = "obstore>=0.11,<0.13"
 _WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
 _PYTHONS = {"cp310": "3.10", "cp311": "3.11"}
+# From here on one archive serves all.
+_STABLE: Python = (3, 11)
 # What obstore's wheels for Linux have been called, and may be: pip takes these names to the letter.
 _PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
 _FETCH_LIMIT_S = 120
@@ -97,23 +100,33 @@ def tags_for(arch: str) -> tuple[str, ...]:
     return tuple(f"{python}-{arch}" for python in _PYTHONS)
 
 
-def build_all(architectures: Iterable[str], *, offline: bool = False) -> tuple[tuple[Built, ...], tuple[str, ...]]:
+def build_all(
+    architectures: Iterable[str], *, offline: bool = False, oldest: Python | None = None
+) -> tuple[tuple[Built, ...], tuple[str, ...]]:
     """The archives for these machines, and a line for each kind of machine that cannot be served.
 
-    Raises NotServed when none of an architecture can be.
+    Every machine has a Python that is no older than `oldest`, where that is known. Raises NotServed when none of an
+    architecture can be served; `offline` that is a line, too, for what was not fetched yet may well be there.
     """
     built: list[Built] = []
     problems: list[str] = []
     for arch in sorted(architectures):
-        missing: list[NotServed] = []
+        missing: dict[str, NotServed] = {}
         for tag in tags_for(arch):
             try:
                 built.append(build(tag, offline=offline))
             except NotServed as error:
-                missing.append(error)
-        if len(missing) == len(_PYTHONS):
-            raise missing[-1]
-        problems += [str(error) for error in missing]
+                missing[tag] = error
+        if len(missing) < len(_PYTHONS):
+            needless = "cp310-" if oldest is not None and oldest >= _STABLE else None
+            problems += [str(error) for tag, error in missing.items() if needless is None or needless not in tag]
+        elif offline:
+            problems.append(
+                f"resources.machine: the agent for {arch} machines was not built here yet, so its digest is not known "
+                "and not in the request; the run itself fetches obstore for them, or says that it cannot"
+            )
+        else:
+            raise missing[tags_for(arch)[-1]]
     return tuple(built), tuple(problems)
 
 
@@ -209,12 +222,17 @@ def _wheel(tag: str, offline: bool) -> Path:
     found = _find_wheel(folder, tag)
     if found is not None:
         return found
-    problem = "it was not fetched yet, and nobody is asked now" if offline else _fetch_wheel(folder, tag)
+    problem = "" if offline else _fetch_wheel(folder, tag)
     found = _find_wheel(folder, tag)
     if found is None:
         python, _, arch = tag.partition("-")
-        machines = f"{arch} machines that have only Python {_PYTHONS[python]}{'' if python == 'cp310' else ' or newer'}"
-        raise NotServed(f"{machines} cannot be served: there is no {OBSTORE.partition('>')[0]} for them ({problem})")
+        old = python == "cp310"
+        which = f"that have only Python {_PYTHONS[python]}" if old else f"with Python {_PYTHONS[python]} or newer"
+        advice = "choose a resources.image with Python 3.11 or newer" if old else "choose another resources.machine"
+        lacking = f"cannot be served: there is no obstore for them ({problem})"
+        if offline:
+            lacking = "cannot be served yet: obstore for them was not fetched, which the run itself tries"
+        raise NotServed(f"{arch} machines {which} {lacking}; {advice}")
     return found
 
 

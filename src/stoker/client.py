@@ -101,7 +101,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     spec = localise(resolved.spec, provider.capabilities, Path.cwd(), store)
     offered = provider.offerings(spec.resources)
     fitting = fitting_offerings(spec, provider, offered)
-    bundles, unserved = pack_agents(provider, fitting)
+    bundles, unserved = pack_agents(provider, spec, fitting)
     return Prepared(
         spec=spec,
         capabilities=provider.capabilities,

@@ -30,6 +30,7 @@ from stoker.surroundings import localise, missing_script, store_environ, submitt
 
 if TYPE_CHECKING:
     from stoker.bundle import Built
+    from stoker.providers.imaging import Python
 
 # No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
@@ -132,8 +133,8 @@ def prepare(
         # Frozen with the job: whoever governs it later may live elsewhere.
         spec = replace(spec, resources=replace(spec.resources, region=offered[0].region))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
-    fitting = fitting_offerings(_unpriced(spec) if offline else spec, provider, offered)
-    bundles, unserved = pack_agents(provider, fitting, offline=offline)
+    fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
+    bundles, unserved = pack_agents(provider, spec, fitting, offline=offline)
     packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
     environ = submitter_environ() if provider.capabilities.here else store_environ()
     return Prepared(
@@ -151,16 +152,29 @@ def prepare(
 
 
 def pack_agents(
-    provider: Provider, offerings: tuple[Offering, ...], *, offline: bool = False
+    provider: Provider, spec: Spec, offerings: tuple[Offering, ...], *, offline: bool = False
 ) -> tuple[tuple[Built, ...], tuple[str, ...]]:
-    """The agents for these machines, where they install their own, and a line for each kind that cannot be served."""
+    """The agents for these machines, where they install their own, and a line for each kind that cannot be served.
+
+    A kind that the job's image is known not to be is not worth a line.
+    """
     if not provider.capabilities.bundled:
         return (), ()
     # It needs the metadata of installed packages, which takes longer to import than most commands run.
     from stoker.bundle import build_all
 
     wanted = provider.architectures(offerings) if isinstance(provider, KnowsArchitectures) else {"x86_64"}
-    return build_all(wanted, offline=offline)
+    return build_all(wanted, offline=offline, oldest=_oldest_python(spec, offerings))
+
+
+def _oldest_python(spec: Spec, offerings: tuple[Offering, ...]) -> Python | None:
+    """A Python that every machine is sure to have, or a newer one; None where nobody knows."""
+    images = registry.images(spec.resources.provider)
+    if images is None:
+        return None
+    pythons = [images.python_of(spec.resources.image, offering.gpus) for offering in offerings]
+    known = [python for python in pythons if python is not None]
+    return min(known) if known and len(known) == len(pythons) else None
 
 
 def place_of(provider: Provider) -> str | None:
@@ -173,17 +187,11 @@ def connect(spec: Spec, store: Store, *, offline: bool = False) -> Provider:
     return registry.connect(spec.resources.provider, registry.Context(store=store.url, offline=offline))
 
 
-def _unpriced(spec: Spec) -> Spec:
-    return replace(
-        spec,
-        resources=replace(spec.resources, max_price=None),
-        limits=replace(spec.limits, max_cost=None),
-    )
-
-
-def fitting_offerings(spec: Spec, provider: Provider, offered: tuple[Offering, ...]) -> tuple[Offering, ...]:
+def fitting_offerings(
+    spec: Spec, provider: Provider, offered: tuple[Offering, ...], *, unpriced: bool = False
+) -> tuple[Offering, ...]:
     """The offerings that the spec allows, best first. Raises UserError with the reason when there are none."""
-    fitting, reason = acceptable(spec, offered)
+    fitting, reason = acceptable(spec, offered, unpriced=unpriced)
     if fitting:
         return tuple(fitting)
     if not offered and isinstance(provider, ExplainsNone):

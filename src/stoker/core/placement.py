@@ -104,8 +104,13 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def acceptable(spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0) -> tuple[list[Offering], str]:
-    """The offerings that the spec allows, best first, and why those (or why none)."""
+def acceptable(
+    spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0, *, unpriced: bool = False
+) -> tuple[list[Offering], str]:
+    """The offerings that the spec allows, best first, and why those (or why none).
+
+    `unpriced`: an unknown price forbids nothing, as in a plan that asks nobody. What is known to be too dear is out.
+    """
     if not offerings:
         return [], f"{spec.resources.provider} offers nothing that fits the resources asked for"
     wanted = spec.resources.spot
@@ -121,16 +126,26 @@ def acceptable(spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0) 
         )
     if wanted == "prefer":
         kept.sort(key=lambda offering: not offering.spot)  # Stable: the order of preference stays inside each.
-    if spec.limits.max_cost is not None:
+    if spec.limits.max_cost is not None and not unpriced:
         kept = [offering for offering in kept if offering.price is not None]
         if not kept:
             return [], "limits.max_cost needs a known price, and no fitting offering has one"
     if spec.resources.max_price is not None:
         most = spec.resources.max_price
-        kept = [offering for offering in kept if offering.price is not None and offering.price <= most]
-        if not kept:
-            return [], f"no fitting offering is known to cost at most resources.max_price (${most:g}/h)"
+        cheap = [o for o in kept if (unpriced if o.price is None else o.price <= most)]
+        if not cheap:
+            why = f"no fitting offering is known to cost at most resources.max_price (${most:g}/h)"
+            return [], f"{why}{_cheapest(kept)}"
+        kept = cheap
     return kept, reason
+
+
+def _cheapest(offerings: list[Offering]) -> str:
+    known = [(offering.price, offering.machine) for offering in offerings if offering.price is not None]
+    if not known:
+        return ""
+    price, machine = min(known)
+    return f"; the cheapest known is {machine} at ${price:.4f}/h"
 
 
 def reclaims(state: JobState) -> int:

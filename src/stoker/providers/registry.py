@@ -12,6 +12,7 @@ from stoker.errors import UserError
 
 if TYPE_CHECKING:
     from stoker.providers.base import Capabilities, Granting, Machine, Provider
+    from stoker.providers.imaging import Images
     from stoker.providers.linking import Links
     from stoker.providers.pricing import PriceTable
 
@@ -60,6 +61,14 @@ def prices(name: str) -> PriceTable:
 def iam(name: str) -> Granting:
     """What the provider's cloud has to allow. Raises UserError where there is nothing to allow."""
     return cast("Granting", _part(name, "iam", f"{name} needs no permissions of a cloud"))
+
+
+def images(name: str) -> Images | None:
+    """What the provider knows of its images; None where it knows nothing."""
+    try:
+        return cast("Images", _part(name, "images", f"{name} knows no images"))
+    except UserError:
+        return None
 
 
 def links(name: str) -> Links | None:

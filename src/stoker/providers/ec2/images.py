@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.errors import UserError
+from stoker.providers.imaging import Python
 
 Arch = Literal["x86_64", "arm64"]
 
@@ -16,6 +17,16 @@ _DLAMI = re.compile(r"dlami/pytorch-(?P<version>\d+\.\d+)(-ubuntu-(?P<ubuntu>\d\
 _PYTORCH = "2.9"
 _DLAMI_UBUNTU = "24.04"
 _DEBIAN_ARCH: dict[Arch, str] = {"x86_64": "amd64", "arm64": "arm64"}
+
+# What the distributions bring, by what the parameters call them.
+_PYTHONS: dict[str, Python] = {
+    "/debian/release/12/": (3, 11),
+    "/debian/release/13/": (3, 13),
+    "/ubuntu/server/22.04/": (3, 10),
+    "/ubuntu/server/24.04/": (3, 12),
+    "-ubuntu-22.04/": (3, 10),
+    "-ubuntu-24.04/": (3, 12),
+}
 
 DEFAULT = "ubuntu/24.04"
 DEFAULT_GPU = "dlami/pytorch"
@@ -60,6 +71,12 @@ def find(wanted: str, arch: Arch) -> Image:
 def default(arch: Arch, gpus: int) -> Image:
     """What a job gets that names no image: one with drivers and PyTorch where there are GPUs."""
     return find(DEFAULT_GPU if gpus else DEFAULT, arch)
+
+
+def python_of(wanted: str | None, gpus: int) -> Python | None:
+    """The Python of the distribution behind an alias, beside which there may be newer ones; None for other images."""
+    parameter, _ = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64")
+    return next((python for part, python in _PYTHONS.items() if part in (parameter or "")), None)
 
 
 def _alias(wanted: str, arch: Arch) -> tuple[str | None, str | None]:

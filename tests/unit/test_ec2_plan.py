@@ -1,0 +1,126 @@
+"""The plan of a job on EC2: what a dry run tells without asking anybody, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import bundle
+from stoker.bundle import Built, NotServed
+from stoker.cli import main
+
+Plan = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """A dry run in a folder with a job file; answers the exit code, stdout and stderr."""
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STOKER_STORE", "s3://bucket/team")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("stoker.yaml").write_text(
+        "run: python3 train.py\nlimits: {max_runtime: 1h}\n"
+        "resources: {provider: ec2, machine: [c7i.large, m7i.large], spot: prefer}\n"
+    )
+    served(monkeypatch, "cp310-x86_64", "cp311-x86_64", "cp310-arm64", "cp311-arm64")
+
+    def run(*sets: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["run", "--dry-run", *flags, *(word for text in sets for word in ("--set", text))])
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, captured.out, captured.err
+
+    return run
+
+
+def served(monkeypatch: pytest.MonkeyPatch, *tags: str) -> None:
+    """Agents can be built for these machines alone."""
+
+    def build(tag: str, *, offline: bool) -> Built:
+        assert offline
+        if tag not in tags:
+            raise NotServed(f"{tag} is not there")
+        return Built(tag, "d" * 64, Path(), 1)
+
+    monkeypatch.setattr(bundle, "build", build)
+
+
+def offered(told: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = told
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)["offering"]
+    return found
+
+
+def refused(told: tuple[int, str, str]) -> str:
+    code, out, err = told
+    assert (code, out) == (2, "") and err.count("\n") == 1, err
+    return err
+
+
+# ── Prices ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_known_to_be_too_dear_is_not_in_the_plan(plan: Plan) -> None:
+    _, _, err = plan("resources.max_price=0.09")
+    assert "c7i.large" in err and "m7i.large" in err and "$0.0892/h" in err
+    # m7i.large costs more on demand; what it costs as spot, nobody was asked.
+    rows = [line.split() for line in err.splitlines() if line.startswith("  m7i.large")]
+    assert [row[-2:] for row in rows] == [["price", "unknown"]]
+    assert offered(plan("resources.max_price=0.001", flags=("--json",)))["spot"] is True
+
+
+def test_a_price_that_nothing_has_is_refused_with_the_cheapest_there_is(plan: Plan) -> None:
+    assert (
+        "no fitting offering is known to cost at most resources.max_price ($0.001/h); "
+        "the cheapest known is c7i.large at $0.0892/h"
+    ) in refused(plan("resources.max_price=0.001", "resources.spot=false"))
+
+
+def test_a_bound_on_cost_does_not_need_prices_that_nobody_was_asked_for(plan: Plan) -> None:
+    assert offered(plan("limits.max_cost=5", "resources.spot=true", flags=("--json",)))["price"] is None
+
+
+# ── Agents ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_machines_whose_agent_is_not_here_yet_can_be_planned(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    served(monkeypatch, "cp311-x86_64")
+    code, out, err = plan("resources.machine=c7g.large")
+    assert code == 0 and '"InstanceType": "c7g.large"' in out
+    (told,) = [line for line in err.splitlines() if line.startswith("warning: resources.machine: ")]
+    assert "arm64" in told and "digest is not known" in told and "the run itself fetches" in told
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (None, False),
+        ("ubuntu/24.04", False),
+        ("debian/12", False),
+        ("debian/13", False),
+        ("dlami/pytorch", False),
+        # Built on a distribution with Python 3.10, whatever is installed beside it.
+        ("dlami/base", True),
+        ("ubuntu/22.04", True),
+        ("ami-0123456789abcdef0", True),
+        ("ssm:/own/image", True),
+    ],
+)
+def test_an_old_python_is_a_word_only_where_an_image_may_have_it(
+    image: str | None, said: bool, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served(monkeypatch, "cp311-x86_64")
+    code, _, err = plan(*([f"resources.image={image}"] if image else []))
+    assert code == 0
+    assert ("cp310-x86_64 is not there" in err) == said
