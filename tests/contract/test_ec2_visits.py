@@ -21,7 +21,7 @@ from stoker.errors import StokerError
 from stoker.governor.govern import Governor
 from stoker.providers.ec2 import iam
 from stoker.store import open_store
-from stoker.testing.ec2 import PROFILE, Ec2Cloud, ec2_cloud, why_no_machines
+from stoker.testing.ec2 import Ec2Cloud, ec2_cloud, why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
 if why_no_machines() is not None:
@@ -312,24 +312,29 @@ def test_without_credentials_there_is_one_failure(world: World, monkeypatch: pyt
     assert [name for name, each in found.items() if each["ok"] is False] == ["credentials"]
 
 
-def test_the_commands_of_iam_are_taken_by_aws(world: World) -> None:
+def test_the_script_of_iam_is_taken_by_aws_as_often_as_one_likes(world: World) -> None:
     import boto3
 
     client_of_iam = boto3.client("iam")
-    for grant in iam.grants(world.url, job="vision").grants:
-        for line in grant.commands:
-            line = line.replace("stoker-node-vision", f"{PROFILE}-vision")
-            ran = subprocess.run(
-                ["sh", "-ec", line],
-                env=os.environ | {"BUCKET": world.url},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert ran.returncode == 0, f"{line}\n{ran.stderr}"
+    script = world.stoker("iam", "ec2", "--job", "vision").stdout
+    for _ in range(3):
+        ran = subprocess.run(["sh", "-eu"], input=script, capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
     (role,) = client_of_iam.get_instance_profile(InstanceProfileName="stoker-node-vision")["InstanceProfile"]["Roles"]
     written = client_of_iam.get_role_policy(RoleName=role["RoleName"], PolicyName="stoker")["PolicyDocument"]
-    (node,) = [grant for grant in iam.grants(world.url, job="vision").grants if grant.name == "node"]
-    assert written == node.policy
+    policies = {grant.name: grant.policy for grant in iam.grants(world.url, job="vision").grants}
+    assert written == policies["node"]
+    # What it says is to be done next can be done.
+    client_of_iam.create_user(UserName="jane")
+    for line in ran.stdout.splitlines():
+        subprocess.run(line.partition(": ")[2].replace("NAME", "jane"), shell=True, check=True)
+    attached = client_of_iam.list_attached_user_policies(UserName="jane")["AttachedPolicies"]
+    assert {each["PolicyName"] for each in attached} == {"stoker-person", "stoker-governor"}
+    for each in attached:
+        # One more would be one more each time, and there may be five.
+        assert len(client_of_iam.list_policy_versions(PolicyArn=each["PolicyArn"])["Versions"]) == 2
+        version = client_of_iam.get_policy(PolicyArn=each["PolicyArn"])["Policy"]["DefaultVersionId"]
+        found = client_of_iam.get_policy_version(PolicyArn=each["PolicyArn"], VersionId=version)["PolicyVersion"]
+        assert found["Document"] == policies[each["PolicyName"].removeprefix("stoker-")]
     code, found = findings(world, "--set", "resources.ec2.profile=stoker-node-vision")
     assert code == 0 and found["instance profile"]["ok"] is True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.options import json_option, store_option
 
-if TYPE_CHECKING:
-    from stoker.providers.base import Grant
+# Ends the script; nothing in a policy looks like it.
+_END = "END-OF-STOKER-IAM"
 
 
 @click.command("iam")
@@ -33,7 +32,7 @@ def command(
 ) -> None:
     """Print what PROVIDER's cloud has to allow: policies for the person, the governor and the machines.
 
-    With the commands that make them so, and what they cannot do. Asks nobody, and changes nothing.
+    As a shell script that makes them so, and says what they cannot do. Printing asks nobody, and changes nothing.
     """
     from stoker.cli.printing import print_json, whole
     from stoker.errors import UserError
@@ -42,8 +41,9 @@ def command(
     from stoker.store import open_store
 
     # Opening asks nobody, and gives the one spelling that tags are made of.
-    url = bucket or click.get_current_context().find_root().obj or default_store_url()
-    found = registry.iam(provider).grants(open_store(url).url, job=job, inputs=inputs, logs=logs)
+    given = bucket or click.get_current_context().find_root().obj or default_store_url()
+    url = open_store(given).url
+    found = registry.iam(provider).grants(url, job=job, inputs=inputs, logs=logs)
     if policy is not None:
         named = [grant for grant in found.grants if grant.name == policy]
         if not named:
@@ -53,18 +53,14 @@ def command(
     if as_json:
         print_json(whole(found))
         return
+    # Quoted whole: what is pasted stops at the first failure, and leaves the person's own shell as it was.
+    click.echo(f"sh -eu <<'{_END}'")
+    click.echo(f"# For the store {url}. Read it, then paste it or pipe it to sh; running it again does no harm.\n")
     for grant in found.grants:
-        _print(grant)
+        click.secho(f"# {grant.name}: {grant.about}", bold=True)
+        for line in grant.commands:
+            click.secho(line, fg="cyan")
+        click.echo()
     for note in found.notes:
         click.echo(f"# {note}")
-
-
-def _print(grant: Grant) -> None:
-    click.secho(f"# {grant.name}: {grant.about}", bold=True)
-    click.echo(json.dumps(grant.policy, indent=2))
-    if grant.trust is not None:
-        click.echo("# who may take on the role")
-        click.echo(json.dumps(grant.trust))
-    for line in grant.commands:
-        click.secho(line, fg="cyan")
-    click.echo()
+    click.echo(_END)

@@ -36,8 +36,8 @@ def grants(store: str, *, job: str | None = None, inputs: tuple[str, ...] = (), 
     if job is not None and _NAME.fullmatch(job) is None:
         raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
     return Grants(
-        (_person(place, store), _governor(place, store, job), _node(place, job, inputs, logs), _interrupter(store)),
-        _notes(place, job),
+        (_person(place, store), _governor(place, store), _node(place, job, inputs, logs), _interrupter(store)),
+        _notes(job),
     )
 
 
@@ -94,7 +94,8 @@ def _person(place: _Place, store: str) -> Grant:
         _pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
     ]
     about = "submit, look, stop and resume; the plan and its prices; ssh and exec (Visit…); interrupt; check"
-    return Grant("person", about, _policy(statements), commands=(_create("person"),))
+    policy = _policy(statements)
+    return Grant("person", about, policy, commands=(_managed("person", policy),))
 
 
 _FIS_ACTIONS = [
@@ -105,7 +106,7 @@ _FIS_ACTIONS = [
 ]
 
 
-def _governor(place: _Place, store: str, job: str | None) -> Grant:
+def _governor(place: _Place, store: str) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
@@ -114,17 +115,13 @@ def _governor(place: _Place, store: str, job: str | None) -> Grant:
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
         # EC2 itself looks the image up, with the rights of whoever launches.
         allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),
-        _pass_role("PassNodeRole", sorted({_role(None), _role(job)}), permissions.machine_service()),
+        # Those of single jobs too: this policy is written anew whenever one of them is made.
+        _pass_role("PassNodeRole", [_role(None), _role("*")], permissions.machine_service()),
     ]
     about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
-    return Grant(
-        "governor", about, _policy(statements), commands=(_create("governor"), _linked_role("spot.amazonaws.com"))
-    )
-
-
-def _linked_role(service: str) -> str:
-    """Needed once in an account; AWS says so where it is there already."""
-    return f"aws iam create-service-linked-role --aws-service-name {service} || true"
+    policy = _policy(statements)
+    commands = (_managed("governor", policy), _linked_role("spot.amazonaws.com"))
+    return Grant("governor", about, policy, commands=commands)
 
 
 def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | None) -> Grant:
@@ -147,14 +144,8 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
     trust = _trust(permissions.machine_service())
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the machines of {whose}: read jobs, code and agents, write under work/; nothing of EC2"
-    document = _document("node", job, inputs, logs)
-    commands = (
-        _create_role(role, trust),
-        f"aws iam put-role-policy --role-name {role} --policy-name stoker --policy-document {document}",
-        f"aws iam create-instance-profile --instance-profile-name {role}",
-        f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
-    )
-    return Grant("node", about, _policy(statements), trust, commands)
+    policy = _policy(statements)
+    return Grant("node", about, policy, trust, (_made_role(role, trust), _put(role, policy), *_profile(role)))
 
 
 def _interrupter(store: str) -> Grant:
@@ -165,14 +156,14 @@ def _interrupter(store: str) -> Grant:
         allow("Interrupt", "ec2:SendSpotInstanceInterruptions", [arn("instance")], ours),
     ]
     trust = _trust("fis.amazonaws.com")
-    document = _document("interrupter")
+    policy = _policy(statements)
     commands = (
-        _create_role(FIS_ROLE, trust),
-        f"aws iam put-role-policy --role-name {FIS_ROLE} --policy-name stoker --policy-document {document}",
+        _made_role(FIS_ROLE, trust),
+        _put(FIS_ROLE, policy),
         _linked_role("fis.amazonaws.com"),
     )
     about = "optional: what the Fault Injection Service may do for `stoker interrupt`; else it ends the machine"
-    return Grant("interrupter", about, _policy(statements), trust, commands)
+    return Grant("interrupter", about, policy, trust, commands)
 
 
 # ── Their parts ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -195,26 +186,70 @@ def _trust(service: str) -> dict[str, Any]:
     return _policy([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
 
 
-def _create(name: str) -> str:
-    return f"aws iam create-policy --policy-name stoker-{name} --policy-document {_document(name)}"
+# ── Their commands ────────────────────────────────────────────────────────────────────────────────────────────────────
+# For `sh -eu`, in this order, and as often as anybody likes: what is there is left, or written anew. What a look says
+# goes nowhere, since its only use is whether there is something; what a change says is an error or nothing.
+
+_MANAGED = """\
+POLICY=arn:(PARTITION):iam::$(aws sts get-caller-identity --query Account --output text):policy/(NAME)
+DOCUMENT=(DOCUMENT)
+if aws iam get-policy --policy-arn "$POLICY" >/dev/null 2>&1; then
+  # There can be five versions: the one in use is kept beside the new one.
+  for OLD in $(aws iam list-policy-versions --policy-arn "$POLICY" \\
+    --query 'Versions[?!IsDefaultVersion].VersionId' --output text); do
+    aws iam delete-policy-version --policy-arn "$POLICY" --version-id "$OLD"
+  done
+  aws iam create-policy-version --policy-arn "$POLICY" --set-as-default --policy-document "$DOCUMENT" >/dev/null
+else
+  aws iam create-policy --policy-name (NAME) --policy-document "$DOCUMENT" >/dev/null
+fi
+echo "(WHOM): aws iam attach-user-policy --user-name NAME --policy-arn $POLICY\""""
+_WHOM = {"person": "next, for each person", "governor": "and for whoever governs, as stoker run does"}
 
 
-def _create_role(role: str, trust: dict[str, Any]) -> str:
-    text = shlex.quote(json.dumps(trust, separators=(",", ":")))
-    return f"aws iam create-role --role-name {role} --assume-role-policy-document {text}"
+def _managed(name: str, policy: dict[str, Any]) -> str:
+    """A policy that can be attached to users, groups and roles; who they are is not known here."""
+    text = _MANAGED.replace("(PARTITION)", permissions.partition()).replace("(NAME)", f"stoker-{name}")
+    return text.replace("(WHOM)", _WHOM[name]).replace("(DOCUMENT)", _quoted(policy))
 
 
-def _document(name: str, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None) -> str:
-    """What the shell puts there: the policies are too long to be read in a command."""
-    options = [*(["--job", job] if job else []), *(word for url in inputs for word in ("--input", url))]
-    options += ["--logs", logs] if logs else []
-    return f'"$(stoker iam ec2 --bucket "$BUCKET" {shlex.join(["--policy", name, *options])})"'
+def _made_role(role: str, trust: dict[str, Any]) -> str:
+    make = f"aws iam create-role --role-name {role} --assume-role-policy-document {_quoted(trust)}"
+    return _unless(f"aws iam get-role --role-name {role}", make)
 
 
-def _notes(place: _Place, job: str | None) -> tuple[str, ...]:
-    url = f"s3://{place.bucket}/{place.prefix}".rstrip("/")
+def _linked_role(service: str) -> str:
+    """A role of AWS's own, needed once in an account. Its name is AWS's to choose, its path is not."""
+    look = f"aws iam list-roles --path-prefix /aws-service-role/{service}/ --query 'Roles[].RoleName' --output text"
+    return f"{look} | grep -q . ||\n  aws iam create-service-linked-role --aws-service-name {service} >/dev/null"
+
+
+def _put(role: str, policy: dict[str, Any]) -> str:
+    return f"aws iam put-role-policy --role-name {role} --policy-name stoker --policy-document {_quoted(policy)}"
+
+
+def _profile(role: str) -> tuple[str, str]:
+    named = f"--instance-profile-name {role}"
+    look = f"aws iam get-instance-profile {named}"
+    roles = f"{look} --query 'InstanceProfile.Roles[].RoleName' --output text | grep -qx {role}"
+    return (
+        _unless(look, f"aws iam create-instance-profile {named}"),
+        f"{roles} ||\n  aws iam add-role-to-instance-profile {named} --role-name {role}",
+    )
+
+
+def _unless(look: str, make: str) -> str:
+    return f"{look} >/dev/null 2>&1 ||\n  {make} >/dev/null"
+
+
+def _quoted(document: dict[str, Any]) -> str:
+    """Written out: nothing has to be asked for when it runs, and whoever runs it has read what they allow."""
+    return shlex.quote(json.dumps(document, indent=2))
+
+
+def _notes(job: str | None) -> tuple[str, ...]:
     text = (_SHARED if job is None else _OWN) + _ALWAYS
-    text = text.replace("(ROLE)", _role(job)).replace("(JOB)", job or "").replace("(URL)", url)
+    text = text.replace("(ROLE)", _role(job)).replace("(JOB)", job or "")
     text = text.replace("(PARTITION)", permissions.partition())
     return tuple(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
@@ -254,4 +289,5 @@ stoker-person.
 ssh through SSM also needs `aws iam attach-role-policy --role-name (ROLE)
 --policy-arn arn:(PARTITION):iam::aws:policy/AmazonSSMManagedInstanceCore`.
 
-The commands are for sh, with BUCKET=(URL) set."""
+One store in an account goes by these names. What is there by them already, for another store too, gets these
+permissions instead of its own; run it again after an update of Stoker, or with other options, for the same effect."""
