@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from stoker import bundle
 from stoker.bundle import Built, NotServed
 from stoker.cli import main
+from stoker.providers.ec2 import catalog, places
+from stoker.spec import Ec2Resources, Gpus, Resources
 
 Plan = Callable[..., tuple[int, str, str]]
 
@@ -124,3 +128,79 @@ def test_an_old_python_is_a_word_only_where_an_image_may_have_it(
     code, _, err = plan(*([f"resources.image={image}"] if image else []))
     assert code == 0
     assert ("cp310-x86_64 is not there" in err) == said
+
+
+# ── What cannot be ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("assigned", "said"),
+    [
+        (
+            "resources.zones=[us-west-2a]",
+            "resources.zones: us-west-2a is not in us-east-1; name zones such as us-east-1a",
+        ),
+        ("resources.zones=[us-east-1a, us-east-12]", "resources.zones: us-east-12 is not in us-east-1"),
+        ("resources.zones=[us-west-2-lax-1a]", "resources.zones: us-west-2-lax-1a is not in us-east-1"),
+        ("resources.zones=[use1-az1]", "resources.zones: use1-az1 is not in us-east-1"),
+        ("resources.region=mars-1", "resources.region: AWS has no region 'mars-1'; name one such as us-east-1"),
+        ("resources.region=eu-west1", "resources.region: AWS has no region 'eu-west1'; did you mean eu-west-1?"),
+        ("resources.ec2.efa=true", "resources.ec2.efa: c7i.large has no Elastic Fabric Adapter"),
+        (
+            "resources.ec2.overrides={CpuOption: {ThreadsPerCore: 1}}",
+            "resources.ec2.overrides.CpuOption: RunInstances has no such field; did you mean CpuOptions?",
+        ),
+        (
+            "resources.ec2.overrides={CpuOptions: {ThreadsPerCores: 1}}",
+            "overrides.CpuOptions.ThreadsPerCores: RunInstances has no such field; did you mean ThreadsPerCore?",
+        ),
+        ("resources.ec2.overrides={CpuOptions: 1}", "resources.ec2.overrides.CpuOptions: must be a mapping"),
+        (
+            "resources.ec2.overrides={BlockDeviceMappings: [{Ebs: {Colour: red}}]}",
+            "resources.ec2.overrides.BlockDeviceMappings[0].Ebs.Colour: RunInstances has no such field",
+        ),
+        ("resources.ec2.overrides={BlockDeviceMappings: {Ebs: {}}}", "overrides.BlockDeviceMappings: must be a list"),
+        ("resources.ec2.overrides={CpuOptions: {ThreadsPerCore: one}}", "CpuOptions.ThreadsPerCore, value: one"),
+    ],
+)
+def test_what_cannot_be_is_told_without_asking_anybody(assigned: str, said: str, plan: Plan) -> None:
+    assert said in refused(plan(assigned))
+
+
+@pytest.mark.parametrize(
+    "assigned",
+    [
+        "resources.zones=[us-east-1a, us-east-1-bos-1a, us-east-1-wl1-bos-wlz-1]",
+        # A region of tomorrow: called as regions are.
+        "resources.region=eu-north-9",
+        "resources.region=us-gov-east-1",
+        "resources.ec2.overrides={CpuOptions: {ThreadsPerCore: 1}, Monitoring: {Enabled: true}}",
+    ],
+)
+def test_what_can_be_is_planned(assigned: str, plan: Plan) -> None:
+    assert plan(assigned)[0] == 0
+
+
+def test_the_region_of_the_environment_is_looked_at_too(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "mars-1")
+    assert "resources.region: AWS has no region 'mars-1'" in refused(plan())
+    # Somebody's own cloud may call its regions anything.
+    monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", "http://10.0.0.1")
+    assert plan()[0] == 0
+
+
+def test_without_botocore_what_it_alone_knows_is_left_to_ec2(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    places._partitions.cache_clear()
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "botocore" else find_spec(name))
+    assert plan("resources.region=mars-1")[0] == 0
+    assert plan("resources.ec2.overrides={CpuOption: 1}")[0] == 0
+    places._partitions.cache_clear()
+
+
+def test_machines_without_efa_are_no_candidates_for_a_job_with_it() -> None:
+    resources = Resources(provider="ec2", region="us-east-1", gpus=Gpus("A100", 8), ec2=Ec2Resources(efa=True))
+    assert all(machine.efa_interfaces for machine in catalog.fitting(resources))
+    small = Resources(provider="ec2", region="us-east-1", gpus=Gpus("T4", 1), ec2=Ec2Resources(efa=True))
+    assert all(machine.efa_interfaces for machine in catalog.fitting(small))
+    assert catalog.fitting(replace(small, ec2=None)) != catalog.fitting(small)

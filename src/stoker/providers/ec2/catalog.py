@@ -204,12 +204,20 @@ def _misfit(machine: MachineType, resources: Resources) -> str:
             return f"resources.gpus: {machine.name} has {has}, {gpus.name or 'GPU'}:{gpus.count} was asked for"
     elif machine.gpu is not None and not resources.machine:
         return f"resources.gpus: {machine.name} has GPUs that nobody asked for"
+    if _wants_efa(resources) and not machine.efa_interfaces:
+        return (
+            f"resources.ec2.efa: {machine.name} has no Elastic Fabric Adapter; leave efa out, or name another machine"
+        )
     if resources.cpus is not None and (machine.cpus or 0) < resources.cpus:
         return f"resources.cpus: {machine.name} has {machine.cpus}, {resources.cpus} were asked for"
     if resources.memory_bytes is not None and (machine.memory_bytes or 0) < resources.memory_bytes:
         got, wanted = (machine.memory_bytes or 0) / 1e9, resources.memory_bytes / 1e9
         return f"resources.memory: {machine.name} has {got:.1f} GB, {wanted:.1f} GB were asked for"
     return ""
+
+
+def _wants_efa(resources: Resources) -> bool:
+    return resources.ec2 is not None and resources.ec2.efa
 
 
 def _too_much(resources: Resources) -> str:
@@ -221,7 +229,9 @@ def _too_much(resources: Resources) -> str:
         asked.append(f"{resources.cpus} CPUs")
     if resources.memory_bytes is not None:
         asked.append(f"{resources.memory_bytes / 1e9:.0f} GB of memory")
-    field = "cpus" if resources.cpus is not None else "memory"
+    if _wants_efa(resources):
+        asked.append("EFA")
+    field = "cpus" if resources.cpus is not None else "memory" if resources.memory_bytes is not None else "ec2.efa"
     return f"resources.{field}: EC2 has no machine with {' and '.join(asked)}; name one with resources.machine"
 
 

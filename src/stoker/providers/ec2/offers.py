@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import UserError
 from stoker.model import Offering
-from stoker.providers.ec2 import catalog, prices
+from stoker.providers.ec2 import catalog, places, prices
 from stoker.providers.ec2.catalog import MachineType
 from stoker.spec import Resources
 
@@ -36,21 +36,23 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
     """What the project's tables know, best first. Zones are those that the job names, else EC2 chooses; a spot price is
     never known.
 
-    Raises UserError without a region, and for a name that no machine type can have.
+    Raises UserError without a region, for a name that no machine type can have, and for a place that cannot be.
     """
     region = _region(resources)
+    places.check(region, resources.zones)
     zones = resources.zones or (ANY_ZONE,)
     machines = _candidates(resources, region)
-    places = {machine.name: zones for machine in machines}
-    return _ordered(resources, machines, _offerings(region, machines, places, {}, ""))
+    where = {machine.name: zones for machine in machines}
+    return _ordered(resources, machines, _offerings(region, machines, where, {}, ""))
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
     """What can be had in the client's region, best first. Plain data: it may be kept for a while.
 
-    Raises what boto3 raises, and UserError for a name that no machine type can have.
+    Raises what boto3 raises, and UserError for a name that no machine type can have, or a place that cannot be.
     """
     region = ec2.meta.region_name
+    places.check(region, resources.zones)
     machines = _candidates(resources, region)
     if not machines:
         return ()
@@ -60,10 +62,10 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
         machines = [learnt.get(machine.name, machine) for machine in machines]
         machines = [machine for machine in machines if catalog.serves(machine, resources)]
     names = [machine.name for machine in machines]
-    places = _zones(ec2, names, resources.zones) if names else {}
-    machines = [machine for machine in machines if places.get(machine.name)]
+    where = _zones(ec2, names, resources.zones) if names else {}
+    machines = [machine for machine in machines if where.get(machine.name)]
     spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
-    found = _offerings(region, machines, places, spot, f"spot price history {now:%Y-%m-%d}")
+    found = _offerings(region, machines, where, spot, f"spot price history {now:%Y-%m-%d}")
     return _ordered(resources, machines, found)
 
 
@@ -165,14 +167,14 @@ def _candidates(resources: Resources, region: str) -> list[MachineType]:
 def _offerings(
     region: str,
     machines: Iterable[MachineType],
-    places: Mapping[str, tuple[str, ...]],
+    where: Mapping[str, tuple[str, ...]],
     spot: Mapping[tuple[str, str], float],
     spot_source: str,
 ) -> list[Offering]:
     found = []
     for machine in machines:
         listed = prices.on_demand(region, machine.name)
-        for zone in places[machine.name]:
+        for zone in where[machine.name]:
             # The table is of the region itself; its Local Zones cost something else.
             price = listed if zone == ANY_ZONE or _is_plain_zone(zone) else None
             on_demand = None if price is None else price.amount

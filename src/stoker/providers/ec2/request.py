@@ -13,7 +13,7 @@ from typing import Any
 from stoker.aws.logs import is_group
 from stoker.errors import UserError
 from stoker.providers.base import LaunchOrder, Request
-from stoker.providers.ec2 import catalog, images, tags, userdata
+from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
 from stoker.spec import Ec2Resources, Spec
 
 # What `stoker iam ec2` calls the profile it describes.
@@ -65,6 +65,8 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 def check(spec: Spec) -> None:
     """Raise UserError for what EC2 would refuse, or what would take a machine out of Stoker's hands."""
     tags.check(spec.tags)
+    if spec.resources.region:
+        places.check(spec.resources.region, spec.resources.zones)
     if spec.resources.image:
         images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()
@@ -77,6 +79,7 @@ def check(spec: Spec) -> None:
     for key in keys:
         if isinstance(key, str) and key.startswith("stoker:"):
             raise UserError(f"resources.ec2.overrides.TagSpecifications: {key} is Stoker's own; leave it out")
+    overrides.check(ec2.overrides)
     if ec2.public_ip and ec2.efa:
         raise UserError("resources.ec2.public_ip: EC2 gives no public address to machines with several interfaces")
     group = spec.logs.cloudwatch

@@ -1,0 +1,62 @@
+"""What a job merges into RunInstances, against botocore's own description of that call."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from stoker.errors import UserError
+
+_WHERE = "resources.ec2.overrides"
+
+
+def check(overrides: Mapping[str, Any]) -> None:
+    """Raise UserError for a field that RunInstances does not have, or a value that it does not take.
+
+    Nothing is said without botocore: EC2 itself will.
+    """
+    if not overrides or importlib.util.find_spec("botocore") is None:
+        return
+    shape = _input()
+    for problem in _problems(_WHERE, overrides, shape):
+        raise UserError(problem)
+    from botocore.validate import ParamValidator
+
+    report: str = ParamValidator().validate(overrides, shape).generate_report()
+    # What is missing here is in the request that this is merged into.
+    wrong = [line for line in report.splitlines() if line and not line.startswith("Missing required")]
+    if wrong:
+        raise UserError(f"{_WHERE}: {wrong[0][:1].lower()}{wrong[0][1:]}")
+
+
+def _problems(where: str, value: Any, shape: Any) -> Iterator[str]:
+    """Names that are not there, and lists and mappings that are none: what botocore says less well."""
+    if shape.type_name == "list":
+        if not isinstance(value, list):
+            yield f"{where}: must be a list, as RunInstances takes it"
+            return
+        for place, each in enumerate(value):
+            yield from _problems(f"{where}[{place}]", each, shape.member)
+    elif shape.type_name == "structure":
+        if not isinstance(value, Mapping):
+            yield f"{where}: must be a mapping, as RunInstances takes it"
+            return
+        for name, inner in value.items():
+            if name in shape.members:
+                yield from _problems(f"{where}.{name}", inner, shape.members[name])
+                continue
+            close = get_close_matches(str(name), shape.members, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            yield f"{where}.{name}: RunInstances has no such field{hint}"
+
+
+@lru_cache(maxsize=1)
+def _input() -> Any:
+    from botocore.loaders import create_loader
+    from botocore.model import ServiceModel
+
+    described = create_loader().load_service_model("ec2", "service-2")
+    return ServiceModel(described, "ec2").operation_model("RunInstances").input_shape

@@ -1,0 +1,51 @@
+"""Regions and zones that cannot be, told without asking anybody."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import lru_cache
+
+from stoker.errors import UserError
+
+# `a` of us-east-1a; Local Zones and Wavelength Zones have more: `-bos-1a`, `-wl1-bos-wlz-1`.
+_BEHIND_THE_REGION = re.compile(r"[a-z]|(-[a-z0-9]+)+")
+
+
+def check(region: str, zones: Iterable[str] = ()) -> None:
+    """Raise UserError for a region that no partition of AWS could have, and for a zone that is not in it.
+
+    A region is not looked at without botocore, which knows what they are called, nor where somebody runs a cloud of
+    their own, who may call them anything.
+    """
+    if not any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2")):
+        _check_region(region)
+    for zone in zones:
+        if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
+            raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}a")
+
+
+def _check_region(region: str) -> None:
+    patterns, known = _partitions()
+    if patterns and not any(re.fullmatch(pattern, region) for pattern in patterns):
+        close = get_close_matches(region, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "name one such as us-east-1"
+        raise UserError(f"resources.region: AWS has no region {region!r}; {hint}")
+
+
+@lru_cache(maxsize=1)
+def _partitions() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How regions are called in each partition, those of tomorrow included, and the regions of today."""
+    if importlib.util.find_spec("botocore") is None:
+        return (), ()
+    from botocore.exceptions import DataNotFoundError
+    from botocore.loaders import create_loader
+
+    try:
+        found = create_loader().load_data("partitions")["partitions"]
+    except DataNotFoundError:
+        return (), ()  # An old one, which keeps them elsewhere.
+    return tuple(each["regionRegex"] for each in found), tuple(name for each in found for name in each["regions"])
