@@ -16,14 +16,22 @@ from urllib.parse import unquote
 
 from stoker import codec, layout, log
 from stoker.core.placement import acceptable
-from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
+from stoker.errors import (
+    CodecError,
+    InvalidRequest,
+    ProviderError,
+    StokerError,
+    StoreDenied,
+    StoreError,
+    UserError,
+)
 from stoker.finding import SUFFIX_LENGTH
 from stoker.governor.apply import longest_life_s
 from stoker.home import home, make_home
 from stoker.model import Capabilities, Offering, Record, Submitted
 from stoker.pack import Packed, pack
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Placed, Provider, Request
+from stoker.providers.base import LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.spec import Code, Resources, Spec, Submission
 from stoker.store import Meta, Store
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unreachable
@@ -135,20 +143,32 @@ def prepare(
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
     bundles, unserved = pack_agents(provider, spec, fitting, offline=offline)
-    packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
     environ = submitter_environ() if provider.capabilities.here else store_environ()
-    return Prepared(
+    lost = () if provider.capabilities.here else unreachable(environ)
+    if lost and not offline:
+        raise UserError(lost[0])
+    packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
+    prepared = Prepared(
         spec=spec,
         capabilities=provider.capabilities,
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=(*told, *unserved, *unreachable(environ)),
+        told=(*told, *unserved, *lost),
         packed=packed,
         environ=environ,
         bundles=bundles,
         place=place_of(provider),
     )
+    if not offline and isinstance(provider, Rehearses):
+        try:
+            provider.rehearse(_requests(prepared, store, provider))
+        except InvalidRequest as error:
+            prepared.__exit__(None, None, None)
+            raise UserError(str(error)) from None
+        except ProviderError:
+            pass  # It could not be asked, or this person may not launch: whoever governs finds out.
+    return prepared
 
 
 def pack_agents(
@@ -201,6 +221,10 @@ def fitting_offerings(
 
 def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
     """What the first claim would ask the provider for. Pure: touches neither cloud nor store."""
+    return _requests(prepared, store, connect(prepared.spec, store))
+
+
+def _requests(prepared: Prepared, store: Store, provider: Provider) -> tuple[Request, ...]:
     spec = prepared.spec
     order = LaunchOrder(
         job=f"{spec.name}-{'0' * SUFFIX_LENGTH}",
@@ -216,7 +240,7 @@ def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
         environ=prepared.environ or {},
         bundles={built.tag: built.digest for built in prepared.bundles},
     )
-    return connect(spec, store).build(order)
+    return provider.build(order)
 
 
 def check_writable(store: Store) -> None:

@@ -12,6 +12,7 @@ from ec2_world import BOOT_S, Ec2World
 from harness import chain, fields, until
 
 from stoker import client
+from stoker.errors import UserError
 from stoker.governor import apply
 from stoker.governor.govern import Governor
 from stoker.providers.ec2.provider import Ec2Provider
@@ -230,8 +231,8 @@ if isolated():
         assert summary.phase == "succeeded", ec2.story(job)
         assert fields(summary, "zone") == [("us-east-1b",)]
         # The next job need not find out by itself.
-        ec2.cloud.calls(reset=True)
         job = ec2.submit(params={"steps": 5}, resources={"zones": ["us-east-1a", "us-east-1b"]})
+        ec2.cloud.calls(reset=True)
         with ec2.governed():
             assert fields(ec2.ended(job), "zone") == [("us-east-1b",)]
         assert ec2.cloud.calls()["RunInstances"] == 1
@@ -241,10 +242,31 @@ if isolated():
         ec2.script("counter.py")
         ec2.cloud.faults.refuse_launch(code)
         job = ec2.submit(params={"steps": 5}, resources={"zones": ["us-east-1a"]})
+        ec2.cloud.calls(reset=True)
         with ec2.governed():
             summary = ec2.ended(job)
         assert summary.phase == "failed" and code in summary.reason, ec2.story(job)
         assert ec2.cloud.calls()["RunInstances"] == 1
+
+    def test_no_quota_for_spot_is_no_reason_not_to_train(ec2: Ec2World) -> None:
+        ec2.script("counter.py")
+        ec2.cloud.faults.refuse_launch("MaxSpotInstanceCountExceeded", lifecycle="spot")
+        job = ec2.submit(params={"steps": 5}, resources={"spot": "prefer"})
+        with ec2.governed():
+            summary = ec2.ended(job)
+        assert summary.phase == "succeeded" and fields(summary, "spot") == [(False,)], ec2.story(job)
+
+    def test_what_the_job_names_and_ec2_does_not_have_is_refused_before_anything_is_written(ec2: Ec2World) -> None:
+        ec2.script("counter.py")
+        with pytest.raises(UserError, match=r"^resources\.ec2\.profile: .*nobody"):
+            ec2.submit(resources={"ec2": {"profile": "nobody"}})
+        with pytest.raises(UserError, match=r"^resources\.ec2\.security_groups: "):
+            ec2.submit(resources={"ec2": {"security_groups": ["sg-0123"]}})
+        with pytest.raises(UserError, match=r"^resources\.ec2\.key: .*'mine'"):
+            ec2.submit(resources={"ec2": {"key": "mine"}})
+        with pytest.raises(UserError, match=r"^resources\.image: .*nothing-\*"):
+            ec2.submit(nodes=2, resources={"image": "nothing-*"})
+        assert not list(ec2.store.list("")), "nothing is left of them"
 
     def test_a_boot_that_fails_says_why(ec2: Ec2World) -> None:
         ec2.script("counter.py")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from stoker.core import orphans
 from stoker.core.decide import decide, decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Snapshot, Terminate, Unmark
@@ -153,6 +154,14 @@ def test_a_stop_waits_for_the_save_then_ends_the_machine() -> None:
     plan = decide_job(job, DEFAULT, at(189))
     assert plan.actions == () and plan.wake_at == at(190)
     assert act(job, 190) == ["i-2-0"]
+
+
+def test_a_stop_need_not_wait_for_a_machine_that_never_spoke() -> None:
+    stopped = make_state(*RUNNING, (StopAsked("jane"), 100))
+    assert act(make_snapshot(stopped, make_facts(2)), 101) == ["i-2-0"]
+    # What could not be read may have been anything.
+    unread = replace(make_facts(2), heartbeat=Unknown("no answer"))
+    assert act(make_snapshot(stopped, unread), 101) == []
 
 
 def test_a_stop_keeps_the_deadline_of_a_hard_notice() -> None:
@@ -332,6 +341,7 @@ def test_strays_are_ended_unless_newborn() -> None:
     snapshot = Snapshot(strays=(stray("old", 0), stray("newborn", 70)), newborn_s={"sim": 60.0})
     plan = decide(snapshot, DEFAULT, at(100))
     assert [action.instance for action in plan.actions if isinstance(action, Terminate)] == ["old"]
+    assert [each.id for each in orphans.too_young(snapshot, at(100))] == ["newborn"]
 
 
 def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_new() -> None:

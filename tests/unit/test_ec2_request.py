@@ -239,7 +239,10 @@ def test_errors_are_mapped_by_code(code: str, status: int, kind: type[ProviderEr
 
 def test_an_error_is_one_line_with_its_code() -> None:
     told = {"Error": {"Code": "VcpuLimitExceeded", "Message": "too many\nrequest id 7"}}
-    assert str(mapped("p4d.24xlarge", told)) == "p4d.24xlarge: too many (VcpuLimitExceeded)"
+    line = str(mapped("p4d.24xlarge", told))
+    assert line.startswith("p4d.24xlarge: too many (VcpuLimitExceeded); ") and "`stoker check ec2`" in line
+    gone = {"Error": {"Code": "InvalidSubnetID.NotFound", "Message": "no such subnet"}}
+    assert str(mapped("subnet", gone)) == "resources.ec2.subnet: no such subnet (InvalidSubnetID.NotFound)"
 
 
 def test_an_image_that_is_none_is_refused_before() -> None:

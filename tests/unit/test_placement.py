@@ -189,3 +189,38 @@ def test_what_no_other_zone_will_allow_either_is_not_asked_of_all_of_them() -> N
     assert after("InvalidRequest", "InvalidRequest", "InvalidRequest") == Impossible("no such key")
     reasons = ["not in this zone", "no such key", "no such key"]
     assert isinstance(after("InvalidRequest", "InvalidRequest", "InvalidRequest"), Chosen)
+
+
+def refusals(*told: tuple[Offering, str, str]) -> JobState:
+    """Claims on these offerings, each refused by a rule with a reason."""
+    events: list[Event | tuple[Event, float]] = []
+    for offering, rule, _ in told:
+        number = 2 + len(events)
+        events += [Claimed(offering=offering, nodes=1), Closed(number, "refused", rule)]
+    state = make_state(*events)
+    claims = tuple(replace(claim, closed_reason=words) for claim, (_, _, words) in zip(state.claims, told, strict=True))
+    return replace(state, claims=claims)
+
+
+def test_a_quota_for_spot_is_no_quota_for_on_demand() -> None:
+    over = refusals((SPOT_A, "QuotaExceeded", "m1: too many (Max)"))
+    # It is the same in every zone.
+    assert choose(over) == Chosen(ON_DEMAND, "on-demand: no spot to be had")
+    assert choose(over, make_spec(spot="only")) == Impossible("m1: too many (Max)")
+    # Another machine may have another quota.
+    other = replace(SPOT_B, machine="m2")
+    assert choose(over, offerings=(SPOT_A, other, ON_DEMAND)) == Chosen(other, "spot first")
+
+
+def test_what_is_said_thrice_of_spot_is_true_of_all_spot() -> None:
+    zones = tuple(replace(SPOT_A, machine=f"m{n}") for n in range(5))
+    said = [(zone, "InvalidRequest", f"{zone.machine}: no such key") for zone in zones]
+    offerings = (*zones, ON_DEMAND)
+    assert choose(refusals(*said[:2]), offerings=offerings) == Chosen(zones[2], "spot first")
+    assert choose(refusals(*said[:3]), offerings=offerings) == Chosen(ON_DEMAND, "on-demand: no spot to be had")
+    everything = refusals(*said[:3], (ON_DEMAND, "InvalidRequest", "m1: no such key"))
+    assert choose(everything, offerings=offerings) == Impossible("m1: no such key")
+
+
+def test_what_an_account_may_not_it_may_nowhere() -> None:
+    assert choose(refusals((SPOT_A, "AuthDenied", "m1: you may not"))) == Impossible("m1: you may not")

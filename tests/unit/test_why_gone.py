@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from stoker.governor.observe import _last_words
+from stoker.model import Known
 from stoker.providers.base import Gone
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
+from stoker.testing.sim_data import make_beat, make_facts
 
 
 class Described:
@@ -29,7 +32,7 @@ class Described:
         ("Client.VolumeLimitExceeded", "Volume limit exceeded", Gone(False, "Volume limit exceeded")),
         ("Client.InternalError", "", Gone(False, "Client.InternalError")),
         ("Client.UserInitiatedShutdown", "User initiated shutdown", None),
-        ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown", None),
+        ("Client.InstanceInitiatedShutdown", "", Gone(False, "it switched itself off", by_itself=True)),
         ("Server.InternalError", "Internal error", None),
         ("", "", None),
     ],
@@ -38,3 +41,32 @@ def test_what_ec2_says(monkeypatch: pytest.MonkeyPatch, code: str, message: str,
     provider = Ec2Provider(Context(store="s3://bucket"))
     monkeypatch.setattr(provider.clients, "get", lambda *_: Described(code, message))
     assert provider.why_gone("i-1", "us-east-1") == why
+
+
+class Told:
+    """A provider that says why a machine ended, and what its console showed."""
+
+    def __init__(self, why: Gone | None, console: str | None = None) -> None:
+        self._why, self._console = why, console
+
+    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
+        return self._why
+
+    def console(self, instance: str, region: str | None = None) -> str | None:
+        return self._console
+
+
+def reason(provider: Told, **facts: Any) -> str | None:
+    node = _last_words(provider, make_facts(2, **facts), None)  # type: ignore[arg-type]
+    assert isinstance(node.exit, Known)
+    return node.exit.value.value.reason if node.exit.value else None
+
+
+def test_a_machine_that_switched_itself_off_before_its_agent_spoke_failed_to_boot() -> None:
+    off = Gone(False, "it switched itself off", by_itself=True)
+    assert "switched itself off before its agent" in (reason(Told(off, "a traceback\n")) or "")
+    # The console's own word is the better one.
+    assert "no Python" in (reason(Told(off, "stoker: boot failed: no Python here\n")) or "")
+    # One that had an agent ends so each time, and one of which nothing is known may have ended in any way.
+    assert reason(Told(off), beat=make_beat(100)) is None
+    assert reason(Told(None, "a traceback\n")) is None

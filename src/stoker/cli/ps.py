@@ -35,7 +35,9 @@ def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json([whole(summary) for summary in shown])
         return
-    _print_governor(last_pass(store), len(active))
+    # An ended job keeps its marker until none of its machines can show up any more.
+    ended = {summary.id for summary in summaries if summary.ended_at is not None}
+    _print_governor(last_pass(store), len(active - ended), len(active & ended))
     if shown:
         click.echo(_table(shown, active))
     elif not summaries:
@@ -85,13 +87,14 @@ def _check_phases(phases: tuple[str, ...]) -> None:
             raise UserError(f"--phase {phase}: there is no such phase; choose one of: {', '.join(known)}")
 
 
-def _print_governor(passed: datetime | None, active: int) -> None:
+def _print_governor(passed: datetime | None, active: int, watched: int) -> None:
     from stoker.cli.printing import ago, counted
 
     now = datetime.now(timezone.utc)
     told = "no governor has passed yet" if passed is None else f"a governor last passed {ago(passed, now)}"
-    click.secho(f"{counted(active, 'active job')}; {told}", dim=True)
-    if active and (passed is None or now - passed > UNGOVERNED_AFTER):
+    also = f" ({counted(watched, 'ended one')} watched until nothing of it can show up)" if watched else ""
+    click.secho(f"{counted(active, 'active job')}{also}; {told}", dim=True)
+    if active + watched and (passed is None or now - passed > UNGOVERNED_AFTER):
         click.secho("nobody governs these jobs: `stoker govern --watch` does, or deploy a governor", fg="yellow")
 
 

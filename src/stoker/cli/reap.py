@@ -12,6 +12,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 if TYPE_CHECKING:
     from stoker.core.snapshot import Terminate
     from stoker.governor.fleet import Fleet
+    from stoker.model import Instance
     from stoker.store import Store
 
 # Terminating is asking; it is asked again until the machine is gone, or this long.
@@ -30,7 +31,7 @@ def command(dry_run: bool, as_json: bool) -> None:
 
     store = opened_store()
     fleet = Fleet(store.url)
-    orphans, problems = find_orphans(store, fleet)
+    orphans, young, problems = find_orphans(store, fleet)
     for orphan in () if as_json else orphans:
         click.echo(f"{orphan.provider} {orphan.instance}: {orphan.reason}")
     for name, text in problems.items():
@@ -46,18 +47,23 @@ def command(dry_run: bool, as_json: bool) -> None:
     for swept in beside:
         for name, text in swept.problems.items():
             click.secho(f"{name}: {text}", fg="yellow", err=True)
-    if not orphans and not things and not as_json:
+    for instance in young:
+        born = f"{instance.created_at:%H:%M:%S} UTC"
+        text = f"{instance.provider} {instance.id}: of no known claim, but made at {born}; too young to be judged"
+        click.secho(text, fg="yellow", err=True)
+    if not orphans and not things and not young and not as_json:
         click.echo("everything has its owner")
     for orphan in left:
         click.secho(f"{orphan.instance}: was asked to end and is not gone yet", fg="yellow", err=True)
 
 
-def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], dict[str, str]]:
-    """The machines that nobody may keep, and what could not be looked at. The clouds are listed before the logs."""
+def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Instance], dict[str, str]]:
+    """The machines that nobody may keep, those that are too young to tell, and what could not be looked at. The clouds
+    are listed before the logs."""
     from stoker.core import orphans
     from stoker.governor.clock import governor_name, read_clock
     from stoker.governor.observe import Listing, Memory, observe
-    from stoker.model import Instance, Known, Observed, Unknown
+    from stoker.model import Known, Observed, Unknown
 
     listed: dict[tuple[str, str | None], Observed[tuple[Instance, ...]]] = {}
     problems: dict[str, str] = {}
@@ -73,7 +79,7 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], dict[str,
     now = read_clock(store, governor_name(), time.monotonic).now()
     found = [orphan for job in observation.snapshot.jobs for orphan in orphans.sweep(job, now)]
     found += orphans.strays(observation.snapshot, now)
-    return found, problems | observation.problems
+    return found, orphans.too_young(observation.snapshot, now), problems | observation.problems
 
 
 def _places(store: Store) -> set[tuple[str, str | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -34,6 +35,8 @@ from stoker.submitting import Prepared, check_writable, launch_requests, prepare
 
 # After the end, machines are waited for this long: they leave by themselves.
 _RETIRE_S = 20.0
+# A longer text is not printed as part of a request.
+_MOST_TEXT = 1000
 
 
 @click.command("run", cls=TrailingCommand)
@@ -174,7 +177,22 @@ def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:
     show_plan(prepared)
     for request in requests:
         click.echo(f"{request['service']} {request['operation']}")
-        print_json(request["params"])
+        print_json(_abridged(request["params"]))
+
+
+def _abridged(params: dict[str, Any]) -> dict[str, Any]:
+    """What a person reads: a boot script in one line is no reading."""
+    return {
+        name: f"({size(len(value.encode()))} of {_in_words(name)}; --json shows it)"
+        if isinstance(value, str) and len(value) > _MOST_TEXT
+        else value
+        for name, value in params.items()
+    }
+
+
+def _in_words(name: str) -> str:
+    """`user-data` of `UserData`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 # ── Following ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,6 +223,9 @@ def follow_governing(store: Store, job: str, *, paid: bool, as_json: bool = Fals
         _detach(store, job, paid=paid)
         say(f"\n{job} goes on. Come back: stoker logs -f {job}   Stop it: stoker stop {job}")
         return 0
+    except StokerError as error:
+        # No mistake in what was asked for any more: the job is in the store, and not to be submitted again.
+        raise StokerError(f"{error}; {job} was submitted: look with `stoker show {job}`") from error
     _leave_no_job_alone(store)
     return show_end(store, job, as_json=as_json)
 
@@ -259,8 +280,10 @@ def _wait_until_retired(store: Store, job: str) -> None:
     from stoker import client, log
 
     state = log.read(store, job)
-    if state is not None and client.may_be_held(store, state):
+    if state is None or client.may_be_held(store, state):
         return  # Its machine stays for as long as the spec says.
+    if not any(claim.launched for claim in state.claims):
+        return  # It never had one.
     deadline = time.monotonic() + _RETIRE_S
     while time.monotonic() < deadline and next(iter(store.list(f"{layout.ACTIVE}{job}/")), None) is not None:
         time.sleep(0.05 if store.near else 1.0)

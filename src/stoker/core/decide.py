@@ -201,7 +201,19 @@ class _Decision:
             return
         self.waiting = "stopping: waiting for the last save"
         for claim in self.state.open_claims:
+            if self._never_spoke(claim):
+                # Whatever it does from here on, it reads the log before it trains: there is nothing to save.
+                for rank in range(claim.nodes):
+                    self._end_rank(claim, rank, "it was asked to stop before its agents came up")
+                continue
             self._end_after_grace(claim, stop.at, "it was asked to stop and did not leave in time")
+
+    def _never_spoke(self, claim: Claim) -> bool:
+        """Whether no rank's agent is known to have said anything, ever. What could not be read is no silence."""
+        told = self.job.facts.get(claim.number, ())
+        return len(told) == claim.nodes and all(
+            facts.heartbeat == Known(None) and facts.exit == Known(None) for facts in told
+        )
 
     # ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -38,6 +38,21 @@ def strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
     ]
 
 
+def too_young(snapshot: Snapshot, now: datetime) -> list[Instance]:
+    """Machines that look like nobody's, and are left alone for now: their claim may not be readable yet."""
+    unclaimed: list[tuple[Instance, float | None]] = [
+        (instance, job.capabilities.newborn_s)
+        for job in snapshot.jobs
+        if isinstance(job.instances, Known)
+        for instance in job.instances.value
+        if job.state.claim(instance.claim) is None
+    ]
+    unclaimed += [(instance, snapshot.newborn_s.get(instance.provider)) for instance in snapshot.strays]
+    return [
+        instance for instance, young_s in unclaimed if instance.state in _ALIVE and _newborn(instance, young_s, now)
+    ]
+
+
 def why_left(leftover: Leftover, state: JobState | None, newborn_s: float, now: datetime) -> str | None:
     """Why a thing beside a machine is nobody's, or None. `state` was read after the thing was listed."""
     born = leftover.created_at

@@ -84,15 +84,16 @@ def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now
     fitting, reason = acceptable(spec, offerings, reclaims(state) + len(state.open_claims))
     if not fitting:
         return Impossible(reason)
-    refused = _closed_on(state, "refused")
     dry = _later(_dry(state, policy), _dry_for_all(job))
-    usable = [offering for offering in fitting if offering.key not in refused]
-    hopeless = _hopeless(state)
-    if not usable or hopeless:
-        return Impossible(hopeless or next(iter(refused.values())))
+    refusals = _Refusals.of(state)
+    usable = [offering for offering in fitting if not refusals.cover(offering)]
+    if not usable or refusals.final:
+        return Impossible(refusals.final or refusals.last)
     for offering in usable:
         until = dry.get(offering.key)
         if until is None or until <= now:
+            if fitting[0].spot and not offering.spot:
+                reason = "on-demand: no spot to be had"
             return Chosen(offering, reason)
     soonest = min(dry[offering.key] for offering in usable)
     return Dry(soonest, f"no capacity: {_few(sorted({offering.key for offering in usable}))}")
@@ -193,21 +194,41 @@ def _later(one: dict[str, datetime], other: dict[str, datetime]) -> dict[str, da
     return one | {key: max(until, one.get(key, until)) for key, until in other.items()}
 
 
-def _hopeless(state: JobState) -> str | None:
-    """Why no offering will do: this account may not, this request cannot be built, or the same was said thrice."""
-    said: dict[str, int] = {}
-    for claim in state.since_opened():
-        if claim.closed is None or claim.closed.outcome != "refused":
-            continue
-        said[claim.closed_reason] = said.get(claim.closed_reason, 0) + 1
-        if claim.closed.rule in ("AuthDenied", "UserError") or said[claim.closed_reason] >= _SAME_REFUSALS:
-            return claim.closed_reason
-    return None
+@dataclass(frozen=True)
+class _Refusals:
+    """What clouds refused this job since it was opened, and what need not be asked for again."""
 
+    # Offerings by key; and, as machine and spot: a quota is the same in every zone.
+    keys: frozenset[str]
+    over_quota: frozenset[tuple[str, bool]]
+    # The very same was said so often of spot, or of on-demand, that the rest of them would say it too.
+    hopeless: frozenset[bool]
+    # Why nothing at all will do: this account may not, or this request cannot be built.
+    final: str
+    last: str
 
-def _closed_on(state: JobState, outcome: str) -> dict[str, str]:
-    return {
-        claim.offering.key: claim.closed_reason
-        for claim in state.since_opened()
-        if claim.closed and claim.closed.outcome == outcome
-    }
+    @classmethod
+    def of(cls, state: JobState) -> _Refusals:
+        said: dict[tuple[bool, str], int] = {}
+        keys, over_quota, final, last = set(), set(), "", ""
+        for claim in state.since_opened():
+            if claim.closed is None or claim.closed.outcome != "refused":
+                continue
+            offering, last = claim.offering, claim.closed_reason
+            keys.add(offering.key)
+            if claim.closed.rule == "QuotaExceeded":
+                over_quota.add((offering.machine, offering.spot))
+            if claim.closed.rule in ("AuthDenied", "UserError"):
+                final = final or last
+            # Said of one machine type or of another, it is the same.
+            words = (offering.spot, last.removeprefix(f"{offering.machine}: "))
+            said[words] = said.get(words, 0) + 1
+        hopeless = {spot for (spot, _), times in said.items() if times >= _SAME_REFUSALS}
+        return cls(frozenset(keys), frozenset(over_quota), frozenset(hopeless), final, last)
+
+    def cover(self, offering: Offering) -> bool:
+        return (
+            offering.key in self.keys
+            or (offering.machine, offering.spot) in self.over_quota
+            or offering.spot in self.hopeless
+        )

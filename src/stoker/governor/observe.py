@@ -218,6 +218,7 @@ def _heard(
 
 def _last_words(provider: Provider, node: NodeFacts, region: str | None) -> NodeFacts:
     """What a cloud says of a machine that is gone and left no exit."""
+    why = None
     if isinstance(provider, TellsWhyGone) and node.notice == Known(None):
         try:
             why = provider.why_gone(node.instance, region)
@@ -228,22 +229,33 @@ def _last_words(provider: Provider, node: NodeFacts, region: str | None) -> Node
             # It was taken away quicker than its agent could pass the notice on.
             notice = NoticeFact(hard=True, source=why.reason, at=now, grace_s=0.0)
             return replace(node, notice=Known(Stamped(notice, modified=now, etag="")))
-        if why is not None and node.heartbeat == Known(None):
-            left = Exit(outcome="infrastructure", why="boot", at=now, reason=f"boot failed: {why.reason}")
-            return replace(node, exit=Known(Stamped(left, modified=now, etag="")))
-    if isinstance(provider, Speaks) and node.heartbeat == Known(None):
-        return replace(node, exit=_console_exit(provider, node.instance, region))
+        if why is not None and not why.by_itself and node.heartbeat == Known(None):
+            return _failed_boot(node, why.reason)
+    if node.heartbeat != Known(None):
+        return node
+    if isinstance(provider, Speaks):
+        left = _console_exit(provider, node.instance, region)
+        if left is not None:
+            return replace(node, exit=Known(Stamped(left, modified=left.at, etag="")))
+    if why is not None and why.by_itself:
+        # Nothing but its own boot could have done that, though it found no words for why.
+        return _failed_boot(node, "the machine switched itself off before its agent said anything")
     return node
 
 
-def _console_exit(provider: Speaks, instance: str, region: str | None) -> Observed[Stamped[Exit] | None]:
+def _failed_boot(node: NodeFacts, reason: str) -> NodeFacts:
+    now = datetime.now(timezone.utc)
+    left = Exit(outcome="infrastructure", why="boot", at=now, reason=f"boot failed: {reason}")
+    return replace(node, exit=Known(Stamped(left, modified=now, etag="")))
+
+
+def _console_exit(provider: Speaks, instance: str, region: str | None) -> Exit | None:
+    """What the console says about a boot that failed, if it says anything about that."""
     try:
         output = provider.console(instance, region)
     except ProviderError:
-        return Known(None)  # It would have been the better reason; that the machine is gone is known without it.
-    now = datetime.now(timezone.utc)
-    left = facts.boot_exit(output, now) if output else None
-    return Known(Stamped(left, modified=now, etag="") if left else None)
+        return None  # It would have been the better reason; that the machine is gone is known without it.
+    return facts.boot_exit(output, datetime.now(timezone.utc)) if output else None
 
 
 def _announced(store: Store, state: JobState, markers: tuple[int, ...]) -> dict[int, datetime]:

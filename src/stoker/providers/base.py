@@ -30,6 +30,7 @@ __all__ = [
     "Placed",
     "Provider",
     "Reachable",
+    "Rehearses",
     "Request",
     "Speaks",
     "TellsWhyGone",
@@ -121,6 +122,15 @@ class Interrupts(Protocol):
 
 
 @runtime_checkable
+class Rehearses(Protocol):
+    """A provider whose cloud can say beforehand what it would refuse."""
+
+    def rehearse(self, requests: tuple[Request, ...]) -> None:
+        """Ask. Makes nothing. Raises InvalidRequest where the request is at fault, and any other ProviderError where
+        nothing is known that way."""
+
+
+@runtime_checkable
 class Leaves(Protocol):
     """A provider whose machines need things beside them, which may be left behind."""
 
@@ -133,10 +143,12 @@ class Leaves(Protocol):
 
 @dataclass(frozen=True)
 class Gone:
-    """Why a machine ended, as its cloud tells it. `reclaimed`: the cloud took it back."""
+    """Why a machine ended, as its cloud tells it. `reclaimed`: the cloud took it back. `by_itself`: it switched itself
+    off, which is how every machine should end that had an agent."""
 
     reclaimed: bool
     reason: str
+    by_itself: bool = False
 
 
 @runtime_checkable
@@ -144,7 +156,7 @@ class TellsWhyGone(Protocol):
     """A provider that remembers for a while why a machine ended."""
 
     def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        """None where nobody did anything to it: it switched itself off, or somebody asked for its end."""
+        """None where the cloud does not tell, or somebody asked for its end."""
 
 
 @runtime_checkable

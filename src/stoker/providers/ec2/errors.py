@@ -87,6 +87,24 @@ _CODES: dict[str, type[ProviderError]] = {
 _AT_FAULT = ("Invalid", "Malformed", "Missing", "Unsupported", "Unknown", "Incorrect", "Incompatible", "Validation")
 
 
+# What a person named in the job file, by the beginning of the code that says it will not do.
+_FIELDS = (
+    ("InvalidAMIID", "resources.image"),
+    ("InvalidCapacityReservation", "resources.ec2.reservation"),
+    ("InvalidGroup", "resources.ec2.security_groups"),
+    ("InvalidKeyPair", "resources.ec2.key"),
+    ("InvalidPlacementGroup", "resources.ec2.placement_group"),
+    ("InvalidSecurityGroup", "resources.ec2.security_groups"),
+    ("InvalidSubnet", "resources.ec2.subnet"),
+    ("NoSuchEntity", "resources.ec2.profile"),
+)
+# What to do about what only a person can change.
+_ADVICE: dict[type[ProviderError], str] = {
+    QuotaExceeded: "; ask for more in Service Quotas: `stoker check ec2` shows which",
+    AuthDenied: "; `stoker check ec2` shows which permission, `stoker iam ec2` prints the policies",
+}
+
+
 def calling(what: str, call: Callable[[], T]) -> T:
     """Call EC2. `what` begins the message of whatever goes wrong, for people."""
     # Imported by now by whoever made the client.
@@ -112,7 +130,11 @@ def mapped(what: str, response: Any) -> ProviderError:
     code = str(told.get("Code", ""))
     message = first_line(str(told.get("Message", "")) or "no reason given")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return kind_of(code, status)(f"{what}: {message} ({code})")
+    kind = kind_of(code, status)
+    field = next((field for start, field in _FIELDS if code.startswith(start)), "")
+    if not field and "iam instance profile" in message.lower():
+        field = "resources.ec2.profile"
+    return kind(f"{field or what}: {message} ({code}){_ADVICE.get(kind, '')}")
 
 
 def kind_of(code: str, status: int = 0) -> type[ProviderError]:

@@ -30,11 +30,10 @@ _STATES: dict[str, InstanceState] = {
     "stopped": "running",
     "terminated": "gone",
 }
-# Why a machine ended, in EC2's words: it was taken back, or somebody asked for its end (it itself, for one).
+# Why a machine ended, in EC2's words: it was taken back, or it itself or somebody else asked for its end.
 _RECLAIMED = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"})
-_ASKED_FOR = frozenset(
-    {"Client.InstanceInitiatedShutdown", "Client.UserInitiatedShutdown", "Client.UserInitiatedHibernate"}
-)
+_BY_ITSELF = "Client.InstanceInitiatedShutdown"
+_ASKED_FOR = frozenset({"Client.UserInitiatedShutdown", "Client.UserInitiatedHibernate"})
 _PAGE = 1000
 # EC2 takes this many ids in one filter.
 _IDS = 200
@@ -122,6 +121,24 @@ class Ec2Provider:
         self._name_ranks(requests[-1], found)
         return found
 
+    def rehearse(self, requests: tuple[Request, ...]) -> None:
+        """Ask EC2 whether it would, by a dry run. A placement group of ours is not there yet, and left out."""
+        own_group = any(each.operation == "CreatePlacementGroup" for each in requests)
+        for each in self.resolved(requests):
+            if each.operation != "RunInstances":
+                continue
+            params = dict(each.params)
+            if own_group:
+                params["Placement"] = {key: to for key, to in params["Placement"].items() if key != "GroupName"}
+            ec2 = self._clients.get("ec2", each.region, attempts=1)
+            try:
+                calling(params["InstanceType"], lambda: ec2.run_instances(**params, DryRun=True))  # noqa: B023 - called at once
+            except NotFound as error:
+                raise InvalidRequest(str(error)) from error
+            except ProviderError as error:
+                if "(DryRunOperation)" not in str(error):
+                    raise
+
     def _make_group(self, ec2: Any, params: Mapping[str, Any]) -> None:
         try:
             calling("placement group", lambda: ec2.create_placement_group(**params))
@@ -134,8 +151,9 @@ class Ec2Provider:
             answer = calling(params["InstanceType"], lambda: ec2.run_instances(**params))
             return list(answer["Instances"])
         except NotFound as error:
-            # A placement group: ours is not known everywhere yet; a person's is not there.
-            raise (Transient if own_group else InvalidRequest)(str(error)) from error
+            # A placement group of ours is not known everywhere yet; whatever a person named is not there.
+            ours = own_group and "(InvalidPlacementGroup" in str(error)
+            raise (Transient if ours else InvalidRequest)(str(error)) from error
         except ProviderError as error:
             # Somebody finished this claim before, with a request that reads a little differently, or its machines have
             # ended since. They are what this token stands for.
@@ -241,6 +259,8 @@ class Ec2Provider:
             code, message = str(told.get("Code", "")), str(told.get("Message", ""))
             if code in _RECLAIMED:
                 return Gone(reclaimed=True, reason="spot reclaim")
+            if code == _BY_ITSELF:
+                return Gone(reclaimed=False, reason="it switched itself off", by_itself=True)
             # Ours to change: a key that it may not use, a limit on disks. EC2's own trouble is no reason to stop.
             if code.startswith("Client.") and code not in _ASKED_FOR:
                 return Gone(reclaimed=False, reason=first_line(message or code))
@@ -307,7 +327,8 @@ def _newest_image(ec2: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
     answer = calling("resources.image", lambda: ec2.describe_images(**params))
     found = sorted(answer["Images"], key=lambda image: str(image.get("CreationDate", "")))
     if not found:
-        raise InvalidRequest("resources.image: there is no such image in this region")
+        wanted = " ".join(params.get("ImageIds") or [value for one in params["Filters"][:1] for value in one["Values"]])
+        raise InvalidRequest(f"resources.image: there is no image {wanted} in this region")
     newest: Mapping[str, Any] = found[-1]
     return newest
 

@@ -124,6 +124,7 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
         group = self._get_param("Placement.GroupName") or self._get_param("Placement.GroupId")
         if group:
             group = self.cloud.groups.find(self.region, group).name
+        self._check_named()
         zone, count = self._find_room(zone)
         self.params["MinCount"] = count
         if not self._get_param("SubnetId") and not any(card.get("SubnetId") for card in self._cards()):
@@ -151,6 +152,17 @@ class RepairedEc2(EC2Response):  # type: ignore[misc]  # moto is not read by myp
 
     def _cards(self) -> list[dict[str, Any]]:
         return list(self._get_param("NetworkInterfaces") or [])
+
+    def _check_named(self) -> None:
+        """What a launch names has to be there; moto takes any name. A dry run says so too."""
+        groups = [*(self._get_param("SecurityGroupId") or self._get_param("SecurityGroupIds") or ())]
+        groups += [group for card in self._cards() for group in card.get("Groups") or card.get("SecurityGroupId") or ()]
+        for group in groups:
+            if self.ec2_backend.get_security_group_from_id(group) is None:
+                raise Failure("InvalidGroup.NotFound", f"The security group '{group}' does not exist")
+        key = self._get_param("KeyName")
+        if key and key not in self.ec2_backend.key_pairs:
+            raise Failure("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
 
     def _named_zone(self) -> str:
         """The zone that the request names, itself or by a subnet; empty if EC2 may choose."""

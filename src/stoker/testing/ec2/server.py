@@ -49,7 +49,8 @@ class Gate:
         environ["wsgi.input"] = BytesIO(body)
         operation, json_spoken = _operation(environ, body)
         with self._lock:
-            self.calls[operation] += 1
+            # A dry run is a call, and makes nothing.
+            self.calls[f"{operation} (dry)" if b"DryRun=true" in body else operation] += 1
         fault = self._faults.meet(operation)
         if fault is not None and not fault.lose_reply:
             return _fail(failure(fault), json_spoken, start)
