@@ -292,15 +292,35 @@ def test_check_says_what_is_missing_and_what_to_do(world: World) -> None:
     ):
         (at,) = [number for number, line in enumerate(lines) if line.startswith(f"✗ {name}:")]
         assert word in lines[at + 1], lines[at + 1]
-    assert "✓ ec2:DescribeInstances: allowed" in lines
+    # What is allowed is one line, and what cannot be tried is another.
+    (fine,) = [line for line in lines if line.startswith("✓ may: ")]
+    assert "ec2:DescribeInstances" in fine and "ec2:DescribeVolumes" not in fine
+    (untried,) = [line for line in lines if "cannot be tried before this store has a machine" in line]
+    assert "ec2:TerminateInstances, ec2:DeleteVolume" in untried
+    assert len(lines) < 40, told.stdout
     world.cloud.faults.clear()
 
     world.cloud.faults.throttle("DescribeVolumes")
     code, found = findings(world)
     assert code == 0 and found["ec2:DescribeVolumes"]["ok"] is None
     world.cloud.faults.clear()
-    code, found = findings(world, "--set", "resources.ec2.subnet=subnet-0123")
-    assert code == 2 and found["subnet"]["ok"] is False
+
+
+def test_check_names_the_field_that_is_wrong(world: World, ec2: Any) -> None:
+    import_key(world, ec2)
+    code, found = findings(world, "--set", f"resources.ec2.key={KEY}")
+    assert code == 0 and found["key"]["ok"] is True
+
+    wrong = {"subnet": "subnet-0123", "security_groups": "[sg-0123]", "key": "nobodys"}
+    for name, seen in (
+        ("subnet", ("subnet", "offers")),
+        ("security_groups", ("security groups", "ec2:RunInstances")),
+        ("key", ("key", "ec2:RunInstances")),
+    ):
+        code, found = findings(world, "--set", f"resources.ec2.{name}={wrong[name]}")
+        failed = {each["name"]: each["fix"] for each in found.values() if each["ok"] is False}
+        assert code == 2 and set(failed) <= set(seen) and seen[0] in failed, failed
+        assert all(f"resources.ec2.{name}" in fix for fix in failed.values()), failed
 
 
 def test_without_credentials_there_is_one_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, NoCredentialsError
 
 from stoker.errors import UserError
 from stoker.model import Offering
-from stoker.providers.ec2 import check, firewall, permissions, quotas
+from stoker.providers.ec2 import check, firewall, iam, permissions, quotas, verdicts
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec, master_port
+from stoker.spec import Ec2Resources, Resources, Spec, master_port
 
 ENCODED = "You are not authorized to perform this operation. Encoded authorization failure message: 8cZ4x"
 
@@ -32,9 +32,27 @@ ENCODED = "You are not authorized to perform this operation. Encoded authorizati
     ],
 )
 def test_an_answer_to_a_dry_run(code: str, ok: bool | None, denied: bool) -> None:
-    tried = check.judged(code, ENCODED, 500 if ok is None else 400)
+    tried = verdicts.judged(code, ENCODED, 500 if ok is None else 400)
     assert (tried.ok, tried.denied) == (ok, denied)
     assert not denied or "8cZ4x" not in tried.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "field"),
+    [
+        ("InvalidGroup.NotFound", "The security group 'sg-0123' does not exist", "resources.ec2.security_groups"),
+        ("InvalidSubnetID.NotFound", "The subnet ID 'subnet-0123' does not exist", "resources.ec2.subnet"),
+        ("VPCIdNotSpecified", "No default VPC for this user", "resources.ec2.subnet"),
+        ("InvalidKeyPair.NotFound", "The key pair 'mine' does not exist", "resources.ec2.key"),
+        ("InvalidAMIID.NotFound", "The image id '[ami-1]' does not exist", "resources.image"),
+        ("InvalidParameterValue", "Invalid IAM Instance Profile name", "resources.ec2.profile"),
+        ("VcpuLimitExceeded", "You have requested more vCPU capacity", "quotas"),
+        ("InvalidParameterCombination", "Enhanced networking cannot be", "stoker run --dry-run"),
+        ("InternalError", "An internal error has occurred", "again"),
+    ],
+)
+def test_a_fix_names_what_to_change(code: str, message: str, field: str) -> None:
+    assert field in verdicts.judged(code, message, 500 if code == "InternalError" else 400).fix
 
 
 def test_a_session_is_asked_about_as_its_role() -> None:
@@ -131,16 +149,16 @@ class Iam:
 
 def test_what_cannot_be_tried_is_asked_of_iam(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = Ec2Provider(Context(store="s3://b/t"))
-    iam = Iam({"ec2:TerminateInstances"})
-    monkeypatch.setattr(provider.clients, "get", lambda *_: iam)
+    simulator = Iam({"ec2:TerminateInstances"})
+    monkeypatch.setattr(provider.clients, "get", lambda *_: simulator)
     monkeypatch.setattr(provider, "list_instances", lambda *_: ())
     identity = {"Arn": "arn:aws:sts::1:assumed-role/dev/jane", "Account": "1"}
     spec = Spec(name="c", run="true", resources=Resources(provider="ec2", region="us-east-1"))
     found = {each.name: each for each in check._Checks(provider, spec, "s3://b/t", identity).keeping()}
     assert found["ec2:TerminateInstances"].ok is True
     assert found["ec2:DeleteVolume"].ok is False and "ec2:DeleteVolume" in found["ec2:DeleteVolume"].fix
-    assert iam.asked["PolicySourceArn"] == "arn:aws:iam::1:role/dev"
-    assert iam.asked["ContextEntries"][0]["ContextKeyValues"] == ["s3://b/t"]
+    assert simulator.asked["PolicySourceArn"] == "arn:aws:iam::1:role/dev"
+    assert simulator.asked["ContextEntries"][0]["ContextKeyValues"] == ["s3://b/t"]
 
 
 class Picky:
@@ -179,6 +197,112 @@ def test_what_a_launch_lacks_is_named(monkeypatch: pytest.MonkeyPatch, part: str
     assert (group.name, group.ok) == ("ec2:CreatePlacementGroup", True)
     assert (launch.name, launch.ok) == ((missing, False) if missing else ("ec2:RunInstances", True))
     assert not missing or missing in launch.fix
+
+
+class Aws:
+    """Every service at once: what is not refused with a code is answered."""
+
+    def __init__(self, refused: dict[str, str] | None = None, **answers: Any) -> None:
+        self.refused = refused or {}
+        self.answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        def call(**_: Any) -> Any:
+            if name in self.refused:
+                told = {"Error": {"Code": self.refused[name], "Message": ENCODED}}
+                raise ClientError(told | {"ResponseMetadata": {"HTTPStatusCode": 400}}, name)  # type: ignore[arg-type]
+            return self.answers[name]
+
+        return call
+
+
+def checks_of(monkeypatch: pytest.MonkeyPatch, aws: Aws, **ec2: Any) -> check._Checks:
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    monkeypatch.setattr(provider.clients, "get", lambda *_, **__: aws)
+    wanted = Resources(provider="ec2", region="us-east-1", ec2=Ec2Resources(**ec2))
+    return check._Checks(provider, Spec(name="c", run="true", resources=wanted), "s3://b/t", {})
+
+
+HOME = {"describe_subnets": {"Subnets": [{"VpcId": "vpc-1", "CidrBlock": "10.0.1.0/24"}]}}
+
+
+@pytest.mark.parametrize(
+    ("code", "groups", "ok", "word"),
+    [
+        ("InvalidGroup.NotFound", [], False, "set resources.ec2.security_groups to groups in the VPC of the subnet"),
+        ("UnauthorizedOperation", [], None, "allow ec2:DescribeSecurityGroups to learn it"),
+        ("RequestLimitExceeded", [], None, "check again"),
+        (
+            "",
+            [group(name="sg-1") | {"VpcId": "vpc-2"}],
+            False,
+            "set resources.ec2.security_groups to groups in the VPC",
+        ),
+        ("", [group(from_group()) | {"VpcId": "vpc-1"}], True, ""),
+    ],
+)
+def test_security_groups_that_will_not_do(
+    monkeypatch: pytest.MonkeyPatch, code: str, groups: list[Any], ok: bool | None, word: str
+) -> None:
+    refused = {"describe_security_groups": code} if code else {}
+    aws = Aws(refused, describe_security_groups={"SecurityGroups": groups}, **HOME)
+    subnet, groups_found = checks_of(monkeypatch, aws, security_groups=("sg-1",)).network()
+    assert subnet.ok is True
+    assert groups_found.ok is ok and word in groups_found.fix
+
+
+def test_a_look_does_not_advise_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = checks_of(monkeypatch, Aws({"describe_key_pairs": "UnauthorizedOperation"}), key="mine").key()
+    assert found.detail == "You are not authorized to perform this operation. (UnauthorizedOperation)"
+
+
+def test_a_subnet_that_is_not_there_is_named_wherever_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = checks_of(monkeypatch, Aws({"describe_subnets": "InvalidSubnetID.NotFound"}), subnet="subnet-0123")
+    for part in (checks.offers, checks.network):
+        (found,) = part()
+        assert found.ok is False and "resources.ec2.subnet" in found.fix and "iam" not in found.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "ok", "word"),
+    [
+        ("", True, ""),
+        ("InvalidKeyPair.NotFound", False, "resources.ec2.key"),
+        ("UnauthorizedOperation", None, "allow ec2:DescribeKeyPairs to learn it"),
+    ],
+)
+def test_a_key_is_looked_up(monkeypatch: pytest.MonkeyPatch, code: str, ok: bool | None, word: str) -> None:
+    aws = Aws({"describe_key_pairs": code} if code else {}, describe_key_pairs={"KeyPairs": [{}]})
+    (found,) = checks_of(monkeypatch, aws, key="mine").key()
+    assert (found.name, found.ok) == ("key", ok) and word in found.fix
+    assert not list(checks_of(monkeypatch, aws).key())
+
+
+def test_only_a_person_may_look_at_keys() -> None:
+    allowed = {grant.name for grant in iam.grants("s3://b/t").grants if "ec2:DescribeKeyPairs" in str(grant.policy)}
+    assert allowed == {"person"}
+
+
+def test_quotas_that_nobody_tells_have_no_fix_that_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(checks_of(monkeypatch, Aws({"get_service_quota": "NoSuchResourceException"})).limits())
+    assert len(found) == len(quotas.QUOTAS)
+    assert {each.ok for each in found} == {None}
+    ((detail, fix),) = {(each.detail, each.fix) for each in found}
+    assert "could not be told" in detail and fix == ""
+    denied = list(checks_of(monkeypatch, Aws({"get_service_quota": "AccessDeniedException"})).limits())
+    assert {each.fix for each in denied} == {"allow servicequotas:GetServiceQuota to learn it"}
+
+
+def test_without_credentials_there_is_one_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nobody:
+        def get_caller_identity(self) -> Any:
+            raise NoCredentialsError
+
+    provider = Ec2Provider(Context(store="s3://b/t"))
+    monkeypatch.setattr(provider.clients, "get", lambda *_: Nobody())
+    (found,) = check.examine(provider, Spec(name="c", run="true", resources=Resources(region="us-east-1")), "s3://b/t")
+    assert (found.name, found.ok, found.detail) == ("credentials", False, "there are none here")
+    assert "aws configure" in found.fix
 
 
 def spec_with(**env: str) -> Spec:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -38,21 +40,78 @@ def command(provider: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     store = opened_store()
     connected = registry.connect(provider or "local", registry.Context(store=store.url))
     found = []
-    for finding in _findings(store, connected, sets):
-        found.append(finding)
+    for _, kind in groupby(_findings(store, connected, sets), _kind):
+        alike = list(kind)
+        found += alike
         if not as_json:
-            _print(finding)
+            _print_together(alike)
     if as_json:
         print_json([whole(finding) for finding in found])
     return 2 if any(finding.ok is False for finding in found) else 0
 
 
 def _findings(store: Store, provider: Provider, sets: tuple[str, ...]) -> Iterator[Finding]:
+    from stoker.providers.base import Finding
+
     yield check_python()
     yield check_groups()
     yield check_disk()
-    yield check_store(store)
-    yield from check_provider(provider, store, sets)
+    first = check_store(store)
+    if first.ok is not False:
+        yield first
+        yield from check_provider(provider, store, sets)
+        return
+    rest = list(check_provider(provider, store, sets))
+    # A bucket needs the same: one failure, one fix.
+    lacking = next((each.name for each in rest if each.name in ("boto3", "credentials") and each.ok is False), None)
+    yield first if lacking is None else Finding("store", None, f"{store.url} cannot be tried without {lacking}")
+    yield from rest
+
+
+# ── What people see ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+# An operation of a cloud, which may be done or not.
+_OPERATION = re.compile(r"[a-z0-9-]+:[A-Z]\w+")
+
+
+def _kind(finding: Finding) -> str:
+    """What findings have in common that are told together."""
+    if _OPERATION.fullmatch(finding.name):
+        return "may"
+    return finding.name.partition(" of ")[0]
+
+
+def _print_together(alike: list[Finding]) -> None:
+    """What is as it should be, and what could not be told for one and the same reason, is one line each."""
+    fine = [finding for finding in alike if finding.ok]
+    if len(fine) > 1:
+        _print(_joined(fine))
+    told: set[tuple[str, str]] = set()
+    for finding in alike:
+        reason = (finding.detail, finding.fix)
+        if finding.ok is False or (finding.ok and len(fine) == 1):
+            _print(finding)
+        elif finding.ok is None and reason not in told:
+            told.add(reason)
+            _print(_joined([other for other in alike if other.ok is None and (other.detail, other.fix) == reason]))
+
+
+def _joined(alike: list[Finding]) -> Finding:
+    """Findings of one kind as one. Where they are fine, each may have a detail of its own."""
+    from dataclasses import replace
+
+    first = alike[0]
+    if len(alike) == 1:
+        return first
+    head, of, _ = first.name.partition(" of ")
+    start = head + of if of else ""
+    names = [finding.name.removeprefix(start) for finding in alike]
+    if not first.ok:
+        return replace(first, name=start + ", ".join(names))
+    if not of:
+        return replace(first, name=_kind(first), detail=f"{', '.join(names)} ({len(names)})")
+    details = (f"{name} ({finding.detail})" for name, finding in zip(names, alike, strict=True))
+    return replace(first, name=head, detail=", ".join(details))
 
 
 def _print(finding: Finding) -> None:
@@ -62,6 +121,9 @@ def _print(finding: Finding) -> None:
     click.echo(f"{click.style(sign, fg=colour)} {finding.name}: {legible(' '.join(finding.detail.split()))}")
     if not finding.ok and finding.fix:
         click.echo(f"    {legible(finding.fix)}")
+
+
+# ── What is looked at ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def check_python() -> Finding:
@@ -117,7 +179,8 @@ def check_store(store: Store) -> Finding:
         found = store.get(key)
         store.delete([key])
     except StokerError as error:
-        return Finding("store", False, f"{store.url}: {error}", fix)
+        detail = str(error)
+        return Finding("store", False, detail if store.url in detail else f"{store.url}: {detail}", fix)
     if not first or second or found is None or found.data != b"first":
         problem = "does not honour create-if-absent, which keeps two governors apart"
         return Finding("store", False, f"{store.url}: {problem}", "use a folder or a bucket of S3 itself")

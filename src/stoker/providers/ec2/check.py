@@ -7,26 +7,33 @@ on a thing that exists is tried on a machine of this store, else IAM is asked, e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded, UserError
+from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
 from stoker.model import Offering
 from stoker.providers.base import Finding, LaunchOrder, Request
 from stoker.providers.ec2 import firewall, images, permissions, quotas, request, tags
-from stoker.providers.ec2.errors import calling, first_line, kind_of
+from stoker.providers.ec2.client import INSTALL, installed
+from stoker.providers.ec2.errors import calling, first_line
+from stoker.providers.ec2.verdicts import LATER, POLICIES, Tried, answer_of, fix_of, judged, said, to_learn, verdict
 from stoker.spec import Ec2Resources, Spec, master_port
 
 if TYPE_CHECKING:
     from stoker.providers.ec2.provider import Ec2Provider
 
-_POLICIES = "`stoker iam ec2` prints the policies"
+_CREDENTIALS = "`aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 # A machine that can be in a placement group, whatever the job asks for.
 _CLUSTERED = "m5.large"
 
 
 def examine(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Finding]:
-    """Everything, one by one; only without credentials or a region there is nothing more to look at."""
+    """Everything, one by one; only without boto3, credentials or a region there is nothing more to look at."""
+    if not installed():
+        yield Finding("boto3", False, "ec2 needs boto3", INSTALL)
+        return
+    from botocore.exceptions import NoCredentialsError
+
     clients = provider.clients
     try:
         region = spec.resources.region or clients.default_region()
@@ -35,7 +42,8 @@ def examine(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Finding]:
             return
         identity = calling("sts", clients.get("sts", region).get_caller_identity)
     except (ProviderError, UserError) as error:
-        yield Finding("credentials", False, str(error), "`aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID")
+        detail = "there are none here" if isinstance(error.__cause__, NoCredentialsError) else said(error)
+        yield Finding("credentials", False, detail, _CREDENTIALS)
         return
     yield Finding("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
     checks = _Checks(provider, replace(spec, resources=replace(spec.resources, region=region)), store, identity)
@@ -46,20 +54,12 @@ def examine(provider: Ec2Provider, spec: Spec, store: str) -> Iterator[Finding]:
         checks.looking,
         checks.keeping,
         checks.profile,
+        checks.key,
         checks.limits,
         checks.image,
         checks.network,
     ):
         yield from part()
-
-
-@dataclass(frozen=True)
-class Tried:
-    """How a dry run ended. `denied`: a permission is what is missing."""
-
-    ok: bool | None
-    detail: str
-    denied: bool = False
 
 
 class _Checks:
@@ -83,8 +83,9 @@ class _Checks:
         try:
             machines = self._provider.list_instances(self._spec.resources.region)
         except ProviderError as error:
-            fix = "is it a region, and enabled in this account?"
-            yield Finding("region", _verdict(error), f"{self._spec.resources.region}: {error}", fix)
+            denied = answer_of(error).get("Error", {}).get("Code") == "UnauthorizedOperation"
+            fix = self._fix("ec2:DescribeInstances") if denied else "is it a region, and enabled in this account?"
+            yield Finding("region", verdict(error), f"{self._spec.resources.region}: {said(error)}", fix)
             return
         count = len(machines)
         there = f"{count} machine{'' if count == 1 else 's'} of this store"
@@ -94,7 +95,7 @@ class _Checks:
         try:
             found = self._provider.offerings(self._spec.resources)
         except (ProviderError, UserError) as error:
-            yield Finding("offers", _verdict(error), str(error), _POLICIES)
+            yield Finding("offers", verdict(error), said(error), fix_of(error))
             return
         wanted = {"never": (False,), "only": (True,), "prefer": (True, False)}[self._spec.resources.spot]
         self._offered = tuple(offering for kind in wanted for offering in found if offering.spot == kind)
@@ -113,7 +114,7 @@ class _Checks:
         try:
             requests = tuple(self._provider.resolved(self._requests()))
         except (ProviderError, UserError) as error:
-            yield Finding("ec2:RunInstances", _verdict(error), str(error), "correct what it names")
+            yield Finding("ec2:RunInstances", verdict(error), said(error), fix_of(error))
             return
         for each in requests:
             tried = self._dry(each.operation, each.params)
@@ -205,16 +206,15 @@ class _Checks:
             told = error.response.get("Error", {})
             return judged(str(told.get("Code", "")), str(told.get("Message", "")), _status(error.response))
         except (BotoCoreError, ResponseParserError) as error:
-            return Tried(None, first_line(error))
+            return Tried(None, first_line(error), fix=LATER)
         return Tried(True, "allowed")
 
     def _told(self, action: str, tried: Tried) -> Finding:
-        fix = self._fix(action) if tried.denied else "" if tried.ok else "correct what it names, and check again"
-        return Finding(action, tried.ok, tried.detail, fix)
+        return Finding(action, tried.ok, tried.detail, self._fix(action) if tried.denied else tried.fix)
 
     def _fix(self, action: str) -> str:
         if action == "iam:PassRole":
-            return f"allow iam:PassRole for the role of {self._profile()}; {_POLICIES}"
+            return f"allow iam:PassRole for the role of {self._profile()}; {POLICIES}"
         return f"add {permissions.statement_for(action, self._tag)}"
 
     # ── What has to be there ──────────────────────────────────────────────────────────────────────────────────────────
@@ -227,11 +227,11 @@ class _Checks:
         try:
             answer = calling(name, lambda: self._client("iam").get_instance_profile(InstanceProfileName=name))
         except NotFound:
-            fix = f"{_POLICIES} and the commands that make it; resources.ec2.profile names another"
+            fix = f"{POLICIES} and the commands that make it; resources.ec2.profile names another"
             yield Finding("instance profile", False, f"there is no {name}", fix)
             return
         except ProviderError as error:
-            yield Finding("instance profile", None, str(error), "allow iam:GetInstanceProfile to learn it")
+            yield Finding("instance profile", None, said(error), to_learn(error, "iam:GetInstanceProfile"))
             return
         roles = [role["RoleName"] for role in answer["InstanceProfile"]["Roles"]]
         fix = f"aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name {name}"
@@ -240,6 +240,20 @@ class _Checks:
         else:
             yield Finding("instance profile", False, f"{name} has no role", fix)
 
+    def key(self) -> Iterator[Finding]:
+        """Nothing is wrong with a job that names none: there are other ways onto its machines."""
+        name = self._ec2_resources.key
+        if name is None:
+            return
+        try:
+            calling("resources.ec2.key", lambda: self._client("ec2").describe_key_pairs(KeyNames=[name]))
+        except (InvalidRequest, NotFound) as error:
+            yield Finding("key", False, said(error), fix_of(error))
+        except ProviderError as error:
+            yield Finding("key", None, said(error), to_learn(error, "ec2:DescribeKeyPairs"))
+        else:
+            yield Finding("key", True, f"{name} is there")
+
     def limits(self) -> Iterator[Finding]:
         needs = quotas.needed(self._offered, self._spec.nodes)
         client = self._client("service-quotas")
@@ -247,9 +261,13 @@ class _Checks:
             name = f"quota of {quota.name}"
             asked = {"ServiceCode": quotas.SERVICE, "QuotaCode": quota.code}
             try:
-                answer = calling(quota.code, lambda: client.get_service_quota(**asked))  # noqa: B023 - called at once
+                answer = calling("quota", lambda: client.get_service_quota(**asked))  # noqa: B023 - called at once
+            except NotFound:
+                yield Finding(name, None, "could not be told: Service Quotas does not list it in this region")
+                continue
             except ProviderError as error:
-                yield Finding(name, None, str(error), "allow servicequotas:GetServiceQuota to learn it")
+                fix = to_learn(error, "servicequotas:GetServiceQuota")
+                yield Finding(name, None, f"could not be told: {said(error)}", fix)
                 continue
             yield self._judged_quota(quota, name, float(answer["Quota"]["Value"]), needs.get(quota.code))
 
@@ -276,10 +294,10 @@ class _Checks:
         try:
             answer = calling("image", lambda: self._client("ssm").get_parameters(Names=[parameter]))
         except AuthDenied as error:
-            yield Finding("image", False, str(error), f"allow ssm:GetParameters for {permissions.PUBLIC_PARAMETERS}")
+            yield Finding("image", False, said(error), f"allow ssm:GetParameters for {permissions.PUBLIC_PARAMETERS}")
             return
         except ProviderError as error:
-            yield Finding("image", None, str(error), "try again")
+            yield Finding("image", None, said(error), LATER)
             return
         found = [each["Value"] for each in answer["Parameters"]]
         if found:
@@ -295,9 +313,9 @@ class _Checks:
             {"SubnetIds": [subnet]} if subnet else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
         )
         try:
-            answer = calling("subnet", lambda: self._client("ec2").describe_subnets(**asked))
+            answer = calling("resources.ec2.subnet", lambda: self._client("ec2").describe_subnets(**asked))
         except ProviderError as error:
-            yield Finding("subnet", _verdict(error), str(error), "set resources.ec2.subnet to one that is there")
+            yield Finding("subnet", verdict(error), said(error), fix_of(error))
             return
         found = answer["Subnets"]
         if not found:
@@ -316,12 +334,17 @@ class _Checks:
             filters = {"vpc-id": subnets[0]["VpcId"], "group-name": "default"}
             asked = {"Filters": [{"Name": name, "Values": [value]} for name, value in filters.items()]}
         try:
-            answer = calling("security groups", lambda: self._client("ec2").describe_security_groups(**asked))
-        except ProviderError as error:
-            fix = "allow ec2:DescribeSecurityGroups to learn it"
-            yield Finding("between nodes", None if not isinstance(error, InvalidRequest) else False, str(error), fix)
+            answer = calling(
+                "resources.ec2.security_groups", lambda: self._client("ec2").describe_security_groups(**asked)
+            )
+            found = answer["SecurityGroups"]
+            firewall.check_home(found, subnets[0]["VpcId"])
+        except (InvalidRequest, NotFound) as error:
+            yield Finding("security groups", False, said(error), fix_of(error))
             return
-        found = answer["SecurityGroups"]
+        except ProviderError as error:
+            yield Finding("between nodes", None, said(error), to_learn(error, "ec2:DescribeSecurityGroups"))
+            return
         # All nodes of a job are in one zone, so whichever subnet it is, it must be let in.
         networks = {subnet.get("CidrBlock") for subnet in subnets}
         worst = min((firewall.openness(found, port, each) for each in networks), key=_WORST_FIRST.index)
@@ -351,29 +374,12 @@ _ON_MACHINES: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def judged(code: str, message: str, status: int = 400) -> Tried:
-    """What an answer to a dry run means. Pure."""
-    if code == "DryRunOperation":
-        return Tried(True, "allowed")
-    kind = kind_of(code, status)
-    if kind is AuthDenied:
-        # The rest is an encoded message that only an administrator can decode.
-        return Tried(False, f"denied: {message.partition(' Encoded authorization')[0].strip()}", denied=True)
-    told = f"{message} ({code})"
-    return Tried(False if kind in (InvalidRequest, QuotaExceeded, NotFound) else None, told)
-
-
 def principal(caller: str) -> str:
     """The user or role behind a session, as IAM knows it. A role's path is not in the session's name."""
     start, colon, rest = caller.partition(":assumed-role/")
     if not colon:
         return caller
     return f"{start.replace(':sts:', ':iam:')}:role/{rest.partition('/')[0]}"
-
-
-def _verdict(error: Exception) -> bool | None:
-    """A silence proves nothing."""
-    return False if isinstance(error, (AuthDenied, InvalidRequest, NotFound, QuotaExceeded, UserError)) else None
 
 
 def _status(response: Mapping[str, Any]) -> int:

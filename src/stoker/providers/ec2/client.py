@@ -10,6 +10,8 @@ from typing import Any
 
 from stoker.errors import AuthDenied, UserError
 
+# What brings boto3.
+INSTALL = "pip install 'stoker[aws]'"
 # EC2 answers in well under a second; what hangs is better asked again by the next pass than waited for.
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
@@ -17,6 +19,11 @@ _READ_TIMEOUT_S = 30
 _ATTEMPTS = 3
 # A governor may run for months, and the person's files change meanwhile: credentials are read again.
 _SESSION_S = 900.0
+
+
+def installed() -> bool:
+    """Whether boto3 is there."""
+    return importlib.util.find_spec("boto3") is not None
 
 
 class Clients:
@@ -33,7 +40,9 @@ class Clients:
         with self._lock:
             if time.monotonic() - self._made_s > _SESSION_S:
                 self._session, self._clients = None, {}
-            where = region or self.default_region()
+            # First of all: it tells in one line that boto3 is missing.
+            session = self.session()
+            where = region or session.region_name
             if where is None:
                 raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
             key = (service, where, attempts)
@@ -46,7 +55,7 @@ class Clients:
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     user_agent_extra="stoker",
                 )
-                self._clients[key] = self.session().client(service, region_name=where, config=settings)
+                self._clients[key] = session.client(service, region_name=where, config=settings)
             return self._clients[key]
 
     def default_region(self) -> str | None:
@@ -56,8 +65,8 @@ class Clients:
 
     def session(self) -> Any:
         if self._session is None:
-            if importlib.util.find_spec("boto3") is None:
-                raise UserError("resources.provider: ec2 needs boto3; pip install 'stoker[aws]'")
+            if not installed():
+                raise UserError(f"resources.provider: ec2 needs boto3; {INSTALL}")
             import boto3
             from botocore.exceptions import BotoCoreError
 

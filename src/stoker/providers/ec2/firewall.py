@@ -1,4 +1,4 @@
-"""Whether security groups let the nodes of a job reach each other. Pure: rules as EC2 tells them."""
+"""Whether security groups can be used, and let the nodes of a job reach each other. Pure: groups as EC2 tells them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from stoker.errors import InvalidRequest
+
 # All traffic between nodes, the one port alone, or not even that.
 Open = Literal["all", "port", "closed"]
 
 _ALL_PORTS = (0, 65535)
+
+
+def check_home(groups: Sequence[Mapping[str, Any]], vpc: str) -> None:
+    """Raise InvalidRequest for a group that is not in the subnet's VPC, as EC2 would at the launch."""
+    for group in groups:
+        if group.get("VpcId", vpc) != vpc:
+            where = f"{group['GroupId']} is in {group['VpcId']}, and the subnet in {vpc}"
+            raise InvalidRequest(f"resources.ec2.security_groups: {where}")
 
 
 def openness(groups: Sequence[Mapping[str, Any]], port: int, network: str | None) -> Open:

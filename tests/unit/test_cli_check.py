@@ -1,0 +1,94 @@
+"""`stoker check` is short where all is well, and tells one trouble once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker.cli import check
+from stoker.errors import StoreDenied
+from stoker.providers.base import Finding
+
+ALLOWED = [Finding(f"ec2:{name}", True, "allowed") for name in ("RunInstances", "DescribeInstances", "DescribeTags")]
+DENIED = Finding("ec2:DescribeVolumes", False, "denied", "add it")
+UNTRIED = [Finding(f"ec2:{name}", None, "cannot be tried", "later") for name in ("DeleteVolume", "CreateTags")]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *findings: Finding) -> list[str]:
+    check._print_together(list(findings))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_may_be_done_is_one_line_and_each_failure_another(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, ALLOWED[0], UNTRIED[0], DENIED, *ALLOWED[1:], UNTRIED[1]) == [
+        "✓ may: ec2:RunInstances, ec2:DescribeInstances, ec2:DescribeTags (3)",
+        "! ec2:DeleteVolume, ec2:CreateTags: cannot be tried",
+        "    later",
+        "✗ ec2:DescribeVolumes: denied",
+        "    add it",
+    ]
+
+
+def test_quotas_are_one_line_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    large, small = (Finding(f"quota of {name}", True, f"{count} vCPUs") for name, count in (("A", 64), ("B", 5)))
+    none = [Finding(f"quota of {name}", None, "0 vCPUs: none can be had", f"ask for {name}") for name in ("C", "D")]
+    unknown = [Finding(f"quota of {name}", None, "could not be told") for name in ("E", "F")]
+    assert shown(capsys, large, none[0], small, none[1], *unknown) == [
+        "✓ quota: A (64 vCPUs), B (5 vCPUs)",
+        "! quota of C: 0 vCPUs: none can be had",
+        "    ask for C",
+        "! quota of D: 0 vCPUs: none can be had",
+        "    ask for D",
+        "! quota of E, F: could not be told",
+    ]
+
+
+def test_what_stands_alone_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = (ALLOWED[0], UNTRIED[0], Finding("quota of A", True, "64 vCPUs"), Finding("image", True, "ami-1"))
+    assert [shown(capsys, each)[0] for each in alone] == [
+        "✓ ec2:RunInstances: allowed",
+        "! ec2:DeleteVolume: cannot be tried",
+        "✓ quota of A: 64 vCPUs",
+        "✓ image: ami-1",
+    ]
+
+
+class Refusing:
+    """A bucket that nobody gets into."""
+
+    url = "s3://bucket/team"
+
+    def create(self, *_: Any) -> bool:
+        raise StoreDenied(f"{self.url} refused: no")
+
+    get = create
+
+
+class Looking:
+    name = "ec2"
+
+    def __init__(self, *found: Finding) -> None:
+        self.found = found
+
+    def checkup(self, _spec: Any) -> Iterator[Finding]:
+        return iter(self.found)
+
+
+def found(*own: Finding) -> dict[str, Finding]:
+    every = check._findings(Refusing(), Looking(*own), ())  # type: ignore[arg-type]
+    return {finding.name: finding for finding in every}
+
+
+@pytest.mark.parametrize("lacking", ["credentials", "boto3"])
+def test_what_the_provider_lacks_is_not_told_of_the_store_too(lacking: str) -> None:
+    told = found(Finding(lacking, False, "none", "get some"))
+    assert [name for name, each in told.items() if each.ok is False] == [lacking]
+    assert told["store"].ok is None and "--store" not in told["store"].fix
+
+
+def test_a_store_that_fails_is_named_once() -> None:
+    told = found(Finding("credentials", True, "jane"))["store"]
+    assert told.ok is False and "--store" in told.fix
+    assert told.detail == "s3://bucket/team refused: no"
