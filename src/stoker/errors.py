@@ -5,14 +5,15 @@
     │   └─ SpecError          … in a job file: names the field and, where known, the line
     ├─ CodecError             bytes that do not decode to what they should be
     ├─ StoreError             the bucket
-    │   ├─ StoreDenied        it answered: not allowed
+    │   ├─ StoreDenied        it answered: not allowed; exit code 2
     │   └─ StoreUnavailable   it did not answer, or not now: try again
+    │       └─ NoCredentials  nobody to ask as: perhaps not yet; exit code 2
     └─ ProviderError          the cloud; mapped once, by code, in each provider
         ├─ NotFound           the thing asked for is positively not there
         ├─ NoCapacity         this offering is dry; the next one may not be
         ├─ QuotaExceeded      the account may not have more of it: tell, do not loop
-        ├─ AuthDenied         the account may not do this: tell, do not loop
-        ├─ InvalidRequest     the request can never succeed as it is
+        ├─ AuthDenied         the account may not do this: tell, do not loop; exit code 2
+        ├─ InvalidRequest     the request can never succeed as it is; exit code 2
         ├─ Throttled          asked too often: try again later
         └─ Transient          anything else that may pass: try again later
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 
 class StokerError(Exception):
-    """The root. `exit_code` is what the command line exits with."""
+    """The root. `exit_code` is what the command line exits with: 2 for what a person can put right."""
 
     exit_code = 3
 
@@ -54,9 +55,17 @@ class StoreError(StokerError):
 class StoreDenied(StoreError):
     """The bucket answered that this is not allowed. Trying again does not help."""
 
+    exit_code = 2
+
 
 class StoreUnavailable(StoreError):
     """The bucket did not answer, or answered that it cannot now. Says nothing about what it holds."""
+
+
+class NoCredentials(StoreUnavailable):
+    """There are no credentials to ask the bucket with. A machine may get its own in a moment; a person has to."""
+
+    exit_code = 2
 
 
 class ProviderError(StokerError):
@@ -78,9 +87,13 @@ class QuotaExceeded(ProviderError):
 class AuthDenied(ProviderError):
     """The credentials may not do this. A person must change that."""
 
+    exit_code = 2
+
 
 class InvalidRequest(ProviderError):
     """The cloud will never accept this request."""
+
+    exit_code = 2
 
 
 class Throttled(ProviderError):

@@ -24,6 +24,8 @@ _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _PREFIX = re.compile(rf"(?:{_SEGMENT}/)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Without its slashes a URL would be a path like any other, and jobs would wait in a folder for ever.
+_SCHEME = re.compile(r"(s3|gs|file):", re.IGNORECASE)
 
 _FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket, s3://bucket/prefix)"
 
@@ -136,6 +138,9 @@ def open_store(url: str) -> Store:
         raise UserError(f"the store is not named; give {_FORMS}")
     scheme, separator, _ = url.partition("://")
     if not separator:
+        written = _SCHEME.match(url)
+        if written:
+            raise UserError(f"{url} is neither a bucket nor a folder; write {written[1]}://…, with two slashes")
         return _open_folder(Path(url).expanduser())
     match scheme.lower():
         case "file":

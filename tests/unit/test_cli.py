@@ -18,10 +18,10 @@ import pytest
 from stoker import client, codec, index, layout, log
 from stoker.cli import COMMANDS, cli, main, run
 from stoker.cli.following import Follower, Screen, _beat_parts, node_logs
-from stoker.cli.planning import agree, offering_rows, worst_case
+from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
 from stoker.cli.printing import table
 from stoker.cli.ps import job_summaries
-from stoker.errors import UserError
+from stoker.errors import AuthDenied, InvalidRequest, NoCredentials, StokerError, StoreDenied, UserError
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.model import (
@@ -38,7 +38,7 @@ from stoker.model import (
 )
 from stoker.reading.logs import Line
 from stoker.reindexing import reindex
-from stoker.spec import Limits, Spec, Submission
+from stoker.spec import Limits, Resources, Spec, Submission
 from stoker.store import Store, open_store
 from stoker.submitting import Prepared
 
@@ -261,16 +261,101 @@ def test_the_worst_case_is_the_tightest_bound_at_the_dearest_price(limits: Limit
     assert worst_case(spec, (SPOT, FULL)) == words
 
 
+def test_where_spot_prices_are_not_known_the_bound_is_that_of_on_demand() -> None:
+    unknown, priceless = replace(SPOT, price=None), replace(SPOT, price=None, on_demand_price=None)
+    spec = Spec(name="x", run="true", nodes=2, limits=Limits(max_runtime_s=3600.0))
+    guess = "at most $8.00 (1h 00m of training at $8.00/h if all of it were on-demand)"
+    assert worst_case(spec, (unknown,)) == worst_case(spec, (unknown, FULL)) == guess
+    # The cloud is told the highest price, so that it is one.
+    capped = replace(spec, resources=Resources(max_price=0.5))
+    assert worst_case(capped, (unknown, priceless)) == "$1.00 (1h 00m of training at $1.00/h)"
+    assert worst_case(replace(spec, limits=Limits(max_cost=1.0)), (unknown,)) == "$1.00 (limits.max_cost)"
+    unbound = replace(spec, limits=Limits())
+    assert worst_case(unbound, (unknown,)) == "no bound is set; $8.00 an hour if all of it were on-demand"
+    # What is set already is not advised.
+    assert worst_case(spec, (priceless,)) == "unknown: a price is not known; training ends after 1h 00m"
+    assert "set limits.max_runtime" in worst_case(unbound, (priceless,))
+
+
 def test_free_and_unknown_prices_are_told_apart() -> None:
     spec = Spec(name="x", run="true")
     assert worst_case(spec, (replace(SPOT, price=0.0),)) == "it costs nothing"
     bounded = replace(spec, limits=Limits(max_runtime_s=60.0, max_cost=5.0))
     assert worst_case(bounded, (replace(SPOT, price=0.0),)) == "it costs nothing"
-    assert "unknown" in worst_case(spec, (SPOT, replace(FULL, price=None)))
+    assert "unknown" in worst_case(spec, (SPOT, replace(FULL, price=None, on_demand_price=None)))
 
 
 def test_spot_is_shown_against_on_demand() -> None:
-    assert offering_rows((SPOT,), 2) == [["m in z", "spot", "$2.00/h", "on-demand $8.00/h, saves 75%"]]
+    both = [["m in z", "spot", "$2.00/h for 2 nodes", "on-demand $8.00/h, saves 75%"]]
+    assert offering_rows((SPOT,), 2) == both
+
+    def against(price: float) -> str:
+        return offering_rows((replace(SPOT, price=price),))[0][3]
+
+    assert against(4.48) == "on-demand $4.00/h; spot costs 12% more"
+    assert against(4.0) == "on-demand $4.00/h"
+
+
+def test_each_machine_has_a_row_in_its_best_zone(capsys: pytest.CaptureFixture[str]) -> None:
+    zones = tuple(replace(SPOT, zone=f"z{number}", price=float(number)) for number in range(1, 6))
+    anywhere = replace(FULL, zone="")
+    assert [row[:3] for row in offering_rows((*zones, anywhere))] == [
+        ["m in 5 zones, z1 first", "spot", "$1.00/h"],
+        ["m in any zone", "on-demand", "$4.00/h"],
+    ]
+    many = tuple(replace(SPOT, machine=f"m{number}") for number in range(7))
+    show_plan(replace(prepared(paid=False), offerings=many))
+    plan = capsys.readouterr().err
+    assert "m4 in z" in plan and "m5 in z" not in plan and "  … and 2 more; `stoker offers` lists them\n" in plan
+
+
+def test_an_answer_of_no_is_no_interruption(monkeypatch: pytest.MonkeyPatch, stoker: Stoker, store: Store) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda *_words, **_how: False)
+    monkeypatch.setattr(run, "agree", lambda _prepared, *, yes: agree(prepared(paid=True), yes=yes))
+    code, out, err = stoker("run", "--", "python", "train.py")
+    assert (code, out) == (130, "") and err.endswith("\nnot started\n")
+    assert not list(store.list(""))
+
+
+@pytest.mark.parametrize("error", [StoreDenied, NoCredentials, AuthDenied, InvalidRequest])
+def test_what_a_person_can_put_right_is_their_mistake_until_the_job_is_there(
+    error: type[StokerError], monkeypatch: pytest.MonkeyPatch, stoker: Stoker, store: Store
+) -> None:
+    def refuse(*_given: object, **_more: object) -> None:
+        raise error("it is not allowed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stoker.cli.run.prepare", refuse)
+        assert stoker("run", "--", "python", "train.py") == (2, "", "stoker: it is not allowed\n")
+    monkeypatch.setattr("stoker.governor.govern.Governor.watch", lambda _self, until: None)
+    monkeypatch.setattr("stoker.cli.following.Follower.run", refuse)
+    code, _, err = stoker("run", "--", "python", "train.py")
+    (job,) = client.active_jobs(store)
+    assert code == 3 and f"stoker: it is not allowed; {job} was submitted" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["uptime"], "uptime"),
+        (["-v", "ls", "my dir"], "ls 'my dir'"),
+        (["-L", "1:localhost:2", "-N", "uptime"], "uptime"),
+        (["-vp", "22", "uptime"], "uptime"),
+        (["-p22", "uptime"], "uptime"),
+        (["-N"], None),
+        (["-NL", "1:localhost:2"], None),
+        (["-o", "ServerAliveInterval=5", "-v"], None),
+        ([], None),
+    ],
+)
+def test_a_command_is_for_exec_and_options_are_for_ssh(
+    words: list[str], command: str | None, stoker: Stoker, store: Store
+) -> None:
+    code, _, err = stoker("ssh", "x", "--", *words)
+    assert code == 2 and err.count("\n") == 1
+    assert (f"use stoker exec x -- {command}\n" in err) == (command is not None), err
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
-from stoker.cli.timeline import checkpoint_name, handover_line, news, outcome_text, timeline
-from stoker.model import CheckpointRef, Closed, Ended, Entry, SaveTimes, Submitted
+from stoker.cli.timeline import attempt_line, checkpoint_name, describe, handover_line, news, outcome_text, timeline
+from stoker.model import CheckpointRef, Claimed, Closed, Ended, Entry, Offering, SaveTimes, Submitted
 from stoker.spec import Code
 from stoker.summary import AttemptSummary, NodeSummary, Summary
 
@@ -102,6 +102,25 @@ def test_clocks_that_differ_make_no_negative_gap() -> None:
 def test_cost_names_the_saving_and_where_prices_come_from() -> None:
     assert cost_text(SUMMARY) == "$0.0200, on-demand $0.0625: saved 68% (prices: job file)"
     assert "unknown" in cost_text(replace(SUMMARY, cost=None))
+    # In short, and without a saving that is none.
+    table = replace(
+        SECOND, spot=False, price_source="table of 2026-02-09 (AWS price list, by way of a long story (x.go))"
+    )
+    plain = replace(SUMMARY, attempts=(table,), cost=0.02, on_demand_cost=0.02, saved_share=0.0)
+    assert cost_text(plain) == "$0.0200 (prices: table of 2026-02-09)"
+    dearer = replace(SUMMARY, attempts=(table,), cost=0.03, on_demand_cost=0.02, saved_share=-0.5)
+    assert cost_text(dearer) == "$0.0300, on-demand $0.0200 (prices: table of 2026-02-09)"
+
+
+def test_the_price_of_one_node_of_several_is_said_to_be_that() -> None:
+    offering = Offering(provider="ec2", machine="c7i.large", zone="us-east-1a", spot=True, price=0.05)
+    claim = Entry(2, START, "spot first", Claimed(offering, nodes=2))
+    assert news(claim, None) == "getting 2 × c7i.large in us-east-1a, spot $0.0500/h each (spot first)"
+    assert describe(claim.event, None) == "claimed 2 × c7i.large in us-east-1a, spot $0.0500/h each"
+    single = replace(claim, event=Claimed(replace(offering, zone=""), nodes=1))
+    assert news(single, None) == "getting c7i.large in any zone, spot $0.0500/h (spot first)"
+    pair = replace(SECOND, nodes=SECOND.nodes * 2)
+    assert attempt_line(pair).startswith("attempt 2  2 × local in this-computer, spot $0.32/h each")
 
 
 def test_a_running_job_tells_what_a_reclaim_now_would_cost() -> None:

@@ -416,22 +416,47 @@ class TestTheListing:
         result = CliRunner().invoke(
             cli, ["offers", "--provider", "ec2", "--set", "resources.region=us-east-1", *arguments]
         )
-        assert result.exception is None, result.exception
+        if result.exception is not None:
+            raise result.exception
         return result.output
 
     def test_the_command(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        monkeypatch.setenv("COLUMNS", "200")
+        Path("stoker.yaml").write_text("run: 'true'\nresources: {spot: prefer}\n")
         everything = self.invoke(monkeypatch, "--set", "resources.gpus=L4:1", "--limit", "0")
         lines = everything.splitlines()
         assert len(lines) == 21
-        first = " ".join(lines[1].split())
+        # Spot comes first where it is preferred, whatever it costs.
+        assert [line.split()[2] for line in lines[1:]] == ["spot"] * 10 + ["on-demand"] * 10
+        first = " ".join(lines[11].split())
         assert first.startswith("g6.xlarge any on-demand $0.80/h 4 17.2 GB 1 × L4 table of 2026-02-09")
         few = self.invoke(monkeypatch, "--set", "resources.gpus=L4:1", "--limit", "3")
         assert [line.split() for line in few.splitlines()[:4]] == [line.split() for line in lines[:4]]
         assert "… and 17 more; --limit 0 shows all" in few
         found = json.loads(self.invoke(monkeypatch, "--set", "resources.machine=[g5.xlarge]", "--json"))
-        assert [(one["machine"], one["spot"]) for one in found] == [("g5.xlarge", False), ("g5.xlarge", True)]
+        assert [(one["machine"], one["spot"]) for one in found] == [("g5.xlarge", True), ("g5.xlarge", False)]
         price = prices.on_demand("us-east-1", "g5.xlarge")
         assert price is not None
-        assert price.source in found[0]["price_source"]
+        assert price.source in found[1]["price_source"]
+
+    def test_what_the_job_does_not_allow_would_not_be_tried(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        both = ("--set", "resources.machine=[g5.xlarge, g6.xlarge]", "--set", "resources.spot=false")
+        told = self.invoke(monkeypatch, *both)
+        assert [line.split()[:3] for line in told.splitlines()[1:3]] == [
+            ["g5.xlarge", "any", "on-demand"],
+            ["g6.xlarge", "any", "on-demand"],
+        ]
+        assert told.endswith("\n2 of 4 are left out: resources.spot is false\n")
+        cheap = (*both, "--set", "resources.max_price=0.9")
+        told = self.invoke(monkeypatch, *cheap)
+        assert "g5.xlarge" not in told and "g6.xlarge" in told and "resources.max_price is $0.9/h" in told
+        found = json.loads(self.invoke(monkeypatch, *cheap, "--json"))
+        assert [(one["machine"], one["spot"]) for one in found] == [("g6.xlarge", False)]
+        with pytest.raises(UserError, match=r"the cheapest known is g6\.xlarge at \$0\.80"):
+            self.invoke(monkeypatch, *both, "--set", "resources.max_price=0.1")

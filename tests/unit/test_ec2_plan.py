@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 from stoker import bundle
 from stoker.bundle import Built, NotServed
 from stoker.cli import main
-from stoker.providers.ec2 import catalog, places
+from stoker.cli.planning import old_prices
+from stoker.providers.ec2 import catalog, offers, places, prices
 from stoker.spec import Ec2Resources, Gpus, Resources
 
 Plan = Callable[..., tuple[int, str, str]]
@@ -93,6 +96,28 @@ def test_a_price_that_nothing_has_is_refused_with_the_cheapest_there_is(plan: Pl
 
 def test_a_bound_on_cost_does_not_need_prices_that_nobody_was_asked_for(plan: Plan) -> None:
     assert offered(plan("limits.max_cost=5", "resources.spot=true", flags=("--json",)))["price"] is None
+
+
+def test_the_plan_tells_what_an_old_table_is_worth(plan: Plan) -> None:
+    (offering,) = offers.offline(Resources(provider="ec2", region="us-east-1", machine=("c7i.large",)))[:1]
+    made = prices.tables()["us-east-1"].date
+    assert old_prices((offering,), made + timedelta(days=90)) == ""
+    said = "on-demand prices are 91 days old; `stoker prices --refresh` asks for today's"
+    assert old_prices((offering,), made + timedelta(days=91)) == said
+    assert old_prices((replace(offering, provider="local"),), made + timedelta(days=91)) == ""
+    today = old_prices((offering,))
+    assert (today in plan()[2]) and bool(today) == ("days old" in plan()[2])
+
+
+def test_what_is_known_of_the_worst_case_is_told(plan: Plan) -> None:
+    assert "  worst case: at most $0.10 (1h 00m of training at $0.10/h if all of it were on-demand)\n" in plan()[2]
+
+
+def test_a_boot_script_is_not_printed_to_be_read(plan: Plan) -> None:
+    _, out, _ = plan()
+    assert re.search(r'"UserData": "\(1[0-9]\.[0-9] kB of user-data; --json shows it\)"', out) and "#!/bin" not in out
+    _, whole, _ = plan(flags=("--json",))
+    assert json.loads(whole)["requests"][-1]["params"]["UserData"].startswith("#!/bin/bash\n")
 
 
 # ── Agents ────────────────────────────────────────────────────────────────────────────────────────────────────────────

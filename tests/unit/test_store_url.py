@@ -63,6 +63,11 @@ def test_a_bucket_is_the_same_however_it_is_named() -> None:
         "",
         "  ",
         "gs://bucket",
+        "s3:/bucket/prefix",
+        "s3:bucket",
+        "S3:/bucket",
+        "gs:/bucket",
+        "file:/data",
         "http://host/bucket",
         "ftp://x",
         "://x",
@@ -85,6 +90,14 @@ def test_what_is_no_store_is_the_users_mistake_in_one_line(url: str) -> None:
     with pytest.raises(UserError) as caught:
         open_store(url)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bucket_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="s3:/my-training is neither a bucket nor a folder; write s3://"):
+        open_store("s3:/my-training")
+    # Who means a folder says so.
+    assert open_store("./s3:/x").near
 
 
 def test_gs_is_named_and_the_forms_are_told() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stoker.model import Offering
+    from stoker.spec import Spec
 
 # A page of a terminal.
 _LIMIT = 20
@@ -33,10 +34,12 @@ def command(
 ) -> None:
     """Show what the machines that a job asks for would cost, spot against on-demand.
 
-    In the order in which they would be tried. `--json` has every machine in every zone, with the source of its price.
+    Those that resources.spot and resources.max_price allow, in the order in which they would be tried. `--json` has
+    every machine in every zone, with the source of its price.
     """
     from stoker import layout
     from stoker.cli.printing import print_json, say, table, whole
+    from stoker.core.placement import acceptable
     from stoker.errors import UserError
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.providers import registry
@@ -52,21 +55,35 @@ def command(
     layers = (layer_of({"run": "true"}, "offers"), *settings)
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
-    found = connected.offerings(spec.resources)
+    offered = connected.offerings(spec.resources)
+    found, reason = acceptable(spec, offered)
     if as_json:
         print_json([whole(offering) for offering in found])
         return
     if not found:
-        why = connected.why_none(spec.resources) if isinstance(connected, ExplainsNone) else ""
-        raise UserError(why or f"{spec.resources.provider} offers nothing that fits the resources asked for")
+        why = connected.why_none(spec.resources) if not offered and isinstance(connected, ExplainsNone) else ""
+        raise UserError(why or reason)
     header, rows = listing(found, by_zone=zones)
     click.echo(table(header, rows[: limit or None]))
     if limit and len(rows) > limit:
         say(f"… and {len(rows) - limit} more; --limit 0 shows all")
+    if len(found) < len(offered):
+        say(f"{len(offered) - len(found)} of {len(offered)} are left out: {_bounds(spec)}")
+
+
+def _bounds(spec: Spec) -> str:
+    """What the job allows, where it does not allow everything."""
+    spot = {"never": "resources.spot is false", "only": "resources.spot is true"}.get(spec.resources.spot)
+    most = spec.resources.max_price
+    price = f"resources.max_price is ${most:g}/h" if most is not None else None
+    cost = "limits.max_cost needs a known price" if spec.limits.max_cost is not None else None
+    return ", ".join(bound for bound in (spot, price, cost) if bound)
 
 
 def listing(found: Sequence[Offering], *, by_zone: bool = False) -> tuple[list[str], list[list[str]]]:
     """The table's header and rows, best first: one for each machine and kind in its best zone, or for every zone."""
+    from stoker.cli.printing import price_source
+
     groups: dict[tuple[str, bool, str], list[Offering]] = {}
     for offering in found:
         groups.setdefault((offering.machine, offering.spot, offering.zone if by_zone else ""), []).append(offering)
@@ -76,8 +93,7 @@ def listing(found: Sequence[Offering], *, by_zone: bool = False) -> tuple[list[s
     sources = [group[0].price_source for group in groups.values()]
     if len(set(sources)) > 1:
         header.append("SOURCE")
-        # In short: the whole of it, in brackets, is for --json and `stoker prices`.
-        rows = [[*row, source.partition(" (")[0] or "–"] for row, source in zip(rows, sources, strict=True)]
+        rows = [[*row, price_source(source) or "–"] for row, source in zip(rows, sources, strict=True)]
     return header, rows
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from datetime import date, datetime, timezone
 
 import click
 
-from stoker.cli.printing import counted, dollars, duration, say, size, table, warn
+from stoker.cli import EXIT_INTERRUPTED
+from stoker.cli.printing import counted, dollars, duration, say, size, table, warn, zone_text
 from stoker.errors import UserError
 from stoker.model import Offering
+from stoker.providers import registry
+from stoker.providers.pricing import OLD_DAYS
 from stoker.spec import Spec
 from stoker.submitting import Prepared
 
@@ -19,8 +23,14 @@ def show_plan(prepared: Prepared) -> None:
     """Offerings with their prices, the worst case, what was packed and what was filled in. On stderr."""
     spec = prepared.spec
     say(f"{click.style(spec.name, bold=True)}  {counted(spec.nodes, 'node')} on {spec.resources.provider}")
-    say(table((), [[f"  {line}" for line in row] for row in offering_rows(prepared.offerings, spec.nodes)]))
+    rows = offering_rows(prepared.offerings, spec.nodes)
+    say(table((), [[f"  {line}" for line in row] for row in rows[:_MOST_OFFERINGS]]))
+    if len(rows) > _MOST_OFFERINGS:
+        say(f"  … and {len(rows) - _MOST_OFFERINGS} more; `stoker offers` lists them")
     say(f"  worst case: {worst_case(spec, prepared.offerings)}")
+    old = old_prices(prepared.offerings)
+    if old:
+        say(f"  {old}")
     packed = prepared.packed
     if packed is not None:
         revision = ""
@@ -34,17 +44,40 @@ def show_plan(prepared: Prepared) -> None:
 
 
 def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[str]]:
-    """Spot against on-demand, $/h for all nodes together."""
+    """Spot against on-demand, $/h for all nodes together: a row for each machine and kind, in its best zone."""
+    groups: dict[tuple[str, bool], list[Offering]] = {}
+    for offering in offerings:
+        groups.setdefault((offering.machine, offering.spot), []).append(offering)
+    together = f" for {nodes} nodes" if nodes > 1 else ""
     rows = []
-    for offering in offerings[:_MOST_OFFERINGS]:
-        price = "price unknown" if offering.price is None else f"{dollars(offering.price * nodes)}/h"
-        against = ""
-        if offering.spot and offering.price is not None and offering.on_demand_price:
-            share = 1 - offering.price / offering.on_demand_price
-            against = f"on-demand {dollars(offering.on_demand_price * nodes)}/h, saves {share:.0%}"
-        kind = "spot" if offering.spot else "on-demand"
-        rows.append([f"{offering.machine} in {offering.zone}", kind, price, against])
+    for best, *others in groups.values():
+        price = "price unknown" if best.price is None else f"{dollars(best.price * nodes)}/h{together}"
+        where = f"{len(others) + 1} zones, {best.zone} first" if others else zone_text(best.zone)
+        kind = "spot" if best.spot else "on-demand"
+        rows.append([f"{best.machine} in {where}", kind, price, _against(best, nodes)])
     return rows
+
+
+def _against(offering: Offering, nodes: int) -> str:
+    """What the same machine costs on demand, beside a spot price that is known."""
+    if not offering.spot or offering.price is None or not offering.on_demand_price:
+        return ""
+    share = round(1 - offering.price / offering.on_demand_price, 2)
+    saves = f", saves {share:.0%}" if share > 0 else f"; spot costs {-share:.0%} more" if share < 0 else ""
+    return f"on-demand {dollars(offering.on_demand_price * nodes)}/h{saves}"
+
+
+def old_prices(offerings: tuple[Offering, ...], today: date | None = None) -> str:
+    """How old the table of on-demand prices is, where that is worth a word."""
+    best = offerings[0]
+    try:
+        found = registry.prices(best.provider).tables().get(best.region or "")
+    except UserError:
+        return ""  # It keeps none.
+    days = ((today or datetime.now(timezone.utc).date()) - found.date).days if found is not None else 0
+    if days <= OLD_DAYS:
+        return ""
+    return f"on-demand prices are {days} days old; `stoker prices --refresh` asks for today's"
 
 
 def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:
@@ -53,32 +86,48 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:
     limits = spec.limits
     if limits.max_cost is not None:
         bounds.append((limits.max_cost, "limits.max_cost"))
-    dearest = _dearest(offerings)
+    dearest, guessed = _dearest(offerings, spec.resources.max_price)
     if dearest == 0:
         return "it costs nothing"
+    if_so = " if all of it were on-demand" if guessed else ""
     if limits.max_runtime_s is not None and dearest is not None:
         hours = limits.max_runtime_s / 3600
-        what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h"
+        what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h{if_so}"
         bounds.append((dearest * spec.nodes * hours, what))
     if bounds:
         amount, why = min(bounds)
-        return f"{dollars(amount)} ({why})"
-    if dearest is None:
+        return f"{'at most ' if if_so and if_so in why else ''}{dollars(amount)} ({why})"
+    if dearest is not None:
+        return f"no bound is set; {dollars(dearest * spec.nodes)} an hour{if_so}"
+    if limits.max_runtime_s is None:
         return "unknown: a price is not known; set limits.max_runtime to bound the time at least"
-    return f"no bound is set; {dollars(dearest * spec.nodes)} an hour"
+    return f"unknown: a price is not known; training ends after {duration(limits.max_runtime_s)}"
 
 
-def _dearest(offerings: tuple[Offering, ...]) -> float | None:
-    """$/h of the dearest offering that may be used; None when some price is not known."""
-    prices = [offering.price for offering in offerings]
-    known = [price for price in prices if price is not None]
-    return max(known) if known and len(known) == len(prices) else None
+def _dearest(offerings: tuple[Offering, ...], max_price: float | None) -> tuple[float | None, bool]:
+    """$/h of the dearest offering that may be used, None where nobody knows; and whether a spot price that is not known
+    was taken for the on-demand price: it seldom is more, which will do for a plan.
+    """
+    most, guessed = 0.0, False
+    for offering in offerings:
+        price = offering.price
+        if price is None:
+            # The cloud is told what is too much.
+            bounds = [bound for bound in (offering.on_demand_price, max_price) if bound is not None]
+            if not bounds:
+                return None, False
+            price = min(bounds)
+            guessed = guessed or price != max_price
+        most = max(most, price)
+    return most, guessed
 
 
 def agree(prepared: Prepared, *, yes: bool) -> None:
-    """Ask before money is spent. Raises UserError when there is nobody to ask, Abort when the answer is no."""
+    """Ask before money is spent. Raises UserError when there is nobody to ask, Exit when the answer is no."""
     if not prepared.capabilities.paid or yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError("this job costs money and there is no terminal to ask on; -y agrees to it")
-    click.confirm("Start it?", abort=True, err=True)
+    if not click.confirm("Start it?", err=True):
+        say("not started")
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 # Shown of each region without --json.
 _SHOWN = 20
-# Older than this, a table is worth a word.
-_OLD_DAYS = 180
 
 
 @click.command("prices")
@@ -66,10 +64,11 @@ def _show(table: PriceTable, regions: tuple[str, ...], as_json: bool) -> None:
 def _print(region: str, found: RegionPrices, names: list[str]) -> None:
     from stoker.cli.printing import counted, dollars
     from stoker.cli.printing import table as columns
+    from stoker.providers.pricing import OLD_DAYS
 
     days = (datetime.now(timezone.utc).date() - found.date).days
     age = counted(days, "day") + " old"
-    if days > _OLD_DAYS:
+    if days > OLD_DAYS:
         age = click.style(age + "; --refresh asks for today's", fg="yellow")
     click.echo(f"{click.style(region, bold=True)}  {found.date.isoformat()}, {age}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")

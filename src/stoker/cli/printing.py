@@ -116,6 +116,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def zone_text(zone: str | None) -> str:
+    """The zone, or that the cloud chooses it."""
+    return zone or "any zone"
+
+
+def price_source(source: str) -> str:
+    """Where a price is from, in short. The whole of it, in brackets, is for --json and `stoker prices`."""
+    return source.partition(" (")[0]
+
+
 def number(value: float) -> str:
     return f"{value:.4g}"
 

@@ -17,6 +17,7 @@ from stoker.cli.printing import (
     number,
     one_line,
     phase,
+    price_source,
     print_json,
     say,
     size,
@@ -119,11 +120,13 @@ def cost_text(summary: Summary) -> str:
     if summary.cost is None:
         return "unknown: a price was not known"
     text = dollars(summary.cost)
-    if summary.on_demand_cost:
+    share = round(summary.saved_share, 2) if summary.saved_share is not None else 0.0
+    if summary.on_demand_cost and share:
         text += f", on-demand {dollars(summary.on_demand_cost)}"
-        if summary.saved_share is not None:
-            text += f": saved {summary.saved_share:.0%}"
-    sources = list(dict.fromkeys(attempt.price_source for attempt in summary.attempts if attempt.price_source))
+        if share > 0:
+            text += f": saved {share:.0%}"
+    told = (price_source(attempt.price_source) for attempt in summary.attempts)
+    sources = [source for source in dict.fromkeys(told) if source]
     return f"{text} (prices: {', '.join(sources)})" if sources else text
 
 

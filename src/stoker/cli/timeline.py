@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cli.printing import dollars, duration, one_line
+from stoker.cli.printing import dollars, duration, one_line, zone_text
 from stoker.fold import JobState
 from stoker.model import (
     Claimed,
@@ -103,17 +103,22 @@ def outcome_text(outcome: str, reason: str | None) -> str:
 
 def where(attempt: AttemptSummary) -> str:
     kind = "spot" if attempt.spot else "on-demand"
-    nodes = f"{len(attempt.nodes)} × " if len(attempt.nodes) > 1 else ""
-    return f"{nodes}{attempt.machine} in {attempt.zone}, {kind} {rate(attempt.price)}"
+    count = len(attempt.nodes)
+    nodes = f"{count} × " if count > 1 else ""
+    return f"{nodes}{attempt.machine} in {zone_text(attempt.zone)}, {kind} {rate(attempt.price, count)}"
 
 
-def rate(price: float | None) -> str:
-    return "at an unknown price" if price is None else f"{dollars(price)}/h"
+def rate(price: float | None, nodes: int = 1) -> str:
+    """The price of one node, which is said where there are more."""
+    if price is None:
+        return "at an unknown price"
+    return f"{dollars(price)}/h each" if nodes > 1 else f"{dollars(price)}/h"
 
 
-def offering_text(offering: Offering) -> str:
+def offering_text(offering: Offering, nodes: int) -> str:
+    """`c7i.large in us-east-1a, spot $0.05/h each`."""
     kind = "spot" if offering.spot else "on-demand"
-    return f"{offering.machine} in {offering.zone}, {kind} {rate(offering.price)}"
+    return f"{offering.machine} in {zone_text(offering.zone)}, {kind} {rate(offering.price, nodes)}"
 
 
 def checkpoint_name(key: str) -> str:
@@ -131,7 +136,7 @@ def describe(event: Event, state: JobState | None) -> str:
             return "submitted"
         case Claimed(offering=offering, nodes=nodes, successor_of=older):
             takes_over = f", to take over from {_attempt(state, older)}" if older is not None else ""
-            return f"claimed {nodes} × {offering_text(offering)}{takes_over}"
+            return f"claimed {nodes} × {offering_text(offering, nodes)}{takes_over}"
         case Launched(claim=claim, nodes=refs):
             return f"launched {_attempt(state, claim)} ({', '.join(ref.instance for ref in refs) or 'no machine'})"
         case Suspected(claim=claim, rank=rank):
@@ -157,8 +162,8 @@ def news(entry: Entry, state: JobState | None) -> str | None:
     match entry.event:
         case Submitted() | Suspected() | Opaque():
             return None
-        case Claimed(offering=offering):
-            return f"getting {offering_text(offering)} ({entry.reason})"
+        case Claimed(offering=offering, nodes=nodes):
+            return f"getting {f'{nodes} × ' if nodes > 1 else ''}{offering_text(offering, nodes)} ({entry.reason})"
         case Launched(claim=claim):
             return f"{_attempt(state, claim)} has its machines: {entry.reason}"
         case Closed(outcome="dry"):

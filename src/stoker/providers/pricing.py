@@ -8,6 +8,9 @@ from datetime import date
 from pathlib import Path
 from typing import Protocol
 
+# Older than this, a table is worth a word.
+OLD_DAYS = 90
+
 
 @dataclass(frozen=True)
 class Price:

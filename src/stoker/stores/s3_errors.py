@@ -6,7 +6,7 @@ import re
 
 from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
@@ -28,7 +28,7 @@ def translated(error: Exception, url: str) -> StoreError:
     if "Received redirect" in text:
         return StoreDenied(f"{url} is in another region; set AWS_REGION to the bucket's")
     if "169.254.169.254" in text or "169.254.170." in text:
-        return StoreUnavailable(
+        return NoCredentials(
             f"{url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE "
             "with boto3 installed"
         )
