@@ -98,6 +98,19 @@ def way(
         return found.name, list(found.argv)
 
 
+def hint(clients: Clients, visit: Visit, *, answers: bool = True) -> str:
+    """What is said when ssh itself fails."""
+    with access.way(
+        clients,  # type: ignore[arg-type]
+        MACHINE,
+        visit,
+        spec("debian/12"),
+        "us-east-1",
+        answers=lambda _: answers,
+    ) as found:
+        return found.hint
+
+
 def own_key(home: Path, name: str = "mine.pem") -> str:
     (home / ".ssh" / name).write_text("secret")
     return str(home / ".ssh" / name)
@@ -156,6 +169,21 @@ def test_the_person_may_insist(computer: Path) -> None:
         way(Clients(), Visit(via="pigeon"))
     with pytest.raises(UserError, match=r"no way to .*: key: .*neither in .* nor in an agent"):
         way(Clients(), Visit(via="key"))
+
+
+def test_a_key_lent_in_vain_says_what_to_do_next(computer: Path) -> None:
+    shell, command = Visit(), Visit(command=("true",))
+    for visit, answers in ((shell, True), (command, True), (command, False)):
+        told = hint(Clients(), visit, answers=answers)
+        assert "Permission denied? its image may lack ec2-instance-connect" in told
+        assert "set resources.ec2.key" in told and ("or try --via ssm" in told) == (visit is shell)
+    # There it needs no key at all: the way out is no dead end.
+    name, argv = way(Clients(), Visit(via="ssm"))
+    assert name == "ssm" and argv[1:3] == ["ssm", "start-session"] and argv[-1] == MACHINE
+    # Nothing was lent.
+    assert "ec2-instance-connect" not in hint(Clients(connect=Connect(refuses=True)), shell, answers=False)
+    own_key(computer)
+    assert "ec2-instance-connect" not in hint(Clients(Ec2(KeyName="mine")), shell)
 
 
 def test_an_identity_is_used_as_it_is(computer: Path) -> None:

@@ -31,6 +31,8 @@ _PYTHON, _AGENT, _NODE = "/opt/stoker/bin/python", "/opt/stoker/agent", "/var/li
 _PORT = 22
 # Long enough for another continent; a port that is closed to us never answers.
 _PROBE_S = 4.0
+# A fresh private key, in the folder of one visit.
+_LENT = "key"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 # By a word in the image's alias or name, the first that matches.
 _USERS = (
@@ -101,8 +103,10 @@ def _first_open(clients: Clients, target: Target, visit: Visit, folder: Path, an
 
     def by_ssm() -> tuple[str, ...]:
         proxy = _ssm_proxy(target)
+        # Who insists on it for a shell has been refused elsewhere, maybe for want of what a lent key needs as well.
+        lends = by_key if visit.via == "ssm" and not visit.command and not visit.options else by_either
         try:
-            return ssh_argv(target, visit, target.instance, [*by_either(), "-o", f"ProxyCommand={proxy}"])
+            return ssh_argv(target, visit, target.instance, [*lends(), "-o", f"ProxyCommand={proxy}"])
         except NoWay as why:
             if visit.command or visit.options:
                 raise NoWay(
@@ -118,11 +122,22 @@ def _first_open(clients: Clients, target: Target, visit: Visit, folder: Path, an
     closed = []
     for name in VIAS if visit.via is None else (visit.via,):
         try:
-            others = ", ".join(other for other in VIAS if other != name)
-            return Way(name, found[name](), hint=f"255 is ssh's own failure, by way of {name}; --via may be {others}")
+            argv = found[name]()
+            return Way(name, argv, hint=_hint(name, visit, lent=(folder / _LENT).exists()))
         except NoWay as why:
             closed.append(f"{name}: {why}")
     raise UserError(f"no way to {target.instance}: {'; '.join(closed)}")
+
+
+def _hint(name: str, visit: Visit, *, lent: bool) -> str:
+    """What to do next where ssh itself fails. It has said why; that a key was lent in vain it cannot say."""
+    others = ", ".join(other for other in VIAS if other != name)
+    hint = f"255 is ssh's own failure, by way of {name}; --via may be {others}"
+    if not lent:
+        return hint
+    shell = "" if visit.command or visit.options else ", or try --via ssm"
+    lacks = "its image may lack ec2-instance-connect, as Debian's do"
+    return f"{hint}. Permission denied? {lacks}: set resources.ec2.key, which counts at the next launch{shell}"
 
 
 # ── The machine ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +217,7 @@ def _key_options(target: Target, visit: Visit) -> list[str]:
 def _lend_key(clients: Clients, target: Target, folder: Path) -> list[str]:
     """A fresh key, which EC2 Instance Connect lends to the machine for a minute."""
     program = find_program("ssh-keygen", "OpenSSH's client has it")
-    key = folder / "key"
+    key = folder / _LENT
     key.unlink(missing_ok=True)
     subprocess.run([program, "-q", "-t", "ed25519", "-N", "", "-C", "stoker", "-f", str(key)], check=True)
     public = key.with_suffix(".pub").read_text()
@@ -215,6 +230,7 @@ def _lend_key(clients: Clients, target: Target, folder: Path) -> list[str]:
             ),
         )
     except ProviderError as error:
+        key.unlink()
         raise NoWay(str(error)) from error
     return ["-i", str(key), "-o", "IdentitiesOnly=yes"]
 
