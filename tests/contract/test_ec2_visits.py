@@ -358,3 +358,22 @@ def test_the_script_of_iam_is_taken_by_aws_as_often_as_one_likes(world: World) -
         assert found["Document"] == policies[each["PolicyName"].removeprefix("stoker-")]
     code, found = findings(world, "--set", "resources.ec2.profile=stoker-node-vision")
     assert code == 0 and found["instance profile"]["ok"] is True
+
+
+def test_the_first_steps_of_the_page_are_true(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty account to a check that fails nowhere, in a shell set up as the page says and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "ec2.md").read_text(encoding="utf-8")
+    steps = page[page.index("**1. ") : page.index("**4. ")]
+    typed = [line.removeprefix("$ ") for line in steps.splitlines() if line.startswith("$ ")]
+    assert typed[0].startswith("export STOKER_STORE=s3://") and typed[-1] == "stoker check ec2"
+    monkeypatch.delenv("STOKER_STORE")
+    ran = subprocess.run(
+        ["sh", "-eux"],
+        input="\n".join(line.replace("| less", "| cat") for line in typed),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=world.code,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr
+    assert "✗" not in ran.stdout and "✓ instance profile: stoker-node" in ran.stdout
