@@ -230,6 +230,10 @@ class TestLive:
         expect_spot(aws, ["g5.xlarge"], [])
         assert {offering.zone for offering in offers.live(ec2, resources, now=NOW)} == {"us-east-1b"}
 
+    def test_a_zone_of_another_region_asks_nothing(self, ec2: Any, aws: Stubber) -> None:
+        with pytest.raises(UserError, match=r"resources\.zones: us-west-2a is not in us-east-1"):
+            offers.live(ec2, wanted(machine=("g5.xlarge",), zones=("us-west-2a",)), now=NOW)
+
     def test_nothing_there_asks_for_no_price(self, ec2: Any, aws: Stubber) -> None:
         resources = wanted(machine=("g5.xlarge",), zones=("us-east-1z",))
         expect_places(aws, ["g5.xlarge"], places(("g5.xlarge", "us-east-1a")))
