@@ -202,9 +202,7 @@ def test_the_newest_wheel_is_taken(no_pip: list[list[str]], tmp_path: Path) -> N
 
 def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: list[list[str]]) -> None:
     for _ in range(2):
-        with pytest.raises(
-            NotServed, match=r"arm64 machines that have only Python 3\.10 .*\(there is no index\); "
-        ):
+        with pytest.raises(NotServed, match=r"arm64 machines that have only Python 3\.10 .*\(there is no index\); "):
             build("cp310-arm64")
     assert len(no_pip) == 1
     command = " ".join(no_pip[0])
