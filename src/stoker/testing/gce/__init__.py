@@ -1,0 +1,1 @@
+"""A Compute Engine that boots what it is asked to boot, for tests."""
