@@ -31,7 +31,7 @@ from stoker.home import home, make_home
 from stoker.model import Capabilities, Offering, Record, Submitted
 from stoker.pack import Packed, pack
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Placed, Provider, Rehearses, Request
+from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.spec import Code, Resources, Spec, Submission
 from stoker.store import Meta, Store
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unreachable
@@ -219,12 +219,12 @@ def fitting_offerings(
     raise UserError(f"{reason}; `stoker offers` lists what there is")
 
 
-def launch_requests(prepared: Prepared, store: Store) -> tuple[Request, ...]:
+def launch_requests(prepared: Prepared, store: Store) -> tuple[Request | HttpRequest, ...]:
     """What the first claim would ask the provider for. Pure: touches neither cloud nor store."""
     return _requests(prepared, store, connect(prepared.spec, store))
 
 
-def _requests(prepared: Prepared, store: Store, provider: Provider) -> tuple[Request, ...]:
+def _requests(prepared: Prepared, store: Store, provider: Provider) -> tuple[Request | HttpRequest, ...]:
     spec = prepared.spec
     order = LaunchOrder(
         job=f"{spec.name}-{'0' * SUFFIX_LENGTH}",

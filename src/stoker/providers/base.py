@@ -23,6 +23,7 @@ __all__ = [
     "Grant",
     "Granting",
     "Grants",
+    "HttpRequest",
     "Interrupts",
     "LaunchOrder",
     "Leaves",
@@ -78,6 +79,17 @@ class Request:
     region: str | None = None
 
 
+@dataclass(frozen=True)
+class HttpRequest:
+    """A request to a cloud whose interface is plain HTTP, as data. `path` has its query with it."""
+
+    service: str
+    method: str
+    path: str
+    body: dict[str, Any] = field(default_factory=dict)
+    region: str | None = None
+
+
 class Provider(Protocol):
     """An adapter to a cloud. Every method may raise the errors of `ProviderError`; none retries by itself."""
 
@@ -90,13 +102,13 @@ class Provider(Protocol):
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """What could serve these resources, spot and on-demand, cheapest acceptable first. Empty: nothing ever can."""
 
-    def build(self, order: LaunchOrder) -> tuple[Request, ...]:
+    def build(self, order: LaunchOrder) -> tuple[Request | HttpRequest, ...]:
         """The requests that would launch this order. PURE: no cloud, no store, no clock, no credentials."""
 
-    def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
-        """Make the machines. Idempotent by the order's token while it lives: repeating answers the same instances.
+    def launch(self, requests: tuple[Any, ...]) -> tuple[Instance, ...]:
+        """Make the machines, with what `build` gave.
 
-        Returns what there is, also when that is fewer than asked for. NoCapacity: none was made, none will be.
+        Idempotent by the order's token while it lives: repeating answers the same instances. Returns what there is, also when that is fewer than asked for. NoCapacity: none was made, none will be.
         """
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
@@ -125,9 +137,11 @@ class Interrupts(Protocol):
 class Rehearses(Protocol):
     """A provider whose cloud can say beforehand what it would refuse."""
 
-    def rehearse(self, requests: tuple[Request, ...]) -> None:
-        """Ask. Makes nothing. Raises InvalidRequest where the request is at fault, and any other ProviderError where
-        nothing is known that way."""
+    def rehearse(self, requests: tuple[Any, ...]) -> None:
+        """Ask, with what `build` gave. Makes nothing.
+
+        Raises InvalidRequest where the request is at fault, and any other ProviderError where nothing is known that way.
+        """
 
 
 @runtime_checkable

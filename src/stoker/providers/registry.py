@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GROUP = "stoker.providers"
 
 # Ours, so that the common case needs no look-up of entry points (which reads every installed package).
-_BUILT_IN = {"local": "stoker.providers.local", "ec2": "stoker.providers.ec2"}
+_BUILT_IN = {"local": "stoker.providers.local", "ec2": "stoker.providers.ec2", "gce": "stoker.providers.gce"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,112 @@
+"""The labels by which Stoker knows its own, and its tags in Google's alphabet.
+
+A label is made of lower-case letters, digits, `_` and `-`, at most 63 of them. Anything else becomes `_` and two
+hexadecimal digits for each byte of it, so that a tag can be read back exactly as it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from stoker.errors import UserError
+from stoker.providers.base import LaunchOrder
+
+STORE = "stoker-store"
+JOB = "stoker-job"
+CLAIM = "stoker-claim"
+SUBMITTER = "stoker-submitter"
+OURS = "stoker-"
+
+# https://cloud.google.com/compute/docs/labeling-resources#restrictions
+LENGTH = 63
+_MOST_LABELS = 64
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
+_HEX = re.compile(r"[0-9a-f]{2}")
+_ESCAPED = re.compile(rb"_([0-9a-f]{2})")
+# Keys begin with a letter: this stands before one that would not. No text that is left as it is can begin so.
+_FRONT = "k_00"
+
+
+def encode(text: str) -> str:
+    """A value in Google's alphabet. However long: `check` says what is too long."""
+    found = ""
+    # From the end: an underscore may stay unless what follows would make it look like an escape.
+    for byte in reversed(text.encode("utf-8", "surrogatepass")):
+        plain = byte in _PLAIN and not (byte == 0x5F and _HEX.match(found))
+        found = (chr(byte) if plain else f"_{byte:02x}") + found
+    return found
+
+
+def decode(label: str) -> str:
+    """What `encode` was given. For a label that it never wrote, the nearest text."""
+    raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), label.encode("utf-8", "surrogatepass"))
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return label
+
+
+def encode_key(text: str) -> str:
+    """A key in Google's alphabet, which begins with a letter."""
+    found = encode(text)
+    return found if "a" <= found[:1] <= "z" and not found.startswith(_FRONT) else _FRONT + found
+
+
+def decode_key(label: str) -> str:
+    """What `encode_key` was given."""
+    return decode(label.removeprefix(_FRONT))
+
+
+def store_label(url: str) -> str:
+    """The value of `stoker-store`: the store's address, or its digest where that is too long for a label."""
+    found = encode(url)
+    return found if len(found) <= LENGTH else f"sha256-{hashlib.sha256(url.encode()).hexdigest()[: LENGTH - 7]}"
+
+
+def of_order(order: LaunchOrder) -> dict[str, str]:
+    """Every label of an order's machines and disks."""
+    return {
+        JOB: encode(order.job),
+        CLAIM: str(order.claim),
+        STORE: store_label(order.store),
+        SUBMITTER: _fitting(order.submitter),
+        **{encode_key(key): encode(value) for key, value in order.spec.tags.items()},
+    }
+
+
+def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """The job's own tags among a machine's labels."""
+    return {decode_key(key): decode(value) for key, value in labels.items() if not key.startswith(OURS)}
+
+
+def check(tags: Mapping[str, str]) -> None:
+    """Raise UserError for a job's tag that does not fit into a label."""
+    most = _MOST_LABELS - 4
+    if len(tags) > most:
+        raise UserError(f"tags: Compute Engine takes {most} beside Stoker's own, found {len(tags)}")
+    for key, value in tags.items():
+        problem = _problem(key, value)
+        if problem:
+            raise UserError(f"tags.{key}: {problem}")
+
+
+def _problem(key: str, value: str) -> str | None:
+    if not key:
+        return "has no name; give it one"
+    if key.startswith(OURS):
+        return "is set by Stoker; choose another name"
+    if key.startswith("goog-"):
+        return "names that begin with goog- belong to Google; choose another"
+    for what, label in (("name", encode_key(key)), ("value", encode(value))):
+        if len(label) > LENGTH:
+            longer = f" ({label[:12]}… there)" if label not in (key, value) else ""
+            return f"the {what} has {len(label)} characters as a label{longer}; Compute Engine takes {LENGTH}"
+    return None
+
+
+def _fitting(text: str) -> str:
+    while len(found := encode(text)) > LENGTH:
+        text = text[:-1]
+    return found

@@ -1,0 +1,42 @@
+"""What machines and the things beside them are called. A name proves nothing: once it is free, it is used again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from stoker.providers.base import LaunchOrder
+
+# RFC 1035, as Compute Engine wants it: https://cloud.google.com/compute/docs/naming-resources
+_LENGTH = 63
+_DIGEST = 8
+# `-` and a rank: a gang is never larger than this can tell.
+_RANK_LENGTH = 5
+
+
+def base(order: LaunchOrder) -> str:
+    """The name of one claim's things: `stoker-JOB-CLAIM-DIGEST`, at most 58 characters.
+
+    The digest is of the store and the claim's token: jobs of two stores in one project may share an id, and long ids
+    are cut.
+    """
+    digest = hashlib.sha256(f"{order.store}\0{order.token}".encode()).hexdigest()[:_DIGEST]
+    end = f"-{order.claim}-{digest}"
+    job = re.sub(r"[^a-z0-9-]", "-", order.job.lower())
+    return f"stoker-{job}"[: _LENGTH - _RANK_LENGTH - len(end)].rstrip("-") + end
+
+
+def machine(order: LaunchOrder, rank: int) -> str:
+    """The name of one node: the same for everybody who finishes this claim."""
+    return f"{base(order)}-{rank}"
+
+
+def machines(order: LaunchOrder) -> tuple[str, ...]:
+    """The names of all nodes, by rank."""
+    return tuple(machine(order, rank) for rank in range(order.nodes))
+
+
+def rank(name: str) -> int | None:
+    """The rank that a machine's name tells; None for a name that is none of ours."""
+    found = re.fullmatch(r"stoker-.+-([0-9]+)", name)
+    return int(found[1]) if found else None

@@ -1,0 +1,105 @@
+"""Where machines are: a project and a region of it, told as one text (`vision-1/us-central1`).
+
+Whoever governs a job later may have another project of their own, so the place of a job's machines names both. A
+machine is named by its zone and its number: numbers are never used again, names are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoker.errors import UserError
+from stoker.spec import Resources
+
+# As every tool of Google's reads them.
+_PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+_REGION_VARIABLE = "CLOUDSDK_COMPUTE_REGION"
+# `us-central1`, `northamerica-northeast2`, `europe-west12`.
+_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
+# `vision-1`, and those of a domain: `example.com:vision-1`.
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+# Behind the region: `-a`, and the zones for accelerators alone, `-ai1a`.
+_BEHIND_THE_REGION = re.compile(r"-[a-z0-9]+")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One region of one project: what `Offering.region` and `Instance.region` tell on Compute Engine."""
+
+    project: str
+    region: str
+
+    @classmethod
+    def of(cls, text: str) -> Place:
+        """Read `PROJECT/REGION`. Raises UserError for anything else."""
+        project, slash, region = text.rpartition("/")
+        if not slash or not project or "/" in project or not region:
+            raise UserError(f"resources.region: {text!r} is no place of Compute Engine; write PROJECT/REGION")
+        return cls(project, region)
+
+    def __str__(self) -> str:
+        return f"{self.project}/{self.region}"
+
+
+def find(resources: Resources, default_project: str | None = None) -> Place:
+    """The place of these resources: what they name, else what the environment names, else `default_project`.
+
+    Raises UserError where a part of it is not known, or cannot be.
+    """
+    gce = resources.gce
+    named = gce.project if gce is not None else None
+    region = resources.region or os.environ.get(_REGION_VARIABLE)
+    if region is not None and "/" in region:
+        place = Place.of(region)
+        if named is not None and named != place.project:
+            raise UserError(f"resources.gce.project: {named} is not the project of resources.region ({place})")
+    else:
+        project = named or environment_project() or default_project
+        if not project:
+            raise UserError("resources.gce.project: name your Google Cloud project, or set GOOGLE_CLOUD_PROJECT")
+        if not region:
+            raise UserError(
+                f"resources.region: name a region, such as us-central1, or set {_REGION_VARIABLE}",
+            )
+        place = Place(project, region)
+    check(place, resources.zones)
+    return place
+
+
+def environment_project() -> str | None:
+    """The project by the variables that Google's own tools read."""
+    return next((found for name in _PROJECT_VARIABLES if (found := os.environ.get(name))), None)
+
+
+def check(place: Place, zones: Iterable[str] = ()) -> None:
+    """Raise UserError for a project or region that cannot be, and for a zone that is not in it."""
+    if not _PROJECT.fullmatch(place.project):
+        raise UserError(f"resources.gce.project: {place.project!r} is no id of a project; it is not its name")
+    region = place.region
+    if not _REGION.fullmatch(region):
+        hint = f"; did you mean {region_of(region)}?" if _REGION.fullmatch(region_of(region)) else ""
+        raise UserError(f"resources.region: Compute Engine has no region {region!r}{hint or '; try us-central1'}")
+    for zone in zones:
+        if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
+            raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}-a")
+
+
+def region_of(zone: str) -> str:
+    """`us-central1` of `us-central1-a`."""
+    return zone.rpartition("-")[0]
+
+
+def instance_id(zone: str, number: str | int) -> str:
+    """What Stoker calls a machine: `us-central1-a.4242424242424242424`."""
+    return f"{zone}.{number}"
+
+
+def split_id(instance: str) -> tuple[str, str]:
+    """The zone and the number of a machine. Raises ValueError for what is no id of ours."""
+    zone, dot, number = instance.partition(".")
+    if not dot or not zone or not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{instance!r} is no id of a machine on Compute Engine")
+    return zone, number
