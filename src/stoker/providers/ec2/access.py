@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,20 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ProviderError, UserError
-from stoker.home import home, make_home
 from stoker.providers.base import Visit, Way
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
+from stoker.providers.reaching import (
+    LENT,
+    PORT,
+    Door,
+    NoWay,
+    find_program,
+    make_key,
+    own_identity,
+    port_answers,
+    ssh_argv,
+)
 from stoker.spec import Spec
 
 VIAS = ("key", "connect", "ssm")
-# Where the boot put the agent and its node: see `stoker.providers.ec2.bootstrap`.
-_PYTHON, _AGENT, _NODE = "/opt/stoker/bin/python", "/opt/stoker/agent", "/var/lib/stoker/node"
-_PORT = 22
-# Long enough for another continent; a port that is closed to us never answers.
-_PROBE_S = 4.0
-# A fresh private key, in the folder of one visit.
-_LENT = "key"
+_KNOWN = "ec2_known_hosts"
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 # By a word in the image's alias or name, the first that matches.
 _USERS = (
@@ -47,10 +48,6 @@ _USERS = (
     ("fedora", "fedora"),
 )
 _ANYBODY = "ec2-user"
-
-
-class NoWay(Exception):
-    """This way is closed; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +76,15 @@ def way(
         raise UserError(f"--via {visit.via}: there are {', '.join(VIAS)}")
     target = find_target(clients, instance, visit, spec, region)
     with tempfile.TemporaryDirectory(prefix="stoker-ssh-") as folder:
-        yield _first_open(clients, target, visit, Path(folder), answers or _answers)
+        yield _first_open(clients, target, visit, Path(folder), answers or port_answers)
 
 
 def _first_open(clients: Clients, target: Target, visit: Visit, folder: Path, answers: Callable[[str], bool]) -> Way:
     def at_port(lend: Callable[[], list[str]]) -> tuple[str, ...]:
         where = next((address for address in target.addresses if answers(address)), None)
         if where is None:
-            raise NoWay(f"port {_PORT} of {' and '.join(target.addresses) or 'it'} does not answer from here")
-        return ssh_argv(target, visit, where, lend())
+            raise NoWay(f"port {PORT} of {' and '.join(target.addresses) or 'it'} does not answer from here")
+        return ssh_argv(_door(target, where), visit, lend())
 
     def by_key() -> list[str]:
         return _key_options(target, visit)
@@ -106,7 +103,7 @@ def _first_open(clients: Clients, target: Target, visit: Visit, folder: Path, an
         # Who insists on it for a shell has been refused elsewhere, maybe for want of what a lent key needs as well.
         lends = by_key if visit.via == "ssm" and not visit.command and not visit.options else by_either
         try:
-            return ssh_argv(target, visit, target.instance, [*lends(), "-o", f"ProxyCommand={proxy}"])
+            return ssh_argv(_door(target, target.instance), visit, [*lends(), "-o", f"ProxyCommand={proxy}"])
         except NoWay as why:
             if visit.command or visit.options:
                 raise NoWay(
@@ -123,7 +120,7 @@ def _first_open(clients: Clients, target: Target, visit: Visit, folder: Path, an
     for name in VIAS if visit.via is None else (visit.via,):
         try:
             argv = found[name]()
-            return Way(name, argv, hint=_hint(name, visit, lent=(folder / _LENT).exists()))
+            return Way(name, argv, hint=_hint(name, visit, lent=(folder / LENT).exists()))
         except NoWay as why:
             closed.append(f"{name}: {why}")
     raise UserError(f"no way to {target.instance}: {'; '.join(closed)}")
@@ -184,12 +181,8 @@ def _user_in(text: str) -> str | None:
     return next((user for word, user in _USERS if word in text.lower()), None)
 
 
-def _answers(address: str) -> bool:
-    try:
-        with socket.create_connection((address, _PORT), timeout=_PROBE_S):
-            return True
-    except OSError:
-        return False
+def _door(target: Target, where: str) -> Door:
+    return Door(target.instance, target.user, where, _KNOWN)
 
 
 # ── Keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,10 +191,7 @@ def _answers(address: str) -> bool:
 def _key_options(target: Target, visit: Visit) -> list[str]:
     """The key that the machine was launched with, or the one that the person names."""
     if visit.identity is not None:
-        path = Path(visit.identity).expanduser()
-        if not path.is_file():
-            raise UserError(f"--identity {visit.identity}: there is no such file")
-        return ["-i", str(path), "-o", "IdentitiesOnly=yes"]
+        return own_identity(visit)
     folder = Path.home() / ".ssh"
     if target.key is not None:
         for name in (target.key, f"{target.key}.pem"):
@@ -216,10 +206,7 @@ def _key_options(target: Target, visit: Visit) -> list[str]:
 
 def _lend_key(clients: Clients, target: Target, folder: Path) -> list[str]:
     """A fresh key, which EC2 Instance Connect lends to the machine for a minute."""
-    program = find_program("ssh-keygen", "OpenSSH's client has it")
-    key = folder / _LENT
-    key.unlink(missing_ok=True)
-    subprocess.run([program, "-q", "-t", "ed25519", "-N", "", "-C", "stoker", "-f", str(key)], check=True)
+    key = make_key(folder)
     public = key.with_suffix(".pub").read_text()
     client = clients.get("ec2-instance-connect", target.region)
     try:
@@ -238,36 +225,12 @@ def _lend_key(clients: Clients, target: Target, folder: Path) -> list[str]:
 # ── Programs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ssh_argv(target: Target, visit: Visit, where: str, options: list[str]) -> tuple[str, ...]:
-    """The real ssh. Machines come and go, and addresses with them: host keys are kept by the machine's own name."""
-    program = find_program("ssh", "install OpenSSH's client (Debian: openssh-client)")
-    make_home()
-    trusted = [
-        *("-o", "StrictHostKeyChecking=accept-new"),
-        *("-o", f"UserKnownHostsFile={home() / 'ec2_known_hosts'}"),
-        *("-o", f"HostKeyAlias={target.instance}"),
-        *("-o", "ServerAliveInterval=30"),
-        # Images have no passwords; asking for one would only hide that the key is not known there.
-        *("-o", "PreferredAuthentications=publickey"),
-        *("-o", "LogLevel=ERROR"),
-    ]
-    terminal = ["-t"] if visit.command and visit.terminal else []
-    own = [program, *trusted, *options, *terminal, *visit.options, f"{target.user}@{where}"]
-    return (*own, *([remote_command(target.user, visit.command)] if visit.command else []))
-
-
-def remote_command(user: str, command: tuple[str, ...]) -> str:
-    """The command as the training sees it, which belongs to root. One word for each, whatever shell reads it."""
-    become = [] if user == "root" else ["sudo", "-n", "--"]
-    return shlex.join([*become, _PYTHON, _AGENT, _NODE, "--", *command])
-
-
 def _ssm_proxy(target: Target) -> str:
     program = _aws()
     return shlex.join(
         [
             *(program, "ssm", "start-session", "--region", target.region, "--target", target.instance),
-            *("--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={_PORT}"),
+            *("--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={PORT}"),
         ]
     )
 
@@ -280,11 +243,3 @@ def _aws() -> str:
     program = find_program("aws", "it needs AWS's command line", closed=True)
     find_program("session-manager-plugin", "it needs AWS's Session Manager plugin", closed=True)
     return program
-
-
-def find_program(name: str, hint: str, *, closed: bool = False) -> str:
-    """Where a program is. Raises UserError, or NoWay where another way may be open."""
-    found = shutil.which(name)
-    if found is None:
-        raise (NoWay if closed else UserError)(f"there is no {name} on this computer: {hint}")
-    return found
