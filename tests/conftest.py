@@ -17,6 +17,7 @@ settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatab
 pytest.register_assert_rewrite("stoker.testing.store_contract")
 
 from stoker.testing.ec2 import Ec2Cloud, ec2_cloud  # noqa: E402
+from stoker.testing.gcs import GcsServer, gcs_server  # noqa: E402
 from stoker.testing.servers import S3Server, s3_server  # noqa: E402
 
 
@@ -55,3 +56,28 @@ def s3_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
     return f"s3://{s3.new_bucket()}/stoker/test"
+
+
+@pytest.fixture(scope="session")
+def shared_gcs() -> Iterator[GcsServer]:
+    """One Cloud Storage for the whole run: see `gcs`."""
+    with gcs_server() as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(shared_gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
+    """A Cloud Storage without faults, with the environment that clients of it need."""
+    shared_gcs.clear()
+    for name in os.environ:
+        if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_")):
+            monkeypatch.delenv(name)
+    for name, value in shared_gcs.env.items():
+        monkeypatch.setenv(name, value)
+    return shared_gcs
+
+
+@pytest.fixture
+def gcs_url(gcs: GcsServer) -> str:
+    """An empty store on Cloud Storage, with the environment that `open_store` needs for it."""
+    return f"gs://{gcs.new_bucket()}/stoker/test"

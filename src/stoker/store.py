@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import StoreError, UserError
@@ -23,11 +23,22 @@ from stoker.errors import StoreError, UserError
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 _PREFIX = re.compile(rf"(?:{_SEGMENT}/)*")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Of each cloud: names of buckets, and where credentials come from instead of the URL.
+# https://cloud.google.com/storage/docs/buckets#naming
+_BUCKETS = {
+    "s3": (
+        re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ),
+    "gs": (
+        re.compile(r"(?=[^.]{1,63}(?:\.[^.]{1,63})*\Z)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+        "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+}
 # Without its slashes a URL would be a path like any other, and jobs would wait in a folder for ever.
 _SCHEME = re.compile(r"(s3|gs|file):", re.IGNORECASE)
 
-_FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket, s3://bucket/prefix)"
+_FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket/prefix, gs://bucket/prefix)"
 
 
 class FileChanged(StoreError):
@@ -129,7 +140,9 @@ def check_prefix(prefix: str) -> str:
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`: `file:///…`, a plain path, or `s3://bucket[/prefix]`. Nothing is created or asked yet.
+    """The store at `url`: `file:///…`, a plain path, `s3://bucket[/prefix]` or `gs://bucket[/prefix]`.
+
+    Nothing is created or asked yet.
 
     Raises UserError for a URL that cannot be one. What is wrong with the place itself shows when it is used, but for
     a path that plainly is no folder.
@@ -145,12 +158,8 @@ def open_store(url: str) -> Store:
     match scheme.lower():
         case "file":
             return _open_folder(_file_path(url))
-        case "s3":
-            return _open_bucket(url)
-        case "gs":
-            raise UserError(
-                "gs:// stores come with the Compute Engine provider, which is not there yet; use s3:// or a folder"
-            )
+        case "s3" | "gs" as cloud:
+            return _open_bucket(cloud, url)
         case other:
             raise UserError(f"{other}:// is not a store; give {_FORMS}")
 
@@ -178,19 +187,22 @@ def _open_folder(path: Path) -> Store:
     return FolderStore(root)
 
 
-def _open_bucket(url: str) -> Store:
-    from stoker.stores.s3 import open_s3
-
+def _open_bucket(scheme: Literal["s3", "gs"], url: str) -> Store:
     place = url[len("s3://") :]
     bucket, _, prefix = place.partition("/")
     prefix = prefix.strip("/")
+    names, credentials = _BUCKETS[scheme]
     # The URL is shown to people and tags machines: what was written into it must not be repeated here either.
     if "@" in bucket:
-        raise UserError(
-            "a store's URL carries no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        )
-    if _BUCKET.fullmatch(bucket) is None:
-        raise UserError(f"{bucket!r} is not the name of a bucket; write s3://bucket or s3://bucket/prefix")
+        raise UserError(f"a store's URL carries no credentials; {credentials}")
+    if names.fullmatch(bucket) is None:
+        raise UserError(f"{bucket!r} is not the name of a bucket; write {scheme}://bucket or {scheme}://bucket/prefix")
     if prefix and ("?" in prefix or "#" in prefix or not can_be_key(prefix)):
-        raise UserError(f"{prefix!r} cannot be a prefix in a bucket; write s3://bucket/prefix")
+        raise UserError(f"{prefix!r} cannot be a prefix in a bucket; write {scheme}://bucket/prefix")
+    if scheme == "gs":
+        from stoker.stores.gcs import open_gcs
+
+        return open_gcs(bucket, prefix)
+    from stoker.stores.s3 import open_s3
+
     return open_s3(bucket, prefix)

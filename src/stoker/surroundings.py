@@ -31,6 +31,8 @@ STORE_ENVIRON = (
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
     "AWS_ALLOW_HTTP",
+    "STORAGE_EMULATOR_HOST",
+    "GOOGLE_CLOUD_PROJECT",
 )
 
 _INTERPRETER = re.compile(r"python[0-9.]*")
@@ -56,8 +58,13 @@ def unreachable(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         f"{name}={address} goes with the job, and means the machine itself there; give an address that machines reach"
         for name, address in environ.items()
-        if name.startswith("AWS_ENDPOINT_URL") and _is_loopback(urlsplit(address).hostname or "")
+        if name.startswith(("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")) and _is_loopback(_host(address))
     )
+
+
+def _host(address: str) -> str:
+    # Google's libraries take `host:port` as well.
+    return urlsplit(address if "://" in address else f"//{address}").hostname or ""
 
 
 def _is_loopback(host: str) -> bool:

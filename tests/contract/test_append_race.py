@@ -8,9 +8,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from stoker import codec, layout, log
 from stoker.model import Record, Submitted, Warned
 from stoker.store import Store, open_store
+from stoker.testing.gcs import GcsServer
 from stoker.testing.servers import isolated, pytest_isolated
 
 WRITERS = 16
@@ -96,7 +99,16 @@ if isolated():
         race(s3_url, tmp_path / "gate")
         check(open_store(s3_url))
 
+    @pytest.mark.parametrize("limited", [False, True], ids=["at_once", "one_a_second"])
+    def test_sixteen_processes_append_to_gcs(gcs: GcsServer, gcs_url: str, tmp_path: Path, limited: bool) -> None:
+        # Cloud Storage may tell the losers that they write too often, and not that they lost.
+        gcs.rate_limit(limited)
+        gcs.requests(reset=True)
+        race(gcs_url, tmp_path / "gate")
+        check(open_store(gcs_url))
+        assert gcs.requests().get("PUT 429" if limited else "PUT 412", 0) > 0
+
 else:
 
-    def test_s3_in_a_network_of_its_own() -> None:
-        pytest_isolated(__file__, "-k", "append_to_s3")
+    def test_buckets_in_a_network_of_their_own() -> None:
+        pytest_isolated(__file__, "-k", "append_to_s3 or append_to_gcs")

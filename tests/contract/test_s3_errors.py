@@ -19,7 +19,7 @@ import pytest
 
 from stoker.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import FileChanged, Store, open_store
-from stoker.stores import s3
+from stoker.stores import bucket
 from stoker.testing.servers import S3Server, isolated, pytest_isolated
 
 CALLS: dict[str, Callable[[Store], object]] = {
@@ -95,7 +95,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.setenv(name, "test")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     # One is enough to see that there are any, and the pauses between them take their time.
-    monkeypatch.setattr(s3, "_RETRIES", 1)
+    monkeypatch.setattr(bucket, "_RETRIES", 1)
     return monkeypatch
 
 
@@ -181,7 +181,7 @@ else:
                 CALLS[call](open_store("s3://bucket"))
 
     def test_a_server_that_says_nothing_is_an_outage(clean: pytest.MonkeyPatch) -> None:
-        clean.setattr(s3, "_QUICK_TIMEOUT_S", 0.5)
+        clean.setattr(bucket, "_QUICK_TIMEOUT_S", 0.5)
         with socket.socket() as silent:
             silent.bind(("127.0.0.1", 0))
             silent.listen(64)

@@ -56,7 +56,16 @@ if isolated():
         def other(self, store: Store, s3_url: str) -> Store:
             return open_store(s3_url + "/")
 
+    class TestGcs(StoreContract):
+        @pytest.fixture
+        def store(self, gcs_url: str) -> Store:
+            return open_store(gcs_url)
+
+        @pytest.fixture
+        def other(self, store: Store, gcs_url: str) -> Store:
+            return open_store(gcs_url + "/")
+
 else:
 
-    def test_s3_in_a_network_of_its_own() -> None:
-        pytest_isolated(__file__, "-k", "TestS3")
+    def test_buckets_in_a_network_of_their_own() -> None:
+        pytest_isolated(__file__, "-k", "TestS3 or TestGcs")

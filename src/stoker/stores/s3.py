@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import builtins
-import hashlib
 import importlib
 import importlib.util
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from stoker.errors import StoreError, StoreUnavailable, UserError
-from stoker.store import FileChanged, Meta, Object, Sent, check_key, check_prefix
-from stoker.stores.s3_errors import first_line, status, translated
-
-if TYPE_CHECKING:
-    from obstore import ObjectMeta
-
-# Up to here an object travels in one request that must be over in seconds; beyond, in parts that may take longer.
-_SMALL = 1 << 20
-_PART = 8 << 20
-_PARTS_AT_ONCE = 4
-_QUICK_TIMEOUT_S = 8.0
-# A part in this time is 70 kB/s, which is no way to train.
-_BULK_TIMEOUT_S = 120.0
-_RETRIES = 4
-# S3 takes at most 10,000 parts.
-_MOST_PARTS = 9_000
-_LIST_PAGE = 1_000
-_DELETE_PAGE = 1_000
-# How often a create is tried again after a conflict. Each one means that somebody else's write was under way.
-_CONFLICTS = 6
+from stoker.errors import NoCredentials, StoreDenied, StoreError, UserError
+from stoker.stores.answers import first_line, translated
+from stoker.stores.bucket import BucketStore, open_pair
 
 
 def open_s3(bucket: str, prefix: str) -> BucketStore:
@@ -57,39 +29,28 @@ def open_s3(bucket: str, prefix: str) -> BucketStore:
     elif metadata := os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         # Every other SDK reads this variable; obstore has its own name for it. Used where there are no keys.
         options["metadata_endpoint"] = metadata.rstrip("/")
-
-    def client(timeout_s: float, retry_s: float) -> S3Store:
-        return S3Store(
-            bucket,
-            prefix=prefix or None,
-            client_options={
-                "allow_http": allowed or (endpoint or "").startswith("http://"),
-                "connect_timeout": timedelta(seconds=3),
-                "timeout": timedelta(seconds=timeout_s),
-            },
-            # No retry begins after `retry_s`, so that a bucket that does not answer is known to be away after about
-            # `timeout_s`, whether it refuses connections, ignores them, or takes them and says nothing.
-            retry_config={
-                "max_retries": _RETRIES,
-                "retry_timeout": timedelta(seconds=retry_s),
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=100),
-                    "max_backoff": timedelta(seconds=2),
-                    "base": 2,
-                },
-            },
-            **options,
-        )
-
     url = f"s3://{bucket}/{prefix}".rstrip("/")
-    try:
-        return BucketStore(
-            url,
-            quick=client(_QUICK_TIMEOUT_S, _QUICK_TIMEOUT_S / 2),
-            bulk=client(_BULK_TIMEOUT_S, _BULK_TIMEOUT_S / 2),
-        )
-    except (BaseError, ValueError) as error:
-        raise UserError(f"{url} cannot be opened: {first_line(error)}") from error
+    quick, bulk = open_pair(
+        url,
+        lambda more: S3Store(bucket, prefix=prefix or None, **options, **more),
+        allow_http=allowed or (endpoint or "").startswith("http://"),
+    )
+    return S3Bucket(url, quick=quick, bulk=bulk)
+
+
+class S3Bucket(BucketStore):
+    """A `Store` on S3."""
+
+    def _translated(self, error: Exception) -> StoreError:
+        text = str(error)
+        if "Received redirect" in text:
+            return StoreDenied(f"{self.url} is in another region; set AWS_REGION to the bucket's")
+        if "169.254.169.254" in text or "169.254.170." in text:
+            return NoCredentials(
+                f"{self.url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE "
+                "with boto3 installed"
+            )
+        return translated(error, self.url)
 
 
 def _profile_credentials() -> object | None:
@@ -118,274 +79,3 @@ def _profile_credentials() -> object | None:
             raise UserError(f"AWS_PROFILE={profile} gives no credentials: {first_line(error)}") from error
         return None
     return provider
-
-
-class BucketStore:
-    """A `Store` in a bucket. `quick` is for calls that must fail fast, `bulk` for parts of large objects."""
-
-    def __init__(self, url: str, quick: S3Store, bulk: S3Store) -> None:
-        self._url = url
-        self._quick = quick
-        self._bulk = bulk
-        self._bucket_seen = False
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def near(self) -> bool:
-        return False
-
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def get(self, key: str, *, limit: int | None = None) -> Object | None:
-        check_key(key)
-        try:
-            result = obstore.get(self._quick, key)
-            meta = _meta(result.meta)
-            if limit is not None and meta.size > limit:
-                # The length came before the bytes, which are left where they are.
-                raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
-            if meta.size <= _SMALL:
-                return Object(bytes(result.bytes()), meta)
-            del result
-            return Object(b"".join(self._parts(meta)), meta)
-        except FileNotFoundError as error:
-            self._check_absent(error)
-            return None
-        except (BaseError, OSError) as error:
-            raise translated(error, self._url) from error
-
-    def get_from(self, key: str, start: int) -> bytes | None:
-        check_key(key)
-        try:
-            result = obstore.get(self._quick, key, options={"range": {"offset": start}})
-            meta = _meta(result.meta)
-            if meta.size - start <= _SMALL:
-                return bytes(result.bytes())
-            del result
-            return b"".join(self._parts(meta, start))
-        except FileNotFoundError as error:
-            self._check_absent(error)
-            return None
-        except (BaseError, OSError) as error:
-            if status(error) == 416:
-                # Nothing from there on: an answer about an object that exists.
-                return b""
-            raise translated(error, self._url) from error
-
-    def head(self, key: str) -> Meta | None:
-        check_key(key)
-        try:
-            return _meta(obstore.head(self._quick, key))
-        except FileNotFoundError as error:
-            self._check_absent(error)
-            return None
-        except (BaseError, OSError) as error:
-            raise translated(error, self._url) from error
-
-    def list(self, prefix: str) -> Iterator[Meta]:
-        check_prefix(prefix)
-        try:
-            for page in obstore.list(self._quick, prefix or None, chunk_size=_LIST_PAGE):
-                for found in page:
-                    yield _meta(found)
-        except (BaseError, OSError) as error:
-            raise translated(error, self._url) from error
-
-    def folders(self, prefix: str) -> builtins.list[str]:
-        check_prefix(prefix)
-        try:
-            found = obstore.list_with_delimiter(self._quick, prefix or None)
-        except (BaseError, OSError) as error:
-            raise translated(error, self._url) from error
-        return sorted(name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"])
-
-    def get_file(self, key: str, target: Path) -> str | None:
-        meta = self.head(key)
-        if meta is None:
-            return None
-        digest = hashlib.sha256()
-        # What `target` cannot take is the caller's disk, not the store: that stays an OSError.
-        with target.open("wb") as out:
-            for part in self._checked_parts(meta):
-                if part is None:
-                    return None
-                digest.update(part)
-                out.write(part)
-        return digest.hexdigest()
-
-    def _checked_parts(self, meta: Meta) -> Iterator[memoryview | None]:
-        parts = self._parts(meta)
-        while True:
-            try:
-                part = next(parts)
-            except StopIteration:
-                return
-            except FileNotFoundError as error:
-                self._check_absent(error)
-                yield None
-                return
-            except (BaseError, OSError) as error:
-                raise translated(error, self._url) from error
-            yield part
-
-    def _parts(self, meta: Meta, start: int = 0) -> Iterator[memoryview]:
-        """The object's bytes in order, all of one version, some parts fetched ahead."""
-
-        def fetch(begin: int) -> memoryview:
-            end = min(begin + _PART, meta.size)
-            # Without the condition, an object overwritten meanwhile would be pieced together from two.
-            result = obstore.get(self._bulk, meta.key, options={"range": (begin, end), "if_match": meta.etag})
-            # Not copied to `bytes`: it is only hashed, written and joined.
-            return memoryview(result.bytes())
-
-        begins = iter(range(start, meta.size, _PART))
-        with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="fetch") as pool:
-            ahead: deque[Future[memoryview]] = deque()
-            try:
-                ahead.extend(pool.submit(fetch, begin) for begin in islice(begins, _PARTS_AT_ONCE))
-                while ahead:
-                    part = ahead.popleft().result()
-                    ahead.extend(pool.submit(fetch, begin) for begin in islice(begins, 1))
-                    yield part
-            finally:
-                for waiting in ahead:
-                    waiting.cancel()
-
-    # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def put(self, key: str, data: bytes) -> None:
-        check_key(key)
-        try:
-            obstore.put(self._client_for(data), key, data, use_multipart=False)
-        except (BaseError, OSError) as error:
-            raise translated(error, self._url) from error
-
-    def create(self, key: str, data: bytes) -> bool:
-        check_key(key)
-        for conflict in range(_CONFLICTS):
-            try:
-                obstore.put(self._client_for(data), key, data, mode="create", use_multipart=False)
-                return True
-            except AlreadyExistsError as error:
-                # obstore says the same for 412, the object is there, and for 409, another write was under way and may
-                # yet fail. https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
-                if status(error) == 412 or self.head(key) is not None:
-                    return False
-            except (BaseError, OSError) as error:
-                raise translated(error, self._url) from error
-            time.sleep(0.05 * 2**conflict)
-        raise StoreUnavailable(f"{self._url}: other writers keep {key} busy")
-
-    def delete(self, keys: Iterable[str]) -> None:
-        left = iter(keys)
-        while page := [check_key(key) for key in islice(left, _DELETE_PAGE)]:
-            try:
-                obstore.delete(self._quick, page)
-            except FileNotFoundError as error:
-                self._check_absent(error)
-            except (BaseError, OSError) as error:
-                raise translated(error, self._url) from error
-
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
-        with source.open("rb") as file:
-            head = file.read(_PART)
-            if len(head) < _PART:
-                digest = hashlib.sha256(head).hexdigest()
-                sent = self.create(check_key(key(digest)), head)
-                return Sent(digest, len(head), moved=len(head) if sent else 0)
-            digest, size = _hash_on(file, head)
-            name = check_key(key(digest))
-            if self.head(name) is not None:
-                return Sent(digest, size, moved=0)
-            file.seek(0)
-            self._upload(name, _Reread(_read_parts(file), digest, source), size)
-            return Sent(digest, size, moved=size)
-
-    def _upload(self, key: str, parts: _Reread, size: int) -> None:
-        try:
-            # An exception out of `parts` ends the upload before it is completed, and obstore withdraws its parts: an
-            # object under a digest that is not its own never appears, not even for a moment.
-            obstore.put(
-                self._bulk,
-                key,
-                parts,
-                chunk_size=max(_PART, size // _MOST_PARTS),
-                max_concurrency=_PARTS_AT_ONCE,
-            )
-        except FileChanged:
-            raise
-        except (BaseError, OSError) as error:
-            if parts.failure is not None:
-                raise parts.failure from error
-            raise translated(error, self._url) from error
-
-    def _client_for(self, data: bytes) -> S3Store:
-        return self._quick if len(data) <= _SMALL else self._bulk
-
-    # ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _check_absent(self, error: FileNotFoundError) -> None:
-        """Called when an object is absent: it is so positively only in a bucket that is there."""
-        text = str(error)
-        if "NoSuchBucket" in text:
-            raise translated(error, self._url) from error
-        if "NoSuchKey" not in text and not self._bucket_seen:
-            # A HEAD has no body to tell the two apart. Once is enough.
-            for _ in self.list(""):
-                break
-        self._bucket_seen = True
-
-
-class _Reread:
-    """A file's parts a second time, while they are sent. Ends with FileChanged if they are not what was hashed."""
-
-    def __init__(self, parts: Iterator[bytes], digest: str, source: Path) -> None:
-        self._parts = parts
-        self._expected = digest
-        self._source = source
-        self._hash = hashlib.sha256()
-        # The source's own error, kept here since obstore may wrap what passes through it.
-        self.failure: OSError | FileChanged | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            part = next(self._parts, b"")
-        except OSError as error:
-            self.failure = error
-            raise
-        if part:
-            self._hash.update(part)
-            return part
-        if self._hash.hexdigest() != self._expected:
-            self.failure = FileChanged(f"{self._source} changed while it was being sent")
-            raise self.failure
-        raise StopIteration
-
-
-def _read_parts(file: Any) -> Iterator[bytes]:
-    while part := file.read(_SMALL):
-        yield part
-
-
-def _hash_on(file: Any, head: bytes) -> tuple[str, int]:
-    digest, size = hashlib.sha256(head), len(head)
-    for part in _read_parts(file):
-        digest.update(part)
-        size += len(part)
-    return digest.hexdigest(), size
-
-
-def _meta(found: ObjectMeta) -> Meta:
-    return Meta(
-        key=found["path"],
-        size=found["size"],
-        # A listing may tell fractions of a second that the object's own headers cannot: the same time everywhere.
-        modified=found["last_modified"].replace(microsecond=0),
-        etag=found["e_tag"] or "",
-    )

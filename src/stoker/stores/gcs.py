@@ -1,0 +1,79 @@
+"""A bucket on Google Cloud Storage, through obstore, which speaks the XML API."""
+
+from __future__ import annotations
+
+import builtins
+import os
+
+import obstore
+from obstore.store import GCSStore
+
+from stoker.errors import NoCredentials, StoreError, StoreUnavailable
+from stoker.parallel import run_all
+from stoker.stores.answers import first_line, reason, status, translated
+from stoker.stores.bucket import BucketStore, open_pair
+from stoker.stores.google_accounts import obstore_options
+
+# There is no request that removes many.
+_DELETES_AT_ONCE = 16
+_LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
+
+
+def open_gcs(bucket: str, prefix: str) -> BucketStore:
+    """The bucket, with endpoint and credentials from the environment. Asks nobody yet.
+
+    Raises UserError for credentials that cannot be read.
+    """
+    options = obstore_options()
+    endpoint = emulator_address()
+    if endpoint:
+        options["base_url"] = endpoint
+    url = f"gs://{bucket}/{prefix}".rstrip("/")
+    quick, bulk = open_pair(
+        url,
+        lambda more: GCSStore(bucket, prefix=prefix or None, **options, **more),
+        allow_http=endpoint.startswith("http://"),
+    )
+    return GcsBucket(url, quick=quick, bulk=bulk)
+
+
+def emulator_address() -> str:
+    """Where the store is, if not at Google: the variable that Google's own libraries read, with or without a scheme."""
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "").strip().rstrip("/")
+    return host if not host or "://" in host else f"http://{host}"
+
+
+class GcsBucket(BucketStore):
+    """A `Store` on Cloud Storage. A create is a put on the condition that there is no generation of that name."""
+
+    # One name takes about one write a second, whoever writes, and says so to the rest. Losers of a race to create may
+    # hear this as well. https://cloud.google.com/storage/docs/gcs429
+    _busy_statuses = frozenset({429})
+
+    def _remove(self, keys: builtins.list[str]) -> None:
+        def remove(key: str) -> None:
+            try:
+                self._patiently(lambda: obstore.delete(self._quick, key))
+            except FileNotFoundError as error:
+                # S3 does not say so.
+                self._check_absent(error)
+
+        run_all([lambda key=key: remove(key) for key in keys], _DELETES_AT_ONCE)  # type: ignore[misc]
+
+    def _translated(self, error: Exception) -> StoreError:
+        text = str(error)
+        if "computeMetadata" in text:
+            if status(error) == 404:
+                return NoCredentials(
+                    f"{self.url}: this machine has no service account; give it one that may use the bucket"
+                )
+            return NoCredentials(f"{self.url}: no Google credentials; {_LOGIN}")
+        if "External GCP credential provider" in text:
+            why = first_line(error).partition("credential provider: ")[2]
+            return NoCredentials(f"{self.url}: Google's credentials cannot be used: {why}; {_LOGIN}")
+        if "token request" in text:
+            answered = status(error)
+            if answered is not None and 400 <= answered < 500:
+                return NoCredentials(f"{self.url}: Google no longer takes your login; {_LOGIN}")
+            return StoreUnavailable(f"{self.url}: Google did not answer to your login: {reason(error)}")
+        return translated(error, self.url)
