@@ -77,7 +77,7 @@ def _row(machine: MachineType) -> dict[str, Any]:
     if machine.efa_interfaces:
         row["efa"] = machine.efa_interfaces
     row |= {} if machine.spot else {"spot": False}
-    row |= {"neuron": True} if machine.neuron else {}
+    row |= {"neuron": True} if machine.maker == "aws" else {}
     row |= {"burstable": True} if machine.burstable else {}
     return row
 

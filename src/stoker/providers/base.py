@@ -108,7 +108,8 @@ class Provider(Protocol):
     def launch(self, requests: tuple[Any, ...]) -> tuple[Instance, ...]:
         """Make the machines, with what `build` gave.
 
-        Idempotent by the order's token while it lives: repeating answers the same instances. Returns what there is, also when that is fewer than asked for. NoCapacity: none was made, none will be.
+        Idempotent by the order's token while it lives: repeating answers the same instances. Returns what there is,
+        also when that is fewer than asked for. NoCapacity: none was made, none will be.
         """
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
@@ -140,7 +141,7 @@ class Rehearses(Protocol):
     def rehearse(self, requests: tuple[Any, ...]) -> None:
         """Ask, with what `build` gave. Makes nothing.
 
-        Raises InvalidRequest where the request is at fault, and any other ProviderError where nothing is known that way.
+        Raises InvalidRequest where the request is at fault, and any other ProviderError where nothing is known so.
         """
 
 

@@ -28,6 +28,8 @@ class RegionPrices:
     source: str
     date: date
     prices: Mapping[str, float] = field(default_factory=dict)
+    # Where spot prices change so seldom that a table can hold them.
+    spot: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

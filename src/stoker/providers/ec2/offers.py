@@ -10,10 +10,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import UserError
 from stoker.model import Offering
+from stoker.providers import offering
 from stoker.providers.ec2 import catalog, places, prices
 from stoker.providers.ec2.catalog import MachineType
 from stoker.spec import Resources
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 PROVIDER = "ec2"
 # EC2 chooses the zone.
 ANY_ZONE = ""
-# So many machine types are asked about when none is named: enough places to look when the first are dry, and few enough
-# for one call. The filter of a call takes 200 values.
-_MOST_TYPES = 24
 _LINUX = "Linux/UNIX"
 # The same thing: some answers still tell apart what has long been the only network there is.
 _ALSO_LINUX = (_LINUX, f"{_LINUX} (Amazon VPC)")
@@ -43,7 +42,7 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
     zones = resources.zones or (ANY_ZONE,)
     machines = _candidates(resources, region)
     where = {machine.name: zones for machine in machines}
-    return _ordered(resources, machines, _offerings(region, machines, where, {}, ""))
+    return offering.ordered(resources, machines, _offerings(region, machines, where, {}, ""))
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
@@ -66,7 +65,7 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
     machines = [machine for machine in machines if where.get(machine.name)]
     spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
     found = _offerings(region, machines, where, spot, f"spot price history {now:%Y-%m-%d}")
-    return _ordered(resources, machines, found)
+    return offering.ordered(resources, machines, found)
 
 
 def why_none(resources: Resources) -> str:
@@ -74,12 +73,7 @@ def why_none(resources: Resources) -> str:
     why = catalog.why_none(resources)
     if why:
         return why
-    field = "machine" if resources.machine else "gpus" if resources.gpus else "region"
-    what = ", ".join(resources.machine) or "such a machine"
-    if resources.zones:
-        return f"resources.zones: EC2 does not offer {what} in {', '.join(resources.zones)}; try `zones: any`"
-    where = resources.region or "this region"
-    return f"resources.{field}: EC2 does not offer {what} in {where}; try another resources.region"
+    return offering.why_none("EC2", resources, resources.region)
 
 
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,16 +146,8 @@ def _region(resources: Resources) -> str:
 
 
 def _candidates(resources: Resources, region: str) -> list[MachineType]:
-    """The machine types to look for: all that are named, else the cheapest few."""
     fitting = catalog.fitting(resources)
-    if resources.machine:
-        return fitting
-
-    def cost(machine: MachineType) -> tuple[float, tuple[int, int, int, str]]:
-        price = prices.on_demand(region, machine.name)
-        return (math.inf if price is None else price.amount, catalog.size(machine))
-
-    return sorted(fitting, key=cost)[:_MOST_TYPES]
+    return offering.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
 
 
 def _offerings(
@@ -177,58 +163,18 @@ def _offerings(
         for zone in where[machine.name]:
             # The table is of the region itself; its Local Zones cost something else.
             price = listed if zone == ANY_ZONE or _is_plain_zone(zone) else None
-            on_demand = None if price is None else price.amount
-            source = "" if price is None else f"table of {price.date.isoformat()} ({price.source})"
-            found.append(_offering(machine, region, zone, False, on_demand, on_demand, source))
+            amount = None if price is None else price.amount
+            source = offering.table_source(price)
+            found.append(_offering(machine, region, zone, spot=False, price=amount, on_demand=amount, source=source))
             if machine.spot:
                 now = spot.get((machine.name, zone))
-                found.append(_offering(machine, region, zone, True, now, on_demand, "" if now is None else spot_source))
+                found.append(
+                    _offering(machine, region, zone, spot=True, price=now, on_demand=amount, source=spot_source)
+                )
     return found
 
 
-def _offering(
-    machine: MachineType,
-    region: str,
-    zone: str,
-    spot: bool,
-    price: float | None,
-    on_demand_price: float | None,
-    source: str,
-) -> Offering:
-    return Offering(
-        provider=PROVIDER,
-        machine=machine.name,
-        zone=zone,
-        spot=spot,
-        region=region,
-        price=price,
-        on_demand_price=on_demand_price,
-        price_source=source,
-        cpus=machine.cpus,
-        memory_bytes=machine.memory_bytes,
-        gpu=machine.gpu,
-        gpus=machine.gpus,
-    )
-
-
-def _ordered(resources: Resources, machines: Iterable[MachineType], found: Iterable[Offering]) -> tuple[Offering, ...]:
-    """By preference where machines are named; then the cheapest, unknown prices last and the smallest of them first."""
-    preference = {name: place for place, name in enumerate(resources.machine)}
-    sizes = {machine.name: catalog.size(machine) for machine in machines}
-
-    def rank(offering: Offering) -> tuple[Any, ...]:
-        return (
-            preference.get(offering.machine, len(preference)),
-            math.inf if offering.price is None else offering.price,
-            # Spot follows on-demand prices roughly: better than nothing where it is not known.
-            math.inf if offering.on_demand_price is None else offering.on_demand_price,
-            sizes[offering.machine],
-            offering.zone,
-            # At the same price, the one that is not taken away comes first.
-            offering.spot,
-        )
-
-    return tuple(sorted(found, key=rank))
+_offering = partial(offering.offering, PROVIDER)
 
 
 def _is_plain_zone(zone: str) -> bool:

@@ -1,33 +1,39 @@
-"""On-demand prices of EC2's machines: a table in the project, and a newer one of the person's own.
+"""On-demand prices of EC2's machines: see `stoker.providers.price_book`.
 
-Prices differ by region and change seldom. The project's table (`data/ec2_prices.json`) has its source and date with
-each region. `stoker prices --refresh` asks AWS's price list and keeps the answer under the home, where it wins for
-every region in which it is the newer one. What is in neither is unknown, and stays so.
+Prices differ by region and change seldom. `stoker prices --refresh` asks AWS's price list.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import date, datetime, timezone
-from functools import lru_cache
-from importlib import resources as package
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import UserError
-from stoker.home import home, make_home
+from stoker.providers import machines
 from stoker.providers.ec2 import catalog
 from stoker.providers.ec2.errors import calling
-from stoker.providers.pricing import Price, Refreshed, RegionPrices
+from stoker.providers.price_book import PriceBook, parse, price
+from stoker.providers.pricing import Refreshed, RegionPrices
 
 if TYPE_CHECKING:
     from mypy_boto3_pricing import PricingClient
     from mypy_boto3_pricing.type_defs import FilterTypeDef
+
+__all__ = [
+    "featured",
+    "kept",
+    "kept_path",
+    "on_demand",
+    "packaged",
+    "parse",
+    "refresh",
+    "refresh_now",
+    "render",
+    "tables",
+]
 
 # The price list is served from few regions, this one among them, whichever region is asked about.
 API_REGION = "us-east-1"
@@ -42,46 +48,22 @@ _PLAIN = {
 }
 
 
-def on_demand(region: str, machine: str) -> Price | None:
-    """What the machine costs in the region; None when nobody here knows."""
-    found = tables().get(region)
-    amount = found.prices.get(machine) if found is not None else None
-    return Price(amount, found.source, found.date) if found is not None and amount is not None else None
+def _family(machine: str) -> str:
+    return machine.partition(".")[0]
 
 
-def tables() -> dict[str, RegionPrices]:
-    """The prices of each region, from whichever table is newer."""
-    return {**packaged(), **{region: found for region, found in kept().items() if _is_newer(region, found)}}
-
-
-def packaged() -> dict[str, RegionPrices]:
-    """The project's own table."""
-    return dict(_packaged())
-
-
-def kept() -> dict[str, RegionPrices]:
-    """What refreshing brought so far; empty without one, or when the file is not what it should be."""
-    path = kept_path()
-    try:
-        status = path.stat()
-    except OSError:
-        return {}
-    return dict(_kept(path, status.st_mtime_ns, status.st_size))
-
-
-def kept_path() -> Path:
-    """Where refreshed prices are kept."""
-    return home() / "prices" / "ec2.json"
+_BOOK = PriceBook("ec2", "USD per hour, on demand, Linux", _family)
+on_demand = _BOOK.on_demand
+tables = _BOOK.tables
+packaged = _BOOK.packaged
+kept = _BOOK.kept
+kept_path = _BOOK.kept_path
+render = _BOOK.render
 
 
 def featured(names: Iterable[str]) -> list[str]:
     """The machines that people ask for first: of each family with accelerators, the smallest."""
-    smallest: dict[str, catalog.MachineType] = {}
-    for machine in map(catalog.facts, names):
-        family = machine.name.partition(".")[0]
-        if machine.gpus and (family not in smallest or catalog.size(machine) < catalog.size(smallest[family])):
-            smallest[family] = machine
-    return [machine.name for _, machine in sorted(smallest.items())]
+    return machines.featured(map(catalog.facts, names), _family)
 
 
 def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None = None) -> Refreshed:
@@ -97,9 +79,7 @@ def refresh(client: PricingClient, regions: Iterable[str], *, today: date | None
         if not found:
             raise UserError(f"--region: AWS has no prices for {region}; name a region such as us-east-1")
         brought[region] = RegionPrices(_API_SOURCE, day, found)
-    path = kept_path()
-    _replace(path, render({**kept(), **brought}))
-    return Refreshed(path, {region: len(found.prices) for region, found in brought.items()})
+    return _BOOK.keep(brought)
 
 
 def refresh_now(regions: Iterable[str] = ()) -> Refreshed:
@@ -110,83 +90,6 @@ def refresh_now(regions: Iterable[str] = ()) -> Refreshed:
     from stoker.providers.ec2.client import Clients
 
     return refresh(Clients().get("pricing", API_REGION), tuple(regions) or tuple(tables()))
-
-
-# ── The file ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def parse(text: str) -> dict[str, RegionPrices]:
-    """Raises ValueError for what is not a table of prices."""
-    try:
-        return {
-            str(region): RegionPrices(
-                source=str(found["source"]),
-                date=date.fromisoformat(found["date"]),
-                prices={str(name): _amount(amount) for name, amount in found["prices"].items()},
-            )
-            for region, found in json.loads(text)["regions"].items()
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a table of prices: {error!r}") from error
-
-
-def render(tables: Mapping[str, RegionPrices]) -> str:
-    """The file's text: regions and machines in order, a line for each family, so that a change can be read."""
-    regions = []
-    for region, found in sorted(tables.items()):
-        families: dict[str, list[str]] = {}
-        for name, amount in sorted(found.prices.items()):
-            families.setdefault(name.partition(".")[0], []).append(f'"{name}": {amount!r}')
-        lines = ",\n".join("        " + ", ".join(family) for family in families.values())
-        regions.append(
-            f'    "{region}": {{\n      "source": {json.dumps(found.source)},\n'
-            f'      "date": "{found.date.isoformat()}",\n      "prices": {{\n{lines}\n      }}\n    }}'
-        )
-    return '{\n  "unit": "USD per hour, on demand, Linux",\n  "regions": {\n' + ",\n".join(regions) + "\n  }\n}\n"
-
-
-@lru_cache(maxsize=1)
-def _packaged() -> Mapping[str, RegionPrices]:
-    return parse(package.files("stoker.providers.ec2").joinpath("data/ec2_prices.json").read_text("utf-8"))
-
-
-@lru_cache(maxsize=4)
-def _kept(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, RegionPrices]:
-    """Read once for as long as it stays the same: it is asked for each machine."""
-    try:
-        return parse(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _is_newer(region: str, found: RegionPrices) -> bool:
-    ours = _packaged().get(region)
-    return ours is None or found.date >= ours.date
-
-
-def _amount(value: Any) -> float:
-    amount = float(value)
-    if not (math.isfinite(amount) and amount > 0):
-        raise ValueError(f"{value!r} is no price")
-    return amount
-
-
-def _replace(path: Path, text: str) -> None:
-    """All of it or nothing: somebody else may be reading."""
-    make_home()
-    try:
-        path.parent.mkdir(exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".ec2-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; set STOKER_HOME to a folder that can") from error
 
 
 # ── AWS's price list ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,5 +134,5 @@ def _offered(product: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[str
         for dimension in term.get("priceDimensions", {}).values():
             if dimension.get("unit") == "Hrs":
                 with suppress(ValueError, TypeError):
-                    return name, _amount(dimension.get("pricePerUnit", {}).get("USD"))
+                    return name, price(dimension.get("pricePerUnit", {}).get("USD"))
     return name, None

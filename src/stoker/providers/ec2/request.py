@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.aws.logs import is_group
 from stoker.errors import UserError
+from stoker.providers import merging
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
 from stoker.spec import Ec2Resources, Spec
@@ -71,7 +72,7 @@ def check(spec: Spec) -> None:
         images.find(spec.resources.image, "x86_64")
     ec2 = spec.resources.ec2 or Ec2Resources()
     for name in _PROTECTED:
-        if _reaches(ec2.overrides, name.split(".")):
+        if merging.reaches(ec2.overrides, name):
             raise UserError(f"resources.ec2.overrides.{name}: is Stoker's own; leave it out")
     if not isinstance(ec2.overrides.get("TagSpecifications", []), list):
         raise UserError("resources.ec2.overrides.TagSpecifications: must be a list, as RunInstances takes it")
@@ -87,15 +88,6 @@ def check(spec: Spec) -> None:
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
     if spec.resources.spot == "only" and ec2.reservation:
         raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
-
-
-def _reaches(overrides: Mapping[str, Any], path: list[str]) -> bool:
-    """Whether an override changes what this path names, or takes away what is around it."""
-    name, *below = path
-    if name not in overrides:
-        return False
-    inner = overrides[name]
-    return not below or not isinstance(inner, Mapping) or _reaches(inner, below)
 
 
 def token(order: LaunchOrder) -> str:
@@ -122,31 +114,11 @@ def find_image(order: LaunchOrder) -> images.Image:
 
 def merged(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides win, part by part; a list replaces a list, save that tags and disks are merged one by one."""
-    result = dict(params)
-    for key, value in overrides.items():
-        before = result.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[key] = merged(before, value)
-        elif key in _IDENTITIES and isinstance(before, list) and isinstance(value, list):
-            result[key] = _merged_list(before, value, _IDENTITIES[key])
-        else:
-            result[key] = value
-    return result
+    return merging.merged(params, overrides, _IDENTITIES)
 
 
 # Lists whose members have a name of their own.
 _IDENTITIES = {"TagSpecifications": "ResourceType", "Tags": "Key", "BlockDeviceMappings": "DeviceName"}
-
-
-def _merged_list(before: list[Any], after: list[Any], identity: str) -> list[Any]:
-    result = list(before)
-    for each in after:
-        same = [n for n, one in enumerate(result) if one.get(identity) == each.get(identity)]
-        if same:
-            result[same[0]] = merged(result[same[0]], each)
-        else:
-            result.append(each)
-    return result
 
 
 def _specifications(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,94 @@
+"""Offerings from machine types and prices: which types are looked for, and in which order they are tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from stoker.model import Offering
+from stoker.providers.machines import MachineType, size
+from stoker.providers.pricing import Price
+from stoker.spec import Resources
+
+# So many machine types are asked about when none is named: enough places to look when the first are dry, and few enough
+# for one call.
+_MOST_TYPES = 24
+
+T = TypeVar("T", bound=MachineType)
+
+
+def candidates(resources: Resources, fitting: list[T], on_demand: Callable[[str], Price | None]) -> list[T]:
+    """The machine types to look for: all that are named, else the cheapest few."""
+    if resources.machine:
+        return fitting
+
+    def cost(machine: T) -> tuple[float, tuple[int, int, int, str]]:
+        price = on_demand(machine.name)
+        return (math.inf if price is None else price.amount, size(machine))
+
+    return sorted(fitting, key=cost)[:_MOST_TYPES]
+
+
+def offering(
+    provider: str,
+    machine: MachineType,
+    region: str,
+    zone: str,
+    *,
+    spot: bool,
+    price: float | None,
+    on_demand: float | None,
+    source: str,
+) -> Offering:
+    """One machine type in one zone, spot or on demand."""
+    return Offering(
+        provider=provider,
+        machine=machine.name,
+        zone=zone,
+        spot=spot,
+        region=region,
+        price=price,
+        on_demand_price=on_demand,
+        price_source="" if price is None else source,
+        cpus=machine.cpus,
+        memory_bytes=machine.memory_bytes,
+        gpu=machine.gpu,
+        gpus=machine.gpus,
+    )
+
+
+def table_source(price: Price | None) -> str:
+    """Where a price of a table is from, for people."""
+    return "" if price is None else f"table of {price.date.isoformat()} ({price.source})"
+
+
+def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterable[Offering]) -> tuple[Offering, ...]:
+    """By preference where machines are named; then the cheapest, unknown prices last and the smallest of them first."""
+    preference = {name: place for place, name in enumerate(resources.machine)}
+    sizes = {machine.name: size(machine) for machine in machines}
+
+    def rank(offered: Offering) -> tuple[Any, ...]:
+        return (
+            preference.get(offered.machine, len(preference)),
+            math.inf if offered.price is None else offered.price,
+            # Spot follows on-demand prices roughly: better than nothing where it is not known.
+            math.inf if offered.on_demand_price is None else offered.on_demand_price,
+            sizes[offered.machine],
+            offered.zone,
+            # At the same price, the one that is not taken away comes first.
+            offered.spot,
+        )
+
+    return tuple(sorted(found, key=rank))
+
+
+def why_none(cloud: str, resources: Resources, region: str | None) -> str:
+    """Why machines that there are cannot be had where the job looks for them, naming the field."""
+    field = "machine" if resources.machine else "gpus" if resources.gpus else "region"
+    what = ", ".join(resources.machine) or "such a machine"
+    if resources.zones:
+        return f"resources.zones: {cloud} does not offer {what} in {', '.join(resources.zones)}; try `zones: any`"
+    return (
+        f"resources.{field}: {cloud} does not offer {what} in {region or 'this region'}; try another resources.region"
+    )
