@@ -88,8 +88,9 @@ class GcsServer:
         self._order("rate_limit", on=on)
 
     def clear(self) -> None:
-        """No faults, no limit. Objects and tokens stay."""
+        """No faults, no limit, and requests are counted anew. Objects and tokens stay."""
         self._order("clear")
+        self.requests(reset=True)
 
     def _order(self, do: str, **more: Any) -> Any:
         body = json.dumps({"do": do, **more}).encode()
