@@ -1,0 +1,111 @@
+"""What Stoker asks of Google, and why: the one table behind `stoker iam gce` and `stoker check gce`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Permission:
+    """One permission. `methods` are the calls that it is for, as Google's discovery document names them; none where
+    it is for something that the body of a call names."""
+
+    name: str
+    why: str
+    methods: tuple[str, ...] = ()
+
+    @property
+    def on_machines(self) -> bool:
+        """Whether it is about a machine that exists, and may be given for that one alone."""
+        return self.name in _ON_MACHINES
+
+
+_ON_MACHINES = frozenset({"compute.instances.delete", "compute.instances.getSerialPortOutput"})
+
+# What a machine is made of, as https://cloud.google.com/compute/docs/instances/create-start-instance lists it.
+_LAUNCHING = (
+    Permission("compute.instances.create", "launch machines", ("instances.insert", "regionInstances.bulkInsert")),
+    Permission("compute.instances.setLabels", "mark what is launched as this store's"),
+    Permission("compute.instances.setMetadata", "give a machine its startup and shutdown scripts"),
+    Permission("compute.instances.setServiceAccount", "give a machine its service account"),
+    Permission("compute.instances.setTags", "network tags, where overrides name some"),
+    Permission("compute.disks.create", "a machine's own disk"),
+    Permission("compute.disks.setLabels", "mark that disk, to find it should it be left behind"),
+    Permission("compute.images.useReadOnly", "an image of the project's own"),
+    Permission("compute.subnetworks.use", "the network that machines are in"),
+    Permission("compute.subnetworks.useExternalIp", "a public address"),
+    Permission("compute.networks.use", "a network that has no subnetworks"),
+    Permission("compute.networks.useExternalIp", "a public address there"),
+    Permission(
+        "compute.resourcePolicies.create", "put the nodes of a job close together", ("resourcePolicies.insert",)
+    ),
+    Permission("compute.resourcePolicies.use", "the same"),
+)
+
+# Everything that a governor calls, and nothing else: a test compares this with what the provider sends.
+GOVERNOR: tuple[Permission, ...] = (
+    Permission("compute.instances.list", "which machines are there, and how they are", ("instances.aggregatedList",)),
+    Permission(
+        "compute.globalOperations.list",
+        "how a machine ended, and which a request made",
+        ("globalOperations.aggregatedList",),
+    ),
+    Permission("compute.zoneOperations.get", "whether a machine was made", ("zoneOperations.wait",)),
+    Permission("compute.regionOperations.get", "whether several were", ("regionOperations.wait",)),
+    Permission("compute.machineTypes.list", "which zones have a machine type", ("machineTypes.aggregatedList",)),
+    Permission("compute.acceleratorTypes.list", "which zones have a GPU", ("acceleratorTypes.aggregatedList",)),
+    Permission("compute.disks.list", "disks that were left behind", ("disks.aggregatedList",)),
+    Permission("compute.resourcePolicies.list", "placement policies that were left behind", ("resourcePolicies.list",)),
+    *_LAUNCHING,
+    Permission("compute.instances.delete", "give machines back", ("instances.delete",)),
+    Permission("compute.disks.delete", "remove disks that were left behind", ("disks.delete",)),
+    Permission("compute.resourcePolicies.delete", "remove placement policies after use", ("resourcePolicies.delete",)),
+    Permission(
+        "compute.instances.getSerialPortOutput", "why a machine did not boot", ("instances.getSerialPortOutput",)
+    ),
+)
+
+# What a person needs beside the store: the plan, the way to a machine, a rehearsal, and `stoker check`.
+PLAN = tuple(each for each in GOVERNOR if each.name in {"compute.machineTypes.list", "compute.acceleratorTypes.list"})
+VISIT: tuple[Permission, ...] = (
+    Permission("compute.instances.get", "where a machine is", ("instances.get",)),
+    Permission("compute.projects.get", "whether OS Login is on", ("projects.get",)),
+    Permission("compute.instances.setMetadata", "lend a machine a key for minutes", ("instances.setMetadata",)),
+    Permission("compute.instances.osAdminLogin", "log in where OS Login is on"),
+    Permission("compute.zoneOperations.get", "whether the key is there", ("zoneOperations.wait",)),
+)
+INTERRUPT: tuple[Permission, ...] = (
+    Permission(
+        "compute.instances.simulateMaintenanceEvent", "rehearse a reclaim", ("instances.simulateMaintenanceEvent",)
+    ),
+)
+CHECK: tuple[Permission, ...] = (
+    Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),
+    Permission("compute.projects.get", "limits of the whole project", ("projects.get",)),
+    Permission("compute.regions.get", "limits of the region", ("regions.get",)),
+    Permission("compute.images.get", "whether the job's image is there", ("images.get",)),
+    Permission("compute.images.getFromFamily", "the newest image of a family", ("images.getFromFamily",)),
+    Permission("compute.networks.get", "whether the network is there", ("networks.get",)),
+    Permission("compute.subnetworks.get", "whether the subnetwork is there", ("subnetworks.get",)),
+    Permission("compute.subnetworks.list", "whether the network reaches the region", ("subnetworks.list",)),
+    Permission("compute.firewalls.list", "whether nodes reach each other", ("firewalls.list",)),
+)
+PERSON = tuple({each.name: each for each in (*PLAN, *VISIT, *INTERRUPT, *CHECK)}.values())
+
+# A machine that switches itself off is only stopped, and its disk costs: it deletes itself.
+NODE: tuple[Permission, ...] = (Permission("compute.instances.delete", "delete itself", ("instances.delete",)),)
+
+# Overwriting is deleting to Cloud Storage: who may only create can change nothing that is there.
+REMOVER: tuple[Permission, ...] = (Permission("storage.objects.delete", "replace and remove objects"),)
+
+ACT_AS = "iam.serviceAccounts.actAs"
+
+
+def names(permissions: Iterable[Permission]) -> list[str]:
+    return sorted({each.name for each in permissions})
+
+
+def methods(permissions: Iterable[Permission]) -> set[str]:
+    """The calls that these allow, as the discovery document names them: `compute.instances.insert`."""
+    return {f"compute.{method}" for each in permissions for method in each.methods}
