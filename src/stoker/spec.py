@@ -203,6 +203,7 @@ class Logs:
     """Where logs go besides the store."""
 
     cloudwatch: str | None = part("CloudWatch Logs group", default=None)
+    cloud_logging: str | None = part("name of a log in Google's Cloud Logging, such as `stoker`", default=None)
 
 
 @dataclass(frozen=True)

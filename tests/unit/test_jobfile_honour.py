@@ -41,6 +41,7 @@ def parse(text: str) -> Spec:
         ("limits.stall", "limits: {stall: 5m}"),
         ("retry.hold_on_failure", "retry: {hold_on_failure: 5m}"),
         ("logs.cloudwatch", "logs: {cloudwatch: /a}"),
+        ("logs.cloud_logging", "logs: {cloud_logging: stoker}"),
         ("notify", "notify: slack://x"),
     ],
 )

@@ -7,6 +7,7 @@ import time
 
 from stoker import layout
 from stoker.agent.beat import Beat
+from stoker.agent.logcopy import open_copy
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
@@ -21,7 +22,7 @@ from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
 
-_CLOUDWATCH_S = 10.0
+_COPY_S = 10.0
 _INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_from", "checkpoint", "metrics")
 
 
@@ -44,13 +45,9 @@ def flush(node: Node) -> None:
     metrics: MetricsPump | None = None
     status: SyncStatus | None = None
     state, submission = _submission(node, until_s)
-    cloudwatch = None
-    if submission is not None and submission.spec.logs.cloudwatch is not None:
-        from stoker.agent.cloudwatch import open_cloudwatch
-
-        cloudwatch = open_cloudwatch(submission.spec, node.config, state)
-    copy = cloudwatch.feed if cloudwatch is not None else None
-    logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier, tap=copy)
+    copy = open_copy(submission.spec, node.config, state) if submission is not None else None
+    tap = copy.feed if copy is not None else None
+    logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier, tap=tap)
     logs.start()
     if submission is not None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
@@ -79,8 +76,8 @@ def flush(node: Node) -> None:
         tail=logs.tail(),
     )
     node.write_exit(left, until_s)
-    if cloudwatch is not None:
-        cloudwatch.drain(_CLOUDWATCH_S)
+    if copy is not None:
+        copy.drain(_COPY_S)
 
 
 def _last_words(node: Node) -> Heartbeat | None:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from stoker.agent import hold, prepare
 from stoker.agent.beat import Beat
 from stoker.agent.environ import Place, ask_to_save, lay_library, training_environment
 from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
+from stoker.agent.logcopy import LogCopy, open_copy
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.node import FLUSH_LIMIT_S, Node, utcnow
@@ -41,9 +42,6 @@ from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.spec import Spec, Submission, master_port
 
-if TYPE_CHECKING:
-    from stoker.agent.cloudwatch import CloudWatchPump
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -56,9 +54,9 @@ _FAR_ASK_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-# What CloudWatch gets to take the last lines, before and after the exit is written.
-_CLOUDWATCH_FIRST_S = 2.0
-_CLOUDWATCH_LAST_S = 10.0
+# What the copy of the log gets to take the last lines, before and after the exit is written.
+_COPY_FIRST_S = 2.0
+_COPY_LAST_S = 10.0
 
 
 class Left(Exception):
@@ -91,7 +89,7 @@ class Life:
         self.peers: PeerWatch | None = None
         self.trained = Trained()
         self.notices = Notices(node)
-        self.cloudwatch: CloudWatchPump | None = None
+        self.copy: LogCopy | None = None
         self._spec: Spec | None = None
         self._signalled = False
         self._runtime_left_s: float | None = None
@@ -124,11 +122,7 @@ class Life:
         self._watch_peers()
         submission = self._ask(lambda: read_submission(self.store, state))
         spec = self._spec = submission.spec
-        if spec.logs.cloudwatch is not None:
-            # Only here: HTTP takes longer to import than the rest of an agent.
-            from stoker.agent.cloudwatch import open_cloudwatch
-
-            self.cloudwatch = open_cloudwatch(spec, self.config, state)
+        self.copy = open_copy(spec, self.config, state)
         self.metrics = MetricsPump(
             self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier
         )
@@ -348,8 +342,8 @@ class Life:
         if self.outputs is not None:
             self.outputs.final((until_s - time.monotonic()) / 3)
         self.logs.drain((until_s - time.monotonic()) / 2)
-        if self.cloudwatch is not None:
-            self.cloudwatch.drain(min(_CLOUDWATCH_FIRST_S, (until_s - time.monotonic()) / 4))
+        if self.copy is not None:
+            self.copy.drain(min(_COPY_FIRST_S, (until_s - time.monotonic()) / 4))
         if self.metrics is not None:
             self.metrics.drain((until_s - time.monotonic()) / 2)
         if self.sync is not None:
@@ -365,10 +359,10 @@ class Life:
         progress = self.metrics.progress if self.metrics is not None else None
         written = self.node.write_exit(complete(left, saved, progress, self.logs.tail()), until_s)
         self.group.close()
-        if self.cloudwatch is not None:
+        if self.copy is not None:
             # A copy for people must not keep the next attempt waiting: what is slow comes after the exit.
-            self.cloudwatch.drain(_CLOUDWATCH_LAST_S if pressed is None else 0.0)
-            self.cloudwatch.stop()
+            self.copy.drain(_COPY_LAST_S if pressed is None else 0.0)
+            self.copy.stop()
         if holding and written:
             self._hold()
         self.watch.stop()
@@ -425,7 +419,7 @@ class Life:
         if self.metrics is not None:
             progress = self.metrics.progress
             changes |= {"step": progress.last_step, "first_step": progress.first_step, "metrics": progress.values}
-        problems = [self.logs.status.error, self.watch.error, self.cloudwatch.warning if self.cloudwatch else None]
+        problems = [self.logs.status.error, self.watch.error, self.copy.warning if self.copy else None]
         if self.sync is not None:
             status = self.sync.status()
             changes |= {
@@ -442,8 +436,8 @@ class Life:
             self.metrics.add_usage(usage)
 
     def _scan(self, data: bytes, at: float) -> None:
-        if self.cloudwatch is not None:
-            self.cloudwatch.feed(data, at)
+        if self.copy is not None:
+            self.copy.feed(data, at)
         if self.metrics is not None:
             self.metrics.scan(data, at)
 

@@ -79,7 +79,7 @@ outputs: artifacts
 metrics: {loss: 'loss=([0-9.eE+-]+)'}
 limits: {max_runtime: 24h, max_cost: 200, max_wait: 6h, stall: 15m}
 retry: {user_errors: 0, on_demand_after: 3, hold_on_failure: 10m}
-logs: {cloudwatch: /stoker/jobs}
+logs: {cloudwatch: /stoker/jobs, cloud_logging: stoker}
 notify: ["slack://team"]
 tags: {project: vision, user: jane}
 """

@@ -19,6 +19,7 @@ CAPABILITIES = Capabilities(
             "environment.python",
             "inputs.mode:copy",
             "inputs.mode:stream",
+            "logs.cloud_logging",
             "resources.cpus",
             "resources.disk",
             "resources.gpus",
