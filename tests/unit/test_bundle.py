@@ -75,6 +75,7 @@ def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
     assert held == sorted(held)
     for wanted in ("__main__.py", "pynvml.py", "stoker/agent/main.py", "stoker/providers/ec2/machine.py"):
         assert wanted in held
+    assert {f"stoker/stores/{name}.py" for name in ("bucket", "folder", "gcs", "s3")} <= set(held)
     # What scripts import on the machine is laid out from here.
     assert {"stoker/train.py", "stoker/saves.py", "stoker/layout.py"} <= set(held)
     assert any(name.startswith("obstore/_obstore") and name.endswith(".so") for name in held)
@@ -107,7 +108,7 @@ print(obstore.__file__)
 
 
 # What is imported where it is used and never on a node.
-NOT_ON_A_NODE = {"stoker.providers.ec2.provider", "stoker.providers.local"}
+NOT_ON_A_NODE = {"stoker.providers.ec2.provider", "stoker.providers.gce.provider", "stoker.providers.local"}
 
 
 def test_nothing_it_imports_later_is_missing(home: Path) -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import UserError
 from stoker.store import can_be_key, open_store
+from stoker.surroundings import store_environ, unreachable
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in os.environ:
-        if name.startswith("AWS_"):
+        if name.startswith(("AWS_", "GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    # Whoever runs this may be logged in there.
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
 
 
 def test_a_folder_is_the_same_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,12 +56,19 @@ def test_a_folders_url_opens_that_folder(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name / "k").is_file()
 
 
-def test_a_bucket_is_the_same_however_it_is_named() -> None:
-    assert {open_store(url).url for url in ("s3://bucket/a/b", "s3://bucket/a/b/", "S3://bucket/a/b")} == {
-        "s3://bucket/a/b"
-    }
-    assert {open_store(url).url for url in ("s3://bucket", "s3://bucket/")} == {"s3://bucket"}
-    assert not open_store("s3://bucket").near
+@pytest.mark.parametrize("cloud", ["s3", "gs"])
+def test_a_bucket_is_the_same_however_it_is_named(cloud: str) -> None:
+    urls = (f"{cloud}://bucket/a/b", f"{cloud}://bucket/a/b/", f"{cloud.upper()}://bucket/a/b")
+    assert {open_store(url).url for url in urls} == {f"{cloud}://bucket/a/b"}
+    assert {open_store(url).url for url in (f"{cloud}://bucket", f"{cloud}://bucket/")} == {f"{cloud}://bucket"}
+    assert not open_store(f"{cloud}://bucket").near
+
+
+def test_google_allows_other_names_than_amazon() -> None:
+    for name in ("my_bucket", "a.b-c_d", f"{'x' * 63}.{'y' * 63}.example.com"):
+        assert open_store(f"gs://{name}").url == f"gs://{name}"
+        with pytest.raises(UserError, match="is not the name of a bucket; write s3://bucket"):
+            open_store(f"s3://{name}")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +76,6 @@ def test_a_bucket_is_the_same_however_it_is_named() -> None:
     [
         "",
         "  ",
-        "gs://bucket",
         "s3:/bucket/prefix",
         "s3:bucket",
         "S3:/bucket",
@@ -84,6 +97,17 @@ def test_a_bucket_is_the_same_however_it_is_named() -> None:
         "s3://bucket/../b",
         "s3://bucket?region=x",
         "s3://bucket/p?region=x",
+        "gs://",
+        "gs:///prefix",
+        "gs://Bucket",
+        "gs://b",
+        "gs://_bucket",
+        "gs://bucket_",
+        f"gs://{'x' * 64}",
+        f"gs://{'x.' * 111}x",
+        "gs://bucket/a//b",
+        "gs://bucket/../b",
+        "gs://bucket?project=x",
     ],
 )
 def test_what_is_no_store_is_the_users_mistake_in_one_line(url: str) -> None:
@@ -100,18 +124,33 @@ def test_a_bucket_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytes
     assert open_store("./s3:/x").near
 
 
-def test_gs_is_named_and_the_forms_are_told() -> None:
-    with pytest.raises(UserError, match="Compute Engine"):
-        open_store("gs://bucket")
-    with pytest.raises(UserError, match="s3://bucket"):
+def test_the_forms_are_told() -> None:
+    with pytest.raises(UserError, match=r"s3://bucket/prefix, gs://bucket/prefix"):
         open_store("azure://bucket")
 
 
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize(("cloud", "variable"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION_CREDENTIALS")])
+def test_credentials_in_a_url_are_refused_and_not_repeated(cloud: str, variable: str) -> None:
     with pytest.raises(UserError) as caught:
-        open_store("s3://AKIA:hunter2@bucket/prefix")
+        open_store(f"{cloud}://AKIA:hunter2@bucket/prefix")
     assert "hunter2" not in str(caught.value)
-    assert "AWS_ACCESS_KEY_ID" in str(caught.value)
+    assert variable in str(caught.value)
+
+
+def test_a_bucket_of_one_cloud_needs_nothing_of_the_others() -> None:
+    code = """
+import sys
+from stoker.store import open_store
+open_store(sys.argv[1])
+print([name for name in sys.modules if name.split(".")[0] in ("google", "boto3", "httpx")])
+print([name for name in sys.modules if name.startswith("stoker.stores.")])
+"""
+    for url, own in (("s3://bucket", "stoker.stores.s3"), ("gs://bucket", "stoker.stores.gcs")):
+        ran = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        foreign, stores = ran.stdout.splitlines()
+        assert foreign == "[]"
+        assert own in stores and ("stoker.stores.google_accounts" in stores) == (own == "stoker.stores.gcs")
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
@@ -130,3 +169,29 @@ def test_keys() -> None:
     assert can_be_key("work/job/00000001/0/i-1.1/log/00000001")
     assert can_be_key("...") and can_be_key("a/..b/.c")
     assert not any(can_be_key(key) for key in ("", ".", "..", "a/..", "../a", "a/./b", "/a", "a/", "a\n", "a\r/b"))
+
+
+# ── What a job takes along ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_where_a_bucket_is_goes_with_the_job_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://10.0.0.1:4443")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "team")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/jane/key.json")
+    assert store_environ() == {"STORAGE_EMULATOR_HOST": "http://10.0.0.1:4443", "GOOGLE_CLOUD_PROJECT": "team"}
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("http://127.0.0.1:9000", True),
+        ("127.0.0.1:9000", True),
+        ("localhost:9000", True),
+        ("http://[::1]:9000/", True),
+        ("10.0.0.1:9000", False),
+        ("https://storage.example", False),
+    ],
+)
+def test_a_cloud_storage_on_this_computer_is_told_to_be_out_of_reach(address: str, told: bool) -> None:
+    lines = unreachable({"STORAGE_EMULATOR_HOST": address, "GOOGLE_CLOUD_PROJECT": "localhost"})
+    assert [f"STORAGE_EMULATOR_HOST={address} goes with the job" in line for line in lines] == [True] * told

@@ -123,7 +123,7 @@ class Service:
                 self.objects.abort_upload(asked.bucket, asked.name, asked.query["uploadId"])
                 return Answer(204)
             case "DELETE":
-                asked.only(parameters=("generation",), conditions=("x-goog-if-generation-match",))
+                asked.only(conditions=("x-goog-if-generation-match",))
                 self.objects.delete(asked.bucket, asked.name, asked.if_generation)
                 return Answer(204)
             case _:
@@ -332,7 +332,7 @@ def _check_md5(asked: Asked) -> None:
 
 def _continued(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except ValueError:
         raise Refusal(400, "InvalidArgument", "continuation-token") from None
 
