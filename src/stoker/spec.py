@@ -87,7 +87,9 @@ class GceResources:
     project: str | None = part("Google Cloud project", default=None)
     service_account: str | None = part("service account of the nodes", default=None)
     scopes: tuple[str, ...] = part("OAuth scopes of the nodes", form="words", default=())
-    network: str | None = part("network or subnetwork", default=None)
+    network: str | None = part("network, or `subnet:NAME`; default: the network `default`", default=None)
+    public_ip: bool | None = part("give nodes a public address; default: yes", default=None)
+    placement_policy: str | None = part("an existing placement policy", default=None)
     reservation: str | None = part("reservation to consume", default=None)
     overrides: dict[str, Any] = part("merged last into the instance body", form="mapping", factory=dict)
 

@@ -54,6 +54,8 @@ resources:
     service_account: trainer@vision.example
     scopes: [storage-rw]
     network: default
+    public_ip: false
+    placement_policy: close
     reservation: block-7
     overrides: {labels: {team: vision}}
   local: {capacity: 4, reclaim_mean: 30s, grace: 5s, seed: 7, price: 1.2, spot_price: 0.4}

@@ -20,6 +20,8 @@ Arch = Literal["x86_64", "arm64"]
 
 # What a machine must have when the job does not say: less does not even hold a framework.
 _LEAST_MEMORY_BYTES = 4 * 1024**3
+_GB = 1000**3
+_GIB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ def same_gpu(wanted: str, machine: MachineType) -> bool:
     sizes = {f"{round(machine.gpu_memory_bytes / unit)}gb" for unit in (1000**3, 1024**3)}
     words = {*_words(machine.gpu), *sizes, machine.maker}
     return words.issuperset(_words(wanted))
+
+
+def disk_size(size_bytes: int) -> int:
+    """The size of a disk as clouds count it, in GiB that they call GB: `200GB` is 200, and nothing becomes less."""
+    return size_bytes // _GB if size_bytes % _GB == 0 else -(-size_bytes // _GIB)
 
 
 def featured(machines: Iterable[MachineType], family: Callable[[str], str]) -> list[str]:

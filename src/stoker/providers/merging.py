@@ -8,7 +8,7 @@ from typing import Any
 
 def merged(params: Mapping[str, Any], overrides: Mapping[str, Any], identities: Mapping[str, str]) -> dict[str, Any]:
     """Overrides win, part by part. A list replaces a list, save those whose members have a name of their own: by the
-    list's name, `identities` says which field that is."""
+    list's name, `identities` says which field that is. A member that has none is added."""
     result = dict(params)
     for key, value in overrides.items():
         before = result.get(key)
@@ -33,7 +33,8 @@ def reaches(overrides: Mapping[str, Any], path: str) -> bool:
 def _merged_list(before: list[Any], after: list[Any], identity: str, identities: Mapping[str, str]) -> list[Any]:
     result = list(before)
     for each in after:
-        same = [n for n, one in enumerate(result) if one.get(identity) == each.get(identity)]
+        name = each.get(identity)
+        same = [n for n, one in enumerate(result) if name is not None and one.get(identity) == name]
         if same:
             result[same[0]] = merged(result[same[0]], each, identities)
         else:

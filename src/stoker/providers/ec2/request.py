@@ -15,6 +15,7 @@ from stoker.errors import UserError
 from stoker.providers import merging
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
+from stoker.providers.machines import disk_size
 from stoker.spec import Ec2Resources, Spec
 
 # What `stoker iam ec2` calls the profile it describes.
@@ -25,8 +26,6 @@ ROOT_DEVICE = "(the image's root device)"
 _TOKEN_LENGTH = 64
 # Docker on the machine is one more hop away from the metadata than the machine itself.
 _METADATA_HOPS = 2
-_GB = 1_000_000_000
-_GIB = 1 << 30
 
 # What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
 _PROTECTED = (
@@ -174,8 +173,7 @@ def _tagged(order: LaunchOrder) -> list[dict[str, Any]]:
 def _disk(size_bytes: int | None) -> dict[str, Any]:
     disk: dict[str, Any] = {"VolumeType": "gp3", "DeleteOnTermination": True}
     if size_bytes is not None:
-        # EC2 counts in GiB; `200GB` is not to become less.
-        disk["VolumeSize"] = -(-size_bytes // _GIB) if size_bytes % _GB else size_bytes // _GB
+        disk["VolumeSize"] = disk_size(size_bytes)
     return disk
 
 

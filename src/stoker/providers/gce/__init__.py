@@ -6,12 +6,10 @@ for something.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-with suppress(ModuleNotFoundError):
-    # Before the function of that name: imported later, the module would take its place in this namespace.
-    from stoker.providers.gce.machine import GceMachine
+# Before the function of that name: imported later, the module would take its place in this namespace.
+from stoker.providers.gce.machine import GceMachine
 
 if TYPE_CHECKING:
     from pathlib import Path

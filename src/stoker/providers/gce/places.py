@@ -6,10 +6,14 @@ machine is named by its zone and its number: numbers are never used again, names
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources as package
+from typing import Any
 
 from stoker.errors import UserError
 from stoker.spec import Resources
@@ -76,12 +80,20 @@ def environment_project() -> str | None:
 
 def check(place: Place, zones: Iterable[str] = ()) -> None:
     """Raise UserError for a project or region that cannot be, and for a zone that is not in it."""
-    if not _PROJECT.fullmatch(place.project):
-        raise UserError(f"resources.gce.project: {place.project!r} is no id of a project; it is not its name")
-    region = place.region
+    check_project(place.project)
+    check_region(place.region, zones)
+
+
+def check_project(project: str) -> None:
+    if not _PROJECT.fullmatch(project):
+        raise UserError(f"resources.gce.project: {project!r} is no id of a project, which is not its name")
+
+
+def check_region(region: str, zones: Iterable[str] = ()) -> None:
     if not _REGION.fullmatch(region):
-        hint = f"; did you mean {region_of(region)}?" if _REGION.fullmatch(region_of(region)) else ""
-        raise UserError(f"resources.region: Compute Engine has no region {region!r}{hint or '; try us-central1'}")
+        known = region_of(region)
+        hint = f"did you mean {known}?" if _REGION.fullmatch(known) else "name one such as us-central1"
+        raise UserError(f"resources.region: Compute Engine has no region {region!r}; {hint}")
     for zone in zones:
         if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}-a")
@@ -90,6 +102,28 @@ def check(place: Place, zones: Iterable[str] = ()) -> None:
 def region_of(zone: str) -> str:
     """`us-central1` of `us-central1-a`."""
     return zone.rpartition("-")[0]
+
+
+def zones_of(region: str) -> tuple[str, ...]:
+    """The zones of a region, as far as the project's table knows: none of a region that is newer."""
+    return tuple(f"{region}-{letter}" for letter in _table()["regions"].get(region, ()))
+
+
+def zones_with(kind: str, region: str) -> tuple[str, ...]:
+    """Those that have such GPUs: by what machines with them are called, or by the GPU's own name where it is attached.
+
+    All zones, for what the table does not know.
+    """
+    where = _table()["gpus"].get(kind)
+    letters = where.get(region, ()) if where is not None else _table()["regions"].get(region, ())
+    return tuple(f"{region}-{letter}" for letter in letters)
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Any]:
+    text = package.files("stoker.providers.gce").joinpath("data/gce_zones.json").read_text("utf-8")
+    found: Mapping[str, Any] = json.loads(text)
+    return found
 
 
 def instance_id(zone: str, number: str | int) -> str:

@@ -1,0 +1,175 @@
+"""Compute Engine's machine types: a table in the project, and which of them serve a job.
+
+The table (`data/gce_machines.json`) is written by `scripts/write_gce_tables.py`. GPUs belong to a machine type, or are
+attached to an N1 machine; then both make the name: `n1-standard-8+nvidia-tesla-t4:1`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources as package
+from typing import Any
+
+from stoker.providers import machines
+from stoker.providers.machines import Arch, same_gpu, size
+
+__all__ = [
+    "MachineType",
+    "attached",
+    "described",
+    "facts",
+    "family",
+    "find",
+    "fitting",
+    "same_gpu",
+    "serves",
+    "size",
+    "table",
+    "why_none",
+]
+
+_MIB = 1024**2
+# `g2-standard-8`, `a3-highgpu-8g`, `n2-custom-8-32768`, `e2-medium`, `ct5lp-hightpu-4t`; then what is attached.
+_LOOKS_LIKE_A_TYPE = re.compile(r"[a-z]{1,2}[0-9]+[a-z]{0,2}(-[a-z0-9]+){1,4}(\+nvidia-[a-z0-9-]+:[1-9][0-9]?)?")
+_CUSTOM = re.compile(r"[a-z0-9]+-custom-(?P<cpus>[0-9]+)-(?P<memory_mib>[0-9]+)(-ext)?")
+# Arm processors: Ampere's, and Google's own.
+_ARM = re.compile(r"(t2a|c4a|n4a|a4x)-")
+
+# What Google calls the GPUs that it sells, and what people call them.
+ACCELERATORS = {
+    "nvidia-tesla-t4": "T4",
+    "nvidia-tesla-v100": "V100",
+    "nvidia-tesla-p100": "P100",
+    "nvidia-tesla-p4": "P4",
+    "nvidia-l4": "L4",
+    "nvidia-tesla-a100": "A100-40GB",
+    "nvidia-a100-80gb": "A100-80GB",
+    "nvidia-h100-80gb": "H100",
+    "nvidia-h100-mega-80gb": "H100",
+    "nvidia-h200-141gb": "H200",
+    "nvidia-b200": "B200",
+    "nvidia-rtx-pro-6000": "RTX-PRO-6000",
+}
+GPU_MEMORY_MIB = {
+    "T4": 16384,
+    "V100": 16384,
+    "P100": 16384,
+    "P4": 8192,
+    "L4": 24576,
+    "A100-40GB": 40960,
+    "A100-80GB": 81920,
+    "H100": 81920,
+    "H200": 144384,
+    "B200": 184320,
+    "RTX-PRO-6000": 98304,
+}
+
+
+@dataclass(frozen=True)
+class MachineType(machines.MachineType):
+    """What Compute Engine says of a machine type."""
+
+    # Can be had without being spot and without a reservation.
+    standard: bool = True
+
+
+@lru_cache(maxsize=1)
+def table() -> Mapping[str, MachineType]:
+    """Every machine type of the table, by name."""
+    text = package.files("stoker.providers.gce").joinpath("data/gce_machines.json").read_text("utf-8")
+    return {name: _from_row(name, row) for name, row in json.loads(text)["machines"].items()}
+
+
+def find(name: str) -> MachineType | None:
+    """The machine type of the table; None when it is not there."""
+    return table().get(name)
+
+
+def facts(name: str) -> MachineType:
+    """The machine type of the table, else what its name tells: its processor, what is attached, a custom size."""
+    found = find(name)
+    if found is not None:
+        return found
+    base, accelerator, count = attached(name)
+    host = find(base) if accelerator else None
+    custom = _CUSTOM.fullmatch(base)
+    cpus = host.cpus if host else int(custom["cpus"]) if custom else None
+    memory_bytes = host.memory_bytes if host else int(custom["memory_mib"]) * _MIB if custom else None
+    return MachineType(
+        name=name,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
+        **_gpus(accelerator, count),
+        arch=arch_of(base),
+    )
+
+
+def attached(name: str) -> tuple[str, str | None, int]:
+    """The machine type itself, the GPU that is attached to it, and how many; None and 0 where there is none."""
+    base, _, rest = name.partition("+")
+    accelerator, _, count = rest.partition(":")
+    return base, accelerator or None, int(count) if count.isdigit() else 0
+
+
+def family(name: str) -> str:
+    """`a2-highgpu` of `a2-highgpu-8g`, `n1+nvidia-tesla-t4` of whatever that is attached to."""
+    base, accelerator, _ = attached(name)
+    return f"{base.partition('-')[0]}+{accelerator}" if accelerator else base.rpartition("-")[0] or base
+
+
+def arch_of(name: str) -> Arch:
+    return "arm64" if _ARM.match(name) else "x86_64"
+
+
+def described(found: Mapping[str, Any]) -> MachineType:
+    """A machine type as Compute Engine's `machineTypes` tell it."""
+    built_in: Mapping[str, Any] = next(iter(found.get("accelerators") or ()), {})
+    kind, count = built_in.get("guestAcceleratorType"), built_in.get("guestAcceleratorCount", 0)
+    name = str(found["name"])
+    return MachineType(
+        name=name,
+        cpus=int(found["guestCpus"]),
+        memory_bytes=int(found["memoryMb"]) * _MIB,
+        **_gpus(kind, int(count)),
+        arch="arm64" if found.get("architecture") == "ARM64" else arch_of(name),
+        burstable=bool(found.get("isSharedCpu", False)),
+    )
+
+
+def _gpus(accelerator: str | None, count: int) -> dict[str, Any]:
+    """A GPU that nobody here has heard of is called what Google calls it, and TPUs are none."""
+    if not accelerator or not count:
+        return {}
+    gpu = ACCELERATORS.get(accelerator, accelerator.removeprefix("nvidia-").upper())
+    maker = "nvidia" if accelerator.startswith("nvidia-") else "google"
+    return {"gpu": gpu, "gpus": count, "gpu_memory_bytes": GPU_MEMORY_MIB.get(gpu, 0) * _MIB, "maker": maker}
+
+
+def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
+    return MachineType(
+        name=name,
+        cpus=row["cpus"],
+        memory_bytes=row["memory_mib"] * _MIB,
+        gpu=row.get("gpu"),
+        gpus=row.get("gpus", 0),
+        gpu_memory_bytes=row.get("gpu_memory_mib", 0) * _MIB,
+        arch=row.get("arch", "x86_64"),
+        burstable=row.get("burstable", False),
+        standard=row.get("standard", True),
+    )
+
+
+_CATALOG = machines.Catalog(
+    cloud="Compute Engine",
+    table=table,
+    facts=facts,
+    name=_LOOKS_LIKE_A_TYPE,
+    examples=("g2-standard-8", "a2-highgpu-1g", "n1-standard-8+nvidia-tesla-t4:1"),
+)
+fitting = _CATALOG.fitting
+serves = _CATALOG.serves
+why_none = _CATALOG.why_none

@@ -1,0 +1,109 @@
+"""Machine images by alias, family or name. Compute Engine finds the newest of a family by itself: nothing is looked up
+before a launch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stoker.errors import UserError
+from stoker.providers.imaging import Python
+from stoker.providers.machines import Arch
+
+DEFAULT = "ubuntu/24.04"
+DEFAULT_GPU = "dlvm/pytorch"
+ALIASES = (
+    "dlvm/pytorch",
+    "dlvm/pytorch-VERSION",
+    "dlvm/base",
+    "ubuntu/22.04",
+    "ubuntu/24.04",
+    "debian/12",
+    "debian/13",
+)
+_DEEP_LEARNING = "deeplearning-platform-release"
+# Google's Deep Learning VM, by the families that are still maintained:
+# https://cloud.google.com/deep-learning-vm/docs/images
+_DLVM = {
+    "pytorch": "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
+    "pytorch-2.9": "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
+    "pytorch-2.7": "pytorch-2-7-cu128-ubuntu-2204-nvidia-570",
+    "base": "common-cu129-ubuntu-2404-nvidia-580",
+}
+# Families of the distributions, by processor.
+_PLAIN: dict[str, tuple[str, dict[Arch, str]]] = {
+    "ubuntu/22.04": ("ubuntu-os-cloud", {"x86_64": "ubuntu-2204-lts", "arm64": "ubuntu-2204-lts-arm64"}),
+    "ubuntu/24.04": ("ubuntu-os-cloud", {"x86_64": "ubuntu-2404-lts-amd64", "arm64": "ubuntu-2404-lts-arm64"}),
+    "debian/12": ("debian-cloud", {"x86_64": "debian-12", "arm64": "debian-12-arm64"}),
+    "debian/13": ("debian-cloud", {"x86_64": "debian-13", "arm64": "debian-13-arm64"}),
+}
+# What the distributions bring.
+_PYTHONS: dict[str, Python] = {
+    "debian-12": (3, 11),
+    "debian-13": (3, 13),
+    "ubuntu-2204": (3, 10),
+    "ubuntu-2404": (3, 12),
+}
+_PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]*"
+_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+_LINK = re.compile(rf"(https?://[^/]+/compute/[^/]+/)?(?P<path>(projects/{_PROJECT}/)?global/images/(family/)?{_NAME})")
+_FAMILY = re.compile(rf"family:((?P<project>{_PROJECT})/)?(?P<family>{_NAME})")
+_IMAGE = re.compile(rf"((?P<project>{_PROJECT})/)?(?P<name>{_NAME})")
+
+
+@dataclass(frozen=True)
+class Image:
+    """What stands in a request as the source of a disk. Without a project in it, the machines' own is meant."""
+
+    source: str
+
+    @property
+    def installs_driver(self) -> bool:
+        """Whether it brings the driver of its GPUs up by itself, when asked to."""
+        return f"projects/{_DEEP_LEARNING}/" in self.source
+
+
+def find(wanted: str, arch: Arch) -> Image:
+    """The image that is meant: an alias, a link, `family:PROJECT/FAMILY`, or `PROJECT/IMAGE`.
+
+    Raises UserError for what cannot be one, and for an alias that nothing stands for.
+    """
+    alias = _alias(wanted, arch)
+    if alias is not None:
+        return Image(alias)
+    problem = f"resources.image: there is no {wanted}; known are {', '.join(ALIASES)}, family:PROJECT/FAMILY"
+    if re.match(r"(dlvm|ubuntu|debian)/", wanted):
+        raise UserError(f"{problem} or PROJECT/IMAGE")
+    link, family, image = _LINK.fullmatch(wanted), _FAMILY.fullmatch(wanted), _IMAGE.fullmatch(wanted)
+    if link is not None:
+        return Image(link["path"])
+    if family is not None:
+        return Image(_of(family["project"], f"family/{family['family']}"))
+    if image is not None:
+        return Image(_of(image["project"], image["name"]))
+    raise UserError(f"{problem} or PROJECT/IMAGE")
+
+
+def default(arch: Arch, gpus: int) -> Image:
+    """What a job gets that names no image: one with drivers and PyTorch where there are GPUs."""
+    return find(DEFAULT_GPU if gpus else DEFAULT, arch)
+
+
+def python_of(wanted: str | None, gpus: int) -> Python | None:
+    """The Python of the distribution behind an alias, beside which there may be newer ones; None for other images."""
+    source = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64") or ""
+    return next((python for part, python in _PYTHONS.items() if part in source), None)
+
+
+def _alias(wanted: str, arch: Arch) -> str | None:
+    if wanted in _PLAIN:
+        project, families = _PLAIN[wanted]
+        return _of(project, f"family/{families[arch]}")
+    kind, slash, name = wanted.partition("/")
+    if kind == "dlvm" and (not slash or name in _DLVM):
+        return _of(_DEEP_LEARNING, f"family/{_DLVM[name or 'pytorch']}")
+    return None
+
+
+def _of(project: str | None, image: str) -> str:
+    return f"projects/{project}/global/images/{image}" if project else f"global/images/{image}"

@@ -1,0 +1,155 @@
+"""What Compute Engine has to offer for a job: machine types × zones × spot or standard, with their prices.
+
+`offline` needs no cloud: the project's tables. `live` asks Compute Engine where each type is to be had: one call, two
+where GPUs are attached. Prices, spot too, are always those of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stoker.model import Offering
+from stoker.providers import offering
+from stoker.providers.gce import catalog, places, prices
+from stoker.providers.gce.catalog import MachineType
+from stoker.providers.gce.places import Place
+from stoker.spec import Resources
+
+if TYPE_CHECKING:
+    from stoker.providers.gce.client import Api
+
+PROVIDER = "gce"
+_PAGE = 500
+
+_Where = Mapping[str, tuple[str, ...]]
+
+
+def offline(resources: Resources, place: Place) -> tuple[Offering, ...]:
+    """What the project's tables know, best first.
+
+    Raises UserError for a name that no machine type can have, and for a place that cannot be.
+    """
+    places.check(place, resources.zones)
+    machines = _candidates(resources, place.region)
+    where = {machine.name: resources.zones or _known_zones(machine, place.region, resources) for machine in machines}
+    return _offered(resources, place, machines, where)
+
+
+def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
+    """What can be had in this place, best first. Plain data: it may be kept for a while.
+
+    Raises the errors of `ProviderError`, and UserError for a name that no machine type can have, or a place that cannot
+    be.
+    """
+    places.check(place, resources.zones)
+    machines = _candidates(resources, place.region)
+    if not machines:
+        return ()
+    types = _types(api, place, [catalog.attached(machine.name)[0] for machine in machines])
+    gpus = {accelerator for machine in machines if (accelerator := catalog.attached(machine.name)[1])}
+    cards = _cards(api, place, gpus) if gpus else {}
+    where: dict[str, tuple[str, ...]] = {}
+    found: list[MachineType] = []
+    for machine in machines:
+        base, accelerator, count = catalog.attached(machine.name)
+        learnt = next(iter(types.get(base, {}).values()), None)
+        if not machine.known and learnt is not None and accelerator is None:
+            machine = catalog.described(learnt)
+            if not catalog.serves(machine, resources):
+                continue
+        zones = set(types.get(base, ()))
+        if accelerator is not None:
+            zones &= {zone for zone, most in cards.get(accelerator, {}).items() if most >= count}
+        where[machine.name] = tuple(sorted(zone for zone in zones if _wanted(zone, resources.zones)))
+        found.append(machine)
+    return _offered(resources, place, found, where)
+
+
+def why_none(resources: Resources) -> str:
+    """Why nothing is offered for these resources, in one line that names the field."""
+    why = catalog.why_none(resources)
+    if why:
+        return why
+    return offering.why_none("Compute Engine", resources, resources.region)
+
+
+# ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _types(api: Api, place: Place, names: Iterable[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """What Compute Engine tells of these machine types, by name and zone."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for zone, each in _listed(api, place, "machineTypes", names):
+        found.setdefault(str(each["name"]), {})[zone] = each
+    return found
+
+
+def _cards(api: Api, place: Place, names: Iterable[str]) -> dict[str, dict[str, int]]:
+    """How many of these GPUs a machine may have, by name and zone."""
+    found: dict[str, dict[str, int]] = {}
+    for zone, each in _listed(api, place, "acceleratorTypes", names):
+        found.setdefault(str(each["name"]), {})[zone] = int(each.get("maximumCardsPerInstance") or 0)
+    return found
+
+
+def _listed(api: Api, place: Place, kind: str, names: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every one of these names in the zones of the region. A filter takes regular expressions after `eq`."""
+    wanted = set(names)
+    asked = {
+        "filter": f'(name eq "{"|".join(sorted(wanted))}") (zone eq ".*{place.region}-.*")',
+        "maxResults": str(_PAGE),
+        "returnPartialSuccess": "true",
+    }
+    for page in api.pages(f"/compute/v1/projects/{place.project}/aggregated/{kind}", asked):
+        for scope, part in (page.get("items") or {}).items():
+            zone = scope.rpartition("/")[2]
+            if places.region_of(zone) != place.region:
+                continue
+            for each in part.get(kind) or ():
+                gone = (each.get("deprecated") or {}).get("state") in ("OBSOLETE", "DELETED")
+                if each.get("name") in wanted and not gone:
+                    yield zone, each
+
+
+# ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _candidates(resources: Resources, region: str) -> list[MachineType]:
+    fitting = catalog.fitting(resources)
+    return offering.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
+
+
+def _known_zones(machine: MachineType, region: str, resources: Resources) -> tuple[str, ...]:
+    """Where the table says that it is. Somebody who names a machine knows better, and so for a region that is new."""
+    accelerator = catalog.attached(machine.name)[1]
+    known = places.zones_with(accelerator or catalog.family(machine.name), region)
+    if known or (machine.gpu and not resources.machine and places.zones_of(region)):
+        return known
+    return places.zones_of(region) or (f"{region}-a",)
+
+
+def _wanted(zone: str, named: tuple[str, ...]) -> bool:
+    """Zones for accelerators alone (`us-central1-ai1a`) are far from the rest: only for who names them."""
+    return zone in named if named else len(zone.rpartition("-")[2]) == 1
+
+
+def _offered(resources: Resources, place: Place, machines: list[MachineType], where: _Where) -> tuple[Offering, ...]:
+    make = partial(offering.offering, PROVIDER)
+    reserved = resources.gce is not None and resources.gce.reservation is not None
+    found = []
+    for machine in machines:
+        standard = prices.on_demand(place.region, machine.name)
+        amount = None if standard is None else standard.amount
+        spot = prices.spot(place.region, machine.name)
+        for zone in where[machine.name]:
+            at = (machine, str(place), zone)
+            if machine.standard or reserved:
+                source = offering.table_source(standard)
+                found.append(make(*at, spot=False, price=amount, on_demand=amount, source=source))
+            if machine.spot:
+                now = None if spot is None else spot.amount
+                source = offering.table_source(spot)
+                found.append(make(*at, spot=True, price=now, on_demand=amount, source=source))
+    return offering.ordered(resources, machines, found)

@@ -1,0 +1,282 @@
+"""Requests to Compute Engine: built as data, purely.
+
+One node is an `insert` into its zone. A gang is one regional `bulkInsert` that names every machine, with minCount =
+count = nodes: it comes whole, in one zone, or not at all. A node knows its rank by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.providers import merging
+from stoker.providers.base import HttpRequest, LaunchOrder
+from stoker.providers.gce import catalog, identity, images, labels, names, owners, places, startup
+from stoker.providers.gce.places import Place
+from stoker.providers.machines import disk_size
+from stoker.spec import GceResources, Spec
+
+SERVICE = "compute"
+_API = "/compute/v1"
+# As long as Google offers: https://cloud.google.com/compute/docs/instances/spot
+_NOTICE_S = 120
+# What Compute Engine takes as the longest life.
+_LIFE_S = (30, 120 * 24 * 3600)
+_LEAST_DISK = 10
+# Machines of the fourth generation on take no Persistent Disk, and A3 Ultra is one of them in all but name.
+_HYPERDISK = re.compile(r"[a-z]+([4-9]|[1-9][0-9])[a-z]*-|a3-ultragpu-")
+# https://cloud.google.com/compute/docs/instances/placement-policies-overview
+_COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
+# Hosts of these cannot be left while their machines run.
+_TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
+_NETWORK = re.compile(r"(subnet:)?[a-z]([-a-z0-9]*[a-z0-9])?")
+
+# What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
+_PROTECTED = (
+    "deletionProtection",
+    "guestAccelerators",
+    "machineType",
+    "name",
+    "scheduling.automaticRestart",
+    "scheduling.instanceTerminationAction",
+    "scheduling.maxRunDuration",
+    "scheduling.onInstanceStopAction",
+    "scheduling.preemptible",
+    "scheduling.provisioningModel",
+    "scheduling.terminationTime",
+    "zone",
+)
+_OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url")
+# Lists whose members have a name of their own: metadata by key, and the one disk that is booted from.
+_IDENTITIES = {"items": "key", "disks": "boot"}
+
+
+def build(order: LaunchOrder) -> tuple[HttpRequest, ...]:
+    """Everything that is asked of Compute Engine for one claim, in order. Pure."""
+    gce = order.spec.resources.gce or GceResources()
+    place = Place.of(order.offering.region or "")
+    found: list[HttpRequest] = []
+    policy = gce.placement_policy
+    if policy is None and order.nodes > 1 and _COMPACT.match(order.offering.machine):
+        policy = names.base(order)
+        found.append(_policy(order, place, policy))
+    found.append(_one(order, place, gce, policy) if order.nodes == 1 else _gang(order, place, gce, policy))
+    return tuple(found)
+
+
+def request_id(order: LaunchOrder, purpose: str = "") -> str:
+    """The same for everybody who finishes this claim, and nobody else's in the project."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{order.store}\0{order.token}\0{purpose}"))
+
+
+def find_image(order: LaunchOrder) -> images.Image:
+    arch = catalog.facts(order.offering.machine).arch
+    wanted = order.spec.resources.image
+    return images.find(wanted, arch) if wanted else images.default(arch, order.offering.gpus)
+
+
+# ── What is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(spec: Spec) -> None:
+    """Raise UserError for what Compute Engine would refuse, or what would take a machine out of Stoker's hands."""
+    labels.check(spec.tags)
+    resources = spec.resources
+    if resources.region:
+        places.check_region(resources.region.rpartition("/")[2], resources.zones)
+    if resources.image:
+        images.find(resources.image, "x86_64")
+    if resources.disk_bytes is not None and disk_size(resources.disk_bytes) < _LEAST_DISK:
+        raise UserError(f"resources.disk: Compute Engine's disks have {_LEAST_DISK}GB at least")
+    gce = resources.gce or GceResources()
+    if gce.project:
+        places.check_project(gce.project)
+    identity.check(gce)
+    if gce.network and "/" not in gce.network and not _NETWORK.fullmatch(gce.network):
+        raise UserError(
+            f"resources.gce.network: {gce.network!r} is none; give the name of a network, subnet:NAME, or a link"
+        )
+    if resources.spot == "only" and gce.reservation not in (None, "none"):
+        raise UserError("resources.gce.reservation: holds standard machines; set resources.spot to false")
+    _check_overrides(gce.overrides)
+
+
+def _check_overrides(overrides: Mapping[str, Any]) -> None:
+    where = "resources.gce.overrides"
+    for name in _PROTECTED:
+        if merging.reaches(overrides, name):
+            raise UserError(f"{where}.{name}: is Stoker's own; leave it out")
+    for name, kind, what in (("labels", Mapping, "a mapping"), ("metadata", Mapping, "a mapping"), ("disks", list, "")):
+        if name in overrides and not isinstance(overrides[name], kind):
+            raise UserError(f"{where}.{name}: must be {what or 'a list'}, as `instances.insert` takes it")
+    for key in overrides.get("labels") or {}:
+        if str(key).startswith(labels.OURS):
+            raise UserError(f"{where}.labels.{key}: is Stoker's own; leave it out")
+    items = (overrides.get("metadata") or {}).get("items", [])
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise UserError(f"{where}.metadata.items: must be a list of `key` and `value`")
+    for item in items:
+        if item.get("key") in _OUR_METADATA:
+            raise UserError(f"{where}.metadata: {item['key']} is Stoker's own; put commands into `setup`")
+    for disk in overrides.get("disks") or ():
+        if not isinstance(disk, Mapping):
+            raise UserError(f"{where}.disks: must be a list of mappings, as `instances.insert` takes it")
+        # Nobody would ever delete it.
+        kept = disk.get("autoDelete", disk.get("boot", False)) is not True
+        if kept and (disk.get("boot") or "initializeParams" in disk):
+            raise UserError(f"{where}.disks: a disk that is made with the machine needs `autoDelete: true`")
+
+
+# ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _one(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None) -> HttpRequest:
+    zone = order.offering.zone or next(iter(places.zones_of(place.region)), f"{place.region}-a")
+    project = f"projects/{place.project}"
+    links = {
+        "machineTypes": f"{project}/zones/{zone}/machineTypes/",
+        "diskTypes": f"{project}/zones/{zone}/diskTypes/",
+        "acceleratorTypes": f"{project}/zones/{zone}/acceleratorTypes/",
+        "resourcePolicies": f"{project}/regions/{place.region}/resourcePolicies/",
+    }
+    body = {"name": names.machine(order, 0), **_properties(order, place, gce, policy, links)}
+    path = f"{_API}/{project}/zones/{zone}/instances?requestId={request_id(order)}"
+    return HttpRequest(SERVICE, "POST", path, merging.merged(body, gce.overrides, _IDENTITIES), str(place))
+
+
+def _gang(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None) -> HttpRequest:
+    # Nobody knows the zone yet: what is in one is told by its name alone.
+    bare = dict.fromkeys(("machineTypes", "diskTypes", "acceleratorTypes", "resourcePolicies"), "")
+    properties = _properties(order, place, gce, policy, bare)
+    body = {
+        "count": str(order.nodes),
+        "minCount": str(order.nodes),
+        "perInstanceProperties": {name: {} for name in names.machines(order)},
+        "instanceProperties": merging.merged(properties, gce.overrides, _IDENTITIES),
+        "locationPolicy": _location(order, place),
+    }
+    path = f"{_API}/projects/{place.project}/regions/{place.region}/instances/bulkInsert?requestId={request_id(order)}"
+    return HttpRequest(SERVICE, "POST", path, body, str(place))
+
+
+def _location(order: LaunchOrder, place: Place) -> dict[str, Any]:
+    """The offering's zone alone: another is another offering, with a claim of its own. A zone that is not denied is
+    allowed, so the others are named."""
+    found: dict[str, Any] = {"targetShape": "ANY_SINGLE_ZONE"}
+    if order.offering.zone:
+        others = (zone for zone in places.zones_of(place.region) if zone != order.offering.zone)
+        found["locations"] = {
+            f"zones/{order.offering.zone}": {"preference": "ALLOW"},
+            **{f"zones/{zone}": {"preference": "DENY"} for zone in others},
+        }
+    return found
+
+
+def _properties(
+    order: LaunchOrder, place: Place, gce: GceResources, policy: str | None, links: Mapping[str, str]
+) -> dict[str, Any]:
+    """What every machine of the order is like. `links` stand before the names of things that are in one place."""
+    base, accelerator, count = catalog.attached(order.offering.machine)
+    image = find_image(order)
+    found: dict[str, Any] = {
+        "machineType": links["machineTypes"] + base,
+        "labels": labels.of_order(order),
+        "metadata": {"items": _metadata(order, image)},
+        "disks": [_disk(order, image, links["diskTypes"])],
+        "networkInterfaces": [_interface(place, gce)],
+        "serviceAccounts": [identity.account(place.project, gce)],
+        "scheduling": _scheduling(order),
+    }
+    if accelerator is not None:
+        kind = links["acceleratorTypes"] + accelerator
+        found["guestAccelerators"] = [{"acceleratorType": kind, "acceleratorCount": count}]
+    if policy is not None:
+        found["resourcePolicies"] = [policy if "/" in policy else links["resourcePolicies"] + policy]
+    if gce.reservation is not None and not order.offering.spot:
+        found["reservationAffinity"] = _reservation(gce.reservation)
+    return found
+
+
+def _metadata(order: LaunchOrder, image: images.Image) -> list[dict[str, str]]:
+    items = [
+        {"key": "startup-script", "value": startup.startup_script(order)},
+        {"key": "shutdown-script", "value": startup.shutdown_script()},
+    ]
+    if order.offering.gpus and image.installs_driver:
+        items.append({"key": "install-nvidia-driver", "value": "True"})
+    return items
+
+
+def _disk(order: LaunchOrder, image: images.Image, link: str) -> dict[str, Any]:
+    kind = "hyperdisk-balanced" if _HYPERDISK.match(order.offering.machine) else "pd-balanced"
+    made: dict[str, Any] = {
+        "sourceImage": image.source,
+        "diskType": link + kind,
+        "labels": labels.of_order(order),
+    }
+    size_bytes = order.spec.resources.disk_bytes
+    if size_bytes is not None:
+        made["diskSizeGb"] = str(disk_size(size_bytes))
+    return {"boot": True, "autoDelete": True, "type": "PERSISTENT", "mode": "READ_WRITE", "initializeParams": made}
+
+
+def _interface(place: Place, gce: GceResources) -> dict[str, Any]:
+    network = gce.network or "default"
+    project = f"projects/{place.project}"
+    subnet = network.removeprefix("subnet:")
+    if "/subnetworks/" in network:
+        found: dict[str, Any] = {"subnetwork": network}
+    elif subnet != network:
+        found = {"subnetwork": f"{project}/regions/{place.region}/subnetworks/{subnet}"}
+    else:
+        found = {"network": network if "/" in network else f"{project}/global/networks/{network}"}
+    # Without an address, a machine reaches neither the bucket nor an index where nobody has set up Private Google
+    # Access and a NAT, and nobody has in the network that a new project comes with.
+    if gce.public_ip is not False:
+        found["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
+    return found
+
+
+def _scheduling(order: LaunchOrder) -> dict[str, Any]:
+    found: dict[str, Any] = {"automaticRestart": False}
+    machine = catalog.facts(order.offering.machine)
+    if order.offering.spot:
+        found |= {
+            "provisioningModel": "SPOT",
+            "preemptible": True,
+            "onHostMaintenance": "TERMINATE",
+            "instanceTerminationAction": "DELETE",
+            "preemptionNoticeDuration": {"seconds": str(_NOTICE_S)},
+        }
+    else:
+        # What can only be reserved lives as long as its reservation.
+        found["provisioningModel"] = "STANDARD" if machine.standard else "RESERVATION_BOUND"
+        stays = machine.gpu is None and not _TERMINATED.match(machine.name)
+        found["onHostMaintenance"] = "MIGRATE" if stays else "TERMINATE"
+    if order.max_life_s is not None:
+        least, most = _LIFE_S
+        life_s = min(most, max(least, math.ceil(order.max_life_s)))
+        found |= {"maxRunDuration": {"seconds": str(life_s)}, "instanceTerminationAction": "DELETE"}
+    return found
+
+
+def _reservation(name: str) -> dict[str, Any]:
+    if name in ("any", "none"):
+        return {"consumeReservationType": "ANY_RESERVATION" if name == "any" else "NO_RESERVATION"}
+    key = "compute.googleapis.com/reservation-name"
+    return {"consumeReservationType": "SPECIFIC_RESERVATION", "key": key, "values": [name]}
+
+
+def _policy(order: LaunchOrder, place: Place, name: str) -> HttpRequest:
+    """Machines close to each other. Policies have no labels: whose it is stands in its description."""
+    body = {
+        "name": name,
+        "description": owners.describe(owners.Owner.of_order(order)),
+        "groupPlacementPolicy": {"collocation": "COLLOCATED"},
+    }
+    where = f"projects/{place.project}/regions/{place.region}/resourcePolicies"
+    return HttpRequest(SERVICE, "POST", f"{_API}/{where}?requestId={request_id(order, 'policy')}", body, str(place))
