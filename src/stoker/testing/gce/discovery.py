@@ -77,6 +77,30 @@ class Api:
             return [*wrong, "a body is missing"]
         return [*wrong, *self._check_value(self._schemas[request["$ref"]], body, "", method.id)]
 
+    def response(self, method: Method) -> Json:
+        """The schema of what a method answers."""
+        found: Json = self._schemas[method.about["response"]["$ref"]]
+        return found
+
+    def resolved(self, schema: Json) -> Json:
+        """What a schema says, where it names another."""
+        return self._schemas[schema["$ref"]] if "$ref" in schema else schema
+
+    def below(self, schema: Json, name: str) -> Json | None:
+        """The schema of what stands at a name: a field, any name of a map, or (for lists) of each member."""
+        schema = self.resolved(schema)
+        while schema.get("type") == "array":
+            schema = self.resolved(schema["items"])
+        found: Json | None = schema.get("properties", {}).get(name) or schema.get("additionalProperties")
+        return found
+
+    def has_field(self, schema: Json, path: Sequence[str]) -> bool:
+        """Whether there is such a field somewhere below."""
+        found: Json | None = schema
+        for name in path:
+            found = self.below(found, name) if found is not None else None
+        return found is not None
+
     def _check_path(self, method: Method) -> list[str]:
         wrong = []
         for name, value in method.path.items():
@@ -105,7 +129,8 @@ class Api:
     def _check_text(self, about: Json, value: str, where: str) -> list[str]:
         """A parameter: whatever its type, it comes as text."""
         if about["type"] == "boolean":
-            return [] if value in ("true", "false") else [f"{where}: {value!r} is neither true nor false"]
+            # gcloud writes them as Python does.
+            return [] if value.lower() in ("true", "false") else [f"{where}: {value!r} is neither true nor false"]
         if about["type"] == "integer":
             return [] if _in_range(value, about) else [f"{where}: {value!r} is no {about['format']}"]
         return _check_string(about, value, where)
