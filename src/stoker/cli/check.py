@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stoker.store import Store
 
 _LITTLE_DISK_BYTES = 2 * 1000**3
+# What a bucket needs as its cloud does, by what findings of clouds are called.
+_SHARED = ("boto3", "stoker[gcp]", "credentials")
 
 
 @click.command("check")
@@ -63,7 +65,7 @@ def _findings(store: Store, provider: Provider, sets: tuple[str, ...]) -> Iterat
         return
     rest = list(check_provider(provider, store, sets))
     # A bucket needs the same: one failure, one fix.
-    lacking = next((each.name for each in rest if each.name in ("boto3", "credentials") and each.ok is False), None)
+    lacking = next((each.name for each in rest if each.name in _SHARED and each.ok is False), None)
     yield first if lacking is None else Finding("store", None, f"{store.url} cannot be tried without {lacking}")
     yield from rest
 
@@ -71,7 +73,7 @@ def _findings(store: Store, provider: Provider, sets: tuple[str, ...]) -> Iterat
 # ── What people see ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 # An operation of a cloud, which may be done or not.
-_OPERATION = re.compile(r"[a-z0-9-]+:[A-Z]\w+")
+_OPERATION = re.compile(r"[a-z0-9-]+:[A-Z]\w+|[a-z]+(\.[a-zA-Z]+){2}")
 
 
 def _kind(finding: Finding) -> str:
@@ -183,7 +185,9 @@ def check_store(store: Store) -> Finding:
         return Finding("store", False, detail if store.url in detail else f"{store.url}: {detail}", fix)
     if not first or second or found is None or found.data != b"first":
         problem = "does not honour create-if-absent, which keeps two governors apart"
-        return Finding("store", False, f"{store.url}: {problem}", "use a folder or a bucket of S3 itself")
+        return Finding(
+            "store", False, f"{store.url}: {problem}", "use a folder, or a bucket of S3 or Cloud Storage itself"
+        )
     return Finding("store", True, f"{store.url} can be written, and creates only what is absent")
 
 

@@ -14,10 +14,16 @@ _END = "END-OF-STOKER-IAM"
 
 @click.command("iam")
 @click.argument("provider")
-@click.option("--bucket", metavar="URL", help="The store's bucket, as s3://BUCKET/PREFIX; the store by default.")
-@click.option("--job", metavar="NAME", help="Machines that reach jobs of this name alone, by a profile of their own.")
+@click.option(
+    "--bucket",
+    metavar="URL",
+    help="The store's bucket, as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX; the store by default.",
+)
+@click.option(
+    "--job", metavar="NAME", help="Machines that reach jobs of this name alone, by a profile or account of their own."
+)
 @click.option("--input", "inputs", metavar="URL", multiple=True, help="A bucket or folder that jobs read.")
-@click.option("--logs", metavar="GROUP", help="The CloudWatch group of logs.cloudwatch, where jobs use it.")
+@click.option("--logs", metavar="NAME", help="What jobs name as logs.cloudwatch, or logs.cloud_logging, where they do.")
 @click.option("--policy", metavar="NAME", help="Print this policy alone, for the cloud's own command line.")
 @json_option
 @store_option
@@ -30,9 +36,9 @@ def command(
     policy: str | None,
     as_json: bool,
 ) -> None:
-    """Print what PROVIDER's cloud has to allow: policies for the person, the governor and the machines.
+    """Print what PROVIDER's cloud has to allow the person, the governor and the machines.
 
-    As a shell script that makes them so, and says what they cannot do. Printing asks nobody, and changes nothing.
+    As a shell script that makes it so, and says what that cannot separate. Printing asks nobody, and changes nothing.
     """
     from stoker.cli.printing import print_json, whole
     from stoker.errors import UserError

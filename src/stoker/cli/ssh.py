@@ -28,7 +28,8 @@ def command(
 ) -> int:
     """Open a shell on a machine of JOB, or forward its ports. Also on one that is held after a failure.
 
-    By key pair, EC2 Instance Connect or SSM, whichever is open. What follows `--` goes to ssh itself, such as `-N`.
+    With a key of yours or one that is lent, straight or through SSM or IAP, whichever is open. What follows `--` goes
+    to ssh itself, such as `-N`.
     """
     from stoker.cli.visiting import has_terminal, visit
     from stoker.errors import UserError

@@ -23,7 +23,11 @@ _ITS_OWN = 255
 def visit_options(command: F) -> F:
     """Which node, and how to get there."""
     for option in (
-        click.option("--via", metavar="WAY", help="key, connect (EC2 Instance Connect) or ssm; default: what is open."),
+        click.option(
+            "--via",
+            metavar="WAY",
+            help="key, connect or ssm on EC2, key or iap on Compute Engine; default: what is open.",
+        ),
         click.option("--identity", metavar="FILE", help="The private key to use."),
         click.option("--user", metavar="NAME", help="Who logs in; default: the image's own user."),
         click.option("--node", type=click.IntRange(min=0), default=0, metavar="R", help="Which node; 0 by default."),

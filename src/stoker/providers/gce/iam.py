@@ -19,9 +19,9 @@ from stoker import layout
 from stoker.errors import UserError
 from stoker.providers.base import Grant, Grants
 from stoker.providers.gce import permissions
+from stoker.providers.gce.identity import DEFAULT_ACCOUNT
 from stoker.providers.gce.permissions import Permission
 
-NODE_ACCOUNT = "stoker-node"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 # https://cloud.google.com/iam/docs/service-accounts-create
 _LONGEST_ACCOUNT = 30
@@ -221,7 +221,7 @@ def _grant(
 
 def _account(job: str | None) -> str:
     """The service account of the machines. Its name is bounded; a job's may be longer."""
-    name = NODE_ACCOUNT if job is None else f"{NODE_ACCOUNT}-{job}"
+    name = DEFAULT_ACCOUNT if job is None else f"{DEFAULT_ACCOUNT}-{job}"
     if len(name) <= _LONGEST_ACCOUNT and not name.endswith("-"):
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]
@@ -325,8 +325,8 @@ for its folder.
 
 _OWN = """\
 Machines with this account reach jobs called (JOB), and delete machines of such jobs; set resources.gce.service_account
-to (ACCOUNT)@PROJECT.iam.gserviceaccount.com. A condition knows how names begin: jobs called (JOB)-more are reached as
-well. They can still list the names of all objects in the bucket, and read all packed code.
+to (ACCOUNT). A condition knows how names begin: jobs called (JOB)-more are reached as well. They can still list the
+names of all objects in the bucket, and read all packed code.
 
 Whoever governs has to be allowed to use this account, too: run this with GOVERNOR set.
 

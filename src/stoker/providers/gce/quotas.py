@@ -1,0 +1,115 @@
+"""How many machines a project may have: Compute Engine counts vCPUs and GPUs, in a region and in all of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.model import Offering
+from stoker.providers.gce.catalog import attached
+
+GPUS_EVERYWHERE = "GPUS_ALL_REGIONS"
+CPUS_EVERYWHERE = "CPUS_ALL_REGIONS"
+_EVERYWHERE = (GPUS_EVERYWHERE, CPUS_EVERYWHERE)
+_PREEMPTIBLE = "PREEMPTIBLE_"
+
+# By the family that a machine type's name begins with: https://cloud.google.com/compute/resource-usage
+# Newer families, and those that bring GPUs, are counted by limits that the API of Compute Engine does not tell.
+_CPUS = {
+    "a2": "A2_CPUS",
+    "c2": "C2_CPUS",
+    "c2d": "C2D_CPUS",
+    "c3": "C3_CPUS",
+    "e2": "CPUS",
+    "f1": "CPUS",
+    "g1": "CPUS",
+    "m1": "M1_CPUS",
+    "m2": "M2_CPUS",
+    "m3": "M3_CPUS",
+    "n1": "CPUS",
+    "n2": "N2_CPUS",
+    "n2d": "N2D_CPUS",
+    "t2a": "T2A_CPUS",
+    "t2d": "T2D_CPUS",
+}
+_GPUS = {
+    "A100-40GB": "NVIDIA_A100_GPUS",
+    "A100-80GB": "NVIDIA_A100_80GB_GPUS",
+    "H100": "NVIDIA_H100_GPUS",
+    "L4": "NVIDIA_L4_GPUS",
+    "P100": "NVIDIA_P100_GPUS",
+    "P4": "NVIDIA_P4_GPUS",
+    "T4": "NVIDIA_T4_GPUS",
+    "V100": "NVIDIA_V100_GPUS",
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit of a project, as it stands."""
+
+    metric: str
+    most: float
+    used: float = 0.0
+
+    @property
+    def everywhere(self) -> bool:
+        return self.metric in _EVERYWHERE
+
+    @property
+    def unit(self) -> str:
+        return "GPUs" if "GPUS" in self.metric else "vCPUs"
+
+
+def limits(*told: Mapping[str, Any]) -> dict[str, Limit]:
+    """The limits that a region and its project tell, by their metrics."""
+    return {
+        each["metric"]: Limit(each["metric"], float(each.get("limit", 0)), float(each.get("usage", 0)))
+        for one in told
+        for each in one.get("quotas") or ()
+    }
+
+
+def needs(offering: Offering, nodes: int, known: Mapping[str, Limit]) -> dict[str, int]:
+    """What the nodes of a job would take of each limit that is known."""
+    found: dict[str, int] = {}
+    cpus = _CPUS.get(attached(offering.machine)[0].partition("-")[0])
+    pairs = [
+        (cpus if not offering.spot else "CPUS", offering.cpus),
+        (_GPUS.get(offering.gpu or ""), offering.gpus),
+    ]
+    for metric, count in pairs:
+        if metric and count:
+            counted = _counted(metric, offering.spot, known)
+            if counted is not None:
+                found[counted] = count * nodes
+    if offering.gpus and GPUS_EVERYWHERE in known:
+        found[GPUS_EVERYWHERE] = offering.gpus * nodes
+    if offering.cpus and CPUS_EVERYWHERE in known and not offering.spot:
+        found[CPUS_EVERYWHERE] = offering.cpus * nodes
+    return found
+
+
+def _counted(metric: str, spot: bool, known: Mapping[str, Limit]) -> str | None:
+    """Spot machines have limits of their own; where a project was never given one, they take of the others."""
+    own = known.get(_PREEMPTIBLE + metric)
+    if spot and own is not None and own.most > 0:
+        return own.metric
+    return metric if metric in known else None
+
+
+def least(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> dict[str, int]:
+    """The fewest vCPUs and GPUs with which some of these could be had, by the limit that they fall under."""
+    found: dict[str, int] = {}
+    for offering in offerings:
+        for metric, count in needs(offering, nodes, known).items():
+            found[metric] = min(count, found.get(metric, count))
+    return found
+
+
+def allowed(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> bool:
+    """Whether any of these could be had, as far as is known. What is in use now may be free again by then."""
+    return any(
+        all(known[metric].most >= count for metric, count in needs(each, nodes, known).items()) for each in offerings
+    )
