@@ -28,6 +28,10 @@ _RANGES = {
     "uint64": range(2**64),
 }
 _DURATION = re.compile(r"-?\d+(\.\d{1,9})?s")
+# Named by the descriptions of methods and by no list of their parameters (revision 20261106).
+_UNLISTED: dict[str, Json] = {"returnPartialSuccess": {"type": "boolean", "location": "query"}}
+# Output-only by the document, and sent by gcloud all the same.
+_TAKEN = frozenset({("compute.resourcePolicies.insert", "region")})
 _OUTPUT_ONLY = re.compile(r"(output only\.?\s*)?\[output only\]", re.IGNORECASE)
 
 
@@ -116,6 +120,8 @@ class Api:
         wrong = [f"{name}: is required" for name, about in known.items() if about.get("required") and name not in query]
         for name, given in query.items():
             about = known.get(name) or self._common.get(name)
+            if about is None and f"`{name}`" in method.about.get("description", ""):
+                about = _UNLISTED.get(name)
             if about is None:
                 wrong.append(f"{name}: is no parameter of {method.id}")
                 continue
@@ -172,7 +178,7 @@ class Api:
             below, at = known.get(name, others), _at(where, name)
             if below is None:
                 wrong.append(f"{at}: there is no such field")
-            elif name in known and _output_only(below):
+            elif name in known and _output_only(below) and (method, at) not in _TAKEN:
                 wrong.append(f"{at}: is output only")
             else:
                 wrong += self._check_value(below, given, at, method)

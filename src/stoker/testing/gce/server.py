@@ -7,6 +7,7 @@ answered with 400 and remembered.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from stoker.testing.gce import batch
 from stoker.testing.gce.account import Account
 from stoker.testing.gce.callers import Callers
 from stoker.testing.gce.compute import Call, Compute
@@ -85,14 +87,8 @@ class Gate:
         parts = urlsplit(target)
         if parts.path == "/token":
             return self._token(body)
-        service, spoken = (
-            ("logging", api("logging", "v2"))
-            if parts.path.startswith("/v2/")
-            else (
-                "compute",
-                api("compute", "v1"),
-            )
-        )
+        service, version = ("logging", "v2") if parts.path.startswith("/v2/") else ("compute", "v1")
+        spoken = api(service, version)
         query = parse_qs(parts.query, keep_blank_values=True)
         method = spoken.find(verb, parts.path)
         if method is None:
@@ -164,20 +160,31 @@ def make_handler(gate: Gate, account: Account) -> type[BaseHTTPRequestHandler]:
             if self.path == "/_control":
                 self._reply(200, answer(lambda order: account.obey(order, gate), body))
                 return
+            given = self.headers.get("Authorization", "")
             try:
-                told = gate.serve(self.command, self.path, self.headers.get("Authorization", ""), body)
-                self._reply(200, json.dumps(told).encode())
+                if self.path == batch.PATH and self.command == "POST":
+                    kind = self.headers.get("Content-Type", "")
+                    self._reply(200, *batch.answered(kind, given, body, self._serve)[::-1])
+                    return
+                status, told = self._serve(self.command, self.path, given, body)
+                self._reply(status, json.dumps(told).encode())
             except Failure as failure:
                 self._reply(failure.status, json.dumps(failure.body()).encode())
             except Lost:
                 self.close_connection = True
-                self.connection.close()
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+        def _serve(self, verb: str, target: str, authorization: str, body: bytes) -> tuple[int, Json]:
+            try:
+                return 200, gate.serve(verb, target, authorization, body)
+            except Failure as failure:
+                return failure.status, failure.body()
 
         do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = do
 
-        def _reply(self, status: int, body: bytes) -> None:
+        def _reply(self, status: int, body: bytes, kind: str = "application/json; charset=UTF-8") -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json; charset=UTF-8")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
