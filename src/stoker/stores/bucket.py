@@ -104,7 +104,7 @@ class BucketStore(ABC):
         check_key(key)
         try:
             result = obstore.get(self._quick, key)
-            meta = _meta(result.meta)
+            meta = _meta(result.meta, key)
             if limit is not None and meta.size > limit:
                 # The length came before the bytes, which are left where they are.
                 raise StoreError(f"{key} has {meta.size} bytes, more than the {limit} it may have")
@@ -122,7 +122,7 @@ class BucketStore(ABC):
         check_key(key)
         try:
             result = obstore.get(self._quick, key, options={"range": {"offset": start}})
-            meta = _meta(result.meta)
+            meta = _meta(result.meta, key)
             if meta.size - start <= _SMALL:
                 return bytes(result.bytes())
             del result
@@ -139,7 +139,7 @@ class BucketStore(ABC):
     def head(self, key: str) -> Meta | None:
         check_key(key)
         try:
-            return _meta(obstore.head(self._quick, key))
+            return _meta(obstore.head(self._quick, key), key)
         except FileNotFoundError as error:
             self._check_absent(error)
             return None
@@ -151,7 +151,7 @@ class BucketStore(ABC):
         try:
             for page in obstore.list(self._quick, prefix or None, chunk_size=_LIST_PAGE):
                 for found in page:
-                    yield _meta(found)
+                    yield _meta(found, found["path"])
         except (BaseError, OSError) as error:
             raise self._translated(error) from error
 
@@ -376,9 +376,10 @@ def _hash_on(file: Any, head: bytes) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _meta(found: ObjectMeta) -> Meta:
+def _meta(found: ObjectMeta, key: str) -> Meta:
+    # obstore 0.11 forgets in the answer about one object that the store has a prefix; in listings it does not.
     return Meta(
-        key=found["path"],
+        key=key,
         size=found["size"],
         # A listing may tell fractions of a second that the object's own headers cannot: the same time everywhere.
         modified=found["last_modified"].replace(microsecond=0),
