@@ -1,0 +1,541 @@
+"""What a project lacks for a job, by what Google says of it; and that the table of permissions is what is called."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from stoker.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, Transient, UserError
+from stoker.model import Leftover, Offering
+from stoker.providers.base import Finding, HttpRequest, LaunchOrder, Visit
+from stoker.providers.gce import access, check, network, permissions, quotas, reclaim, verdicts
+from stoker.providers.gce.errors import refused
+from stoker.providers.gce.provider import GceProvider
+from stoker.providers.registry import Context
+from stoker.spec import GceResources, Resources, Spec
+from stoker.testing.gce.discovery import api as discovered
+from stoker.testing.gce.discovery import check_request
+
+PROJECT, REGION, ZONE = "vision-1", "us-central1", "us-central1-a"
+STORE = "gs://my-bucket/team"
+PLACE = f"{PROJECT}/{REGION}"
+BASE = f"/compute/v1/projects/{PROJECT}"
+LINK = f"https://www.googleapis.com{BASE}"
+NUMBER = "4242424242424242424"
+EMAIL = f"stoker-node@{PROJECT}.iam.gserviceaccount.com"
+NETWORK = f"{LINK}/global/networks/default"
+SUBNET = {
+    "name": "default",
+    "network": NETWORK,
+    "ipCidrRange": "10.128.0.0/20",
+    "privateIpGoogleAccess": True,
+}
+INTERNAL = {
+    "network": NETWORK,
+    "direction": "INGRESS",
+    "priority": 65534,
+    "sourceRanges": ["10.128.0.0/9"],
+    "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}, {"IPProtocol": "udp", "ports": ["0-65535"]}],
+}
+TYPES = {
+    "items": {
+        f"zones/{ZONE}": {"machineTypes": [{"name": "n2-standard-4", "guestCpus": 4, "memoryMb": 16384}]},
+    }
+}
+
+
+def limit(metric: str, most: float, used: float = 0.0) -> dict[str, Any]:
+    return {"metric": metric, "limit": most, "usage": used}
+
+
+class Google:
+    """Google's APIs, as a project has them where all is well. `answers` are by method and path, the first that fits."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.account = "jane@example.com"
+        self.project: str | None = PROJECT
+        self.denied: set[str] = set()
+        self.granted_on_machine: set[str] = set()
+        self.labels = {"stoker-store": "gs_3a_2f_2fmy-bucket_2fteam", "stoker-job": "gpt-ab12", "stoker-claim": "1"}
+        self.machines: list[dict[str, Any]] = []
+        self.answers: list[tuple[str, str, Any]] = []
+        self.usual: list[tuple[str, str, Any]] = [
+            ("GET", BASE, {"quotas": [limit("GPUS_ALL_REGIONS", 0), limit("CPUS_ALL_REGIONS", 64)]}),
+            ("GET", f"{BASE}/regions/{REGION}", {"quotas": [limit("N2_CPUS", 24, 4), limit("PREEMPTIBLE_CPUS", 0)]}),
+            ("GET", f"{BASE}/aggregated/instances", lambda _: self._listed()),
+            ("GET", f"{BASE}/aggregated/machineTypes", TYPES),
+            ("POST", f"/v1/projects/{PROJECT}:testIamPermissions", self._allowed),
+            ("POST", r".*/instances/\d+/testIamPermissions", self._allowed_on_machine),
+            ("GET", f"/v1/projects/-/serviceAccounts/{EMAIL}", {"email": EMAIL}),
+            ("POST", f"/v1/projects/-/serviceAccounts/{EMAIL}:testIamPermissions", self._allowed),
+            ("GET", "/storage/v1/b/my-bucket", _bucket()),
+            ("GET", ".*/ubuntu-os-cloud/global/images/family/.*", {"name": "ubuntu-2404-noble-amd64-v20261101"}),
+            ("GET", f"{BASE}/global/networks/default", {"name": "default", "selfLink": NETWORK}),
+            ("GET", f"{BASE}/regions/{REGION}/subnetworks", {"items": [SUBNET]}),
+            ("GET", f"{BASE}/global/firewalls", {"items": [INTERNAL]}),
+        ]
+
+    def _listed(self) -> Any:
+        return {"items": {f"zones/{ZONE}": {"instances": self.machines}}}
+
+    def _allowed(self, body: Any) -> Any:
+        return {"permissions": [name for name in body["permissions"] if name not in self.denied]}
+
+    def _allowed_on_machine(self, body: Any) -> Any:
+        return {"permissions": [name for name in body["permissions"] if name in self.granted_on_machine]}
+
+    def let(self, method: str, path: str, answer: Any) -> None:
+        self.answers.append((method, path, answer))
+
+    # As the client has them.
+
+    def identity(self) -> str:
+        return self.account
+
+    def default_project(self) -> str | None:
+        return self.project
+
+    def get(self, path: str, params: Any = None, *, service: str = "compute") -> Any:
+        return self.send("GET", path, params=params, service=service)
+
+    def pages(self, path: str, params: Any = None, *, service: str = "compute") -> Any:
+        yield self.get(path, params, service=service)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Any = None,
+        service: str = "compute",
+        what: str = "",
+        polls: bool = False,
+    ) -> Any:
+        if service == "compute":
+            assert check_request(method, path, params, body) == []
+            found = discovered("compute", "v1").find(method, urlsplit(path).path)
+            assert found is not None
+            self.called.append(found.id)
+        for verb, pattern, answer in (*self.answers, *self.usual):
+            if verb == method and re.fullmatch(pattern, urlsplit(path).path):
+                if isinstance(answer, ProviderError):
+                    raise answer
+                return answer(body) if callable(answer) else answer
+        raise refused(what or path, 404, {"error": {"message": f"The resource '{path[12:]}' was not found"}})
+
+
+def _bucket(uniform: bool = True, kept_s: int = 0) -> dict[str, Any]:
+    return {
+        "location": "US-CENTRAL1",
+        "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": uniform}},
+        "softDeletePolicy": {"retentionDurationSeconds": str(kept_s)},
+    }
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Google:
+    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_COMPUTE_REGION", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    return Google()
+
+
+def connected(google: Google) -> GceProvider:
+    provider = GceProvider(Context(store=STORE))
+    provider._api = google  # type: ignore[assignment]
+    return provider
+
+
+def spec(nodes: int = 1, region: str | None = REGION, **resources: Any) -> Spec:
+    asked = {"provider": "gce", "region": region, "machine": ("n2-standard-4",), "spot": "never"} | resources
+    return Spec(name="check", run="true", nodes=nodes, resources=Resources(**asked))
+
+
+def found(google: Google, wanted: Spec | None = None, store: str = STORE) -> dict[str, Finding]:
+    return {each.name: each for each in check.examine(connected(google), wanted or spec(), store)}
+
+
+def test_where_all_is_well_nothing_is_said_to_fail(google: Google) -> None:
+    told = found(google)
+    assert {name: each.ok for name, each in told.items() if each.ok is not True} == {}
+    assert told["credentials"].detail == "jane@example.com"
+    assert told["offers"].detail.startswith("1 offerings; first gce/n2-standard-4")
+    assert told["quota of N2_CPUS"].detail == f"24 vCPUs in {REGION}, 4 in use, and this job needs 4"
+    assert told["image"].detail == "the default is ubuntu-2404-noble-amd64-v20261101"
+    assert set(permissions.names(permissions.GOVERNOR)) < set(told)
+
+
+def error(status: int, reason: str, message: str) -> ProviderError:
+    return refused("", status, {"error": {"errors": [{"reason": reason}], "message": message}})
+
+
+OFF = "Compute Engine API has not been used in project 123 before or it is disabled."
+
+
+def test_what_ends_the_look(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    google.let("GET", BASE, error(403, "accessNotConfigured", OFF))
+    told = found(google)
+    assert list(told) == ["credentials", "project"]
+    assert told["project"].fix == f"gcloud services enable compute.googleapis.com --project {PROJECT}"
+    google.answers = [("GET", BASE, NotFound("there is no such project"))]
+    assert "gcloud projects list" in found(google)["project"].fix
+    google.answers = [("GET", BASE, Transient("Google's credentials cannot be used: expired"))]
+    told = found(google)
+    assert list(told) == ["credentials"] and told["credentials"].ok is None and "login" in told["credentials"].fix
+    google.answers = []
+    assert "us-central1" in found(google, spec(region=None))["place"].detail
+    google.project = None
+    assert "resources.gce.project" in found(google)["place"].detail
+
+    def none() -> str:
+        raise Transient("no Google credentials here; `gcloud auth application-default login`, or set …")
+
+    monkeypatch.setattr(google, "identity", none)
+    told = found(google)
+    assert told["credentials"].detail == "no Google credentials here" and told["credentials"].ok is False
+
+
+def test_without_the_extra_one_line_says_so(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise UserError("resources.provider: gce needs httpx and google.auth; pip install 'stoker[gcp]'")
+
+    monkeypatch.setattr(check, "check_installed", missing)
+    (only,) = check.examine(connected(google), spec(), STORE)
+    assert (only.name, only.ok, only.detail) == ("stoker[gcp]", False, "gce needs httpx and google.auth")
+    assert only.fix == "pip install 'stoker[gcp]'"
+
+
+def test_a_project_that_may_not_be_looked_at_is_no_obstacle(google: Google) -> None:
+    google.let("GET", BASE, error(403, "forbidden", "Required 'compute.projects.get' permission"))
+    told = found(google)
+    assert told["project"].ok is None and told["project"].fix == "allow compute.projects.get to learn it"
+    assert told["region"].ok and told["network"].ok and "quota of CPUS_ALL_REGIONS" not in told
+
+
+def test_a_region_that_is_none(google: Google) -> None:
+    google.let("GET", f"{BASE}/regions/{REGION}", NotFound("none"))
+    assert found(google)["region"].ok is False
+
+
+def test_each_permission_that_is_missing_is_named(google: Google) -> None:
+    google.denied = {"compute.instances.create", "compute.disks.delete"}
+    told = found(google)
+    assert {name for name, each in told.items() if each.ok is False} == google.denied
+    assert told["compute.instances.create"].detail == "denied: launch machines"
+    assert "stoker iam gce" in told["compute.instances.create"].fix
+
+
+def test_what_is_allowed_on_this_stores_machines_alone_counts(google: Google) -> None:
+    google.denied = {"compute.instances.delete"}
+    google.granted_on_machine = {"compute.instances.delete"}
+    assert found(google)["compute.instances.delete"].ok is False
+    google.machines = [machine(google)]
+    told = found(google)
+    assert told["region"].detail == f"{REGION} answers; 1 machine of this store"
+    assert told["compute.instances.delete"].ok is True
+
+
+def machine(google: Google, **about: Any) -> dict[str, Any]:
+    return {
+        "id": NUMBER,
+        "name": "stoker-gpt-ab12-1-0123abcd-0",
+        "zone": f"{LINK}/zones/{ZONE}",
+        "status": "RUNNING",
+        "labels": google.labels,
+        "creationTimestamp": "2026-11-16T00:00:00.000-08:00",
+    } | about
+
+
+def test_without_resource_manager_permissions_are_not_told(google: Google) -> None:
+    path = f"/v1/projects/{PROJECT}:testIamPermissions"
+    google.let("POST", path, error(403, "SERVICE_DISABLED", "Cloud Resource Manager API is off"))
+    told = found(google)
+    untold = [each for name, each in told.items() if name in permissions.names(permissions.GOVERNOR)]
+    assert {each.ok for each in untold} == {None} and len({(each.detail, each.fix) for each in untold}) == 1
+    assert untold[0].fix == f"gcloud services enable cloudresourcemanager.googleapis.com --project {PROJECT}"
+
+
+def test_the_service_account(google: Google) -> None:
+    path = f"/v1/projects/-/serviceAccounts/{EMAIL}"
+    google.denied = {permissions.ACT_AS}
+    told = found(google)
+    assert told["service account"].ok and told[permissions.ACT_AS].ok is False
+    assert f"add-iam-policy-binding {EMAIL}" in told[permissions.ACT_AS].fix
+    google.let("GET", path, {"email": EMAIL, "disabled": True})
+    assert "enable" in found(google)["service account"].fix
+    google.answers = [("GET", path, AuthDenied("no"))]
+    assert found(google)["service account"].ok is None
+    other = found(google, spec(gce=GceResources(service_account="trainer")))["service account"]
+    assert other.ok is False and f"there is no trainer@{PROJECT}.iam.gserviceaccount.com" in other.detail
+    default = spec(gce=GceResources(service_account="default"))
+    assert found(google, default)["service account"].ok is None
+    google.let("GET", BASE, {"defaultServiceAccount": EMAIL.replace("stoker-node", "123-compute")})
+    assert "123-compute@" in found(google, default)["service account"].detail
+
+
+def test_the_bucket(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(google)["bucket"].detail == "my-bucket in us-central1, with uniform access"
+    google.let("GET", "/storage/v1/b/my-bucket", _bucket(uniform=False))
+    assert "--uniform-bucket-level-access" in found(google)["bucket"].fix
+    google.answers = [("GET", "/storage/v1/b/my-bucket", _bucket(kept_s=604800))]
+    kept = found(google)["bucket"]
+    assert kept.ok is None and "7 days" in kept.detail
+    # Who may use it may not be allowed to ask.
+    google.answers = [("GET", "/storage/v1/b/my-bucket", AuthDenied("no"))]
+    assert "bucket" not in found(google)
+    assert found(google, store="s3://x")["bucket"].ok is False
+
+
+# ── Quotas ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+N2 = Offering("gce", "n2-standard-4", ZONE, False, region=PLACE, cpus=4)
+T4 = Offering("gce", "n1-standard-8+nvidia-tesla-t4:2", ZONE, False, region=PLACE, cpus=8, gpu="T4", gpus=2)
+A100 = Offering("gce", "a2-highgpu-1g", ZONE, True, region=PLACE, cpus=12, gpu="A100-40GB", gpus=1)
+C4 = Offering("gce", "c4-standard-8", ZONE, False, region=PLACE, cpus=8)
+KNOWN = quotas.limits(
+    {"quotas": [limit("CPUS", 24), limit("N2_CPUS", 8), limit("NVIDIA_T4_GPUS", 4), limit("NVIDIA_A100_GPUS", 0)]},
+    {"quotas": [limit("GPUS_ALL_REGIONS", 1), limit("CPUS_ALL_REGIONS", 12)]},
+)
+
+
+@pytest.mark.parametrize(
+    ("offering", "needs"),
+    [
+        (N2, {"N2_CPUS": 8, "CPUS_ALL_REGIONS": 8}),
+        (replace(N2, spot=True), {"CPUS": 8}),
+        (T4, {"CPUS": 16, "NVIDIA_T4_GPUS": 4, "GPUS_ALL_REGIONS": 4, "CPUS_ALL_REGIONS": 16}),
+        (A100, {"CPUS": 24, "NVIDIA_A100_GPUS": 2, "GPUS_ALL_REGIONS": 2}),
+        (C4, {"CPUS_ALL_REGIONS": 16}),
+        (replace(N2, cpus=None), {}),
+    ],
+)
+def test_what_two_nodes_take_of_the_limits(offering: Offering, needs: dict[str, int]) -> None:
+    assert quotas.needs(offering, 2, KNOWN) == needs
+
+
+def test_spot_machines_have_limits_of_their_own_where_there_are_any() -> None:
+    own = KNOWN | quotas.limits({"quotas": [limit("PREEMPTIBLE_CPUS", 100), limit("PREEMPTIBLE_NVIDIA_A100_GPUS", 8)]})
+    assert set(quotas.needs(A100, 1, own)) == {"PREEMPTIBLE_CPUS", "PREEMPTIBLE_NVIDIA_A100_GPUS", "GPUS_ALL_REGIONS"}
+    none = KNOWN | quotas.limits({"quotas": [limit("PREEMPTIBLE_CPUS", 0)]})
+    assert "CPUS" in quotas.needs(A100, 1, none)
+
+
+def test_the_least_that_would_do() -> None:
+    assert quotas.least([N2, T4], 1, KNOWN)["CPUS_ALL_REGIONS"] == 4
+    assert quotas.allowed([T4, N2], 1, KNOWN) and not quotas.allowed([T4, A100], 1, KNOWN)
+
+
+def test_a_limit_that_is_too_low_fails_only_where_nothing_else_would_do(google: Google) -> None:
+    assert found(google, spec(nodes=8))["quota of N2_CPUS"].ok is False
+    assert f"iam-admin/quotas?project={PROJECT}" in found(google, spec(nodes=8))["quota of N2_CPUS"].fix
+    # Spot machines would do: they take of another limit.
+    google.let("GET", f"{BASE}/regions/{REGION}", {"quotas": [limit("N2_CPUS", 4), limit("PREEMPTIBLE_CPUS", 999)]})
+    either = found(google, spec(nodes=8, spot="prefer"))
+    assert either["quota of N2_CPUS"].ok is None and either["quota of PREEMPTIBLE_CPUS"].ok
+    google.answers = [("GET", f"{BASE}/regions/{REGION}", {"quotas": [limit("N2_CPUS", 24, 22)]})]
+    busy = found(google)["quota of N2_CPUS"]
+    assert busy.ok is None and busy.fix.startswith("wait for what is in use")
+
+
+# ── Image and network ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_image(google: Google) -> None:
+    told = found(google, spec(image="family:my-images/torch"))["image"]
+    assert told.ok is False and "resources.image" in told.fix
+    google.let("GET", ".*/my-images/global/images/family/torch", {"name": "torch-7"})
+    assert found(google, spec(image="family:my-images/torch"))["image"].detail == "family:my-images/torch is torch-7"
+    google.let("GET", f"{BASE}/global/images/mine", {"name": "mine"})
+    assert found(google, spec(image="mine"))["image"].ok
+    assert found(google, spec(image="ubuntu/7"))["image"].ok is False
+
+
+def test_the_network(google: Google) -> None:
+    google.let("GET", f"{BASE}/global/networks/default", NotFound("none"))
+    told = found(google)["network"]
+    assert told.ok is False and "gcloud compute networks create default" in told.fix
+    named = found(google, spec(gce=GceResources(network="subnet:gpus")))["network"]
+    assert named.ok is False and "there is no subnetwork gpus" in named.detail
+    assert "resources.gce.network" in named.fix
+    google.let("GET", f"{BASE}/regions/{REGION}/subnetworks/gpus", SUBNET | {"name": "gpus"})
+    assert found(google, spec(gce=GceResources(network="subnet:gpus")))["network"].ok
+    shared = f"projects/host-1/regions/{REGION}/subnetworks/gpus"
+    hosts = NETWORK.replace(PROJECT, "host-1")
+    google.let("GET", f"/compute/v1/{shared}", SUBNET | {"network": hosts})
+    google.let("GET", "/compute/v1/projects/host-1/global/firewalls", {"items": [INTERNAL | {"network": hosts}]})
+    told = found(google, spec(gce=GceResources(network=shared), nodes=2))
+    assert told["network"].ok and told["between nodes"].ok
+
+
+def test_the_way_to_storage(google: Google) -> None:
+    google.let("GET", f"{BASE}/regions/{REGION}/subnetworks", {"items": [SUBNET | {"privateIpGoogleAccess": False}]})
+    assert found(google)["way to storage"].ok
+    closed = found(google, spec(gce=GceResources(public_ip=False)))["way to storage"]
+    assert closed.ok is None and "--enable-private-ip-google-access" in closed.fix
+
+
+def rule(**about: Any) -> dict[str, Any]:
+    return INTERNAL | about
+
+
+def ports(*given: str) -> list[dict[str, Any]]:
+    return [{"IPProtocol": "tcp", "ports": list(given)}]
+
+
+DENIED = {"allowed": [], "denied": [{"IPProtocol": "all"}]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "open_"),
+    [
+        ([INTERNAL], "all"),
+        ([rule(allowed=[{"IPProtocol": "all"}])], "all"),
+        ([rule(allowed=[{"IPProtocol": "tcp"}])], "all"),
+        ([rule(allowed=ports("29500"))], "port"),
+        ([rule(allowed=ports("22", "29000-30000"))], "port"),
+        ([rule(allowed=ports("22"))], "closed"),
+        ([rule(allowed=[{"IPProtocol": "udp"}])], "closed"),
+        ([rule(sourceRanges=["10.128.0.0/24"])], "closed"),
+        ([rule(sourceRanges=["0.0.0.0/0"])], "all"),
+        ([rule(sourceTags=["gpu"])], "closed"),
+        ([rule(targetTags=["gpu"])], "closed"),
+        ([rule(direction="EGRESS")], "closed"),
+        ([rule(disabled=True)], "closed"),
+        ([INTERNAL, rule(priority=1000, **DENIED)], "closed"),
+        ([INTERNAL, rule(priority=65534, **DENIED)], "closed"),
+        ([rule(priority=100), rule(priority=1000, **DENIED)], "all"),
+        ([INTERNAL, rule(priority=10, allowed=[], denied=ports("25"))], "port"),
+        ([], "closed"),
+    ],
+)
+def test_what_nodes_let_in_from_one_another(rules: list[dict[str, Any]], open_: str) -> None:
+    assert network.openness(rules, 29500, "10.128.0.0/20") == open_
+
+
+def test_a_closed_network_fails_for_several_nodes_alone(google: Google) -> None:
+    google.let("GET", f"{BASE}/global/firewalls", {"items": [INTERNAL | {"network": f"{NETWORK}-other"}]})
+    assert found(google)["between nodes"].ok is None
+    several = found(google, spec(nodes=2))["between nodes"]
+    assert several.ok is False and "--source-ranges 10.128.0.0/20" in several.fix
+
+
+# ── Verdicts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_advice_to_check_is_not_given_by_the_check() -> None:
+    told = error(403, "forbidden", "Required 'compute.instances.list' permission")
+    assert "stoker check gce" in str(told) and "stoker check gce" not in verdicts.said(told)
+    spent = error(403, "quotaExceeded", "Quota 'CPUS' exceeded")
+    assert isinstance(spent, QuotaExceeded) and verdicts.said(spent).endswith("(quotaExceeded)")
+    assert verdicts.verdict(spent) is False and verdicts.verdict(Transient("x")) is None
+
+
+# ── What is called ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def order(nodes: int) -> LaunchOrder:
+    offering = Offering("gce", "c2-standard-4", ZONE, True, region=PLACE, cpus=4)
+    return LaunchOrder("gpt-ab12", "gpt", 1, nodes, 1, STORE, spec(nodes), "jane", offering)
+
+
+def pending(path: str) -> dict[str, Any]:
+    return {"status": "RUNNING", "selfLink": f"{LINK}/{path}/operations/op-1"}
+
+
+def ready(google: Google) -> GceProvider:
+    zone, region = f"zones/{ZONE}", f"regions/{REGION}"
+    done = {
+        "status": "DONE",
+        "operationType": "insert",
+        "targetId": NUMBER,
+        "targetLink": f"{LINK}/{zone}/instances/x-0",
+    }
+    for path in (f"{zone}/instances", f"{zone}/instances/{NUMBER}/setMetadata"):
+        google.let("POST", f"{BASE}/{path}", pending(zone))
+    google.let("POST", f"{BASE}/{zone}/instances/{NUMBER}/simulateMaintenanceEvent", pending(zone))
+    for path in (f"{region}/instances/bulkInsert", f"{region}/resourcePolicies"):
+        google.let("POST", f"{BASE}/{path}", pending(region))
+    google.let("POST", f"{BASE}/.*/operations/op-1/wait", done)
+    for path in (f"{zone}/instances/{NUMBER}", f"{zone}/disks/d", f"{region}/resourcePolicies/p"):
+        google.let("DELETE", f"{BASE}/{path}", {"status": "DONE"})
+    google.let("GET", f"{BASE}/{zone}/instances/{NUMBER}", machine(google, scheduling={"preemptible": True}))
+    google.let("GET", f"{BASE}/{zone}/instances/{NUMBER}/serialPort", {"contents": "boot"})
+    for what in ("operations", "disks", "acceleratorTypes"):
+        google.let("GET", f"{BASE}/aggregated/{what}", {})
+    google.let("GET", f"{BASE}/{region}/resourcePolicies", {})
+    return connected(google)
+
+
+def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> None:
+    provider = ready(google)
+    one, gang = provider.build(order(1)), provider.build(order(2))
+    assert len(gang) == 2
+    provider.launch(one)
+    provider.launch(gang)
+    instance = f"{ZONE}.{NUMBER}"
+    provider.offerings(Resources(region=PLACE, machine=("n1-standard-8+nvidia-tesla-t4:1",)))
+    provider.list_instances(PLACE)
+    provider.state([instance], PLACE)
+    provider.why_gone(instance, PLACE)
+    provider.console(instance, PLACE)
+    provider.terminate(instance, PLACE)
+    provider.list_leftovers(PLACE)
+    for kind, name in (("disk", f"{ZONE}/d"), ("placement-policy", "p")):
+        provider.remove(Leftover(kind, name, "gce", "gpt-ab12", 1, PLACE, None))
+    assert set(google.called) == permissions.methods(permissions.GOVERNOR)
+
+
+def test_a_governor_may_name_in_a_launch_what_it_names() -> None:
+    """What stands in a request needs permissions of its own."""
+    implied = {
+        "labels": "compute.instances.setLabels",
+        "metadata": "compute.instances.setMetadata",
+        "serviceAccounts": "compute.instances.setServiceAccount",
+        "disks": "compute.disks.create",
+        "networkInterfaces": "compute.subnetworks.use",
+        "resourcePolicies": "compute.resourcePolicies.use",
+    }
+    plain = {"machineType", "scheduling"}
+    given = set(permissions.names(permissions.GOVERNOR))
+    last: HttpRequest = ready(Google()).build(order(2))[-1]
+    named = set(last.body["instanceProperties"])
+    assert named - plain == set(implied)
+    assert {implied[each] for each in named - plain} <= given
+    assert "labels" in last.body["instanceProperties"]["disks"][0]["initializeParams"]
+    assert "accessConfigs" in last.body["instanceProperties"]["networkInterfaces"][0]
+    assert {"compute.disks.setLabels", "compute.subnetworks.useExternalIp"} <= given
+
+
+def test_a_person_may_call_what_they_call_and_nothing_else(
+    google: Google, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    ready(google)
+    path = f"{BASE}/zones/{ZONE}/instances/{NUMBER}"
+    (tmp_path / "ssh").write_text("#!/bin/sh\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def always(_: Any) -> bool:
+        return True
+
+    with access.way(google, path, Visit(), spec(), answers=always, knock=always):  # type: ignore[arg-type]
+        pass
+    assert set(google.called) == permissions.methods(permissions.VISIT)
+    google.called.clear()
+    reclaim.interrupt(google, path, "x")  # type: ignore[arg-type]
+    assert set(google.called) <= permissions.methods((*permissions.INTERRUPT, *permissions.VISIT))
+    assert set(google.called) >= permissions.methods(permissions.INTERRUPT)
+    google.called.clear()
+    google.machines = [machine(google)]
+    found(google, spec(image="mine"))
+    found(google, spec(gce=GceResources(network="subnet:gpus")))
+    planned = permissions.methods(permissions.PLAN) | {"compute.instances.testIamPermissions"}
+    assert set(google.called) - planned == permissions.methods(permissions.CHECK)
