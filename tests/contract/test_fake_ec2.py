@@ -365,7 +365,7 @@ def test_calls_fail_when_they_are_told_to(cloud: Ec2Cloud, ec2: Any) -> None:
     assert cloud.instances() == dict.fromkeys(cloud.instances(), "terminated")
     boto3.client("sts").get_caller_identity()
     assert cloud.calls()["sts:GetCallerIdentity"] == 1
-    assert cloud.calls(reset=True)["RunInstances"] == 2
+    assert cloud.calls(reset=True)["RunInstances (dry)"] == 2
     assert cloud.calls() == {}
 
 
