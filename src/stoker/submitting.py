@@ -137,8 +137,8 @@ def prepare(
     if missing is not None:
         raise UserError(f"run: there is no {missing} in {code_folder.resolve()}; correct `run`, or `code`")
     offered = provider.offerings(spec.resources)
-    if spec.resources.region is None and offered and offered[0].region:
-        # Frozen with the job: whoever governs it later may live elsewhere.
+    if offered and offered[0].region:
+        # Frozen with the job, whole: whoever governs it later may live elsewhere, or in another project.
         spec = replace(spec, resources=replace(spec.resources, region=offered[0].region))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(spec, provider, offered, unpriced=offline)

@@ -83,6 +83,8 @@ def test_every_field_at_once() -> None:
                 service_account="trainer@vision.example",
                 scopes=("storage-rw",),
                 network="default",
+                public_ip=False,
+                placement_policy="close",
                 reservation="block-7",
                 overrides={"labels": {"team": "vision"}},
             ),

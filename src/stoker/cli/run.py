@@ -176,18 +176,23 @@ def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:
         return
     show_plan(prepared)
     for request in requests:
-        click.echo(f"{request['service']} {request['operation']}")
-        print_json(_abridged(request["params"]))
+        # A call of an SDK, or plain HTTP.
+        asked = request["operation"] if "operation" in request else f"{request['method']} {request['path']}"
+        click.echo(f"{request['service']} {asked}")
+        print_json(_abridged(request.get("params", request.get("body"))))
 
 
-def _abridged(params: dict[str, Any]) -> dict[str, Any]:
+def _abridged(value: Any, name: str = "") -> Any:
     """What a person reads: a boot script in one line is no reading."""
-    return {
-        name: f"({size(len(value.encode()))} of {_in_words(name)}; --json shows it)"
-        if isinstance(value, str) and len(value) > _MOST_TEXT
-        else value
-        for name, value in params.items()
-    }
+    if isinstance(value, dict):
+        # Metadata are told as pairs.
+        pair = set(value) == {"key", "value"}
+        return {key: _abridged(each, str(value["key"]) if pair else key) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_abridged(each, name) for each in value]
+    if isinstance(value, str) and len(value) > _MOST_TEXT:
+        return f"({size(len(value.encode()))} of {_in_words(name)}; --json shows it)"
+    return value
 
 
 def _in_words(name: str) -> str:
