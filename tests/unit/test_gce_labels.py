@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker.errors import UserError
@@ -52,6 +52,8 @@ class TestTheAlphabet:
 
     # Where escapes are found and made: the underscore, its digits, and the mark of a key.
     @given(st.text(alphabet="_k0af5\0é-"), st.text(alphabet="_k0af5\0é-"))
+    @example("k\0a", "a")
+    @example("_5f", "_")
     def test_no_two_become_one(self, one: str, other: str) -> None:
         assert labels.decode(labels.encode(one)) == one
         assert labels.decode_key(labels.encode_key(one)) == one
