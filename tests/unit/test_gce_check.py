@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stoker.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, Transient, UserError
+from stoker.cli import check as cli_check
+from stoker.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.model import Leftover, Offering
 from stoker.providers.base import Finding, HttpRequest, LaunchOrder, Visit
 from stoker.providers.gce import access, check, network, permissions, quotas, reclaim, verdicts
@@ -167,7 +168,7 @@ def test_where_all_is_well_nothing_is_said_to_fail(google: Google) -> None:
     assert {name: each.ok for name, each in told.items() if each.ok is not True} == {}
     assert told["credentials"].detail == "jane@example.com"
     assert told["offers"].detail.startswith("1 offerings; first gce/n2-standard-4")
-    assert told["quota of N2_CPUS"].detail == f"24 vCPUs in {REGION}, 4 in use, and this job needs 4"
+    assert told["quota of N2_CPUS"].detail == "4 of 24 vCPUs, 4 in use"
     assert told["image"].detail == "the default is ubuntu-2404-noble-amd64-v20261101"
     assert set(permissions.names(permissions.GOVERNOR)) < set(told)
 
@@ -333,8 +334,9 @@ def test_the_least_that_would_do() -> None:
 
 
 def test_a_limit_that_is_too_low_fails_only_where_nothing_else_would_do(google: Google) -> None:
-    assert found(google, spec(nodes=8))["quota of N2_CPUS"].ok is False
-    assert f"iam-admin/quotas?project={PROJECT}" in found(google, spec(nodes=8))["quota of N2_CPUS"].fix
+    short = found(google, spec(nodes=8))["quota of N2_CPUS"]
+    assert short.ok is False and short.detail == f"24 vCPUs in {REGION}, 4 in use, and this job needs 32"
+    assert f"iam-admin/quotas?project={PROJECT}" in short.fix
     # Spot machines would do: they take of another limit.
     google.let("GET", f"{BASE}/regions/{REGION}", {"quotas": [limit("N2_CPUS", 4), limit("PREEMPTIBLE_CPUS", 999)]})
     either = found(google, spec(nodes=8, spot="prefer"))
@@ -539,3 +541,38 @@ def test_a_person_may_call_what_they_call_and_nothing_else(
     found(google, spec(gce=GceResources(network="subnet:gpus")))
     planned = permissions.methods(permissions.PLAN) | {"compute.instances.testIamPermissions"}
     assert set(google.called) - planned == permissions.methods(permissions.CHECK)
+
+
+# ── What people see ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_permissions_are_one_line_and_each_that_is_missing_another(capsys: pytest.CaptureFixture[str]) -> None:
+    fine = [Finding(name, True, "allowed") for name in ("compute.instances.create", "iam.serviceAccounts.actAs")]
+    missing = Finding("compute.disks.delete", False, "denied: remove disks", "add it")
+    assert {cli_check._kind(each) for each in (*fine, missing)} == {"may"}
+    assert cli_check._kind(Finding("stoker[gcp]", False, "")) == "stoker[gcp]"
+    cli_check._print_together([*fine, missing])
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ may: compute.instances.create, iam.serviceAccounts.actAs (2)",
+        "✗ compute.disks.delete: denied: remove disks",
+        "    add it",
+    ]
+
+
+def test_what_the_store_lacks_as_well_is_told_once() -> None:
+    class Refusing:
+        url = STORE
+
+        def create(self, *_: Any) -> bool:
+            raise StoreDenied(f"{self.url} refused: no")
+
+        get = create
+
+    class Looking:
+        name = "gce"
+
+        def checkup(self, _spec: Any) -> Any:
+            return iter([Finding("stoker[gcp]", False, "gce needs httpx", "pip install 'stoker[gcp]'")])
+
+    told = {each.name: each for each in cli_check._findings(Refusing(), Looking(), ())}  # type: ignore[arg-type]
+    assert told["store"].ok is None and told["store"].detail == f"{STORE} cannot be tried without stoker[gcp]"

@@ -252,7 +252,8 @@ class _Checks:
             elif limit.most - limit.used < need:
                 yield Finding(f"quota of {metric}", None, detail, f"wait for what is in use, or {ask}")
             else:
-                yield Finding(f"quota of {metric}", True, detail)
+                used = f", {limit.used:g} in use" if limit.used else ""
+                yield Finding(f"quota of {metric}", True, f"{need} of {limit.most:g} {limit.unit}{used}")
 
     def image(self) -> Iterator[Finding]:
         """The newest of a family, or the image that the job names."""
