@@ -17,6 +17,7 @@ settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatab
 pytest.register_assert_rewrite("stoker.testing.store_contract")
 
 from stoker.testing.ec2 import Ec2Cloud, ec2_cloud  # noqa: E402
+from stoker.testing.gce import GceCloud, gce_cloud  # noqa: E402
 from stoker.testing.gcs import GcsServer, gcs_server  # noqa: E402
 from stoker.testing.servers import S3Server, s3_server  # noqa: E402
 
@@ -45,6 +46,25 @@ def cloud(shared_cloud: Ec2Cloud, monkeypatch: pytest.MonkeyPatch) -> Ec2Cloud:
     for name, value in shared_cloud.env.items():
         monkeypatch.setenv(name, value)
     return shared_cloud
+
+
+@pytest.fixture(scope="session")
+def shared_google() -> Iterator[GceCloud]:
+    """One Compute Engine for the whole run: see `google_cloud`."""
+    with gce_cloud() as made:
+        yield made
+
+
+@pytest.fixture
+def google_cloud(shared_google: GceCloud, monkeypatch: pytest.MonkeyPatch) -> GceCloud:
+    """A Compute Engine without faults and machines, with the environment that clients of it need."""
+    shared_google.clear()
+    for name in os.environ:
+        if name.startswith(("GOOGLE_", "CLOUDSDK_", "GCE_")):
+            monkeypatch.delenv(name)
+    for name, value in shared_google.env.items():
+        monkeypatch.setenv(name, value)
+    return shared_google
 
 
 @pytest.fixture

@@ -97,8 +97,9 @@ if isolated():
             (made,) = self.launch(provider, order(store=store))
             self.until_state(provider, made.id, "running")
             boto3.client("ec2", region_name=REGION).stop_instances(InstanceIds=[made.id])
+            self.until_state(provider, made.id, "off")
             (listed,) = provider.list_instances()
-            assert listed.state == "running"
+            assert listed.state == "off"
             self.end(provider, made.id)
 
         def test_a_store_whose_name_has_a_star_sees_its_own_machines_alone(

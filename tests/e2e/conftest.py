@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from ec2_world import Ec2World
+from gce_world import GceWorld
 from harness import World
 
 from stoker.testing.ec2 import Ec2Cloud
+from stoker.testing.gce import GceCloud
 
 # A background governor looks once more before it leaves; a supervisor tidies up after its agent.
 _LEAVE_S = 60.0
@@ -45,6 +47,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def ec2(cloud: Ec2Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2World]:
     """A bucket and a home of this test's own, on EC2. Afterwards nothing is left that is paid for."""
     made = Ec2World(tmp_path, cloud)
+    monkeypatch.setenv("STOKER_HOME", str(made.home))
+    monkeypatch.setenv("STOKER_STORE", made.url)
+    monkeypatch.chdir(made.code)
+    yield made
+    made.end_started()
+    made.left_nothing()
+
+
+@pytest.fixture
+def gce(google_cloud: GceCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GceWorld]:
+    """A bucket and a home of this test's own, on Compute Engine. Afterwards nothing is left that is paid for."""
+    made = GceWorld(tmp_path, google_cloud)
     monkeypatch.setenv("STOKER_HOME", str(made.home))
     monkeypatch.setenv("STOKER_STORE", made.url)
     monkeypatch.chdir(made.code)

@@ -24,7 +24,7 @@ if why_no_machines() is not None:
 
 if isolated():
 
-    @pytest.fixture(params=["ec2"])
+    @pytest.fixture(params=["ec2", "gce"])
     def lent(request: pytest.FixtureRequest) -> CloudWorld:
         """A world on each cloud in turn."""
         found: CloudWorld = request.getfixturevalue(request.param)

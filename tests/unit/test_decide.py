@@ -128,6 +128,16 @@ def test_absence_and_stopping_are_not_gone() -> None:
     assert isinstance(gone, Closed) and gone.outcome == "lost"
 
 
+def test_a_machine_that_is_off_trains_no_more_and_has_to_be_given_back() -> None:
+    """An agent never trains on a machine that had one before."""
+    listed = Known((Instance("i-2-0", "sim", "job-1", 2, 0, "off", at(0)),))
+    told = make_facts(2, beat=make_beat(90))
+    over = entry(make_snapshot(make_state(*RUNNING), told, states={"i-2-0": "off"}, instances=listed))
+    assert isinstance(over, Closed) and (over.outcome, over.restart) == ("lost", True)
+    ended = make_state(*RUNNING, Closed(2, "stopped", "stop"), Ended("stopped", "stop"))
+    assert act(make_snapshot(ended, told, states={"i-2-0": "off"}, instances=listed), 5000) == ["i-2-0"]
+
+
 def test_an_older_attempt_that_may_still_save_is_not_cut_by_a_verdict_on_its_successor() -> None:
     """The successor is lost at boot for the fifth time in a row: that would end the job, were it alone."""
     lost: list[Event] = []

@@ -13,7 +13,8 @@ from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
 from stoker.fold import JobState
 from stoker.model import Instance, Known, Leftover
 
-_ALIVE = ("pending", "running")
+# What is stopping will be off or gone in a moment.
+_ALIVE = ("pending", "running", "off")
 
 
 def sweep(job: JobSnapshot, now: datetime) -> list[Terminate]:

@@ -113,11 +113,11 @@ class JobSnapshot:
         return isinstance(self.states, Known) and self.states.value.get(instance) == "gone"
 
     def rank_gone(self, claim: Claim, rank: int) -> bool:
-        """No machine of this rank is left: it is positively gone, or `launched` names none."""
+        """Nothing of this rank will ever train again: its machine is positively gone or off, or `launched` names none."""
         if claim.launched is None:
             return False
         instance = claim.instance(rank)
-        return instance is None or self.is_gone(instance)
+        return instance is None or (isinstance(self.states, Known) and self.states.value.get(instance) in ("off", "gone"))
 
 
 @dataclass(frozen=True)

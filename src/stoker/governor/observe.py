@@ -210,7 +210,7 @@ def _heard(
     provider = fleet.provider(claim.offering.provider)
     heard = []
     for node in told:
-        if node.exit == Known(None) and states.value.get(node.instance) == "gone":
+        if node.exit == Known(None) and states.value.get(node.instance) in ("off", "gone"):
             node = _last_words(provider, node, claim.offering.region)
         heard.append(node)
     return tuple(heard)

@@ -25,9 +25,9 @@ _STATES: dict[str, InstanceState] = {
     "pending": "pending",
     "running": "running",
     "shutting-down": "stopping",
-    # Somebody stopped it. It trains nothing, but can be started again, and its disk costs money until it is terminated.
-    "stopping": "running",
-    "stopped": "running",
+    # Somebody stopped it. Its disk costs money until it is terminated.
+    "stopping": "stopping",
+    "stopped": "off",
     "terminated": "gone",
 }
 # Why a machine ended, in EC2's words: it was taken back, or it itself or somebody else asked for its end.
@@ -199,7 +199,7 @@ class Ec2Provider:
             # A filter answers those that are there; asking by id would answer nothing if one of them is not.
             filters = [{"Name": "instance-id", "Values": wanted[start : start + _IDS]}]
             for each in self._described(ec2, filters):
-                found[each["InstanceId"]] = _STATES.get(each["State"]["Name"], "running")
+                found[each["InstanceId"]] = _state(each)
         return found
 
     def terminate(self, instance: str, region: str | None = None) -> Terminated:
@@ -296,7 +296,7 @@ class Ec2Provider:
             job=job,
             claim=int(claim),
             rank=int(found.get("AmiLaunchIndex", 0)),
-            state=_STATES.get(found["State"]["Name"], "running"),
+            state=_state(found),
             created_at=found["LaunchTime"],
             region=region,
             zone=found.get("Placement", {}).get("AvailabilityZone"),
@@ -312,6 +312,13 @@ class Ec2Provider:
         if resources.zones and zone not in resources.zones:
             raise UserError(f"resources.zones: {subnet} is in {zone}; name that zone, or another subnet")
         return replace(resources, zones=(zone,))
+
+
+def _state(found: Mapping[str, Any]) -> InstanceState:
+    state = _STATES.get(found["State"]["Name"], "running")
+    if state in ("off", "stopping") and (found.get("HibernationOptions") or {}).get("Configured"):
+        return "running"  # It may only sleep, and go on with its training one day.
+    return state
 
 
 def _environment_region() -> str | None:

@@ -28,13 +28,14 @@ _STATES: dict[str, InstanceState] = {
     "STAGING": "pending",
     "RUNNING": "running",
     "REPAIRING": "running",
-    "PENDING_STOP": "running",
-    # It trains nothing, but can be started again, and its disk costs money until it is deleted.
-    "STOPPING": "running",
-    "TERMINATED": "running",
+    "PENDING_STOP": "stopping",
+    "STOPPING": "stopping",
+    "DEPROVISIONING": "stopping",
+    # It powered itself off, or somebody stopped it. Its disk costs money until it is deleted.
+    "TERMINATED": "off",
+    # It sleeps, and may go on with its training one day.
     "SUSPENDING": "running",
     "SUSPENDED": "running",
-    "DEPROVISIONING": "stopping",
 }
 # What Compute Engine does, or lets be done, to machines, as its operations are called.
 _DELETED = "delete"
