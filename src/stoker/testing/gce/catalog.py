@@ -76,6 +76,7 @@ ACCELERATORS = {
         Accelerator("nvidia-h100-80gb", ("us-central1-a", "us-central1-b", "us-central1-c", "europe-west4-b"), 8),
         Accelerator("nvidia-h100-mega-80gb", ("us-central1-a", "us-east1-d", "europe-west4-b"), 8),
         Accelerator("nvidia-h200-141gb", ("us-central1-b", "us-east1-b", "europe-west4-a"), 8),
+        Accelerator("nvidia-rtx-pro-6000", ("us-central1-b", "us-central1-f", "us-east1-b"), 8),
         Accelerator("nvidia-b200", ("us-central1-b", "us-east1-b"), 8),
     )
 }
@@ -94,8 +95,7 @@ MACHINE_TYPES = {
         MachineType("e2-highcpu-4", 4, 4),
         *_plain("e2", 4, 2, 4, 8, 16, 32),
         *_plain("n1", 3.75, 1, 2, 4, 8, 16, 32, 64, 96),
-        MachineType("n1-highmem-4", 4, 26),
-        MachineType("n1-highmem-8", 8, 52),
+        *(MachineType(f"n1-highmem-{each}", each, 6.5 * each) for each in (2, 4, 8, 16, 32, 64, 96)),
         *_plain("n2", 4, 2, 4, 8, 16, 32, 64, 96, 128),
         *_plain("n2d", 4, 2, 4, 8, 16, 32, 64),
         *_plain("c2", 4, 4, 8, 16, 30, 60),
@@ -108,6 +108,10 @@ MACHINE_TYPES = {
         MachineType("g2-standard-24", 24, 96, "nvidia-l4", 2),
         MachineType("g2-standard-48", 48, 192, "nvidia-l4", 4),
         MachineType("g2-standard-96", 96, 384, "nvidia-l4", 8),
+        MachineType("g4-standard-48", 48, 180, "nvidia-rtx-pro-6000", 1),
+        MachineType("g4-standard-96", 96, 360, "nvidia-rtx-pro-6000", 2),
+        MachineType("g4-standard-192", 192, 720, "nvidia-rtx-pro-6000", 4),
+        MachineType("g4-standard-384", 384, 1440, "nvidia-rtx-pro-6000", 8),
         MachineType("a2-highgpu-1g", 12, 85, "nvidia-tesla-a100", 1),
         MachineType("a2-highgpu-2g", 24, 170, "nvidia-tesla-a100", 2),
         MachineType("a2-highgpu-4g", 48, 340, "nvidia-tesla-a100", 4),
@@ -129,7 +133,7 @@ MACHINE_TYPES = {
 
 # Series whose machines can be placed close to one another.
 # https://cloud.google.com/compute/docs/instances/placement-policies-overview
-COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "h3", "n2", "n2d"})
+COMPACT_FAMILIES = frozenset({"a2", "a3", "a4", "c2", "c2d", "c3", "c3d", "g2", "g4", "h3", "n2", "n2d"})
 
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
 
@@ -142,11 +146,15 @@ IMAGES = (
     Image(_DEBIAN, "debian-13", "debian-13-trixie-v20260609", TRIXIE),
     Image(_UBUNTU, "ubuntu-2204-lts", "ubuntu-2204-jammy-v20260610", BOOKWORM),
     Image(_UBUNTU, "ubuntu-2404-lts-amd64", "ubuntu-2404-noble-amd64-v20260610", BOOKWORM),
-    Image(_UBUNTU, "ubuntu-accelerator-2204-amd64-with-nvidia-570", "ubuntu-accelerator-2204-v20260610", BOOKWORM),
-    Image(_UBUNTU, "ubuntu-accelerator-2404-amd64-with-nvidia-570", "ubuntu-accelerator-2404-v20260610", BOOKWORM),
-    Image(_DEEP, "common-cu128-ubuntu-2204-nvidia-570", "common-cu128-ubuntu-2204-nvidia-570-v20260610", BOOKWORM, 50),
-    Image(_DEEP, "common-cu129-ubuntu-2204-nvidia-580", "common-cu129-ubuntu-2204-nvidia-580-v20260610", BOOKWORM, 50),
-    Image(_DEEP, "common-cu129-ubuntu-2404-nvidia-580", "common-cu129-ubuntu-2404-nvidia-580-v20260610", BOOKWORM, 50),
+    *(
+        Image(_DEEP, family, f"{family}-v20260610", BOOKWORM, 50)
+        for family in (
+            "common-cu129-ubuntu-2204-nvidia-580",
+            "common-cu129-ubuntu-2404-nvidia-580",
+            "pytorch-2-7-cu128-ubuntu-2204-nvidia-570",
+            "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
+        )
+    ),
 )
 
 # What each region lets a project have, by metric.

@@ -15,6 +15,8 @@ from stoker.testing.gcs import GcsServer
 from stoker.testing.machines.harness import Handle, Order, Started, started
 from stoker.testing.machines.store_door import Who
 
+# APIs that are at the same address, as gcloud names them.
+_AROUND = ("LOGGING", "CLOUDRESOURCEMANAGER", "IAM")
 # Nothing listens there.
 _DEAD = "127.0.0.1:9"
 
@@ -258,7 +260,7 @@ def _cloud(server: Started) -> GceCloud:
     endpoint, store = f"http://{at['gateway']}:{at['port']}", f"http://{at['gateway']}:{at['store']}"
     env = {
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{endpoint}/compute/v1/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{endpoint}/",
+        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": f"{endpoint}/" for name in _AROUND},
         "STORAGE_EMULATOR_HOST": store,
         "GOOGLE_CLOUD_PROJECT": PROJECT,
         "CLOUDSDK_COMPUTE_REGION": REGION,

@@ -185,7 +185,7 @@ class Api:
         return wrong
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def api(name: str, version: str) -> Api:
     """The API of this name ("compute", "v1"). Raises ModuleNotFoundError without googleapiclient."""
     file = files("googleapiclient") / "discovery_cache" / "documents" / f"{name}.{version}.json"

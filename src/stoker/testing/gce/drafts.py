@@ -116,7 +116,7 @@ class _Drafting:
         body = {
             **{name: self._asked[name] for name in _KEPT if name in self._asked},
             "machineType": self._links.to(f"{self._home}/machineTypes/{machine.name}"),
-            "disks": [attached],
+            "disks": [attached, *(self._asked.get("disks") or [])[1:]],
             "networkInterfaces": self._cards(),
             "scheduling": scheduling,
             "labels": self._labels(),
@@ -154,9 +154,10 @@ class _Drafting:
 
     def _disk(self) -> tuple[Image, Json, Json]:
         disks = self._asked.get("disks") or []
-        boot = [disk for disk in disks if disk.get("boot")]
-        if len(disks) != 1 or len(boot) != 1:
-            raise invalid(f"{self._field}.disks", len(disks), "This Compute Engine takes one disk, the boot disk.")
+        boot = disks[:1]
+        if not boot or not boot[0].get("boot") or any(disk.get("type") != "SCRATCH" for disk in disks[1:]):
+            told = "This Compute Engine takes a boot disk first, and then scratch disks only."
+            raise invalid(f"{self._field}.disks", len(disks), told)
         (disk,) = boot
         params = disk.get("initializeParams") or {}
         if not params.get("sourceImage"):

@@ -52,7 +52,6 @@ class _Reader:
         self._tokens = self._split(expression)
         self._at = 0
         self._languages: set[str] = set()
-        self._fields = 0
 
     def read(self) -> Passes:
         passes = self._all()

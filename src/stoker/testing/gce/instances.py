@@ -83,7 +83,7 @@ class Instance:
             "selfLink": links.to(self.path),
             "status": self.status,
             "cpuPlatform": "Intel Haswell",
-            "disks": [disk],
+            "disks": [disk, *body["disks"][1:]],
             "networkInterfaces": [card],
             "labelFingerprint": fingerprint(body.get("labels", {})),
             "metadata": self.metadata_resource(),

@@ -141,7 +141,7 @@ class MetadataService:
         folder = isinstance(found, dict)
         if folder and not asked.endswith("/") and not recursive:
             return _reply(request, 301, location=f"http://{request.headers.get('Host', '')}{asked}/")
-        body = _rendered(found, recursive).encode()
+        body = _rendered(found, recursive, path).encode()
         kind = "application/json" if (folder and recursive) or alt == "json" else "application/text"
         return _reply(request, 200, body, etag=_etag(body), kind=kind)
 
@@ -150,7 +150,7 @@ class MetadataService:
 
         def current() -> str:
             found = _look(self._tree(), path)
-            return "" if found is None else _etag(_rendered(found, recursive).encode())
+            return "" if found is None else _etag(_rendered(found, recursive, path).encode())
 
         limit = query.get("timeout_sec", "")
         give_up = time.monotonic() + (float(limit) if limit.isdigit() else 3600.0)
@@ -220,13 +220,13 @@ def _look(tree: Tree, path: list[str]) -> str | list[str] | Tree | None:
     return found
 
 
-def _rendered(found: str | list[str] | Tree, recursive: bool) -> str:
+def _rendered(found: str | list[str] | Tree, recursive: bool, path: list[str]) -> str:
     if isinstance(found, str):
         return found
     if isinstance(found, list):
         return "".join(f"{each}\n" for each in found)
     if recursive:
-        return json.dumps(_json(found, ()))
+        return json.dumps(_json(found, tuple(path)))
     # Tokens are no part of a tree, for each asking makes one.
     return "".join(f"{name}/\n" if isinstance(below, dict) else f"{name}\n" for name, below in found.items())
 

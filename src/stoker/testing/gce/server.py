@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stoker.testing.gce import batch
+from stoker.testing.gce import around, batch
 from stoker.testing.gce.account import Account
 from stoker.testing.gce.callers import Callers
 from stoker.testing.gce.compute import Call, Compute
-from stoker.testing.gce.discovery import Api, api
+from stoker.testing.gce.discovery import Api, Method, api
 from stoker.testing.gce.errors import Failure, Json, not_found
 from stoker.testing.gce.faults import Faults, refusal
 from stoker.testing.gce.fleet import Fleet
@@ -87,14 +87,14 @@ class Gate:
         parts = urlsplit(target)
         if parts.path == "/token":
             return self._token(body)
-        service, version = ("logging", "v2") if parts.path.startswith("/v2/") else ("compute", "v1")
-        spoken = api(service, version)
         query = parse_qs(parts.query, keep_blank_values=True)
-        method = spoken.find(verb, parts.path)
-        if method is None:
+        found = _method(verb, parts.path)
+        if found is None:
             self._remember(f"{verb} {target}: there is no such method")
             raise not_found(parts.path)
-        operation = method.id.removeprefix("compute.").replace("logging.", "logging:", 1)
+        spoken, method = found
+        service, _, below = method.id.partition(".")
+        operation = below if service == "compute" else f"{service}:{below}"
         with self._lock:
             self._calls[operation] += 1
         caller = self._callers.of(authorization)
@@ -104,10 +104,15 @@ class Gate:
             raise refusal(fault, operation)
         flat = {name: values[-1] for name, values in query.items()}
         link = f"{self._base}{parts.path}"
-        if service == "logging":
-            told = self._log(asked or {}, caller.scopes & {*method.about["scopes"]})
-        else:
-            told = self._compute.answer(Call(method, flat, asked or {}, caller, link))
+        if service != "compute" and not caller.scopes & {*method.about["scopes"]}:
+            raise Failure(403, "insufficientPermissions", "Request had insufficient authentication scopes.")
+        match service:
+            case "compute":
+                told = self._compute.answer(Call(method, flat, asked or {}, caller, link))
+            case "logging":
+                told = self._log(asked or {})
+            case _:
+                told = around.answer(method, asked or {}, self._faults)
         if fault is not None:
             raise Lost
         return told
@@ -134,9 +139,7 @@ class Gate:
         with self._lock:
             self._broken.append(what)
 
-    def _log(self, body: Json, scopes: set[str] | frozenset[str]) -> Json:
-        if not scopes:
-            raise Failure(403, "insufficientPermissions", "Request had insufficient authentication scopes.")
+    def _log(self, body: Json) -> Json:
         common = {name: body[name] for name in ("logName", "resource", "labels") if name in body}
         with self._lock:
             for entry in body.get("entries") or []:
@@ -146,6 +149,17 @@ class Gate:
                     raise Failure(400, "badRequest", "Log entries need a log name and a resource.")
                 self._entries.append(whole)
         return {}
+
+
+def _method(verb: str, path: str) -> tuple[Api, Method] | None:
+    """The API that has such a method, and the method."""
+    known = {"/compute/": (("compute", "v1"),), "/v2/": (("logging", "v2"),), "/v1/": around.APIS}
+    for prefix, apis in known.items():
+        for name, version in apis if path.startswith(prefix) else ():
+            spoken = api(name, version)
+            if (method := spoken.find(verb, path)) is not None:
+                return spoken, method
+    return None
 
 
 def make_handler(gate: Gate, account: Account) -> type[BaseHTTPRequestHandler]:

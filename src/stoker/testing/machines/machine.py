@@ -25,6 +25,8 @@ from stoker.testing.machines.network import Namespace, Network
 End = Literal["powered off", "told to", "cut"]
 
 _LOOK_EVERY_S = 0.02
+# What nspawn ends with when the machine wants to boot again.
+_REBOOTS = 133
 _PRESS_EVERY_S = 0.5
 
 
@@ -84,7 +86,8 @@ class Machine(Generic[S]):
                 if not self._cut:  # it may be told to go before it came
                     self._process = self._start(root, name, hostname, group)
         finally:
-            threading.Thread(target=self._watch, args=(name, ended), daemon=True).start()
+            again = (lambda: self._start(root, name, hostname, group)) if self._process is not None else None
+            threading.Thread(target=self._watch, args=(name, ended, again), daemon=True).start()
 
     def wait_up(self) -> None:
         """Return when its init runs, or when it is gone."""
@@ -204,9 +207,15 @@ class Machine(Generic[S]):
         except OSError:
             return 0
 
-    def _watch(self, name: str, ended: Callable[[End], None]) -> None:
-        if self._process is not None:
-            self._process.wait()
+    def _watch(
+        self, name: str, ended: Callable[[End], None], again: Callable[[], subprocess.Popen[bytes]] | None
+    ) -> None:
+        while self._process is not None and self._process.wait() == _REBOOTS and again is not None:
+            with self._lock:
+                # Told to go while it came back: it stays off.
+                if self._end != "powered off":
+                    break
+                self._process = again()
         if self.metadata is not None:
             self.metadata.close()
         self._namespace.close()
