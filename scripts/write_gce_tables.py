@@ -24,7 +24,7 @@ SOURCE = "Google's documentation of machine families and GPUs, 2026-04"
 ZONES_SOURCE = "skypilot-catalog at 006059e (v8/gcp/vms.csv)"
 PRICES_SOURCE = (
     "Cloud Billing catalog, by way of skypilot-catalog at 006059e (v8/gcp/vms.csv), not older than this date; "
-    "Google's price list for N1, N2, E2, A100-80GB and H100 in us-central1, us-east1 and us-west1"
+    "as generally quoted, not read from a list, for N1, N2, E2, A100-80GB and H100 in us-central1, us-east1, us-west1"
 )
 PRICES_DATE = date(2026, 1, 19)
 

@@ -71,7 +71,7 @@ def old_prices(offerings: tuple[Offering, ...], today: date | None = None) -> st
     """How old the table of on-demand prices is, where that is worth a word."""
     best = offerings[0]
     try:
-        found = registry.prices(best.provider).tables().get(best.region or "")
+        found = registry.prices(best.provider).tables().get((best.region or "").rpartition("/")[2])
     except UserError:
         return ""  # It keeps none.
     days = ((today or datetime.now(timezone.utc).date()) - found.date).days if found is not None else 0

@@ -22,10 +22,10 @@ _SHOWN = 20
 @click.option("--refresh", is_flag=True, help="Ask the provider's price list, and keep the answer on this computer.")
 @json_option
 def command(provider: str, regions: tuple[str, ...], refresh: bool, as_json: bool) -> None:
-    """Show the table of on-demand prices, with its source and date.
+    """Show the table of prices, with its source and date.
 
-    Spot prices are asked for when they are needed; on-demand prices come from this table. `--refresh` needs AWS
-    credentials that may call pricing:GetProducts.
+    On EC2, spot prices are asked for when they are needed, and on-demand prices come from this table; on Compute
+    Engine both do. `--refresh` needs credentials: on AWS for pricing:GetProducts, on Google for the billing catalog.
     """
     from stoker.cli.printing import counted, say
     from stoker.providers import registry
@@ -50,7 +50,12 @@ def _show(table: PriceTable, regions: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                region: {"source": found.source, "date": found.date.isoformat(), "prices": dict(found.prices)}
+                region: {
+                    "source": found.source,
+                    "date": found.date.isoformat(),
+                    "prices": dict(found.prices),
+                    **({"spot": dict(found.spot)} if found.spot else {}),
+                }
                 for region, found in shown.items()
             }
         )
@@ -72,4 +77,8 @@ def _print(region: str, found: RegionPrices, names: list[str]) -> None:
         age = click.style(age + "; --refresh asks for today's", fg="yellow")
     click.echo(f"{click.style(region, bold=True)}  {found.date.isoformat()}, {age}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
-    click.echo(columns((), [[f"  {name}", f"{dollars(found.prices[name])}/h"] for name in names]))
+    rows = []
+    for name in names:
+        spot = f"spot {dollars(found.spot[name])}/h" if name in found.spot else ""
+        rows.append([f"  {name}", f"{dollars(found.prices[name])}/h", spot])
+    click.echo(columns((), rows))

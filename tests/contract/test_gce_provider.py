@@ -1,0 +1,193 @@
+"""The gce provider keeps its promises, on machines that boot."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.errors import InvalidRequest, NoCapacity, QuotaExceeded, Transient
+from stoker.model import Offering
+from stoker.providers import registry
+from stoker.providers.base import LaunchOrder, Leaves, Provider, TellsWhyGone
+from stoker.spec import GceResources, Resources, Spec
+from stoker.testing.gce import PROJECT, REGION, GceCloud, why_no_gce
+from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
+from stoker.testing.servers import isolated, pytest_isolated
+
+if why_no_gce() is not None:
+    pytest.skip(str(why_no_gce()), allow_module_level=True)
+
+# A machine that boots, does nothing, and stays.
+IDLE = "#!/bin/sh\ntrue\n"
+PLACE = f"{PROJECT}/{REGION}"
+ZONE = f"{REGION}-a"
+MACHINE = "n2-standard-2"
+OFFERING = Offering("gce", MACHINE, ZONE, False, PLACE, 0.1, 0.1, "test", 2, 8 << 30)
+
+if isolated():
+
+    class TestGce(ProviderContract):
+        @pytest.fixture(autouse=True)
+        def swept(self, google_cloud: GceCloud) -> Iterator[None]:
+            """Placement policies outlive the machines that the suite ends: nobody governs here."""
+            yield
+            assert google_cloud.broken() == []
+            google_cloud.clear()
+
+        @pytest.fixture
+        def store(self) -> str:
+            return f"gs://contract/{uuid.uuid4().hex}"
+
+        @pytest.fixture
+        def connect(self, google_cloud: GceCloud) -> Connect:
+            def connected(store: str) -> Provider:
+                return registry.connect("gce", registry.Context(store=store))
+
+            return connected
+
+        @pytest.fixture
+        def order(self) -> OrderFactory:
+            def made(*, store: str, claim: int = 1, nodes: int = 1) -> LaunchOrder:
+                idle = {"metadata": {"items": [{"key": "startup-script", "value": IDLE}]}}
+                resources = Resources(
+                    provider="gce",
+                    machine=(MACHINE,),
+                    region=PLACE,
+                    image="debian/12",
+                    gce=GceResources(overrides=idle),
+                )
+                return LaunchOrder(
+                    job="contract-7f3k",
+                    name="contract",
+                    claim=claim,
+                    nodes=nodes,
+                    attempt=1,
+                    store=store,
+                    spec=Spec(name="contract", run="true", nodes=nodes, resources=resources),
+                    submitter="jane@laptop",
+                    offering=OFFERING,
+                )
+
+            return made
+
+        def test_things_beside_machines_are_found_and_removed(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            assert isinstance(provider, Leaves)
+            assert provider.list_leftovers(PLACE) == ()
+            made = self.launch(provider, order(store=store, claim=4, nodes=2))
+            (policy,) = provider.list_leftovers(PLACE)
+            assert (policy.kind, policy.job, policy.claim) == ("placement-policy", "contract-7f3k", 4)
+            # Disks that hang on a machine end with it; a policy that is in use cannot be removed yet.
+            with pytest.raises(Transient):
+                provider.remove(policy)
+            for instance in made:
+                self.end(provider, instance.id)
+            self.until(lambda: not google_cloud.left().instances, "the machines to be gone")
+            provider.remove(policy)
+            provider.remove(policy)
+            assert provider.list_leftovers(PLACE) == () and not google_cloud.left()
+
+        def test_a_gang_comes_whole_or_not_at_all(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            google_cloud.faults.no_capacity(available=1)
+            with pytest.raises(NoCapacity):
+                self.launch(provider, order(store=store, nodes=2))
+            self.until(lambda: not google_cloud.left().instances, "the half that came to be given back")
+
+        @pytest.mark.parametrize("details", [False, True])
+        def test_a_dry_zone_is_told_inside_the_operation(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud, details: bool
+        ) -> None:
+            google_cloud.faults.no_capacity(zone=ZONE, details=details)
+            with pytest.raises(NoCapacity, match=MACHINE):
+                self.launch(provider, order(store=store))
+
+        def test_a_quota_is_told_inside_the_operation_or_at_once(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            google_cloud.faults.refuse_launch()
+            with pytest.raises(QuotaExceeded):
+                self.launch(provider, order(store=store))
+            google_cloud.faults.clear()
+            google_cloud.faults.no_quota()
+            with pytest.raises(QuotaExceeded):
+                self.launch(provider, order(store=store, claim=2))
+
+        def test_a_machine_that_powered_itself_off_is_off_and_not_forgotten(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            """Its disk costs money, and it can be started again."""
+            (made,) = self.launch(provider, order(store=store))
+            machine = google_cloud.machine(made.id)
+            machine.wait_running()
+            machine.wait_until(lambda one: one.run("systemctl", "is-system-running", check=False) != "", "to be up")
+            machine.run("systemctl", "poweroff", check=False)
+            machine.wait_stopped()
+            (listed,) = provider.list_instances(PLACE)
+            assert (listed.id, listed.state) == (made.id, "off")
+            assert isinstance(provider, TellsWhyGone)
+            why = provider.why_gone(made.id, PLACE)
+            assert why is not None and why.by_itself
+            self.end(provider, made.id)
+
+        def test_a_preempted_machine_is_gone_and_was_reclaimed(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            (made,) = self.launch(provider, order(store=store))
+            google_cloud.machine(made.id).wait_running()
+            google_cloud.machine(made.id).preempt(0.0, notice_s=0.0)
+            google_cloud.machine(made.id).wait_until(lambda one: one.state() in ("TERMINATED", "terminated"), "to end")
+            assert isinstance(provider, TellsWhyGone)
+            why = provider.why_gone(made.id, PLACE)
+            assert why is not None and why.reclaimed
+
+        def test_a_name_that_is_free_again_is_another_machines(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            """Machines are told apart by numbers, and a request by its id."""
+            asked = order(store=store)
+            (first,) = self.launch(provider, asked)
+            self.end(provider, first.id)
+            self.until(lambda: not google_cloud.left().instances, "the machine to be gone")
+            # The same claim, finished once more: it stands for the machine that it had.
+            (again,) = self.launch(provider, asked)
+            assert again.id == first.id and provider.state([again.id], PLACE)[again.id] == "gone"
+            assert not google_cloud.left().instances
+
+        def test_a_launch_that_takes_long_is_asked_about_again(
+            self,
+            provider: Provider,
+            order: OrderFactory,
+            store: str,
+            google_cloud: GceCloud,
+            monkeypatch: pytest.MonkeyPatch,
+        ) -> None:
+            from stoker.providers.gce import provider as module
+
+            monkeypatch.setattr(module, "_LAUNCH_S", 0.0)
+            google_cloud.faults.operations_take(2.0)
+            requests = provider.build(order(store=store))
+            with pytest.raises(Transient, match="still being made"):
+                provider.launch(requests)
+            monkeypatch.setattr(module, "_LAUNCH_S", 60.0)
+            (made,) = provider.launch(requests)
+            assert [each.id for each in provider.list_instances(PLACE)] == [made.id]
+
+        def test_what_the_job_names_and_google_does_not_have(
+            self, provider: Provider, order: OrderFactory, store: str
+        ) -> None:
+            from dataclasses import replace
+
+            asked = order(store=store)
+            spec = replace(asked.spec, resources=replace(asked.spec.resources, image="family:debian-cloud/debian-99"))
+            with pytest.raises(InvalidRequest, match=r"^resources\.image: "):
+                provider.launch(provider.build(replace(asked, spec=spec)))
+
+else:
+
+    def test_gce_in_a_network_of_its_own() -> None:
+        pytest_isolated(__file__)
