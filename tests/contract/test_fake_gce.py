@@ -271,6 +271,7 @@ def test_what_cannot_be_is_refused_at_once(cloud: GceCloud, gce: Client) -> None
 
 def test_a_machine_boots_runs_its_script_at_every_boot_and_stops_itself(cloud: GceCloud, gce: Client) -> None:
     begun = time.monotonic()
+    cloud.faults.slow("instances.insert", slow_s=2.0, times=1)
     operation = gce.begin(
         "POST",
         f"{HERE}/instances",
@@ -287,8 +288,8 @@ def test_a_machine_boots_runs_its_script_at_every_boot_and_stops_itself(cloud: G
     number = done["targetId"]
     machine = cloud.machine(f"{ZONE}.{number}")
     machine.wait_console("startup-script exit status 0")
-    # Two busy cores; alone it takes one second.
-    assert time.monotonic() - begun < 20
+    # Two busy cores; alone it takes one second, and the operation its two.
+    assert time.monotonic() - begun < 30
     assert "startup-script: root" in machine.console()
     assert "startup-script: at=127.0.0.1:" in machine.console()
     made = gce.get(f"{HERE}/instances/{number}")
@@ -340,16 +341,18 @@ def test_other_images(cloud: GceCloud, gce: Client, family: str) -> None:
 
 
 def test_a_deletion_runs_the_shutdown_script_before_the_network_goes(cloud: GceCloud, gce: Client) -> None:
-    fetch = f"python3 -c \"import urllib.request as w; print('found', w.urlopen('{cloud.store_endpoint}/').status)\""
+    host, port = cloud.store_endpoint.removeprefix("http://").split(":")
+    reach = (
+        f"python3 -c \"import socket; socket.create_connection(('{host}', {port}), 5); print('the store is there')\""
+    )
     disk = properties()["disks"][0] | {"autoDelete": False}
-    machine = gce.launch(shutdown=f"#!/bin/bash\n{fetch} || echo found nothing\nsleep 1\necho saved\n", disks=[disk])
+    machine = gce.launch(shutdown=f"#!/bin/bash\n{reach}\nsleep 1\necho saved\n", disks=[disk])
     machine.wait_console(UP)
     operation = gce.begin("DELETE", f"{HERE}/instances/one")
     machine.wait_until(lambda held: held.state() == "STOPPING", "to be told to end")
     assert gce.finish(operation)["operationType"] == "delete"
     assert machine.state() == "terminated"
-    # Whatever the store says to a stranger, it was reached.
-    assert "found nothing" not in machine.console() or "HTTP Error" in machine.console()
+    assert "shutdown-script: the store is there" in machine.console()
     assert "shutdown-script: saved" in machine.console()
     # What is not deleted with its machine stays.
     assert cloud.left().disks == (f"{ZONE}/one",)
@@ -388,8 +391,8 @@ def test_spot_machines_are_preempted_in_every_way(cloud: GceCloud, gce: Client) 
     for machine in (usual, silent):
         machine.wait_until(lambda held: held.run("ss", "-Htn", "dport", "=", ":8169").count("ESTAB") >= 2, "to listen")
 
-    usual.preempt(grace_s=2.0, notice_s=1.0)
-    silent.preempt(grace_s=2.0, metadata_says=False)
+    usual.preempt(grace_s=4.0, notice_s=3.0)
+    silent.preempt(grace_s=5.0, metadata_says=False)
     unscripted.preempt(grace_s=11.0, shutdown_script=False)
     cut.preempt(grace_s=1.0, button=False)
     assert gce.do("POST", f"{HERE}/instances/m-4/simulateMaintenanceEvent").get("error") is None
@@ -412,13 +415,13 @@ def test_spot_machines_are_preempted_in_every_way(cloud: GceCloud, gce: Client) 
 
 
 def test_a_notice_is_as_long_as_it_was_asked_for(cloud: GceCloud, gce: Client) -> None:
-    machine = gce.launch(scheduling={**SPOT, "preemptionNoticeDuration": {"seconds": "3"}})
+    machine = gce.launch(scheduling={**SPOT, "preemptionNoticeDuration": {"seconds": "4"}})
     machine.wait_console(UP)
     begun = time.monotonic()
     machine.preempt()
     assert metadata(machine, "instance/preempted") == "TRUE"
     machine.wait_console("the shutdown script has begun")
-    assert time.monotonic() - begun > 2.5
+    assert time.monotonic() - begun > 3.5
     machine.wait_gone()
 
 
@@ -589,6 +592,7 @@ def codes(operation: Any) -> list[str]:
 
 def test_a_dry_zone_is_told_when_the_operation_ends(cloud: GceCloud, gce: Client) -> None:
     cloud.faults.no_capacity(zone=ZONE, lifecycle="spot")
+    cloud.faults.slow("instances.insert", slow_s=2.0, times=1)
     operation = gce.begin("POST", f"{HERE}/instances", one(scheduling=SPOT))
     assert gce.get(f"{HERE}/instances/one")["status"] == "PROVISIONING"
     done = gce.finish(operation)

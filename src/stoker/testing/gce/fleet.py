@@ -75,7 +75,7 @@ class Fleet:
             instance.name,
             lambda namespace: MetadataService(namespace, facts, attributes, lambda: token(instance)),
             lambda end: self._ended(instance, end),
-            self._files,
+            {**self._files, **guest.names(instance.name, facts.hostname, facts.address)},
         )
         machine.wait_up()
         with self._instances.lock:

@@ -179,3 +179,11 @@ def files() -> dict[str, str]:
         **{f"etc/systemd/system/{name}": text for name, text in _UNITS.items()},
         "etc/systemd/system/multi-user.target.d/google.conf": f"[Unit]\nWants={' '.join(_UNITS)}\n",
     }
+
+
+def names(name: str, hostname: str, address: str) -> dict[str, str]:
+    """What the guest agent makes of a machine's names."""
+    return {
+        "etc/hostname": f"{name}\n",
+        "etc/hosts": f"127.0.0.1 localhost\n{address} {hostname} {name}\n",
+    }
