@@ -188,12 +188,13 @@ def _linked(short: Summary, state: JobState, spec: Spec) -> Summary:
         if links is None or claim is None:
             attempts.append(attempt)
             continue
-        region, group = claim.offering.region, spec.logs.cloudwatch
+        region = claim.offering.region
         nodes = tuple(
             replace(
                 node,
                 link=links.machine(node.instance, region),
-                log_link=links.log(group, layout.log_stream(short.id, attempt.n, node.rank), region) if group else None,
+                log_link=links.log(spec.logs, short.id, attempt.n, node.rank, region),
+                logs_query=links.own_logs(node.instance, region),
             )
             for node in attempt.nodes
         )

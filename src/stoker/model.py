@@ -17,8 +17,8 @@ PROTOCOL_VERSION = 1
 
 Outcome = Literal["succeeded", "failed", "stopped"]
 Phase = Literal["queued", "launching", "running", "stopping", "succeeded", "failed", "stopped"]
-# `off`: it is switched off and still there, so it costs money, and may be started again; but what ran on it is over, for
-# an agent never trains on a machine that had one before. `unheard-of`: see `Provider.state`.
+# `off`: it is switched off and still there, so it costs money, and may be started again; but what ran on it is over,
+# for an agent never trains on a machine that had one before. `unheard-of`: see `Provider.state`.
 InstanceState = Literal["pending", "running", "stopping", "off", "gone", "unheard-of"]
 
 

@@ -28,6 +28,8 @@ class NodeSummary:
     # Where people look at it in a browser, and at its log there. Only where somebody looked the job up.
     link: str | None = None
     log_link: str | None = None
+    # What finds the cloud's own log of the machine, also when it is gone.
+    logs_query: str | None = None
 
 
 @dataclass(frozen=True)

@@ -263,6 +263,19 @@ def test_a_provider_without_a_page_has_no_link(store: Store, stoker: Callable[..
 
 
 def test_each_partition_has_its_console() -> None:
-    assert links.machine("i-1", None) is None and links.log("/g", "s", None) is None
+    assert links.machine("i-1", None) is None and links.log(Logs(cloudwatch="/g"), "job", 1, 0, None) is None
     assert "//cn-north-1.console.amazonaws.cn/ec2/home?region=cn-north-1#" in str(links.machine("i-1", "cn-north-1"))
     assert "//console.amazonaws-us-gov.com/ec2/home?region=us-gov-west-1#" in str(links.machine("i-1", "us-gov-west-1"))
+
+
+def test_on_compute_engine_a_query_finds_what_is_gone() -> None:
+    from stoker.providers.gce import links as google
+
+    node = "us-central1-a.42"
+    assert google.machine(node, "vision-1/us-central1") == (
+        "https://console.cloud.google.com/compute/instancesDetail/zones/us-central1-a/instances/42?project=vision-1"
+    )
+    assert google.own_logs(node, None) == 'resource.type="gce_instance" AND resource.labels.instance_id="42"'
+    assert google.log(Logs(), "job", 1, 0, "vision-1/us-central1") is None
+    shown = google.log(Logs(cloud_logging="stoker"), "job", 1, 0, "vision-1/us-central1")
+    assert shown is not None and "labels.job%3D%22job%22" in shown and shown.endswith("?project=vision-1")

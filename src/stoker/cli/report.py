@@ -145,6 +145,7 @@ def _links(summary: Summary) -> list[list[str]]:
     for what, links in (
         ("machine", [(node, node.link) for node in nodes]),
         ("log", [(node, node.log_link) for node in nodes]),
+        ("logs of the machine", [(node, node.logs_query) for node in nodes]),
     ):
         told = [(node, link) for node, link in links if link is not None]
         for node, link in told[:_MOST_LINKS]:

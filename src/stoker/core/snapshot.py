@@ -113,11 +113,12 @@ class JobSnapshot:
         return isinstance(self.states, Known) and self.states.value.get(instance) == "gone"
 
     def rank_gone(self, claim: Claim, rank: int) -> bool:
-        """Nothing of this rank will ever train again: its machine is positively gone or off, or `launched` names none."""
+        """Nothing of this rank will ever train: its machine is positively gone or off, or `launched` names none."""
         if claim.launched is None:
             return False
         instance = claim.instance(rank)
-        return instance is None or (isinstance(self.states, Known) and self.states.value.get(instance) in ("off", "gone"))
+        states = self.states.value if isinstance(self.states, Known) else {}
+        return instance is None or states.get(instance) in ("off", "gone")
 
 
 @dataclass(frozen=True)

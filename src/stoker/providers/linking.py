@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from stoker.spec import Logs
+
 
 class Links(Protocol):
     """Addresses in the provider's console."""
@@ -11,5 +13,9 @@ class Links(Protocol):
     def machine(self, instance: str, region: str | None) -> str | None:
         """Where one machine is shown; None where the region is not known."""
 
-    def log(self, group: str, stream: str, region: str | None) -> str | None:
-        """Where one stream of a log group is shown; None where the region is not known."""
+    def log(self, logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
+        """Where the copy of one node's log is shown; None where the job asks for none, or the region is not known."""
+
+    def own_logs(self, instance: str, region: str | None) -> str | None:
+        """The query that finds what the cloud itself logged about a machine, also when that is gone; None where there
+        is no such thing."""

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from stoker import layout
+from stoker.spec import Logs
+
 
 def machine(instance: str, region: str | None) -> str | None:
     """The page of one instance. EC2 shows it for an hour after its end."""
     return f"{_home('ec2', region)}#InstanceDetails:instanceId={instance}" if region else None
 
 
-def log(group: str, stream: str, region: str | None) -> str | None:
+def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
     """The page of one log stream."""
+    group, stream = logs.cloudwatch, layout.log_stream(job, attempt, rank)
+    if group is None:
+        return None
     where = f"log-groups/log-group/{_twice(group)}/log-events/{_twice(stream)}"
     return f"{_home('cloudwatch', region)}#logsV2:{where}" if region else None
+
+
+def own_logs(instance: str, region: str | None) -> None:
+    """EC2 keeps a machine's console for an hour, and nothing that could be asked for later."""
 
 
 def _home(service: str, region: str | None) -> str:

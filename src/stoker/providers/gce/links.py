@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from stoker.google.logs import query
 from stoker.providers.gce.places import Place, split_id
+from stoker.spec import Logs
 
 _CONSOLE = "https://console.cloud.google.com"
 
@@ -17,8 +19,16 @@ def machine(instance: str, region: str | None) -> str | None:
     return f"{_CONSOLE}/compute/instancesDetail/zones/{zone}/instances/{number}?project={Place.of(region).project}"
 
 
-def log(group: str, stream: str, region: str | None) -> str | None:  # noqa: ARG001 - the query names its log
-    """Where the entries that a query finds are shown; None where the project is not known. `stream` is the query."""
-    if not region or "/" not in region:
+def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
+    """Where Cloud Logging shows one node's lines."""
+    name = logs.cloud_logging
+    if name is None or not region or "/" not in region:
         return None
-    return f"{_CONSOLE}/logs/query;query={quote(stream, safe='')}?project={Place.of(region).project}"
+    project = Place.of(region).project
+    found = quote(query(project, name, job, attempt, rank), safe="")
+    return f"{_CONSOLE}/logs/query;query={found}?project={project}"
+
+
+def own_logs(instance: str, region: str | None) -> str | None:  # noqa: ARG001 - the number is enough
+    """For Logs Explorer, or `gcloud logging read`: what Google and the machine's own agents logged about it."""
+    return f'resource.type="gce_instance" AND resource.labels.instance_id="{split_id(instance)[1]}"'
