@@ -18,6 +18,7 @@ EMAIL = "node@vision-1.iam.gserviceaccount.com"
 ACCOUNT = "instance/service-accounts/default/"
 PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 NUMBER = "4242424242424242424"
+NAME = "stoker-train-abcd-7-1"
 ZONE = "us-central1-b"
 PROJECT = "vision-1"
 
@@ -29,7 +30,7 @@ class Metadata:
         self._changed = threading.Condition()
         self.values: dict[str, str] = {
             "instance/id": NUMBER,
-            "instance/name": "stoker-train-abcd-7-1",
+            "instance/name": NAME,
             "instance/zone": f"projects/123456789/zones/{ZONE}",
             "instance/preempted": "FALSE",
             "instance/maintenance-event": "NONE",
@@ -195,7 +196,7 @@ def _bucket_handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
 
 @dataclass
 class Compute:
-    """The compute API as far as a machine uses it: it deletes itself. `machines` are `projects/…/instances/NUMBER`."""
+    """The compute API as far as a machine uses it: it deletes itself. `machines` are `projects/…/instances/NAME`."""
 
     metadata: Metadata
     machines: set[str] = field(default_factory=set)
@@ -344,7 +345,7 @@ def bucket_service(metadata: Metadata) -> Iterator[Bucket]:
 
 @contextmanager
 def compute_service(metadata: Metadata) -> Iterator[Compute]:
-    compute = Compute(metadata, {f"projects/{PROJECT}/zones/{ZONE}/instances/{NUMBER}"})
+    compute = Compute(metadata, {f"projects/{PROJECT}/zones/{ZONE}/instances/{NAME}"})
     with serving(_compute_handler(compute)) as host:
         compute.endpoint = f"http://{host}/compute/v1/"
         yield compute

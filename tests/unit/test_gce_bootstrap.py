@@ -21,6 +21,7 @@ import pytest
 from google_services import (
     ACCOUNT,
     EMAIL,
+    NAME,
     NUMBER,
     PROJECT,
     ZONE,
@@ -345,7 +346,7 @@ def left(machine: Machine) -> list[str]:
 
 def test_a_machine_deletes_itself_by_its_number(machine: Machine) -> None:
     assert left(machine) == []
-    assert machine.compute.asked == [f"DELETE projects/{PROJECT}/zones/{ZONE}/instances/{NUMBER}"]
+    assert machine.compute.asked == [f"DELETE projects/{PROJECT}/zones/{ZONE}/instances/{NAME}"]
     assert machine.is_deleted
 
 

@@ -174,11 +174,12 @@ class Gce(Cloud):
         return {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
 
     def leave(self) -> None:
-        """Ask for the end of this very machine, by its number: its name may be another's by then."""
+        """Ask for the end of this very machine. By its name, which is its own for as long as it runs: the condition on
+        its role goes by names."""
         environ = self._config["environ"]
         base = environ.get(_COMPUTE_VARIABLE) or os.environ.get(_COMPUTE_VARIABLE) or _COMPUTE
         project = self._config.get("project") or self._identity.must("project/project-id")
-        url = f"{base.rstrip('/')}/projects/{project}/zones/{self.zone}/instances/{self._identity.number}"
+        url = f"{base.rstrip('/')}/projects/{project}/zones/{self.zone}/instances/{self._identity.name}"
         headers = {"Authorization": "Bearer " + self._identity.token()}
         exchange("DELETE", url, headers, b"", lambda answer: answer.read(), self._kept, _NETWORK)
 
