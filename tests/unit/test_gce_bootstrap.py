@@ -285,6 +285,7 @@ def check_failed(machine: Machine, what: str, *more: str, reported: bool = True,
 
 def test_a_name_that_nobody_asked_for(machine: Machine) -> None:
     machine.metadata.values["instance/name"] = "somebody-elses"
+    machine.compute.machines = {f"projects/{PROJECT}/zones/{ZONE}/instances/somebody-elses"}
     check_failed(machine, "somebody-elses is none of the machines that were asked for", reported=False)
 
 
