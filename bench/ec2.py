@@ -16,107 +16,34 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bench import lent
 from bench.figures import Figure, Measurement
-from bench.sandbox import Sandbox, sandbox
+from bench.sandbox import sandbox
 
-REPEATS = 3
 JOBS = 100
 MACHINE = "c7i.large"
-ON_EC2 = (
-    "--set",
-    "resources.provider=ec2",
-    "--set",
-    f"resources.machine=[{MACHINE}]",
-    "--set",
-    "limits.max_runtime=1h",
-)
-# The moment at which a machine begins with its user-data, by the clock that all machines here share.
-BARE = "#!/bin/sh\necho user-data at $(date +%s.%N) >/dev/console\n"
-FIRST = "import time\nprint('first line at', time.time(), flush=True)\n"
+RESOURCES = {"provider": "ec2", "machine": [MACHINE], "image": "debian/12"}
 
 
 def boot_overhead() -> dict[str, float]:
-    """From the launch to the first line of user code, minus from the launch to the first line of bare user-data on
-    the same kind of machine; the best of interleaved runs of each."""
+    """What an agent adds to the boot of a machine."""
     from stoker.testing.ec2 import IMAGES, ec2_cloud
 
-    ami = next(image.ami for image in IMAGES if image.suite == "bookworm")
-    bare, node = [], []
-    with ec2_cloud() as cloud, sandbox() as place, mock.patch.dict(os.environ, cloud.env):
-        place.env |= cloud.env
-        for _ in range(REPEATS):
-            began_s = time.time()
-            (instance,) = _ec2().run_instances(
-                ImageId=ami,
-                InstanceType=MACHINE,
-                MinCount=1,
-                MaxCount=1,
-                UserData=BARE,
-                InstanceInitiatedShutdownBehavior="terminate",
-            )["Instances"]
-            machine = cloud.machine(instance["InstanceId"])
-            machine.wait_console("user-data at ")
-            bare.append(_told(machine.console(), "user-data at ") - began_s)
-            machine.kill()
-            machine.wait_gone()
-            node.append(_first_line_s(place, f"s3://{cloud.new_bucket()}"))
-    return {"ec2_boot_overhead_s": min(node) - min(bare)}
+    ami = next(image.ami for image in IMAGES if image.tree.suite == "bookworm")
 
+    def launch_bare() -> str:
+        (instance,) = _ec2().run_instances(
+            ImageId=ami,
+            InstanceType=MACHINE,
+            MinCount=1,
+            MaxCount=1,
+            UserData=lent.BARE,
+            InstanceInitiatedShutdownBehavior="terminate",
+        )["Instances"]
+        return str(instance["InstanceId"])
 
-def _first_line_s(place: Sandbox, store: str) -> float:
-    """From the call that launched to the first line that the script printed."""
-    from stoker.client import submit
-    from stoker.governor.govern import Governor
-    from stoker.providers.ec2.provider import Ec2Provider
-    from stoker.store import open_store
-
-    place.script("train.py", FIRST)
-    began: list[float] = []
-    launch = Ec2Provider.launch
-
-    def noted(self: Ec2Provider, requests: Any) -> Any:
-        began.append(time.time())
-        return launch(self, requests)
-
-    with mock.patch.dict(os.environ, {"STOKER_HOME": str(place.home)}), mock.patch.object(Ec2Provider, "launch", noted):
-        job = submit(_job(place), store=store, detach=False)
-        opened = open_store(store)
-        governor = Governor(opened)
-        deadline = time.monotonic() + 120
-        from stoker import log
-
-        while (state := log.read(opened, job)) is None or state.ended is None:
-            governor.run_pass()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{job} does not end")
-            time.sleep(0.5)
-        return _told(_printed(opened, job), "first line at ") - began[0]
-
-
-def _printed(store: Any, job: str) -> str:
-    from stoker import log
-    from stoker.cli.following import node_logs
-    from stoker.reading.logs import read_lines
-
-    state = log.read(store, job)
-    assert state is not None
-    return "\n".join(line.text for line in read_lines(store, job, node_logs(state)))
-
-
-def _told(text: str, what: str) -> float:
-    return float(text.partition(what)[2].split()[0])
-
-
-def _job(place: Sandbox) -> Any:
-    from stoker import Job
-
-    return Job(
-        name="bench",
-        run="python3 train.py",
-        code=str(place.code),
-        resources={"provider": "ec2", "machine": [MACHINE], "image": "debian/12"},
-        limits={"max_runtime": "1h"},
-    )
+    with ec2_cloud() as cloud:
+        return {"ec2_boot_overhead_s": lent.boot_overhead_s(cloud, "s3", RESOURCES, launch_bare)}
 
 
 def bundle() -> dict[str, float]:
@@ -127,14 +54,11 @@ def bundle() -> dict[str, float]:
 
 
 def calls_per_job() -> dict[str, float]:
-    """`stoker run` of a job of one node, without a fault, from the command to its end: calls to EC2 and its kin."""
+    """A job of one node, without a fault: calls to EC2 and its kin."""
     from stoker.testing.ec2 import ec2_cloud
 
-    with ec2_cloud() as cloud, sandbox() as place:
-        place.env |= dict(cloud.env) | {"STOKER_STORE": f"s3://{cloud.new_bucket()}"}
-        place.script("train.py", FIRST)
-        place.stoker("run", *ON_EC2, "--set", "resources.image=debian/12", "-y", "--", "python3", "train.py")
-        return {"ec2_calls_per_job": float(sum(cloud.calls().values()))}
+    with ec2_cloud() as cloud:
+        return {"ec2_calls_per_job": lent.calls_per_job(cloud, "s3", RESOURCES)}
 
 
 def pass_calls() -> dict[str, float]:
@@ -156,10 +80,10 @@ def pass_calls() -> dict[str, float]:
     reached = mock.patch("stoker.submitting.unreachable", lambda _environ: ())
     with sandbox() as place, _moto(place.root) as environ, mock.patch.dict(os.environ, environ), reached:
         os.environ["STOKER_HOME"] = str(place.home)
-        place.script("train.py", FIRST)
+        place.script("train.py", lent.FIRST)
         store = f"s3://{environ['BENCH_BUCKET']}"
         for _ in range(JOBS):
-            submit(_job(place), store=store, detach=False)
+            submit(lent.job(place, RESOURCES), store=store, detach=False)
         governor = Governor(open_store(store))
         governor.run_pass()
         with mock.patch.object(BaseClient, "_make_api_call", counted):

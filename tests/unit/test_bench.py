@@ -33,6 +33,9 @@ PROMISED = {
     "agent_bundle_mb": "≤ 10",
     "ec2_calls_per_job": "≤ 15",
     "ec2_pass_calls": "≤ 5",
+    "gce_boot_overhead_s": "≤ 4",
+    "gce_calls_per_job": "≤ 15",
+    "gce_import_s": "≤ 0.4",
 }
 
 FAST = Figure("fast_s", "s", 1.0)

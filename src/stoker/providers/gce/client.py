@@ -129,6 +129,11 @@ class Api:
                 return str(value)
         return type(found).__module__.rpartition(".")[2]
 
+    def prepare(self) -> None:
+        """Find credentials, and open what requests go through: all that stands before the first one."""
+        self._ready()
+        self._http()
+
     def _headers(self) -> dict[str, str]:
         credentials = self._ready()
         headers: dict[str, str] = {}

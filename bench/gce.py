@@ -1,0 +1,88 @@
+"""Compute Engine: what becoming a node costs a machine, what a job costs in calls, and what the client costs to start.
+
+On a Compute Engine that boots what it is asked to boot (`stoker.testing.gce`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from bench import lent
+from bench.figures import Figure, Measurement
+
+MACHINE = "n2-standard-2"
+RESOURCES = {"provider": "gce", "machine": [MACHINE], "image": "debian/12"}
+STARTS = 5
+
+# From nothing to a client that holds credentials and a connection pool: what stands before the first request.
+_READY = """
+import time
+began_s = time.perf_counter()
+from stoker.providers import registry
+provider = registry.connect("gce", registry.Context(store="gs://bench/store"))
+provider.api.prepare()
+print(time.perf_counter() - began_s)
+"""
+
+
+def boot_overhead() -> dict[str, float]:
+    """What an agent adds to the boot of a machine."""
+    from stoker.testing.gce import PROJECT, REGION, gce_cloud
+
+    zone = f"{REGION}-a"
+
+    def launch_bare() -> str:
+        from stoker.providers.gce.client import Api
+        from stoker.providers.gce.operations import finished
+
+        body: dict[str, Any] = {
+            "name": "bare",
+            "machineType": f"zones/{zone}/machineTypes/{MACHINE}",
+            "disks": [
+                {
+                    "boot": True,
+                    "autoDelete": True,
+                    "initializeParams": {"sourceImage": "projects/debian-cloud/global/images/family/debian-12"},
+                }
+            ],
+            "networkInterfaces": [{"network": "global/networks/default"}],
+            "metadata": {"items": [{"key": "startup-script", "value": lent.BARE}]},
+        }
+        api = Api()
+        begun = api.send("POST", f"/compute/v1/projects/{PROJECT}/zones/{zone}/instances", body)
+        return f"{zone}.{finished(api, begun, 'bare', 60.0)['targetId']}"
+
+    with gce_cloud() as cloud:
+        return {"gce_boot_overhead_s": lent.boot_overhead_s(cloud, "gs", RESOURCES, launch_bare)}
+
+
+def calls_per_job() -> dict[str, float]:
+    """A job of one node, without a fault: calls to Compute Engine and its kin."""
+    from stoker.testing.gce import gce_cloud
+
+    with gce_cloud() as cloud:
+        return {"gce_calls_per_job": lent.calls_per_job(cloud, "gs", RESOURCES)}
+
+
+def import_time() -> dict[str, float]:
+    """A new process until its provider could send a request; the best of several."""
+    import os
+
+    from stoker.testing.gcs import gcs_server
+
+    with gcs_server() as server:
+        env = {**os.environ, **server.env}
+        ran = [
+            subprocess.run([sys.executable, "-c", _READY], env=env, capture_output=True, text=True, check=True)
+            for _ in range(STARTS)
+        ]
+    return {"gce_import_s": min(float(one.stdout) for one in ran)}
+
+
+MEASUREMENTS = (
+    Measurement((Figure("gce_boot_overhead_s", "s", 4.0),), boot_overhead),
+    Measurement((Figure("gce_calls_per_job", "", 15.0),), calls_per_job),
+    Measurement((Figure("gce_import_s", "s", 0.4),), import_time),
+)
