@@ -83,6 +83,18 @@ class MachineHandle(Handle):
     def wait_running(self, limit_s: float = 60.0) -> None:
         self.wait_until(lambda machine: machine.state() == "RUNNING", "to run", limit_s)
 
+    def wait_up(self, limit_s: float = 60.0) -> None:
+        """Wait until its systemd takes orders. A machine is RUNNING before that."""
+        states = ("starting", "running", "degraded")
+        self.wait_until(
+            lambda machine: (
+                machine.state() == "RUNNING"
+                and machine.run("systemctl", "is-system-running", check=False).strip() in states
+            ),
+            "to take orders",
+            limit_s,
+        )
+
     def wait_stopped(self, limit_s: float = 60.0) -> None:
         """Wait until it is off, and still exists."""
         self.wait_until(lambda machine: machine.state() == "TERMINATED", "to be stopped", limit_s)

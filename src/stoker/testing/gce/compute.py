@@ -273,6 +273,8 @@ class Compute:
 
     def _stop(self, call: Call) -> Operation:
         instance = self._instance(call)
+        if instance.status in ("PROVISIONING", "STAGING"):
+            raise Failure(400, "resourceNotReady", f"The resource '{instance.path}' is not ready")
 
         def work(_: Operation) -> None:
             self._fleet.stop(instance)
