@@ -123,8 +123,7 @@ if isolated():
             """Its disk costs money, and it can be started again."""
             (made,) = self.launch(provider, order(store=store))
             machine = google_cloud.machine(made.id)
-            machine.wait_running()
-            machine.wait_until(lambda one: one.run("systemctl", "is-system-running", check=False) != "", "to be up")
+            machine.wait_up()
             machine.run("systemctl", "poweroff", check=False)
             machine.wait_stopped()
             (listed,) = provider.list_instances(PLACE)

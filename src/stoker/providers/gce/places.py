@@ -131,6 +131,15 @@ def instance_id(zone: str, number: str | int) -> str:
     return f"{zone}.{number}"
 
 
+def is_id(instance: str) -> bool:
+    """Whether a machine of Compute Engine's can be called so."""
+    try:
+        split_id(instance)
+    except ValueError:
+        return False
+    return True
+
+
 def split_id(instance: str) -> tuple[str, str]:
     """The zone and the number of a machine. Raises ValueError for what is no id of ours."""
     zone, dot, number = instance.partition(".")

@@ -19,7 +19,7 @@ from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyThere, InUse
 from stoker.providers.gce.owners import Owner, owner_of
-from stoker.providers.gce.places import Place, instance_id, region_of, split_id
+from stoker.providers.gce.places import Place, instance_id, is_id, region_of, split_id
 from stoker.providers.registry import Context
 from stoker.spec import Resources, Spec, is_port
 
@@ -38,8 +38,9 @@ _STATES: dict[str, InstanceState] = {
     "SUSPENDED": "running",
 }
 # What Compute Engine does, or lets be done, to machines, as its operations are called.
-_DELETED = "delete"
 _PREEMPTED = "compute.instances.preempted"
+# The last is at the end of the longest life.
+_ENDED = frozenset({"delete", _PREEMPTED, "compute.instances.deferredDelete"})
 _SWITCHED_OFF = "compute.instances.guestTerminate"
 # A launch is looked at so long; one that takes longer is asked about again by the next pass, under the same id.
 _LAUNCH_S = 20.0
@@ -119,13 +120,19 @@ class GceProvider:
         what = _what(last)
         try:
             operation = self._api.send(last.method, last.path, last.body, what=what)
+            # Done before anybody could have waited for it: this request was made before.
+            again = operation.get("status") == "DONE"
             operation = operations.finished(self._api, operation, what, _LAUNCH_S)
         except AlreadyThere:
             # Google has forgotten the id of the request, or never knew it: the name stands for the claim meanwhile.
             return self._standing(last)
         except NotFound as error:
             raise InvalidRequest(str(error)) from error
-        return self._launched(last, operation)
+        found = self._launched(last, operation)
+        if not again:
+            return found
+        states = self.state([each.id for each in found], last.region)
+        return tuple(replace(each, state=states[each.id]) for each in found)
 
     def _make(self, each: HttpRequest) -> None:
         """A placement policy. One that is there is the claim's own: its name says so."""
@@ -189,9 +196,9 @@ class GceProvider:
             name = instance_id(_last(each["zone"]), str(each["id"]))
             if name in found:
                 found[name] = _STATES.get(each["status"], "running")
-        missing = {split_id(name)[1]: name for name, state in found.items() if state == "unheard-of"}
+        missing = {split_id(name)[1]: name for name, state in found.items() if state == "unheard-of" and is_id(name)}
         for operation in operations.about(self._api, place.project, missing) if missing else ():
-            ended = operation.get("operationType") in (_DELETED, _PREEMPTED) and operation.get("status") == "DONE"
+            ended = operation.get("operationType") in _ENDED and operation.get("status") == "DONE"
             if ended and not operation.get("error"):
                 # A preemption may only have stopped it; then it would have been listed.
                 found[missing[str(operation.get("targetId"))]] = "gone"
@@ -199,6 +206,8 @@ class GceProvider:
 
     def terminate(self, instance: str, region: str | None = None) -> Terminated:
         """Ask for its deletion, by the number that no other machine will ever have."""
+        if not is_id(instance):
+            return "gone"
         try:
             operation = self._api.send("DELETE", self._path(instance, region), what=instance)
         except NotFound:
