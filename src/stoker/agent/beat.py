@@ -49,11 +49,11 @@ class Beat:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Beat no more: what comes last is the exit."""
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Beat no more: what comes last is the exit. A beat that the store does not take is left behind."""
         self._stopped = True
         self._due.set()
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=timeout_s)
 
     def write(self) -> None:
         """Write one heartbeat now. Raises StokerError when the store does not take it."""

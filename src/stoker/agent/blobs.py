@@ -23,6 +23,7 @@ from stoker.store import FileChanged, Store
 
 # The coarsest clock of any filesystem in use has steps of two seconds.
 RACY_NS = 2_000_000_000
+_MEASURABLE_S = 0.05
 
 
 class Unstable(Exception):
@@ -58,6 +59,7 @@ class BlobSender:
         workers: int,
         damaged: Iterable[str] = (),
         wall_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._job = job
@@ -66,12 +68,17 @@ class BlobSender:
         self._workers = workers
         self._damaged = set(damaged)
         self._wall_ns = wall_ns
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._digests: dict[Signature, str] = {}
         # Blobs of this rank that are in the store for certain.
         self.durable: set[str] = set()
         self.bytes_moved = 0
         self.bytes_left = 0
+        # How fast the store took what was last sent; None: nothing was.
+        self.bytes_per_s: float | None = None
+        # What was sent since the last commit, for estimates alone: a digest is not always remembered.
+        self._sent: set[Signature] = set()
 
     def remember(self, signature: Signature, digest: str) -> None:
         """The file of that signature has this digest, and its blob was just read from the store."""
@@ -94,6 +101,7 @@ class BlobSender:
         """
         files = sorted(files, key=lambda one: (one.file.signature.modified_ns, one.file.path))
         self.bytes_left = sum(one.file.size for one in files)
+        began_s, moved_before = self._monotonic(), self.bytes_moved
 
         def send_one(one: Outgoing) -> BlobRef:
             if not proceed():
@@ -101,13 +109,32 @@ class BlobSender:
             digest = self._known(one) or self._send(one)
             with self._lock:
                 self.bytes_left -= one.file.size
+                self._sent.add(one.file.signature)
             return BlobRef(path=one.file.path, digest=digest, size=one.file.size, mode=one.file.mode & 0o177777)
 
         try:
             blobs = run_all([partial(send_one, one) for one in files], self._workers)
         finally:
             self.bytes_left = 0
+            self._note_rate(self.bytes_moved - moved_before, self._monotonic() - began_s)
         return {blob.path: blob for blob in blobs}
+
+    def bytes_to_send(self, files: Iterable[File]) -> int:
+        """About how much of these the store still lacks."""
+        return sum(
+            file.size
+            for file in files
+            if file.signature not in self._sent and self._digests.get(file.signature) not in self.durable
+        )
+
+    def forget_sent(self) -> None:
+        """A commit was made: what was sent for it is nobody's estimate any more."""
+        self._sent.clear()
+
+    def _note_rate(self, moved: int, took_s: float) -> None:
+        # Less says more about the way there than about the store.
+        if moved and took_s >= _MEASURABLE_S:
+            self.bytes_per_s = moved / took_s
 
     def _known(self, one: Outgoing) -> str | None:
         if one.file.link is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,10 @@ from stoker.model import BlobRef
 LOOK_S = 0.5
 MAX_LOOK_S = 60.0
 LOOK_SHARE = 0.01
+# With little time left it may be more.
+_HURRIED_SHARE = 0.2
+# A save is nearly there when what is left of it is this many times less than what the newest has to send.
+_NEARLY = 4
 
 
 class RequestedCommits:
@@ -28,6 +32,8 @@ class RequestedCommits:
     If the store is slower than the script, older saves are passed over for newer ones; the last never is. Sharded saves
     must be passed over alike on every rank, or no save would ever be complete: of those that wait, the one with the
     roundest number goes first, so that ranks of different speed meet.
+
+    `hurry` gives the seconds that are left, once they are counted: see `first_to_go`.
     """
 
     def __init__(
@@ -40,7 +46,7 @@ class RequestedCommits:
         rank: int,
         nodes: int,
         keep: int,
-        hurry: Callable[[], bool],
+        hurry: Callable[[], float | None],
     ) -> None:
         self._queue = queue
         self._folder = folder
@@ -65,7 +71,7 @@ class RequestedCommits:
         self.waiting = [request for request in self.waiting if not self._rank or request.sharded]
         if not self.waiting:
             return False
-        request = pick(self.waiting, final=final)
+        request = self._pick(final=final)
         held = self._queue.holds(request)
         if held is None and not final:
             return False
@@ -91,11 +97,23 @@ class RequestedCommits:
         self.files = len(files)
         total = sum(file.size for file in files)
 
+        others: dict[int, int] = {}
+
         def proceed() -> bool:
-            # With little time left the newest save goes first, unless this one is nearly there.
-            if final or not self._hurry() or self._sender.bytes_left * 2 < total:
+            if final or self._hurry() is None:
                 return True
-            return all(other.sequence <= request.sequence for other in self._queue.waiting())
+            waiting = self._queue.waiting()
+            if all(other.sequence <= request.sequence for other in waiting):
+                return True
+            if any(other.sharded for other in waiting):
+                # Ranks decide alike: the newest goes first, unless this one is nearly there.
+                return self._sender.bytes_left * 2 < total
+            # What the others have to send does not change meanwhile.
+            others.update(
+                (other.sequence, self._bytes_to_send(other)) for other in waiting if other.sequence not in others
+            )
+            others[request.sequence] = self._sender.bytes_left
+            return self._first(waiting, others).sequence == request.sequence
 
         outgoing = [Outgoing(file._replace(path=f"{request.name}/{file.path}"), root / file.path) for file in files]
         blobs = self._sender.send(outgoing, proceed)
@@ -111,8 +129,21 @@ class RequestedCommits:
         )
         self._publisher.publish(Draft(manifest, partial(self._committed, request, final)))
 
+    def _pick(self, *, final: bool) -> CommitRequest:
+        if self._hurry() is None or any(request.sharded for request in self.waiting):
+            return pick(self.waiting, final=final)
+        return self._first(self.waiting, {one.sequence: self._bytes_to_send(one) for one in self.waiting})
+
+    def _first(self, waiting: list[CommitRequest], left: Mapping[int, int]) -> CommitRequest:
+        sizes = [left[request.sequence] for request in waiting]
+        return waiting[first_to_go(sizes, self._sender.bytes_per_s, self._hurry() or 0.0)]
+
+    def _bytes_to_send(self, request: CommitRequest) -> int:
+        return self._sender.bytes_to_send(scan(self._folder / request.name, ()).values())
+
     def _committed(self, request: CommitRequest, final: bool, key: str) -> None:
         self._queue.answer(request, key=key)
+        self._sender.forget_sent()
         older = [
             other
             for other in self._queue.waiting()
@@ -135,6 +166,24 @@ def pick(waiting: list[CommitRequest], *, final: bool) -> CommitRequest:
     if final or not sharded:
         return waiting[-1]
     return max(sharded, key=lambda one: (one.generation & -one.generation, one.sequence))
+
+
+def first_to_go(left: Sequence[int], bytes_per_s: float | None, seconds: float) -> int:
+    """Which of the saves that wait, oldest first, goes first when seconds count. `left` is what each still has to send.
+
+    The newest, if there is time for it; before it one that is nearly there, since that is soon a place to resume from,
+    and the promised time may be less. If there is no time for the newest, the newest that there is time for; if for
+    none, the one with the least to send.
+    """
+    newest = len(left) - 1
+    nearly = next((n for n in reversed(range(newest)) if left[n] * _NEARLY <= left[newest]), newest)
+    if bytes_per_s is None:
+        return nearly
+    possible = bytes_per_s * seconds
+    if left[nearly] + left[newest] <= possible:
+        return nearly
+    fitting = [n for n, size in enumerate(left) if size <= possible]
+    return max(fitting) if fitting else min(range(len(left)), key=lambda n: (left[n], -n))
 
 
 class FolderCommits:
@@ -166,10 +215,17 @@ class FolderCommits:
         self._spacing_s = spacing_s
         self._monotonic = monotonic
         self._look_at = self._not_before = float("-inf")
+        self._look_share = LOOK_SHARE
+        self._pressed = False
 
     @property
     def files(self) -> int:
         return len(self._watch.files)
+
+    def hurry(self) -> None:
+        """From now on seconds count: look often, and leave no time between commits."""
+        self._pressed, self._look_share, self._spacing_s = True, _HURRIED_SHARE, 0.0
+        self._look_at = self._not_before = float("-inf")
 
     def unsynced_bytes(self) -> int:
         return self._watch.dirty_bytes
@@ -179,7 +235,7 @@ class FolderCommits:
         # Only what was looked at just now: since then, a save may have begun.
         if not self.look(now=final) or (not final and self._monotonic() < self._not_before):
             return False
-        choice = self._watch.choose_final(set(self._suspects())) if final else self._watch.choose()
+        choice = self._choose_final() if final else self._watch.choose()
         if choice is None:
             return False
         blobs = self._send(choice)
@@ -200,18 +256,32 @@ class FolderCommits:
         self._publisher.publish(Draft(manifest, lambda _key: self._committed(choice, blobs)))
         return True
 
+    def _choose_final(self) -> Choice | None:
+        """The folder as it is; with little time left first as it was before its newest save began, where that is new.
+
+        All of that has to be sent anyway, and is sooner a place to resume from. Not where several ranks take part: the
+        others could not know which of the two they join.
+        """
+        choice = self._watch.choose_final(set(self._suspects()))
+        if choice is None or not self._pressed or self._ranks() != (0,):
+            return choice
+        while (earlier := self._watch.before_newest(choice)) is not None:
+            choice = earlier
+        return choice
+
     def look(self, *, now: bool = False) -> bool:
         """Scan the folder if it is time to; whether it was."""
         if not now and self._monotonic() < self._look_at:
             return False
         began = time.thread_time()
         self._watch.look()
-        cost_s = (time.thread_time() - began) / LOOK_SHARE
+        cost_s = (time.thread_time() - began) / self._look_share
         self._look_at = self._monotonic() + min(max(LOOK_S, cost_s), MAX_LOOK_S)
         return True
 
     def _committed(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
         self._watch.committed_now(choice, blobs)
+        self._sender.forget_sent()
         self._sender.forget_files([file.signature for file in self._watch.files.values()])
         self._not_before = self._monotonic() + self._spacing_s
 

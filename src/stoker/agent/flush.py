@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
+from contextlib import suppress
 
 from stoker import layout
 from stoker.agent.beat import Beat
+from stoker.agent.closing import Closing
 from stoker.agent.logcopy import open_copy
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
+from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
@@ -29,10 +33,14 @@ _INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_fro
 def flush(node: Node) -> None:
     """Make the log, the finished checkpoints and the outputs durable, and write the exit.
 
-    Whoever supervises the machine has killed everything that ran on it before this agent was started.
+    Whoever supervises the machine has killed everything that ran on it before this agent was started. A notice may be
+    in force, or come: then what can be resumed from comes first, and the exit keeps its time.
     """
-    until_s = time.monotonic() + FLUSH_LIMIT_S
-    if _exit_is_written(node, until_s):
+    notices = Notices(node)
+    with suppress(ValueError):  # Only the main thread hears signals.
+        signal.signal(signal.SIGTERM, lambda *_: notices.take_signal())
+    closing = Closing(FLUSH_LIMIT_S, notices.look)
+    if _exit_is_written(node, closing.exit_by_s()):
         return
     node.say("the agent was restarted: saving what is there")
     beat = Beat(node.store, node.key, lambda beat: beat)
@@ -44,7 +52,7 @@ def flush(node: Node) -> None:
     beat.start()
     metrics: MetricsPump | None = None
     status: SyncStatus | None = None
-    state, submission = _submission(node, until_s)
+    state, submission = _submission(node, closing.rest_by_s())
     copy = open_copy(submission.spec, node.config, state) if submission is not None else None
     tap = copy.feed if copy is not None else None
     logs = LogPump(node.store, node.key, node.paths.train_log, earlier=node.earlier, tap=tap)
@@ -52,12 +60,13 @@ def flush(node: Node) -> None:
     if submission is not None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
-        status = _flush_checkpoints(node, submission, until_s)
-        _flush_outputs(node, submission, until_s)
-    logs.drain(until_s - time.monotonic())
+        status = _flush_checkpoints(node, submission, closing)
+    logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
     if metrics is not None:
-        metrics.drain(until_s - time.monotonic())
-    beat.stop()
+        metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
+    if submission is not None:
+        _flush_outputs(node, submission, closing)
+    beat.stop(timeout_s=min(5.0, closing.share_s(1 / 2)))
     progress = metrics.progress if metrics else None
     left = Exit(
         outcome="infrastructure",
@@ -75,9 +84,9 @@ def flush(node: Node) -> None:
         commits=status.commits if status else 0,
         tail=logs.tail(),
     )
-    node.write_exit(left, until_s)
+    node.write_exit(left, closing.exit_by_s())
     if copy is not None:
-        copy.drain(_COPY_S)
+        copy.drain(min(_COPY_S, max(0.0, closing.exit_by_s() - time.monotonic())))
 
 
 def _last_words(node: Node) -> Heartbeat | None:
@@ -110,7 +119,7 @@ def _submission(node: Node, until_s: float) -> tuple[JobState | None, Submission
     return watch.state, found[0] if found else None
 
 
-def _flush_checkpoints(node: Node, submission: Submission, until_s: float) -> SyncStatus | None:
+def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> SyncStatus | None:
     folder = node.paths.code / submission.spec.checkpoints.dir
     if not folder.is_dir():
         return None
@@ -126,14 +135,17 @@ def _flush_checkpoints(node: Node, submission: Submission, until_s: float) -> Sy
         keep=submission.spec.checkpoints.keep,
         recovering=True,
     )
-    sync.final(until_s - time.monotonic())
+    if closing.pressing:
+        sync.press(closing.share_s())
+    # A notice leaves something for the log, too.
+    sync.final(closing.share_s(3 / 4 if closing.pressing else 1), until_s=closing.rest_by_s)
     return sync.status()
 
 
-def _flush_outputs(node: Node, submission: Submission, until_s: float) -> None:
+def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> None:
     if submission.spec.outputs is None:
         return
     folder = node.paths.code / submission.spec.outputs
     if folder.is_dir():
         outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, folder)
-        outputs.final(until_s - time.monotonic())
+        outputs.final(closing.share_s(), until_s=closing.rest_by_s)

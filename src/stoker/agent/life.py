@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from stoker.agent import hold, prepare
 from stoker.agent.beat import Beat
+from stoker.agent.closing import Closing
 from stoker.agent.environ import Place, ask_to_save, lay_library, training_environment
 from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
@@ -257,10 +258,19 @@ class Life:
             self.trained.ended = self.training.finish()
             self._last_commit(FLUSH_LIMIT_S, False)
         else:
-            self.node.say(f"{ending.reason}: {ending.grace_s:.1f} s to save")
-            self.beat.change(phase="saving")
-            self.trained.ended = self.training.end(ending, self.paths.notice, self._last_commit)
+            self._end(ending)
         return judge(self.trained, self.paths.root, self.group.folder)
+
+    def _end(self, ending: Ending) -> None:
+        """The training hears of it before anything else happens; then every second is for what can be resumed from."""
+        assert self.sync is not None
+        deadline_s = self.training.tell(ending, self.paths.notice)
+        self.sync.press(deadline_s - time.monotonic())
+        if self.outputs is not None:
+            self.outputs.hold()
+        self.beat.change(phase="saving")
+        self.node.say(f"{ending.reason}: {ending.grace_s:.1f} s to save")
+        self.trained.ended = self.training.end(ending, self.paths.notice, self._last_commit, self.notices.look)
 
     def _start_syncs(self, submission: Submission, place: Place) -> None:
         spec = submission.spec
@@ -320,7 +330,8 @@ class Life:
     def _last_commit(self, seconds: float, frozen: bool) -> bool:
         """Make durable what the training saved. True when there is nothing left to make durable."""
         assert self.sync is not None
-        self.sync.final(seconds, frozen=frozen)
+        closing = Closing(seconds, self.notices.look)
+        self.sync.final(seconds, frozen=frozen, until_s=closing.rest_by_s)
         return self.sync.status().unsynced_bytes == 0
 
     # ── Leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -329,44 +340,58 @@ class Life:
         """Everything durable, then the exit, then nothing more."""
         self.beat.change(phase="flushing")
         ended = self.trained.ended
-        pressed = self.notices.look() or (ended.deadline_s if ended else None)
-        until_s = time.monotonic() + FLUSH_LIMIT_S if pressed is None else max(pressed, time.monotonic() + 0.2)
+        closing = Closing(FLUSH_LIMIT_S, lambda: self.notices.look() or (ended.deadline_s if ended else None))
+        closing.rest_by_s()
         if left.outcome != "succeeded" and (ended is None or ended.ending is None):
             self.node.say(left.reason)
-        holding = pressed is None and hold.may_hold(left, self._spec)
+        holding = not closing.pressing and hold.may_hold(left, self._spec)
         if holding:
             assert self._spec is not None
             minutes = f"{self._spec.retry.hold_on_failure_s / 60:.3g} minutes"
             self.node.say(f"if this ends the job, the machine is held for {minutes}; `stoker stop` gives it back")
-        # With little time left each gets its share, and the exit the rest.
-        if self.outputs is not None:
-            self.outputs.final((until_s - time.monotonic()) / 3)
-        self.logs.drain((until_s - time.monotonic()) / 2)
-        if self.copy is not None:
-            self.copy.drain(min(_COPY_FIRST_S, (until_s - time.monotonic()) / 4))
-        if self.metrics is not None:
-            self.metrics.drain((until_s - time.monotonic()) / 2)
-        if self.sync is not None:
-            self.sync.close()
-        for worker in (self.peers, self.usage, self.logs, self.metrics):
-            if worker is not None:
-                worker.stop()
+        left = self._flush_rest(left, closing)
         if holding:
             self.beat.change(phase="held")
         else:
-            self.beat.stop()
+            self.beat.stop(timeout_s=min(5.0, closing.share_s(0.5)))
         saved = self.sync.status() if self.sync is not None else None
         progress = self.metrics.progress if self.metrics is not None else None
-        written = self.node.write_exit(complete(left, saved, progress, self.logs.tail()), until_s)
+        left = complete(left, saved, progress, self.logs.tail())
+        written = self.node.write_exit(left, closing.exit_by_s())
         self.group.close()
         if self.copy is not None:
             # A copy for people must not keep the next attempt waiting: what is slow comes after the exit.
-            self.copy.drain(_COPY_LAST_S if pressed is None else 0.0)
+            self.copy.drain(min(_COPY_LAST_S, max(0.0, closing.exit_by_s() - time.monotonic())))
             self.copy.stop()
-        if holding and written:
-            self._hold()
+        if holding:
+            if written:
+                self._hold()
+            self.beat.stop()
         self.watch.stop()
-        self.beat.stop()
+
+    def _flush_rest(self, left: Exit, closing: Closing) -> Exit:
+        """What resumes is safe. With little time left each of the rest gets its share, and the exit keeps its own."""
+        self.logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
+        if self.metrics is not None:
+            self.metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
+        safe = self.sync is None or self.sync.status().unsynced_bytes == 0
+        if self.outputs is not None:
+            safe = self.outputs.final(closing.share_s(), until_s=closing.rest_by_s) and safe
+        if self.copy is not None and not closing.pressing:
+            self.copy.drain(_COPY_FIRST_S)
+        if self.sync is not None:
+            self.sync.close()
+        for worker in (self.peers, self.usage):
+            if worker is not None:
+                worker.stop()
+        for pump in (self.logs, self.metrics):
+            if pump is not None:
+                pump.stop(timeout_s=min(5.0, closing.share_s(1 / 2)))
+        if left.outcome == "succeeded" and closing.pressing and not safe:
+            # Else the job would have succeeded without what it was for. The next attempt finishes once more.
+            reason = "the command finished, but the machine was taken before everything was safe"
+            return replace(left, outcome="interrupted", why="notice", reason=reason)
+        return left
 
     def _hold(self) -> None:
         assert self._spec is not None

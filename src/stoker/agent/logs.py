@@ -91,13 +91,14 @@ class LogPump:
     def start(self) -> None:
         self._thread.start()
 
-    def drain(self, deadline_s: float) -> bool:
-        """Wait until everything that is in the file now is durable. False: not within the deadline."""
-        return self._thread.drain(deadline_s)
+    def drain(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
+        """Wait until everything that is in the file now is durable. False: not within the deadline, which `until_s`
+        may move closer."""
+        return self._thread.drain(deadline_s, until_s)
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread. What is not durable stays in the file. Does not drain."""
-        self._thread.stop()
+        self._thread.stop(timeout_s)
 
     def tail(self, n_lines: int = 20, max_bytes: int = 16 * 1024) -> tuple[str, ...]:
         """The last lines of the file, as a person would see them. Never raises."""

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,16 +199,16 @@ class MetricsPump:
     def start(self) -> None:
         self._thread.start()
 
-    def drain(self, deadline_s: float) -> bool:
+    def drain(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
         """Wait until everything that was reported is durable. Call it after the log pump's. False: not in time."""
         with self._scanning:
             found = self._scanner.finish(time.time())
         self._take(found)
-        return self._thread.drain(deadline_s)
+        return self._thread.drain(deadline_s, until_s)
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread. Does not drain."""
-        self._thread.stop()
+        self._thread.stop(timeout_s)
 
     def scan(self, data: bytes, at: float) -> None:
         """Look for metrics in a block of the log."""

@@ -18,6 +18,7 @@ class Notices:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._signalled = False
+        self._signal_counted = False
         self.notice: NoticeFact | None = None
         # When a hard notice's grace is over, in monotonic seconds.
         self.deadline_s: float | None = None
@@ -30,7 +31,10 @@ class Notices:
         self._signalled = True
 
     def look(self) -> float | None:
-        """The deadline of the hard notice in force, or None. A new notice, hard or soft, is told to the governors."""
+        """The deadline of the hard notice in force, or None. A new notice, hard or soft, is told to the governors.
+
+        Of several hard ones the earliest deadline counts: who spoke later does not know of more time.
+        """
         notice = self._node.machine.notice()
         if notice is not None and not notice.hard and (self._signalled or self.deadline_s is not None):
             # A hint may be in force for as long as the machine lives. It answers no shutdown, and takes nothing back.
@@ -40,9 +44,16 @@ class Notices:
         if notice is not None and notice != self.notice:
             self.notice = notice
             if notice.hard:
-                deadline_s = time.monotonic() + notice.grace_s
-                self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
+                self._bound(notice.grace_s)
             else:
                 self.saves_asked += 1
             self._telling = self._node.write_notice(notice, after=self._telling)
+        if self._signalled and not self._signal_counted:
+            # Whatever was promised before, the machine goes down now.
+            self._signal_counted = True
+            self._bound(_SIGNAL_GRACE_S)
         return self.deadline_s
+
+    def _bound(self, grace_s: float) -> None:
+        deadline_s = time.monotonic() + grace_s
+        self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)

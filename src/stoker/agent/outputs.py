@@ -33,6 +33,8 @@ _PATH_BYTES = 900
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _POLL_S = 0.2
+# How often a deadline that moved is looked at.
+_JOIN_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class OutputSync:
         self._look_at = self._retry_at = float("-inf")
         self._wake = threading.Event()
         self._until: float | None = None
-        self._closing = False
+        self._held = self._closing = False
         self._thread: threading.Thread | None = None
         self._status = OutputStatus()
 
@@ -90,22 +92,33 @@ class OutputSync:
         """As of the last round. Safe to call from any thread."""
         return self._status
 
+    def hold(self) -> None:
+        """Send nothing more until `final`: what the line carries now is for the checkpoints."""
+        self._held = True
+
     def close(self) -> None:
         """Stop without a last round."""
         self._closing = True
         self._wake.set()
 
-    def final(self, deadline_s: float) -> bool:
+    def final(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
         """Put everything that is there, after the training is dead. False: not all of it within the time.
 
-        A call to the store that hangs is left behind on its thread. Call it once.
+        A call to the store that hangs is left behind on its thread. `until_s` gives an end (by this object's clock)
+        that may turn up meanwhile and be sooner. Call it once.
         """
         self._until = self._monotonic() + deadline_s
         self._wake.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="output-sync", daemon=True)
             self._thread.start()
-        self._thread.join(timeout=max(0.0, deadline_s))
+        while self._thread.is_alive():
+            if until_s is not None:
+                self._until = min(self._until, until_s())
+            left_s = self._until - self._monotonic()
+            if left_s <= 0:
+                break
+            self._thread.join(timeout=min(left_s, _JOIN_S))
         return not self._thread.is_alive() and not self._dirty()
 
     def tick(self, *, final: bool = False) -> None:
@@ -118,8 +131,10 @@ class OutputSync:
         if now >= self._retry_at:
             try:
                 for file in self._ready(final=final):
+                    if (self._held or self._until is not None) and not final:
+                        break
                     self._put(file)
-                    if self._until is not None and not final:
+                    if self._until is not None and self._monotonic() >= self._until:
                         break
                 self._error, self._failures = None, 0
             except (StoreError, OSError) as error:

@@ -16,6 +16,8 @@ _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 # While somebody waits for `drain`, seconds count.
 _HURRIED_DELAY_S = 0.5
+# How often a deadline that may move is looked at.
+_LOOK_S = 0.1
 
 
 class PumpThread:
@@ -42,8 +44,11 @@ class PumpThread:
     def start(self) -> None:
         self._thread.start()
 
-    def drain(self, deadline_s: float) -> bool:
-        """Hurry, and wait until a turn that began after this call found everything durable. False: not in time."""
+    def drain(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
+        """Hurry, and wait until a turn that began after this call found everything durable. False: not in time.
+
+        `until_s` gives an end (monotonic seconds) that may turn up meanwhile and be sooner.
+        """
         deadline = time.monotonic() + deadline_s
         with self._changed:
             turns_before = self._begun
@@ -51,10 +56,11 @@ class PumpThread:
             self._nudge()
             try:
                 while self._idle_turn <= turns_before:
-                    left_s = deadline - time.monotonic()
+                    sooner = deadline if until_s is None else min(deadline, until_s())
+                    left_s = sooner - time.monotonic()
                     if left_s <= 0 or not self._thread.is_alive():
                         return False
-                    self._changed.wait(min(left_s, 1.0))
+                    self._changed.wait(min(left_s, 1.0 if until_s is None else _LOOK_S))
                 return True
             finally:
                 self._waiters -= 1

@@ -18,7 +18,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +41,7 @@ STREAM_BYTES = 64 * 1024 * 1024
 
 _FICLONE = 0x40049409
 _PLAIN_CHARS = 1000
+_NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")
 
 
 class Signature(NamedTuple):
@@ -165,6 +166,12 @@ def leave_out(
     taken = {path: file for path, file in files.items() if unit_of(path) not in units and path not in single}
     carried = {path: blob for path, blob in last.items() if unit_of(path) in units}
     return taken, carried
+
+
+def _number_of(unit: str) -> tuple[str, int] | None:
+    """`checkpoint-200` is number 200 of its kind. None: not exactly one number, or no folder."""
+    found = _NUMBERED.fullmatch(unit)
+    return (f"{found[1]}#{found[3]}", int(found[2])) if found else None
 
 
 @dataclass(frozen=True)
@@ -293,6 +300,29 @@ class FolderWatch:
         if not anyway and not self.dirty().keys() & files.keys():
             return None
         return Choice(files, frozenset(), carried, frozenset(streams))
+
+    def before_newest(self, choice: Choice) -> Choice | None:
+        """A final choice without the newest save, if the folder was like that before the save began; None: who knows.
+
+        Only where saves are known to have a folder each, numbered upwards (one such was committed before), all that is
+        new lies in such folders, and nothing else was touched since the newest was begun: then the script had moved on
+        from what is left. And only if that is something new.
+        """
+        news = {unit_of(path) for path in self._dirty.keys() & choice.files.keys() - choice.streams}
+        numbers = {unit: _number_of(unit) for unit in news}
+        kinds = {found[0] if found else None for found in numbers.values()}
+        before = {found[0] for path in self.last if (found := _number_of(unit_of(path)))}
+        if len(news) < 2 or len(kinds) != 1 or not kinds <= before:
+            return None
+        newest = max(news, key=lambda unit: (numbers[unit] or ("", 0))[1])
+        inside = [file for path, file in choice.files.items() if unit_of(path) == newest]
+        begun_ns = min(file.signature.modified_ns for file in inside)
+        rest = {path: file for path, file in choice.files.items() if unit_of(path) != newest}
+        touched = any(
+            file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in choice.streams
+        )
+        rewritten = any(unit_of(path) in news for path in self.last)
+        return None if touched or rewritten else replace(choice, files=rest)
 
     def committed_now(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
         """A commit is done."""

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from stoker.processes import Group, Process, stat_of
 
 # How often the training's end, and the reasons to end it, are looked at. A wake-up costs tens of microseconds.
 _LOOK_EVERY_S = 0.1
+_ENDING_LOOK_S = 0.02
 
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
@@ -55,6 +57,8 @@ class Training:
         self._root: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._ended_s: float | None = None
+        self._told_s = 0.0
+        self._deadline_s = 0.0
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path) -> None:
         """Start the command. It writes its output itself: nothing is lost, or slowed down, by the agent.
@@ -97,21 +101,38 @@ class Training:
         self._group.kill()
         return Ended(code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s)
 
-    def end(self, ending: Ending, notice: Path, last_look: Callable[[float, bool], bool]) -> Ended:
-        """Ask it to save and go, then make it. `last_look(seconds, frozen)` makes durable what it saved."""
+    def tell(self, ending: Ending, notice: Path) -> float:
+        """Ask it to save and go. The first thing that happens on a notice. Answers the deadline, in monotonic seconds.
+
+        The file comes before the signal: whoever gets the one may look at the other at once.
+        """
         assert self._root is not None
-        began_s = time.monotonic()
-        deadline_s = began_s + ending.grace_s
-        # A part of the grace is kept for what comes after the training: the last commit, the log, the exit.
-        reserve_s = min(10.0, max(0.3, ending.grace_s * 0.25))
-        write_notice(notice, ending.grace_s, deadline_s - reserve_s, ending.reason)
+        self._told_s = time.monotonic()
+        self._deadline_s = self._told_s + ending.grace_s
+        with suppress(OSError):
+            # A disk that is full keeps nobody from being asked.
+            write_notice(notice, ending.grace_s, self._deadline_s - reserve(ending.grace_s), ending.reason)
         ask(self._root.pid, self._group)
-        left = self._wait_until_gone(deadline_s - reserve_s)
-        saved_s = time.monotonic() - began_s
+        return self._deadline_s
+
+    def end(
+        self,
+        ending: Ending,
+        notice: Path,
+        last_look: Callable[[float, bool], bool],
+        pressed: Callable[[], float | None] = lambda: None,
+    ) -> Ended:
+        """After `tell`: wait for it to go, then make it. `last_look(seconds, frozen)` makes durable what it saved.
+
+        `pressed` gives a deadline (monotonic seconds) that may turn up meanwhile and leave less than the ending did.
+        """
+        assert self._root is not None
+        left, reserve_s = self._wait_until_gone(ending, notice, pressed)
+        saved_s = time.monotonic() - self._told_s
         if not left:
-            self._group.freeze(timeout_s=1.0)
-        durable = last_look(max(0.1, deadline_s - time.monotonic() - reserve_s / 3), not left)
-        durable_s = time.monotonic() - began_s
+            self._group.freeze(timeout_s=min(1.0, reserve_s / 3))
+        durable = last_look(max(0.1, self._deadline_s - time.monotonic() - reserve_s / 3), not left)
+        durable_s = time.monotonic() - self._told_s
         self._group.kill()
         code = self._root.wait()
         self._ended_s = time.monotonic()
@@ -123,19 +144,37 @@ class Training:
             save=SaveTimes(
                 saved_s=saved_s if left else None,
                 durable_s=durable_s if durable else None,
-                ended_s=self._ended_s - began_s,
-                grace_s=ending.grace_s,
+                ended_s=self._ended_s - self._told_s,
+                grace_s=self._deadline_s - self._told_s,
             ),
-            deadline_s=deadline_s,
+            deadline_s=self._deadline_s,
         )
 
-    def _wait_until_gone(self, until_s: float) -> bool:
+    def _wait_until_gone(self, ending: Ending, notice: Path, pressed: Callable[[], float | None]) -> tuple[bool, float]:
+        """Whether it went by itself, and what is kept of the grace for what comes after it."""
         assert self._root is not None
-        while time.monotonic() < until_s:
+        reserve_s, look_at_s = reserve(ending.grace_s), 0.0
+        while time.monotonic() < self._deadline_s - reserve_s:
             if self._root.poll() is not None and not self._group.members():
-                return True
-            time.sleep(0.02)
-        return False
+                return True, reserve_s
+            if time.monotonic() >= look_at_s:
+                look_at_s = time.monotonic() + _LOOK_EVERY_S
+                sooner_s = pressed()
+                if sooner_s is not None and sooner_s < self._deadline_s:
+                    left_s = max(0.0, sooner_s - time.monotonic())
+                    self._deadline_s, reserve_s = sooner_s, reserve(left_s)
+                    with suppress(OSError):
+                        write_notice(notice, left_s, sooner_s - reserve_s, ending.reason)
+            time.sleep(_ENDING_LOOK_S)
+        return False, reserve_s
+
+
+def reserve(grace_s: float) -> float:
+    """The part of a grace that is kept for what comes after the training: the last commit, the log, the exit.
+
+    A training that goes sooner leaves them the rest of its part, too.
+    """
+    return min(10.0, max(0.3, grace_s * 0.25))
 
 
 def ask(root: int, group: Group) -> None:

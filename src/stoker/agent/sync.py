@@ -51,8 +51,11 @@ _MAX_BACKOFF_S = 30.0
 _LAST_BACKOFF_S = 2.0
 # Pruning at the very end is worth it only when there is time to spare.
 _PRUNE_SPARE_S = 5.0
+_PRESSED_SPARE_S = 30.0
 _STAMP_EVERY_S = 1.0
 _NEVER = float("-inf")
+# How often a deadline that moved is looked at.
+_JOIN_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class CheckpointSync:
             scratch=scratch,
             workers=NEAR_WORKERS if store.near else FAR_WORKERS,
             damaged={*damaged, *(restored.damaged if restored is not None else ())},
+            monotonic=monotonic,
         )
         self._publisher = Publisher(store, job, claim, rank, monotonic=monotonic, now=now)
         self._pruner = Pruner(store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender)
@@ -150,7 +154,7 @@ class CheckpointSync:
             rank=rank,
             nodes=nodes,
             keep=keep,
-            hurry=lambda: self._until is not None,
+            hurry=self._seconds_left,
         )
         self._watched = self._make_watched(scratch, spacing_s)
         self._prune_due = self._put_off = False
@@ -164,6 +168,8 @@ class CheckpointSync:
         self._status = SyncStatus()
         self._wake = threading.Event()
         self._until: float | None = None
+        # When the training has to be over: from the notice on.
+        self._pressed_until: float | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -208,12 +214,26 @@ class CheckpointSync:
             return status
         return replace(status, last=last[0], last_age_s=self._monotonic() - last[1])
 
-    def final(self, deadline_s: float, frozen: bool = False) -> CheckpointRef | None:
+    def press(self, seconds: float) -> None:
+        """There is notice: in so many seconds `final` is called, or the machine is gone.
+
+        From now on every second is for what can be resumed from: nothing waits out a failure or a pause between
+        commits, or for pruning, and of several saves the one that is safe in time goes first.
+        """
+        self._pressed_until = self._monotonic() + seconds
+        self._retry_at, self._failures = _NEVER, 0
+        self._watched.hurry()
+        self._wake.set()
+
+    def final(
+        self, deadline_s: float, frozen: bool = False, until_s: Callable[[], float] | None = None
+    ) -> CheckpointRef | None:
         """Commit what is there, after every process of the training is dead or, with `frozen`, stopped.
 
         What `open_files` names (now, or at the time of the freeze: that is the agent's to remember) may be half
         written and is left out. Returns this rank's newest commit of the attempt, and not much later than
-        `deadline_s`; a call to the store that hangs is left behind on its thread. Call it once.
+        `deadline_s`; a call to the store that hangs is left behind on its thread. `until_s` gives an end (by this
+        object's clock) that may turn up meanwhile and be sooner. Call it once.
         """
         log.info("last commit: %.1f s left, processes are %s", deadline_s, "frozen" if frozen else "dead")
         began = self._monotonic()
@@ -222,7 +242,14 @@ class CheckpointSync:
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="checkpoint-sync", daemon=True)
             self._thread.start()
-        self._thread.join(timeout=max(0.0, deadline_s))
+        while self._thread.is_alive():
+            if until_s is not None and until_s() < self._until:
+                self.press(until_s() - self._monotonic())
+                self._until = until_s()
+            left_s = self._until - self._monotonic()
+            if left_s <= 0:
+                break
+            self._thread.join(timeout=min(left_s, _JOIN_S))
         return self.status().last
 
     def close(self) -> None:
@@ -313,13 +340,21 @@ class CheckpointSync:
     def _may_prune(self) -> bool:
         if self._recovering or not self._allowed():
             return False
-        return self._until is None or self._monotonic() + _PRUNE_SPARE_S < self._until
+        if self._pressed_until is None:
+            return self._until is None or self._monotonic() + _PRUNE_SPARE_S < self._until
+        # A cloud's promises are not to be used up; and before the end another save may come.
+        return self._until is not None and self._monotonic() + _PRESSED_SPARE_S < self._until
+
+    def _seconds_left(self) -> float | None:
+        """Once they are counted."""
+        ends = [end for end in (self._until, self._pressed_until) if end is not None]
+        return max(0.0, min(ends) - self._monotonic()) if ends else None
 
     def _note_failure(self, error: Exception) -> None:
         if self._failures == 0:
             log.warning("checkpoints cannot be brought to the store now: %s", error)
         self._error = f"{type(error).__name__}: {error}"
-        longest_s = _MAX_BACKOFF_S if self._until is None else _LAST_BACKOFF_S
+        longest_s = _MAX_BACKOFF_S if self._seconds_left() is None else _LAST_BACKOFF_S
         self._retry_at = self._monotonic() + min(_BACKOFF_S * 2**self._failures, longest_s)
         self._failures = min(self._failures + 1, 10)
 
