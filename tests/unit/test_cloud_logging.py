@@ -20,10 +20,12 @@ import stoker.google
 from stoker.agent.cloudlogging import CloudLoggingSink
 from stoker.agent.config import NodeConfig
 from stoker.agent.logcopy import LogCopy, open_copy
+from stoker.errors import UserError
 from stoker.google import logs
 from stoker.google.logs import CloudLogging, Entry, LogsError, Source, is_log, log_name, query
 from stoker.google.metadata import Metadata as Asking
 from stoker.model import Claimed, Closed, Launched
+from stoker.providers.gce import request
 from stoker.spec import Logs
 from stoker.testing.sim_data import SPOT_A, make_spec, make_state, nodes
 
@@ -202,6 +204,9 @@ def test_names_of_logs() -> None:
     assert is_log("stoker") and is_log("team/a.b-c_d") and not is_log("") and not is_log("a b") and not is_log("é")
     assert not is_log("x" * 512)
     assert log_name("vision-1", "team/jobs") == "projects/vision-1/logs/team%2Fjobs"
+    request.check(replace(make_spec(), logs=Logs(cloud_logging="team/jobs")))
+    with pytest.raises(UserError, match=r"logs\.cloud_logging: 'a b' is no name"):
+        request.check(replace(make_spec(), logs=Logs(cloud_logging="a b")))
 
 
 def test_the_query_finds_what_was_written(service: Logging) -> None:

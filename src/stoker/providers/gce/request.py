@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.errors import UserError
+from stoker.google.logs import is_log
 from stoker.providers import merging
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import catalog, identity, images, labels, names, owners, places, startup
+from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import Place
 from stoker.providers.machines import disk_size
 from stoker.spec import GceResources, Spec
@@ -102,6 +104,9 @@ def check(spec: Spec) -> None:
         )
     if resources.spot == "only" and gce.reservation not in (None, "none"):
         raise UserError("resources.gce.reservation: holds standard machines; set resources.spot to false")
+    log = spec.logs.cloud_logging
+    if log is not None and not is_log(log):
+        raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
     _check_overrides(gce.overrides)
 
 
@@ -206,6 +211,9 @@ def _metadata(order: LaunchOrder, image: images.Image) -> list[dict[str, str]]:
         {"key": "startup-script", "value": startup.startup_script(order)},
         {"key": "shutdown-script", "value": startup.shutdown_script()},
     ]
+    if order.offering.spot:
+        # The metadata server does not tell a machine how much notice it was promised.
+        items.append({"key": NOTICE_ATTRIBUTE, "value": str(_NOTICE_S)})
     if order.offering.gpus and image.installs_driver:
         items.append({"key": "install-nvidia-driver", "value": "True"})
     return items
