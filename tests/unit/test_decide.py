@@ -20,6 +20,7 @@ from stoker.model import (
     Instance,
     Known,
     Launched,
+    Leftover,
     StopAsked,
     Suspected,
     Unknown,
@@ -374,3 +375,15 @@ def test_a_machine_that_speaks_is_not_gone_though_a_cloud_has_not_heard_of_it() 
     silence_s = job.capabilities.silence_s
     assert not isinstance(entry(job, 1000 + silence_s - 1), Closed)
     assert isinstance(entry(job, 1000 + silence_s + 1), Closed)
+
+
+def test_what_lies_beside_machines_is_left_over_once_its_claim_is_closed() -> None:
+    thing = Leftover("placement-policy", "p", "sim", "job-1", 2, None, at(90))
+    assert orphans.why_left(thing, make_state(*RUNNING), 60.0, at(100)) is None
+    closed = make_state(*RUNNING, Closed(2, "stopped", "stop"))
+    # However young: its claim is known, and over.
+    assert "closed" in (orphans.why_left(thing, closed, 60.0, at(100)) or "")
+    # A claim that is not known yet may be written in a moment.
+    for state in (None, make_state()):
+        assert orphans.why_left(thing, state, 60.0, at(100)) is None
+        assert orphans.why_left(thing, state, 60.0, at(200)) is not None

@@ -56,15 +56,13 @@ def too_young(snapshot: Snapshot, now: datetime) -> list[Instance]:
 
 def why_left(leftover: Leftover, state: JobState | None, newborn_s: float, now: datetime) -> str | None:
     """Why a thing beside a machine is nobody's, or None. `state` was read after the thing was listed."""
+    claim = state.claim(leftover.claim) if state is not None else None
+    if claim is not None:
+        return None if claim.open else f"its claim is closed: {claim.closed_reason}"
     born = leftover.created_at
     if born is not None and (now - born).total_seconds() < newborn_s:
         return None
-    if state is None:
-        return "its job is not in the store"
-    claim = state.claim(leftover.claim)
-    if claim is None:
-        return "its claim is not in the log"
-    return None if claim.open else f"its claim is closed: {claim.closed_reason}"
+    return "its job is not in the store" if state is None else "its claim is not in the log"
 
 
 def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | None:
