@@ -143,7 +143,7 @@ def prepare(
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
     bundles, unserved = pack_agents(provider, spec, fitting, offline=offline)
-    environ = submitter_environ() if provider.capabilities.here else store_environ()
+    environ = submitter_environ() if provider.capabilities.here else store_environ(store.url)
     lost = () if provider.capabilities.here else unreachable(environ)
     if lost and not offline:
         raise UserError(lost[0])

@@ -23,17 +23,23 @@ from stoker.store import Store
 
 # The submitter's active environment. Nothing here is secret.
 ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-# Where a bucket is, for machines that are elsewhere. Nothing here is secret, either.
-STORE_ENVIRON = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_ENDPOINT_URL_LOGS",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AWS_ALLOW_HTTP",
-    "STORAGE_EMULATOR_HOST",
-    "GOOGLE_CLOUD_PROJECT",
-)
+# Where a bucket and the cloud around it are, for machines that are elsewhere. Nothing here is secret, either.
+STORE_ENVIRON = {
+    "s3": (
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL_LOGS",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ALLOW_HTTP",
+    ),
+    "gs": (
+        "STORAGE_EMULATOR_HOST",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING",
+        "GOOGLE_CLOUD_PROJECT",
+    ),
+}
 
 _INTERPRETER = re.compile(r"python[0-9.]*")
 _SHELL_SIGNS = re.compile(r"[|&;<>$`(){}*?\\\n]")
@@ -48,9 +54,10 @@ def submitter_environ() -> dict[str, str]:
     return {name: os.environ[name] for name in ENVIRON if os.environ.get(name)}
 
 
-def store_environ() -> dict[str, str]:
+def store_environ(url: str) -> dict[str, str]:
     """The variables by which the submitter's bucket is found."""
-    return {name: os.environ[name] for name in STORE_ENVIRON if os.environ.get(name)}
+    names = STORE_ENVIRON.get(url.partition("://")[0], ())
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def unreachable(environ: Mapping[str, str]) -> tuple[str, ...]:
