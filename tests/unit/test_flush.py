@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker import layout
+import pytest
+
+from stoker import codec, layout, log
 from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.flush import flush
 from stoker.agent.node import Node
 from stoker.chunks import parse_segments
 from stoker.facts import read_fact
-from stoker.model import Exit, Known, NoticeFact
+from stoker.model import (
+    Claimed,
+    Closed,
+    Exit,
+    Known,
+    Launched,
+    NodeRef,
+    NoticeFact,
+    Offering,
+    Record,
+    Submitted,
+)
+from stoker.spec import Spec, Submission
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
 JOB, CLAIM, RANK, MACHINE = "job-0a1b", 2, 0, "m-1"
+OFFERING = Offering("local", "here", "here", False)
 
 
 class Here:
@@ -75,3 +91,30 @@ def test_the_whole_log_is_there_before_the_exit(tmp_path: Path) -> None:
     found = read_fact(store, layout.exit_(node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     assert (found.value.value.outcome, found.value.value.why) == ("infrastructure", "agent")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_checkpoint_is_saved_only_where_the_job_still_waits_for_it(closed: bool, tmp_path: Path) -> None:
+    """A machine that was off, and that somebody starts again, has been replaced: another attempt trains."""
+    store = MemoryStore(lambda: datetime.now(timezone.utc))
+    submission = codec.dumps(Submission(job=JOB, spec=Spec(name="job", run="true"), submitter="jane"))
+    store.put(layout.spec(JOB), submission)
+    events = [
+        Submitted(spec_digest=codec.digest(submission), submitter="jane", code_digest=None),
+        Claimed(OFFERING, 1),
+        Launched(CLAIM, (NodeRef(RANK, MACHINE),)),
+        *([Closed(CLAIM, "lost", "gone", restart=True)] if closed else []),
+    ]
+    for seq, event in enumerate(events, start=1):
+        assert log.append(store, JOB, seq, Record(log.new_token(), "test", "for the test", event))
+    node = second_boot(store, tmp_path)
+    checkpoint = node.paths.code / "checkpoints" / "step-7"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "weights").write_bytes(b"w")
+    # Written long before the agent was last seen alive.
+    node.paths.scratch.mkdir(parents=True)
+    (node.paths.scratch / "alive").touch()
+    for path in (checkpoint / "weights", checkpoint, checkpoint.parent):
+        os.utime(path, (1e9, 1e9))
+    flush(node)
+    assert bool(list(store.list(f"{layout.WORK}{JOB}/checkpoints/"))) is not closed

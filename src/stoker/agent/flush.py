@@ -60,7 +60,8 @@ def flush(node: Node) -> None:
     if submission is not None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
-        status = _flush_checkpoints(node, submission, closing)
+        if _is_awaited(node, state):
+            status = _flush_checkpoints(node, submission, closing)
     logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
     if metrics is not None:
         metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
@@ -87,6 +88,13 @@ def flush(node: Node) -> None:
     node.write_exit(left, closing.exit_by_s())
     if copy is not None:
         copy.drain(min(_COPY_S, max(0.0, closing.exit_by_s() - time.monotonic())))
+
+
+def _is_awaited(node: Node, state: JobState | None) -> bool:
+    """Whether the job still waits for this claim. A machine that was off and started again finds it closed: another
+    attempt has gone on from an older checkpoint, and must not find a newer one behind its back."""
+    claim = state.claim(node.config.claim) if state is not None else None
+    return claim is None or claim.open
 
 
 def _last_words(node: Node) -> Heartbeat | None:
