@@ -48,6 +48,7 @@ def stopping_is_gone(patch: Patch) -> None:
         return isinstance(self.states, Known) and self.states.value.get(instance) in ("gone", "stopping")
 
     patch.setattr(JobSnapshot, "is_gone", is_gone)
+    patch.setattr(JobSnapshot, "is_over", is_gone)
 
 
 def one_exit_closes_a_gang(patch: Patch) -> None:

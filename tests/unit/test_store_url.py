@@ -178,7 +178,10 @@ def test_where_a_bucket_is_goes_with_the_job_and_no_secret(monkeypatch: pytest.M
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://10.0.0.1:4443")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "team")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/jane/key.json")
-    assert store_environ("gs://bucket") == {"STORAGE_EMULATOR_HOST": "http://10.0.0.1:4443", "GOOGLE_CLOUD_PROJECT": "team"}
+    told = {"STORAGE_EMULATOR_HOST": "http://10.0.0.1:4443", "GOOGLE_CLOUD_PROJECT": "team"}
+    assert store_environ("gs://bucket") == told
+    # What another cloud is told by is none of a machine's business.
+    assert store_environ("s3://bucket").keys().isdisjoint(told)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from stoker import layout
 from stoker.agent.beat import Beat
@@ -37,8 +38,25 @@ def flush(node: Node) -> None:
     in force, or come: then what can be resumed from comes first, and the exit keeps its time.
     """
     notices = Notices(node)
-    with suppress(ValueError):  # Only the main thread hears signals.
-        signal.signal(signal.SIGTERM, lambda *_: notices.take_signal())
+    with _hearing(notices):
+        _flush(node, notices)
+
+
+@contextmanager
+def _hearing(notices: Notices) -> Iterator[None]:
+    """A shutdown is a notice meanwhile. Only the main thread hears signals."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: notices.take_signal())
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _flush(node: Node, notices: Notices) -> None:
     closing = Closing(FLUSH_LIMIT_S, notices.look)
     if _exit_is_written(node, closing.exit_by_s()):
         return

@@ -117,8 +117,11 @@ class JobSnapshot:
         if claim.launched is None:
             return False
         instance = claim.instance(rank)
-        states = self.states.value if isinstance(self.states, Known) else {}
-        return instance is None or states.get(instance) in ("off", "gone")
+        return instance is None or self.is_over(instance)
+
+    def is_over(self, instance: str) -> bool:
+        """Whatever ran on it will never run again: it is positively gone, or off."""
+        return isinstance(self.states, Known) and self.states.value.get(instance) in ("off", "gone")
 
 
 @dataclass(frozen=True)
