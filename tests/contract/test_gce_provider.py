@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from stoker.errors import InvalidRequest, NoCapacity, QuotaExceeded, Transient
 from stoker.model import Offering
 from stoker.providers import registry
-from stoker.providers.base import LaunchOrder, Leaves, Provider, TellsWhyGone
+from stoker.providers.base import HttpRequest, LaunchOrder, Leaves, Provider, TellsWhyGone
 from stoker.spec import GceResources, Resources, Spec
-from stoker.testing.gce import PROJECT, REGION, GceCloud, why_no_gce
+from stoker.testing.gce import PROJECT, REGION, Fault, GceCloud, why_no_gce
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -176,11 +177,40 @@ if isolated():
             (made,) = provider.launch(requests)
             assert [each.id for each in provider.list_instances(PLACE)] == [made.id]
 
+        def test_credentials_that_are_not_taken_are_read_anew(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            google_cloud.faults.add(Fault("authError", ("instances.insert",), status=401, times=1))
+            (made,) = self.launch(provider, order(store=store))
+            assert made.state == "pending"
+            # For good, it is nothing that a job has to end for.
+            google_cloud.faults.add(Fault("authError", ("instances.insert",), status=401))
+            with pytest.raises(Transient):
+                provider.launch(provider.build(order(store=store, claim=2)))
+
+        def test_a_launch_that_failed_is_not_asked_about_for_an_hour(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            """Asked again under the same id, Google tells of the same failure: another claim has to try."""
+            google_cloud.faults.refuse_launch("INTERNAL_ERROR", times=1)
+            with pytest.raises(NoCapacity):
+                self.launch(provider, order(store=store))
+            assert len(self.launch(provider, order(store=store, claim=2))) == 1
+
+        def test_a_governor_of_another_version_finishes_the_claim_all_the_same(
+            self, provider: Provider, order: OrderFactory, store: str
+        ) -> None:
+            (made,) = self.launch(provider, order(store=store))
+            (asked,) = provider.build(order(store=store))
+            assert isinstance(asked, HttpRequest)
+            other = replace(asked, body={**asked.body, "description": "by another version"})
+            self.until_state(provider, made.id, "running")
+            (found,) = provider.launch((other,))
+            assert found.id == made.id
+
         def test_what_the_job_names_and_google_does_not_have(
             self, provider: Provider, order: OrderFactory, store: str
         ) -> None:
-            from dataclasses import replace
-
             asked = order(store=store)
             spec = replace(asked.spec, resources=replace(asked.spec.resources, image="family:debian-cloud/debian-99"))
             with pytest.raises(InvalidRequest, match=r"^resources\.image: "):

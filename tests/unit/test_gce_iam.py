@@ -379,9 +379,24 @@ def test_a_failure_ends_the_script_and_not_the_shell(script: str, tmp_path: Path
 def test_what_is_no_command_is_a_comment(script: str) -> None:
     first, *lines, last = script.splitlines()
     assert first == f"sh -eu <<'{last}'"
-    known = ("#", "  ", "gcloud ", "PROJECT=", "PERMISSIONS=", "MEMBER=", "export ", ": ", "[ ", "if ", "else", "fi")
+    known = (
+        "#",
+        "  ",
+        "gcloud ",
+        "PROJECT=",
+        "ACCOUNTS=",
+        "case ",
+        "PERMISSIONS=",
+        "MEMBER=",
+        "export ",
+        ": ",
+        "[ ",
+        "if ",
+        "else",
+        "fi",
+    )
     for line in lines:
-        assert not line or line.startswith((*known, "for ", "done", "}")), line
+        assert not line or line.startswith((*known, "fi", "case ", "for ", "done", "}")), line
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

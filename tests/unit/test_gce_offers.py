@@ -14,6 +14,7 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.providers.gce import catalog, offers, prices
+from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
 from stoker.spec import GceResources, Gpus, Resources
 
@@ -48,6 +49,8 @@ class Lists:
         }
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.filters = True
+
+    scoped = Api.scoped
 
     def pages(self, path: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         self.asked.append((path, dict(params)))
@@ -152,7 +155,7 @@ class TestLive:
         }
         ((path, params),) = api.asked
         assert path == "/compute/v1/projects/vision-1/aggregated/machineTypes"
-        assert params["filter"] == '(name eq "g2-standard-4|g2-standard-8") (zone eq ".*us-central1-.*")'
+        assert params["filter"] == 'name eq "g2-standard-4|g2-standard-8"'
 
     def test_attached_gpus_need_both_in_one_zone_and_room_for_them(self) -> None:
         host = [plain("n1-standard-8")]

@@ -375,7 +375,9 @@ class TestOverrides:
         }
         boot, data, scratch = found["disks"]
         assert boot["initializeParams"]["diskType"] == "pd-ssd" and "sourceImage" in boot["initializeParams"]
-        assert data["mode"] == "READ_ONLY" and scratch["initializeParams"] == {"diskSizeGb": "900"}
+        assert data["mode"] == "READ_ONLY" and scratch["initializeParams"]["diskSizeGb"] == "900"
+        # Whatever is made with the machine is found by its labels, should it be left behind.
+        assert scratch["initializeParams"]["labels"]["stoker-job"] == "gpt-7f3k"
         assert found["scheduling"]["onHostMaintenance"] == "TERMINATE"
         assert found["scheduling"]["automaticRestart"] is False
         assert found["tags"] == {"items": ["a", "b"]}

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,14 +20,38 @@ Service = Literal["compute", "cloudbilling", "logging", "cloudresourcemanager", 
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 _CONNECT_S = 5.0
 _READ_S = 30.0
-# A long poll answers within two minutes, done or not; nobody here waits that long for one.
-_POLL_S = 60.0
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 # Passes are repeated by nature. A few quick retries bridge a hiccup; more would only hide an outage.
 _ATTEMPTS = 3
 _FIRST_PAUSE_S = 0.3
 # A governor may run for months, and the person's files change meanwhile: credentials are read again.
 _CREDENTIALS_S = 900.0
+
+
+class _Unauthenticated(Transient):
+    """The credentials were not taken."""
+
+
+@dataclass(frozen=True)
+class Scoped:
+    """An aggregated list: each thing with its zone or region, and those that gave no answer."""
+
+    items: tuple[tuple[str, Mapping[str, Any]], ...]
+    silent: frozenset[str]
+
+    def answered(self, *places: str) -> Scoped:
+        """Itself. Raises Transient where one of these zones gave no answer: absence would prove nothing."""
+        missing = sorted(self.silent & set(places))
+        if missing:
+            raise Transient(f"{', '.join(missing)} cannot be reached now")
+        return self
+
+    def within(self, region: str) -> Scoped:
+        """The part of one region. Raises Transient where that, or one of its zones, gave no answer."""
+        self.answered(*(name for name in self.silent if region in (name, name.rpartition("-")[0])))
+        return replace(
+            self, items=tuple(pair for pair in self.items if region in (pair[0], pair[0].rpartition("-")[0]))
+        )
 
 
 class Api:
@@ -61,6 +86,19 @@ class Api:
                 return
             asked["pageToken"] = page["nextPageToken"]
 
+    def scoped(self, path: str, kind: str, params: Mapping[str, Any] | None = None) -> Scoped:
+        """Everything of an aggregated list, and the zones and regions that gave no answer: what is there is unknown."""
+        items: list[tuple[str, Mapping[str, Any]]] = []
+        silent: set[str] = set()
+        for page in self.pages(path, {**(params or {}), "returnPartialSuccess": "true"}):
+            silent |= {_last(name) for name in page.get("unreachables") or ()}
+            for scope, part in (page.get("items") or {}).items():
+                code = (part.get("warning") or {}).get("code")
+                if code not in (None, "NO_RESULTS_ON_PAGE"):
+                    silent.add(_last(scope))
+                items += [(_last(scope), each) for each in part.get(kind) or ()]
+        return Scoped(tuple(items), frozenset(silent))
+
     def send(
         self,
         method: str,
@@ -70,25 +108,36 @@ class Api:
         params: Mapping[str, Any] | None = None,
         service: Service = "compute",
         what: str = "",
-        polls: bool = False,
+        read_s: float = _READ_S,
     ) -> Any:
-        """One request, and its answer. `what` begins the message of whatever goes wrong. `polls`: it answers late."""
+        """One request, and its answer, which comes within `read_s`. `what` begins the message of what goes wrong."""
         import httpx
 
         url = f"{origin(service)}{path}"
-        timeout = httpx.Timeout(_READ_S if not polls else _POLL_S, connect=_CONNECT_S)
+        timeout = httpx.Timeout(read_s, connect=_CONNECT_S)
         attempts = 1 if method == "POST" else _ATTEMPTS
         pause_s = _FIRST_PAUSE_S
         while True:
             attempts -= 1
             try:
-                return self._once(method, url, body, params, what or path, timeout)
+                return self._renewing(method, url, body, params, what or path, timeout)
             except Transient:
                 # A status of the server's own trouble, or no answer.
                 if attempts <= 0:
                     raise
             time.sleep(pause_s)
             pause_s *= 2
+
+    def _renewing(
+        self, method: str, url: str, body: Any, params: Mapping[str, Any] | None, what: str, timeout: Any
+    ) -> Any:
+        """One request; once more with credentials that are read anew, where these are not taken any more."""
+        try:
+            return self._once(method, url, body, params, what, timeout)
+        except _Unauthenticated:
+            with self._lock:
+                self._credentials = None
+        return self._once(method, url, body, params, what, timeout)
 
     def _once(self, method: str, url: str, body: Any, params: Mapping[str, Any] | None, what: str, timeout: Any) -> Any:
         import httpx
@@ -105,10 +154,9 @@ class Api:
             told = {}
         if answer.is_success:
             return told
-        if answer.status_code == 401:
-            with self._lock:
-                self._credentials = None
-        raise refused(what, answer.status_code, told)
+        refusal = refused(what, answer.status_code, told)
+        # Nothing was done. Somebody renews a login, or a key, and the same request succeeds.
+        raise _Unauthenticated(str(refusal)) if answer.status_code == 401 else refusal
 
     # ── Who asks ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -225,6 +273,10 @@ def _find_credentials() -> tuple[Any, str | None]:
     except (GoogleAuthError, OSError, ValueError) as error:
         raise AuthDenied(f"Google's settings cannot be used: {first_line(error)}") from error
     return found, project
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def origin(service: Service) -> str:

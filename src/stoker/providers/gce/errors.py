@@ -42,16 +42,15 @@ _CODES: dict[str, type[ProviderError]] = {
         QuotaExceeded: ("LIMITEXCEEDED", "QUOTAEXCEEDED"),
         AuthDenied: (
             "ACCESSNOTCONFIGURED",
-            "AUTHERROR",
             "FORBIDDEN",
             "INSUFFICIENTPERMISSIONS",
             "PERMISSIONDENIED",
             "PERMISSIONSERROR",
-            "REQUIRED",
             "SERVICEACCOUNTACCESSDENIED",
         ),
         Throttled: (
             "CONCURRENTOPERATIONSQUOTAEXCEEDED",
+            "DAILYLIMITEXCEEDED",
             "OPERATIONRATEEXCEEDED",
             "RATELIMITEXCEEDED",
             "RESOURCEOPERATIONRATEEXCEEDED",
@@ -111,7 +110,7 @@ def kind_of(code: str, status: int = 0) -> type[ProviderError]:
         return NoCapacity
     if key.endswith("QUOTAEXCEEDED"):
         return QuotaExceeded
-    by_status = {401: AuthDenied, 403: AuthDenied, 404: NotFound, 408: Transient, 409: AlreadyThere, 429: Throttled}
+    by_status = {401: Transient, 403: AuthDenied, 404: NotFound, 408: Transient, 409: Transient, 429: Throttled}
     if status in by_status:
         return by_status[status]
     return InvalidRequest if 400 <= status < 500 else Transient

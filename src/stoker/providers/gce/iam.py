@@ -230,7 +230,7 @@ def _account(job: str | None) -> str:
 
 def _email(account: str) -> str:
     """As the shell completes it."""
-    return f"{account}@$PROJECT.iam.gserviceaccount.com"
+    return f"{account}@$ACCOUNTS"
 
 
 def _text(text: str) -> str:
@@ -245,7 +245,10 @@ def _text(text: str) -> str:
 _BEFORE = """\
 export CLOUDSDK_CORE_DISABLE_PROMPTS=1 CLOUDSDK_CORE_VERBOSITY=error
 PROJECT=${GOOGLE_CLOUD_PROJECT:-$(gcloud config get-value project 2>/dev/null)}
-: "${PROJECT:?is not known: set GOOGLE_CLOUD_PROJECT, or gcloud config set project}\""""
+: "${PROJECT:?is not known: set GOOGLE_CLOUD_PROJECT, or gcloud config set project}"
+# Of example.com:vision, accounts are in vision.example.com.
+ACCOUNTS=${PROJECT##*:}.iam.gserviceaccount.com
+case $PROJECT in *:*) ACCOUNTS=${PROJECT##*:}.${PROJECT%%:*}.iam.gserviceaccount.com ;; esac"""
 
 _ROLE = """\
 PERMISSIONS=(PERMISSIONS)

@@ -14,7 +14,7 @@ from stoker.model import Leftover
 from stoker.providers.gce import labels, operations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.owners import from_description, owner_of
-from stoker.providers.gce.places import Place, region_of
+from stoker.providers.gce.places import Place
 
 DISK = "disk"
 POLICY = "placement-policy"
@@ -46,22 +46,19 @@ def remove(api: Api, leftover: Leftover) -> None:
 def _disks(api: Api, store: str, place: Place) -> Iterator[Leftover]:
     ours = labels.store_label(store)
     path = f"/compute/v1/projects/{place.project}/aggregated/disks"
-    for page in api.pages(path, {"filter": f'labels.{labels.STORE} = "{ours}"', "returnPartialSuccess": "true"}):
-        for scope in (page.get("items") or {}).values():
-            for disk in scope.get("disks") or ():
-                told = owner_of(disk.get("labels") or {})
-                zone = str(disk.get("zone", "")).rpartition("/")[2]
-                # Those that hang on a machine are deleted with it.
-                if disk.get("users") or told is None or told.store != ours or region_of(zone) != place.region:
-                    continue
-                born = _moment(disk)
-                yield Leftover(DISK, f"{zone}/{disk['name']}", "gce", told.job, told.claim, str(place), born)
+    listed = api.scoped(path, "disks", {"filter": f'labels.{labels.STORE} = "{ours}"'}).within(place.region)
+    for zone, disk in listed.items:
+        told = owner_of(disk.get("labels") or {})
+        # Those that hang on a machine are deleted with it.
+        if disk.get("users") or told is None or told.store != ours:
+            continue
+        yield Leftover(DISK, f"{zone}/{disk['name']}", "gce", told.job, told.claim, str(place), _moment(disk))
 
 
 def _policies(api: Api, store: str, place: Place) -> Iterator[Leftover]:
     ours = labels.store_label(store)
     path = f"/compute/v1/projects/{place.project}/regions/{place.region}/resourcePolicies"
-    for page in api.pages(path, {"filter": 'name = "stoker-*"'}):
+    for page in api.pages(path, {"filter": 'name eq "stoker-.*"'}):
         for policy in page.get("items") or ():
             told = from_description(str(policy.get("description") or ""))
             if told is not None and told.store == ours:

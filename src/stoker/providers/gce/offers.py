@@ -6,7 +6,8 @@ where GPUs are attached. Prices, spot too, are always those of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from stoker.providers.gce.places import Place
 from stoker.spec import Resources
 
 if TYPE_CHECKING:
-    from stoker.providers.gce.client import Api
+    from stoker.providers.gce.client import Api, Scoped
 
 PROVIDER = "gce"
 _PAGE = 500
@@ -47,9 +48,10 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
     machines = _candidates(resources, place.region)
     if not machines:
         return ()
-    types = _types(api, place, [catalog.attached(machine.name)[0] for machine in machines])
+    listed = _listed(api, place, "machineTypes", [catalog.attached(machine.name)[0] for machine in machines])
+    types = _types(listed)
     gpus = {accelerator for machine in machines if (accelerator := catalog.attached(machine.name)[1])}
-    cards = _cards(api, place, gpus) if gpus else {}
+    cards = _cards(_listed(api, place, "acceleratorTypes", gpus)) if gpus else {}
     where: dict[str, tuple[str, ...]] = {}
     found: list[MachineType] = []
     for machine in machines:
@@ -64,7 +66,11 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
             zones &= {zone for zone, most in cards.get(accelerator, {}).items() if most >= count}
         where[machine.name] = tuple(sorted(zone for zone in zones if _wanted(zone, resources.zones)))
         found.append(machine)
-    return _offered(resources, place, found, where)
+    offered = _offered(resources, place, found, where)
+    if not offered:
+        # Nothing on offer ends a job. That a zone gave no answer must not.
+        listed.answered(*listed.silent)
+    return offered
 
 
 def why_none(resources: Resources) -> str:
@@ -78,39 +84,40 @@ def why_none(resources: Resources) -> str:
 # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _types(api: Api, place: Place, names: Iterable[str]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """What Compute Engine tells of these machine types, by name and zone."""
+def _types(listed: Scoped) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """What Compute Engine tells of machine types, by name and zone."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for zone, each in _listed(api, place, "machineTypes", names):
+    for zone, each in listed.items:
         found.setdefault(str(each["name"]), {})[zone] = each
     return found
 
 
-def _cards(api: Api, place: Place, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """How many of these GPUs a machine may have, by name and zone."""
+def _cards(listed: Scoped) -> dict[str, dict[str, int]]:
+    """How many of each GPU a machine may have, by name and zone."""
     found: dict[str, dict[str, int]] = {}
-    for zone, each in _listed(api, place, "acceleratorTypes", names):
+    for zone, each in listed.items:
         found.setdefault(str(each["name"]), {})[zone] = int(each.get("maximumCardsPerInstance") or 0)
     return found
 
 
-def _listed(api: Api, place: Place, kind: str, names: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every one of these names in the zones of the region. A filter takes regular expressions after `eq`."""
+def _listed(api: Api, place: Place, kind: str, names: Iterable[str]) -> Scoped:
+    """Every one of these names in the zones of the region, and the zones of it that gave no answer.
+
+    A filter takes regular expressions after `eq`, and only one of them: zones are told apart here.
+    """
     wanted = set(names)
-    asked = {
-        "filter": f'(name eq "{"|".join(sorted(wanted))}") (zone eq ".*{place.region}-.*")',
-        "maxResults": str(_PAGE),
-        "returnPartialSuccess": "true",
-    }
-    for page in api.pages(f"/compute/v1/projects/{place.project}/aggregated/{kind}", asked):
-        for scope, part in (page.get("items") or {}).items():
-            zone = scope.rpartition("/")[2]
-            if places.region_of(zone) != place.region:
-                continue
-            for each in part.get(kind) or ():
-                gone = (each.get("deprecated") or {}).get("state") in ("OBSOLETE", "DELETED")
-                if each.get("name") in wanted and not gone:
-                    yield zone, each
+    asked = {"filter": f'name eq "{"|".join(sorted(wanted))}"', "maxResults": str(_PAGE)}
+    listed = api.scoped(f"/compute/v1/projects/{place.project}/aggregated/{kind}", kind, asked)
+    found = []
+    for zone, each in listed.items:
+        gone = (each.get("deprecated") or {}).get("state") in ("OBSOLETE", "DELETED")
+        if places.region_of(zone) == place.region and each.get("name") in wanted and not gone:
+            found.append((zone, each))
+    return replace(
+        listed,
+        items=tuple(found),
+        silent=frozenset(name for name in listed.silent if places.region_of(name) == place.region),
+    )
 
 
 # ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

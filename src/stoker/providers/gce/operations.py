@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.errors import Transient
-from stoker.providers.gce.client import Api
+from stoker.errors import NotFound, Throttled, Transient
+from stoker.providers.gce.client import Api, Scoped
 from stoker.providers.gce.errors import failed
 
 # Asked for at once in one filter: more would not fit into a URL.
@@ -26,9 +26,15 @@ def finished(api: Api, operation: Mapping[str, Any], what: str, patience_s: floa
     """
     until_s = time.monotonic() + patience_s
     while operation.get("status") != "DONE":
-        if time.monotonic() >= until_s:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
             raise Unfinished(f"{what}: is still being made")
-        operation = api.send("POST", f"{path_of(operation['selfLink'])}/wait", what=what, polls=True)
+        try:
+            # A long poll: it answers within two minutes, done or not.
+            operation = api.send("POST", f"{path_of(operation['selfLink'])}/wait", what=what, read_s=max(1.0, left_s))
+        except (Transient, Throttled, NotFound):
+            # Nobody answered in time, or knows of it here yet. What was begun goes on.
+            time.sleep(min(1.0, max(0.0, until_s - time.monotonic())))
     error = failed(what, operation)
     if error is not None:
         raise error
@@ -43,22 +49,25 @@ def path_of(link: str) -> str:
 
 def grouped(api: Api, project: str, group: str) -> list[Mapping[str, Any]]:
     """The operations that one bulk request led to, a machine each."""
-    return _listed(api, project, f'operationGroupId = "{group}"')
+    found = _listed(api, project, f'operationGroupId = "{group}"')
+    # Compared once more: what is ours must not rest on how Google reads a filter.
+    return [each for _, each in found.items if each.get("operationGroupId") == group]
 
 
-def about(api: Api, project: str, numbers: Iterable[str]) -> list[Mapping[str, Any]]:
-    """What was done to these machines, by whomever. Google forgets it after two weeks."""
-    wanted = list(numbers)
+def about(api: Api, project: str, machines: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """What was done to these machines, their zones by their numbers. Google forgets it after two weeks.
+
+    Raises Transient where one of their zones gives no answer.
+    """
+    wanted = list(machines)
     found: list[Mapping[str, Any]] = []
     for start in range(0, len(wanted), _MOST_IDS):
         some = wanted[start : start + _MOST_IDS]
-        found += _listed(api, project, " OR ".join(f"(targetId = {number})" for number in some))
+        listed = _listed(api, project, " OR ".join(f"(targetId = {number})" for number in some))
+        told = listed.answered(*(machines[number] for number in some)).items
+        found += [each for _, each in told if str(each.get("targetId")) in machines]
     return found
 
 
-def _listed(api: Api, project: str, wanted: str) -> list[Mapping[str, Any]]:
-    path = f"/compute/v1/projects/{project}/aggregated/operations"
-    pages = api.pages(path, {"filter": wanted, "returnPartialSuccess": "true"})
-    return [
-        each for page in pages for scope in (page.get("items") or {}).values() for each in scope.get("operations") or ()
-    ]
+def _listed(api: Api, project: str, wanted: str) -> Scoped:
+    return api.scoped(f"/compute/v1/projects/{project}/aggregated/operations", "operations", {"filter": wanted})

@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker import codec
-from stoker.errors import InvalidRequest, NotFound, UserError
+from stoker.errors import InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
 from stoker.providers.gce import catalog, labels, leftovers, names, offers, operations, places, request
 from stoker.providers.gce.capabilities import CAPABILITIES
-from stoker.providers.gce.client import Api
+from stoker.providers.gce.client import Api, Scoped
 from stoker.providers.gce.errors import AlreadyThere, InUse
 from stoker.providers.gce.owners import Owner, owner_of
 from stoker.providers.gce.places import Place, instance_id, is_id, region_of, split_id
@@ -43,8 +43,8 @@ _PREEMPTED = "compute.instances.preempted"
 _ENDED = frozenset({"delete", _PREEMPTED, "compute.instances.deferredDelete"})
 _SWITCHED_OFF = "compute.instances.guestTerminate"
 # A launch is looked at so long; one that takes longer is asked about again by the next pass, under the same id.
-_LAUNCH_S = 20.0
-_POLICY_S = 20.0
+_LAUNCH_S = 10.0
+_POLICY_S = 10.0
 # Zones change slowly; a job that tries one dry zone after another need not ask each time.
 _OFFERS_FOR_S = 120.0
 
@@ -89,6 +89,8 @@ class GceProvider:
         if kept is not None and time.monotonic() - kept[0] < _OFFERS_FOR_S:
             return kept[1]
         found = offers.live(self._api, resources, place)
+        fresh_s = time.monotonic() - _OFFERS_FOR_S
+        self._offered = {key: kept for key, kept in self._offered.items() if kept[0] > fresh_s}
         self._offered[key] = (time.monotonic(), found)
         return found
 
@@ -117,22 +119,40 @@ class GceProvider:
         *before, last = requests
         for each in before:
             self._make(each)
-        what = _what(last)
         try:
-            operation = self._api.send(last.method, last.path, last.body, what=what)
-            # Done before anybody could have waited for it: this request was made before.
-            again = operation.get("status") == "DONE"
-            operation = operations.finished(self._api, operation, what, _LAUNCH_S)
+            operation = self._api.send(last.method, last.path, last.body, what=_what(last))
         except AlreadyThere:
             # Google has forgotten the id of the request, or never knew it: the name stands for the claim meanwhile.
             return self._standing(last)
         except NotFound as error:
             raise InvalidRequest(str(error)) from error
-        found = self._launched(last, operation)
+        except InvalidRequest as error:
+            if "requestid" not in str(error).lower():
+                raise
+            # Another version of Stoker began this claim, with a request that reads a little differently.
+            return self._standing(last)
+        # Done before anybody could have waited for it: this request was made before.
+        again = operation.get("status") == "DONE"
+        try:
+            found = self._launched(last, self._made(last, operation))
+        except AlreadyThere:
+            return self._standing(last)
         if not again:
             return found
         states = self.state([each.id for each in found], last.region)
         return tuple(replace(each, state=states[each.id]) for each in found)
+
+    def _made(self, last: HttpRequest, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The operation of a launch, once it has succeeded. What it failed with is final: asked again under the same
+        id, Google tells of the same failure."""
+        try:
+            return operations.finished(self._api, operation, _what(last), _LAUNCH_S)
+        except operations.Unfinished:
+            raise
+        except NotFound as error:
+            raise InvalidRequest(str(error)) from error
+        except (Transient, Throttled) as error:
+            raise NoCapacity(str(error)) from error
 
     def _make(self, each: HttpRequest) -> None:
         """A placement policy. One that is there is the claim's own: its name says so."""
@@ -141,6 +161,8 @@ class GceProvider:
             operations.finished(self._api, operation, "placement policy", _POLICY_S)
         except AlreadyThere:
             pass
+        except NotFound as error:
+            raise InvalidRequest(str(error)) from error
 
     def _launched(self, sent: HttpRequest, operation: Mapping[str, Any]) -> tuple[Instance, ...]:
         """The machines that an operation made, though some may have ended since."""
@@ -148,12 +170,14 @@ class GceProvider:
         if operation.get("operationGroupId"):
             place = Place.of(sent.region or "")
             made = operations.grouped(self._api, place.project, operation["operationGroupId"])
-        told = _owner(sent)
+        told, asked = _owner(sent), _names(sent)
         found = []
         for each in made:
             if each.get("operationType") != "insert" or not each.get("targetId") or each.get("error"):
                 continue
             zone, name = _target(each["targetLink"])
+            if name not in asked:
+                continue
             found.append(
                 Instance(
                     id=instance_id(zone, str(each["targetId"])),
@@ -167,13 +191,18 @@ class GceProvider:
                     zone=zone,
                 )
             )
+        if len(found) < len(asked):
+            # It succeeded, so they are there: a list lags, or a zone gave no answer.
+            raise Transient(f"{_what(sent)}: launched, and not listed yet")
         return tuple(sorted(found, key=lambda instance: instance.rank))
 
     def _standing(self, sent: HttpRequest) -> tuple[Instance, ...]:
-        told = _owner(sent)
+        """The machines that stand for this request already."""
+        told, asked = _owner(sent), _names(sent)
         found = [each for each in self.list_instances(sent.region) if (each.job, each.claim) == (told.job, told.claim)]
-        if not found:
-            raise InvalidRequest(f"{_what(sent)}: the project has a machine of this name that is not this store's")
+        if len(found) < len(asked):
+            # Not listed yet, or another's under a name that tells of our store and claim, which nobody takes by chance.
+            raise Transient(f"{_what(sent)}: launched before, and not listed yet")
         return tuple(found)
 
     # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +210,9 @@ class GceProvider:
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
         """Everything with this store's label that is not gone. One call for five hundred machines."""
         place = self._where(region)
-        found = (self._instance(each, place) for each in self._listed(place))
+        # A zone that gives no answer may hold machines: a list without it proves nothing.
+        listed = self._scoped(place).within(place.region)
+        found = (self._instance(each, place) for each in self._ours(listed, place))
         return tuple(instance for instance in found if instance is not None)
 
     def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
@@ -192,12 +223,14 @@ class GceProvider:
         found: dict[str, InstanceState] = dict.fromkeys(wanted, "unheard-of")
         if not wanted:
             return found
-        for each in self._listed(place):
+        listed = self._scoped(place).answered(*(split_id(name)[0] for name in wanted if is_id(name)))
+        for each in self._ours(listed, place):
             name = instance_id(_last(each["zone"]), str(each["id"]))
             if name in found:
                 found[name] = _STATES.get(each["status"], "running")
         missing = {split_id(name)[1]: name for name, state in found.items() if state == "unheard-of" and is_id(name)}
-        for operation in operations.about(self._api, place.project, missing) if missing else ():
+        zones = {number: split_id(name)[0] for number, name in missing.items()}
+        for operation in operations.about(self._api, place.project, zones) if missing else ():
             ended = operation.get("operationType") in _ENDED and operation.get("status") == "DONE"
             if ended and not operation.get("error"):
                 # A preemption may only have stopped it; then it would have been listed.
@@ -247,10 +280,9 @@ class GceProvider:
 
     def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
         """A preemption, or a machine that switched itself off."""
-        place = self._where(region)
-        kinds = {
-            each.get("operationType") for each in operations.about(self._api, place.project, [split_id(instance)[1]])
-        }
+        zone, number = split_id(instance)
+        done = operations.about(self._api, self._where(region).project, {number: zone})
+        kinds = {each.get("operationType") for each in done}
         if _PREEMPTED in kinds:
             return Gone(reclaimed=True, reason="preempted")
         if _SWITCHED_OFF in kinds:
@@ -274,17 +306,16 @@ class GceProvider:
         zone, number = split_id(instance)
         return f"/compute/v1/projects/{self._where(region).project}/zones/{zone}/instances/{number}"
 
-    def _listed(self, place: Place) -> Iterator[Mapping[str, Any]]:
+    def _scoped(self, place: Place) -> Scoped:
         path = f"/compute/v1/projects/{place.project}/aggregated/instances"
-        wanted = {"filter": f'labels.{labels.STORE} = "{self._store}"', "returnPartialSuccess": "true"}
-        for page in self._api.pages(path, wanted):
-            for scope in (page.get("items") or {}).values():
-                for each in scope.get("instances") or ():
-                    # Compared once more: what is ours must not rest on how Google reads a filter.
-                    told = owner_of(each.get("labels") or {})
-                    ours = told is not None and told.store == self._store
-                    if ours and region_of(_last(each["zone"])) == place.region:
-                        yield each
+        return self._api.scoped(path, "instances", {"filter": f'labels.{labels.STORE} = "{self._store}"'})
+
+    def _ours(self, listed: Scoped, place: Place) -> Iterator[Mapping[str, Any]]:
+        for zone, each in listed.items:
+            # Compared once more: what is ours must not rest on how Google reads a filter.
+            told = owner_of(each.get("labels") or {})
+            if told is not None and told.store == self._store and region_of(zone) == place.region:
+                yield each
 
     def _instance(self, found: Mapping[str, Any], place: Place) -> Instance | None:
         told = owner_of(found.get("labels") or {})
@@ -310,6 +341,11 @@ def _owner(sent: HttpRequest) -> Owner:
     if told is None:
         raise InvalidRequest(f"not a request of the gce provider: {sent.path}")
     return told
+
+
+def _names(sent: HttpRequest) -> frozenset[str]:
+    """What the machines of a request are called."""
+    return frozenset(sent.body.get("perInstanceProperties") or (sent.body.get("name"),))
 
 
 def _properties(sent: HttpRequest) -> Mapping[str, Any]:

@@ -44,15 +44,18 @@ _PROTECTED = (
     "machineType",
     "name",
     "scheduling.automaticRestart",
+    "scheduling.gracefulShutdown",
     "scheduling.instanceTerminationAction",
     "scheduling.maxRunDuration",
     "scheduling.onInstanceStopAction",
     "scheduling.preemptible",
+    "scheduling.preemptionNoticeDuration",
     "scheduling.provisioningModel",
+    "scheduling.skipGuestOsShutdown",
     "scheduling.terminationTime",
     "zone",
 )
-_OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url")
+_OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url", NOTICE_ATTRIBUTE)
 # Lists whose members have a name of their own: metadata by key, and the one disk that is booted from.
 _IDENTITIES = {"items": "key", "disks": "boot"}
 
@@ -134,6 +137,11 @@ def _check_overrides(overrides: Mapping[str, Any]) -> None:
         kept = disk.get("autoDelete", disk.get("boot", False)) is not True
         if kept and (disk.get("boot") or "initializeParams" in disk):
             raise UserError(f"{where}.disks: a disk that is made with the machine needs `autoDelete: true`")
+        # By its labels it is found should it be left behind.
+        made = disk.get("initializeParams") or {}
+        told = made.get("labels", {}) if isinstance(made, Mapping) else {}
+        if not isinstance(told, Mapping) or any(str(key).startswith(labels.OURS) for key in told):
+            raise UserError(f"{where}.disks: labels that begin with {labels.OURS} are Stoker's own; leave them out")
 
 
 # ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +158,7 @@ def _one(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None
     }
     body = {"name": names.machine(order, 0), **_properties(order, place, gce, policy, links)}
     path = f"{_API}/{project}/zones/{zone}/instances?requestId={request_id(order)}"
-    return HttpRequest(SERVICE, "POST", path, merging.merged(body, gce.overrides, _IDENTITIES), str(place))
+    return HttpRequest(SERVICE, "POST", path, _overridden(order, body, gce), str(place))
 
 
 def _gang(order: LaunchOrder, place: Place, gce: GceResources, policy: str | None) -> HttpRequest:
@@ -161,11 +169,24 @@ def _gang(order: LaunchOrder, place: Place, gce: GceResources, policy: str | Non
         "count": str(order.nodes),
         "minCount": str(order.nodes),
         "perInstanceProperties": {name: {} for name in names.machines(order)},
-        "instanceProperties": merging.merged(properties, gce.overrides, _IDENTITIES),
+        "instanceProperties": _overridden(order, properties, gce),
         "locationPolicy": _location(order, place),
     }
     path = f"{_API}/projects/{place.project}/regions/{place.region}/instances/bulkInsert?requestId={request_id(order)}"
     return HttpRequest(SERVICE, "POST", path, body, str(place))
+
+
+def _overridden(order: LaunchOrder, body: Mapping[str, Any], gce: GceResources) -> dict[str, Any]:
+    """With what the job merges into it. A disk that is made with the machine is found by its labels, whoever asks for
+    it."""
+    found = merging.merged(body, gce.overrides, _IDENTITIES)
+    found["disks"] = [
+        merging.merged(disk, {"initializeParams": {"labels": labels.of_order(order)}}, _IDENTITIES)
+        if disk.get("initializeParams")
+        else disk
+        for disk in found["disks"]
+    ]
+    return found
 
 
 def _location(order: LaunchOrder, place: Place) -> dict[str, Any]:
