@@ -26,11 +26,20 @@ def all_jobs(store: Store) -> list[str]:
 
 
 def find_job(store: Store, text: str) -> str:
-    """The id of the job that `text` names. Raises UserError, in one line, when it is none or more than one."""
+    """The id of the job that `text` names. Raises UserError, in one line, when it is none or more than one.
+
+    Of several with that very name it is the one that is active, where only one is.
+    """
     wanted = text.strip()
     if can_be_key(wanted) and "/" not in wanted and _exists(store, wanted):
         return wanted
-    return choose_job(wanted, all_jobs(store))
+    jobs = all_jobs(store)
+    namesakes = {job for job in jobs if name_of(job) == wanted}
+    if len(namesakes) > 1:
+        active = namesakes & set(store.folders(layout.ACTIVE))
+        if len(active) == 1:
+            return active.pop()
+    return choose_job(wanted, jobs)
 
 
 def choose_job(text: str, jobs: Iterable[str]) -> str:

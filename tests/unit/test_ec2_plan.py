@@ -102,7 +102,7 @@ def test_the_plan_tells_what_an_old_table_is_worth(plan: Plan) -> None:
     (offering,) = offers.offline(Resources(provider="ec2", region="us-east-1", machine=("c7i.large",)))[:1]
     made = prices.tables()["us-east-1"].date
     assert old_prices((offering,), made + timedelta(days=90)) == ""
-    said = "on-demand prices are 91 days old; `stoker prices --refresh` asks for today's"
+    said = "on-demand prices are 91 days old; `stoker prices --provider ec2 --refresh` asks for today's"
     assert old_prices((offering,), made + timedelta(days=91)) == said
     assert old_prices((replace(offering, provider="local"),), made + timedelta(days=91)) == ""
     today = old_prices((offering,))

@@ -65,3 +65,14 @@ def test_a_job_is_found_without_any_index(tmp_path: Path) -> None:
 
 def test_the_name_is_the_id_without_its_suffix() -> None:
     assert name_of("gpt-big-2222") == "gpt-big"
+
+
+def test_of_namesakes_the_one_that_is_active_is_meant(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    for job in ("gpt-big-2222", "gpt-big-3333", "gpt-big-more-4444"):
+        store.put(layout.log_entry(job, 1), b"{}")
+    store.put(layout.active("gpt-big-3333", 1), b"")
+    assert find_job(store, "gpt-big") == "gpt-big-3333"
+    store.put(layout.active("gpt-big-2222", 1), b"")
+    with pytest.raises(UserError, match="could be any of 2 jobs"):
+        find_job(store, "gpt-big")

@@ -77,7 +77,8 @@ def old_prices(offerings: tuple[Offering, ...], today: date | None = None) -> st
     days = ((today or datetime.now(timezone.utc).date()) - found.date).days if found is not None else 0
     if days <= OLD_DAYS:
         return ""
-    return f"on-demand prices are {days} days old; `stoker prices --refresh` asks for today's"
+    what = "prices" if found is not None and found.spot else "on-demand prices"
+    return f"{what} are {days} days old; `stoker prices --provider {best.provider} --refresh` asks for today's"
 
 
 def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:

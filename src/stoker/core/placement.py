@@ -130,15 +130,25 @@ def acceptable(
     if spec.limits.max_cost is not None and not unpriced:
         kept = [offering for offering in kept if offering.price is not None]
         if not kept:
-            return [], "limits.max_cost needs a known price, and no fitting offering has one"
+            return [], (
+                "limits.max_cost needs a known price, and no fitting offering has one; "
+                f"`stoker prices --provider {spec.resources.provider} --refresh` may bring one"
+            )
     if spec.resources.max_price is not None:
         most = spec.resources.max_price
-        cheap = [o for o in kept if (unpriced if o.price is None else o.price <= most)]
+        cheap = [o for o in kept if (unpriced if (bound := _at_most(o)) is None else bound <= most)]
         if not cheap:
             why = f"no fitting offering is known to cost at most resources.max_price (${most:g}/h)"
             return [], f"{why}{_cheapest(kept)}"
         kept = cheap
     return kept, reason
+
+
+def _at_most(offering: Offering) -> float | None:
+    """What it costs, or what it cannot cost more than: spot is never dearer than on-demand where nobody bids for it."""
+    if offering.price is not None:
+        return offering.price
+    return offering.on_demand_price if offering.spot else None
 
 
 def _cheapest(offerings: list[Offering]) -> str:
