@@ -224,3 +224,10 @@ def test_what_is_said_thrice_of_spot_is_true_of_all_spot() -> None:
 
 def test_what_an_account_may_not_it_may_nowhere() -> None:
     assert choose(refusals((SPOT_A, "AuthDenied", "m1: you may not"))) == Impossible("m1: you may not")
+
+
+def test_spot_without_a_price_costs_no_more_than_on_demand() -> None:
+    unknown = replace(SPOT_A, price=None)
+    spec = replace(make_spec(), resources=replace(make_spec().resources, max_price=3.0))
+    assert choose(make_state(), spec, (unknown,)) == Chosen(unknown, "spot first")
+    assert isinstance(choose(make_state(), spec, (replace(unknown, on_demand_price=3.1),)), Impossible)

@@ -136,7 +136,7 @@ def acceptable(
             )
     if spec.resources.max_price is not None:
         most = spec.resources.max_price
-        cheap = [o for o in kept if (unpriced if (bound := _at_most(o)) is None else bound <= most)]
+        cheap = [o for o in kept if _costs_at_most(o, most) or (unpriced and o.price is None)]
         if not cheap:
             why = f"no fitting offering is known to cost at most resources.max_price (${most:g}/h)"
             return [], f"{why}{_cheapest(kept)}"
@@ -144,11 +144,10 @@ def acceptable(
     return kept, reason
 
 
-def _at_most(offering: Offering) -> float | None:
-    """What it costs, or what it cannot cost more than: spot is never dearer than on-demand where nobody bids for it."""
-    if offering.price is not None:
-        return offering.price
-    return offering.on_demand_price if offering.spot else None
+def _costs_at_most(offering: Offering, most: float) -> bool:
+    """Whether that is known. Spot is never dearer than on-demand where nobody bids for it."""
+    price = offering.on_demand_price if offering.price is None and offering.spot else offering.price
+    return price is not None and price <= most
 
 
 def _cheapest(offerings: list[Offering]) -> str:
