@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import threading
 import time
 import urllib.parse
@@ -251,3 +252,27 @@ else:
 
     def test_nobody_is_asked_where_nobody_should_be(gcs: GcsServer) -> None:
         assert gcs.env["GCE_METADATA_HOST"] == gcs.env["GCE_METADATA_IP"] == DEAD_ADDRESS
+
+    def test_credentials_that_were_renewed_are_read_again(
+        gcs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A governor lives for months; a key, or a login, does not."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import rsa
+
+        good = json.loads(Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        old = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+        mine = tmp_path / "key.json"
+        mine.write_text(json.dumps(good | {"private_key": old}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(mine))
+        store = open_store(gcs_url)
+        for _ in range(2):
+            with pytest.raises(StoreDenied):
+                store.head("a")
+        mine.write_text(json.dumps(good))
+        with pytest.raises(StoreUnavailable, match="credentials have changed"):
+            store.head("a")
+        assert store.head("a") is None and store.create("a", b"1")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import builtins
 import os
+from collections.abc import Callable
 
 import obstore
 from obstore.store import GCSStore
 
-from stoker.errors import NoCredentials, StoreError, StoreUnavailable
+from stoker.errors import NoCredentials, StoreError, StoreUnavailable, UserError
 from stoker.parallel import run_all
 from stoker.stores.answers import first_line, reason, status, translated
 from stoker.stores.bucket import BucketStore, open_pair
-from stoker.stores.google_accounts import obstore_options
+from stoker.stores.google_accounts import credentials_stamp, obstore_options
 
 # There is no request that removes many.
 _DELETES_AT_ONCE = 16
@@ -24,17 +25,18 @@ def open_gcs(bucket: str, prefix: str) -> BucketStore:
 
     Raises UserError for credentials that cannot be read.
     """
-    options = obstore_options()
-    endpoint = emulator_address()
-    if endpoint:
-        options["base_url"] = endpoint
     url = f"gs://{bucket}/{prefix}".rstrip("/")
-    quick, bulk = open_pair(
-        url,
-        lambda more: GCSStore(bucket, prefix=prefix or None, **options, **more),
-        allow_http=endpoint.startswith("http://"),
-    )
-    return GcsBucket(url, quick=quick, bulk=bulk)
+    endpoint = emulator_address()
+
+    def clients() -> tuple[GCSStore, GCSStore]:
+        options = obstore_options() | ({"base_url": endpoint} if endpoint else {})
+        return open_pair(
+            url,
+            lambda more: GCSStore(bucket, prefix=prefix or None, **options, **more),
+            allow_http=endpoint.startswith("http://"),
+        )
+
+    return GcsBucket(url, clients)
 
 
 def emulator_address() -> str:
@@ -50,6 +52,25 @@ class GcsBucket(BucketStore):
     # hear this as well. https://cloud.google.com/storage/docs/gcs429
     _busy_statuses = frozenset({429})
 
+    def __init__(self, url: str, clients: Callable[[], tuple[GCSStore, GCSStore]]) -> None:
+        self._clients = clients
+        self._read = credentials_stamp()
+        quick, bulk = clients()
+        super().__init__(url, quick=quick, bulk=bulk)
+
+    def _renewed(self) -> bool:
+        """Whether the person's credentials have changed since they were read. Then they are read again: a governor
+        lives for months, and logins and keys do not."""
+        stamp = credentials_stamp()
+        if stamp == self._read:
+            return False
+        try:
+            self._quick, self._bulk = self._clients()
+        except UserError:
+            return False  # Half written, or gone: what was read before is all there is.
+        self._read = stamp
+        return True
+
     def _remove(self, keys: builtins.list[str]) -> None:
         def remove(key: str) -> None:
             try:
@@ -62,6 +83,9 @@ class GcsBucket(BucketStore):
 
     def _translated(self, error: Exception) -> StoreError:
         text = str(error)
+        refused = status(error) == 401 or "token request" in text or "External GCP credential provider" in text
+        if refused and self._renewed():
+            return StoreUnavailable(f"{self.url}: your Google credentials have changed, and are used from now on")
         if "computeMetadata" in text:
             if status(error) == 404:
                 return NoCredentials(

@@ -55,6 +55,16 @@ def credentials_file() -> Path | None:
     return path if path.is_file() else None
 
 
+def credentials_stamp() -> tuple[str, int, int] | None:
+    """Changes whenever the person's credentials do; None where there is no file."""
+    try:
+        path = credentials_file()
+        found = path.stat() if path is not None else None
+    except (UserError, OSError):
+        return None
+    return None if found is None else (str(path), found.st_mtime_ns, found.st_size)
+
+
 def _kind(path: Path) -> str:
     try:
         said = json.loads(path.read_bytes())
