@@ -102,7 +102,7 @@ MISTAKES = {
     "store that is a file": Mistake(("--store", "FILE", *RUN), ("store", "is a file")),
     "store that cannot be made": Mistake(("--store", "/proc/stoker/store", *RUN), ("store", "--store")),
     "store from the environment": Mistake(RUN, ("store", "is a file"), environ={"STOKER_STORE": "FILE/store"}),
-    "gs:// for now": Mistake(("--store", "gs://bucket", *RUN), ("gs://", "s3://")),
+    "bad bucket on Google": Mistake(("--store", "gs://A_B", *RUN), ("A_B", "bucket")),
     "no such scheme": Mistake(("--store", "ftp://host/x", *RUN), ("ftp://", "s3://")),
     "file:// with two slashes": Mistake(("--store", "file://data/x", *RUN), ("file://data/x", "three slashes")),
     "bad bucket": Mistake(("--store", "s3://A_B", *RUN), ("A_B", "bucket")),
