@@ -96,6 +96,10 @@ class InvalidRequest(ProviderError):
     exit_code = 2
 
 
+class Misnamed(InvalidRequest):
+    """The job names something that is not there, wherever its machines would be: no other offering will do."""
+
+
 class Throttled(ProviderError):
     """Too many calls. Later."""
 

@@ -15,6 +15,7 @@ import pytest
 from stoker.errors import (
     AuthDenied,
     InvalidRequest,
+    Misnamed,
     NoCapacity,
     NotFound,
     ProviderError,
@@ -24,7 +25,7 @@ from stoker.errors import (
 )
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
-from stoker.providers.gce.errors import AlreadyThere, InUse, failed, refused
+from stoker.providers.gce.errors import AlreadyThere, InUse, failed, refusal, refused
 from stoker.testing.servers import isolated, pytest_isolated
 
 OPERATION = "/compute/v1/projects/p/zones/z/operations/op"
@@ -98,6 +99,19 @@ def test_what_a_person_named_is_named_to_them() -> None:
     gone = "The resource 'projects/debian-cloud/global/images/family/debian-99' was not found"
     assert str(refused("n1", 404, body("notFound", gone))).startswith("resources.image: ")
     assert "`stoker check gce`" in str(refused("n1", 403, body("quotaExceeded", "CPUS")))
+    nobody = refused("/compute/v1/projects/x", 404, body("notFound", "The resource 'projects/x' was not found"))
+    assert str(nobody).startswith("resources.gce.project: ")
+
+
+def test_what_no_zone_has_is_told_apart_from_what_another_may_have() -> None:
+    """The one ends a job at once; the other leads to the next offering."""
+    network = refused("n1", 400, body("invalid", "'projects/p/global/networks/x' cannot be found"))
+    machine = refused("n1", 400, body("invalid", "'projects/p/zones/z/machineTypes/n9' does not exist in zone z"))
+    assert type(network) is Misnamed and "`stoker check gce`" in str(network)
+    assert type(machine) is InvalidRequest
+    # What is looked for and not found is an answer; a launch that names it is at fault.
+    image = refused("n1", 404, body("notFound", "'projects/p/global/images/family/f' was not found"))
+    assert type(image) is NotFound and type(refusal(image)) is Misnamed
 
 
 # ── Over the wire ─────────────────────────────────────────────────────────────────────────────────────────────────────

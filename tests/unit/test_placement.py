@@ -224,6 +224,8 @@ def test_what_is_said_thrice_of_spot_is_true_of_all_spot() -> None:
 
 def test_what_an_account_may_not_it_may_nowhere() -> None:
     assert choose(refusals((SPOT_A, "AuthDenied", "m1: you may not"))) == Impossible("m1: you may not")
+    # Nor is there anywhere what the job names and nobody has.
+    assert choose(refusals((SPOT_A, "Misnamed", "resources.image: none"))) == Impossible("resources.image: none")
 
 
 def test_spot_without_a_price_costs_no_more_than_on_demand() -> None:

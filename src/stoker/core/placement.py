@@ -227,7 +227,7 @@ class _Refusals:
             keys.add(offering.key)
             if claim.closed.rule == "QuotaExceeded":
                 over_quota.add((offering.machine, offering.spot))
-            if claim.closed.rule in ("AuthDenied", "UserError"):
+            if claim.closed.rule in ("AuthDenied", "Misnamed", "UserError"):
                 final = final or last
             # Said of one machine type or of another, it is the same.
             words = (offering.spot, last.removeprefix(f"{offering.machine}: "))

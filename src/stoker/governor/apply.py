@@ -136,7 +136,7 @@ class Applier:
             self._close(state, claim, outcome, type(error).__name__, str(error), restart=True)
             return
         except (AuthDenied, InvalidRequest) as error:
-            # A person must act; another offering may still do.
+            # A person must act. Whether another offering may still do, the error's name tells.
             self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
             return
         nodes = tuple(NodeRef(rank=i.rank, instance=i.id) for i in sorted(instances, key=lambda i: i.rank))

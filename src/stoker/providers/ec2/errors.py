@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from stoker.errors import (
     AuthDenied,
     InvalidRequest,
+    Misnamed,
     NoCapacity,
     NotFound,
     ProviderError,
@@ -134,6 +135,8 @@ def mapped(what: str, response: Any) -> ProviderError:
     field = next((field for start, field in _FIELDS if code.startswith(start)), "")
     if not field and "iam instance profile" in message.lower():
         field = "resources.ec2.profile"
+    if field and kind is InvalidRequest:
+        kind = Misnamed
     return kind(f"{field or what}: {message} ({code}){_ADVICE.get(kind, '')}")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.errors import (
     AuthDenied,
     InvalidRequest,
+    Misnamed,
     NoCapacity,
     NotFound,
     ProviderError,
@@ -63,8 +65,6 @@ _CODES: dict[str, type[ProviderError]] = {
 # What a person named in the job file, by what stands in Google's words where that is not there, or not to be used.
 _FIELDS = (
     ("/images/", "resources.image"),
-    ("/machineTypes/", "resources.machine"),
-    ("/acceleratorTypes/", "resources.gpus"),
     ("/subnetworks/", "resources.gce.network"),
     ("/networks/", "resources.gce.network"),
     ("/reservations/", "resources.gce.reservation"),
@@ -72,6 +72,9 @@ _FIELDS = (
     ("serviceAccount", "resources.gce.service_account"),
     ("/resourcePolicies/", "resources.gce.placement_policy"),
 )
+# The same, for what another zone may have.
+_ZONAL_FIELDS = (("/machineTypes/", "resources.machine"), ("/acceleratorTypes/", "resources.gpus"))
+_PROJECT = re.compile(r"'projects/[^/']+'")
 # What to do about what only a person can change.
 _ADVICE: dict[type[ProviderError], str] = {
     QuotaExceeded: "; ask for more on the console's page of quotas: `stoker check gce` shows which",
@@ -126,8 +129,20 @@ def _error(what: str, code: str, message: str, status: int) -> ProviderError:
     kind = kind_of(code, status)
     field = ""
     if issubclass(kind, (NotFound, InvalidRequest, AuthDenied)) and kind is not AlreadyThere:
-        field = next((field for sign, field in _FIELDS if sign in message), "")
-    return kind(f"{field or what}: {first_line(message)} ({code}){_ADVICE.get(kind, '')}")
+        field = next((field for sign, field in (*_FIELDS, *_ZONAL_FIELDS) if sign in message), "")
+        if not field and _PROJECT.search(message):
+            field = "resources.gce.project"
+    found = kind(f"{field or what}: {first_line(message)} ({code}){_ADVICE.get(kind, '')}")
+    return refusal(found) if kind is InvalidRequest else found
+
+
+def refusal(error: ProviderError) -> InvalidRequest:
+    """Something is at fault with the request, or not there that it names: a launch with it will never do."""
+    text = str(error)
+    zonal = any(text.startswith(f"{field}:") for _, field in _ZONAL_FIELDS)
+    if not text.startswith("resources.") or zonal:
+        return InvalidRequest(text)
+    return Misnamed(text if "`stoker check" in text else f"{text}; `stoker check gce` shows what there is")
 
 
 def _key(code: str) -> str:

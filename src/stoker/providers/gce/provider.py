@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker import codec
-from stoker.errors import InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
+from stoker.errors import InvalidRequest, Misnamed, NoCapacity, NotFound, Throttled, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
 from stoker.providers.gce import catalog, labels, leftovers, names, offers, operations, places, request
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api, Scoped
-from stoker.providers.gce.errors import AlreadyThere, InUse
+from stoker.providers.gce.errors import AlreadyThere, InUse, refusal
 from stoker.providers.gce.owners import Owner, owner_of
 from stoker.providers.gce.places import Place, instance_id, is_id, region_of, split_id
 from stoker.providers.registry import Context
@@ -120,12 +120,21 @@ class GceProvider:
         for each in before:
             self._make(each)
         try:
+            return self._insert(last)
+        except Misnamed as error:
+            if before and "placement_policy" in str(error):
+                # Ours, and not known everywhere yet. The request has failed for good; another claim makes another.
+                raise NoCapacity(str(error)) from error
+            raise
+
+    def _insert(self, last: HttpRequest) -> tuple[Instance, ...]:
+        try:
             operation = self._api.send(last.method, last.path, last.body, what=_what(last))
         except AlreadyThere:
             # Google has forgotten the id of the request, or never knew it: the name stands for the claim meanwhile.
             return self._standing(last)
         except NotFound as error:
-            raise InvalidRequest(str(error)) from error
+            raise refusal(error) from error
         except InvalidRequest as error:
             if "requestid" not in str(error).lower():
                 raise
@@ -150,7 +159,7 @@ class GceProvider:
         except operations.Unfinished:
             raise
         except NotFound as error:
-            raise InvalidRequest(str(error)) from error
+            raise refusal(error) from error
         except (Transient, Throttled) as error:
             raise NoCapacity(str(error)) from error
 
@@ -162,7 +171,7 @@ class GceProvider:
         except AlreadyThere:
             pass
         except NotFound as error:
-            raise InvalidRequest(str(error)) from error
+            raise refusal(error) from error
 
     def _launched(self, sent: HttpRequest, operation: Mapping[str, Any]) -> tuple[Instance, ...]:
         """The machines that an operation made, though some may have ended since."""

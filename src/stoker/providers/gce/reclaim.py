@@ -29,4 +29,4 @@ def interrupt(api: Api, path: str, instance: str) -> str:
             api.send("DELETE", path, what=instance)
             return f"deleted, since no maintenance could be simulated: {error}"
     api.send("DELETE", path, what=instance)
-    return "deleted: it is no spot machine, so there is nothing to rehearse"
+    return "deleted, without notice: it is no spot machine, so none could be rehearsed; the next attempt follows"
