@@ -154,7 +154,7 @@ def prepare(
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=(*told, *unserved, *lost),
+        told=(*told, *unserved, *lost, *_spot_left_out(spec, fitting, offered)),
         packed=packed,
         environ=environ,
         bundles=bundles,
@@ -169,6 +169,16 @@ def prepare(
         except ProviderError:
             pass  # It could not be asked, or this person may not launch: whoever governs finds out.
     return prepared
+
+
+def _spot_left_out(spec: Spec, fitting: Iterable[Offering], offered: Iterable[Offering]) -> tuple[str, ...]:
+    """A line where a job that prefers spot will have none, though it is offered: nobody knows its price."""
+    if spec.resources.spot != "prefer" or spec.limits.max_cost is None or any(each.spot for each in fitting):
+        return ()
+    if not any(each.spot and each.price is None for each in offered):
+        return ()
+    asks = f"`stoker prices --provider {spec.resources.provider} --refresh` may bring one"
+    return (f"spot is left out: limits.max_cost needs a known price; {asks}, or set limits.max_runtime instead",)
 
 
 def pack_agents(

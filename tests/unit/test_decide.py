@@ -363,6 +363,8 @@ def test_a_machine_that_the_cloud_has_not_heard_of_is_gone_only_when_it_is_not_n
     assert entry(job, 100 + newborn_s - 1) is None
     over = entry(job, 100 + newborn_s + 1)
     assert isinstance(over, Closed) and over.outcome == "lost"
+    # While most of the store is silent, it may be the one who asks that nobody answers.
+    assert decide_job(job, DEFAULT, at(100 + newborn_s + 1), blind=True).actions == ()
     # What has positively ended need not be waited for.
     ended = entry(make_snapshot(launched, states={"i-2-0": "gone"}), 101)
     assert isinstance(ended, Closed) and ended.outcome == "lost"

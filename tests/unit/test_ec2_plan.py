@@ -17,8 +17,10 @@ from stoker import bundle
 from stoker.bundle import Built, NotServed
 from stoker.cli import main
 from stoker.cli.planning import old_prices
+from stoker.model import Offering
 from stoker.providers.ec2 import catalog, offers, places, prices
-from stoker.spec import Ec2Resources, Gpus, Resources
+from stoker.spec import Ec2Resources, Gpus, Limits, Resources, Spec
+from stoker.submitting import _spot_left_out
 
 Plan = Callable[..., tuple[int, str, str]]
 
@@ -229,3 +231,13 @@ def test_machines_without_efa_are_no_candidates_for_a_job_with_it() -> None:
     small = Resources(provider="ec2", region="us-east-1", gpus=Gpus("T4", 1), ec2=Ec2Resources(efa=True))
     assert all(machine.efa_interfaces for machine in catalog.fitting(small))
     assert catalog.fitting(replace(small, ec2=None)) != catalog.fitting(small)
+
+
+def test_spot_that_is_left_out_for_want_of_a_price_is_told() -> None:
+    spot = Offering("ec2", "c7i.large", "us-east-1a", spot=True, price=0.04)
+    paid = replace(spot, spot=False, price=0.1)
+    spec = Spec(name="x", run="true", resources=Resources(provider="ec2", spot="prefer"), limits=Limits(max_cost=5.0))
+    (line,) = _spot_left_out(spec, (paid,), (replace(spot, price=None), paid))
+    assert line.startswith("spot is left out: limits.max_cost needs a known price; `stoker prices --provider ec2")
+    assert _spot_left_out(spec, (spot, paid), (spot, paid)) == ()
+    assert _spot_left_out(replace(spec, limits=Limits()), (paid,), (replace(spot, price=None), paid)) == ()

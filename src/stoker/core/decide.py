@@ -54,7 +54,8 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
 
 def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False) -> Plan:
     """What to do about one job. `blind`: silence proves nothing (so many are silent, or too few were looked at)."""
-    decision = _Decision(job.settled(now), policy, now, blind)
+    # Who is blind cannot tell a machine that its cloud has not heard of from one that nobody hears.
+    decision = _Decision(job if blind else job.settled(now), policy, now, blind)
     decision.run()
     return Plan(
         actions=tuple(decision.actions),
