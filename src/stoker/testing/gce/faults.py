@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from stoker.testing.gce.errors import Failure, Json, OperationFailed
+from stoker.testing.machines.faults import FaultBook
 
 Lifecycle = Literal["", "spot", "standard"]
 
@@ -141,27 +140,8 @@ def load(data: dict[str, Any]) -> Fault:
     )
 
 
-class Faults:
-    """The faults in force. Safe to use from many threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: dict[int, tuple[Fault, float | None, int | None]] = {}
-        self._next = 0
-
-    def add(self, fault: Fault) -> int:
-        with self._lock:
-            self._next += 1
-            ends_at = None if fault.for_s is None else time.monotonic() + fault.for_s
-            self._held[self._next] = (fault, ends_at, fault.times)
-            return self._next
-
-    def clear(self, number: int | None = None) -> None:
-        with self._lock:
-            if number is None:
-                self._held.clear()
-            else:
-                self._held.pop(number, None)
+class Faults(FaultBook[Fault]):
+    """The faults in force, and what meets them."""
 
     def meet(self, operation: str) -> Fault | None:
         """The first fault that such a call meets whatever it asks for. Counts as one of its `times`."""
@@ -203,17 +183,3 @@ class Faults:
                 and (not fault.operations or permission in map(permission_of, fault.operations))
                 for _, fault in self._in_force()
             )
-
-    def _in_force(self) -> list[tuple[int, Fault]]:
-        now = time.monotonic()
-        ended = [number for number, (_, ends_at, _) in self._held.items() if ends_at is not None and ends_at <= now]
-        for number in ended:
-            del self._held[number]
-        return [(number, fault) for number, (fault, _, _) in self._held.items()]
-
-    def _use(self, number: int) -> None:
-        fault, ends_at, left = self._held[number]
-        if left is not None:
-            self._held[number] = (fault, ends_at, left - 1)
-            if left <= 1:
-                del self._held[number]
