@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from stoker.testing.machines.faults import FaultBook
+from stoker.testing.fault_book import FaultBook
 
 Lifecycle = Literal["", "spot", "on-demand"]
 

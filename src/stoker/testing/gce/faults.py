@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from stoker.testing.fault_book import FaultBook
 from stoker.testing.gce.errors import Failure, Json, OperationFailed
-from stoker.testing.machines.faults import FaultBook
 
 Lifecycle = Literal["", "spot", "standard"]
 
