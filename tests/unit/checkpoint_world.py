@@ -9,12 +9,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stoker import layout
 from stoker.agent.restore import Restored, restore, restore_newest
 from stoker.agent.sync import CheckpointSync
 from stoker.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
 from stoker.saves import MARKER, Save
-from stoker.store import Store
+from stoker.store import Store, open_store
 from stoker.testing.memory import MemoryStore
 
 JOB = "job-1"
@@ -163,3 +165,18 @@ def assert_sound(store: Store) -> None:
             assert found is not None, f"{item.place.key} lacks {blob.path}"
             assert hashlib.sha256(found.data).hexdigest() == blob.digest
             assert len(found.data) == blob.size
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return memory_store() if request.param == "memory" else open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return memory_store()
+
+
+@pytest.fixture
+def world(tmp_path: Path, store: Store) -> World:
+    return World(tmp_path, store).begin()

@@ -1,0 +1,245 @@
+"""The last commit: when the training is over, and when an agent was started again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import checkpoint_world
+from checkpoint_world import (
+    World,
+    age,
+    assert_sound,
+    checkpoints,
+    keys,
+    restored_content,
+)
+from test_sync import LIMIT_S, Meddling
+from test_sync_requested import answers
+
+from stoker.agent.snapshot import IGNORED
+from stoker.errors import StoreUnavailable
+from stoker.store import Store
+from stoker.testing.memory import Fault, MemoryStore
+
+# ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Fixtures that all tests of checkpoints share.
+store, memory, world = checkpoint_world.store, checkpoint_world.memory, checkpoint_world.world
+
+
+def final_world(tmp_path: Path, store: Store, **options: object) -> World:
+    """With real time: `final` waits."""
+    return World(tmp_path, store, **{"monotonic": time.monotonic, "settle_s": 1000.0} | options)  # type: ignore[arg-type]
+
+
+def test_the_last_commit_takes_what_is_there(tmp_path: Path, store: Store) -> None:
+    world = final_world(tmp_path, store).begin()
+    world.write(model="1")
+    last = world.sync.final(LIMIT_S)
+    assert last is not None and last.key == keys(store)[-1]
+    assert restored_content(store, tmp_path / "back") == {"model.pt": b"1"}
+    assert world.sync.status().unsynced_bytes == 0
+
+
+def test_the_last_commit_of_nothing_is_none(tmp_path: Path, store: Store) -> None:
+    world = final_world(tmp_path, store).begin()
+    assert world.sync.final(LIMIT_S) is None
+
+
+def test_the_last_commit_leaves_out_what_is_half_written(tmp_path: Path, store: Store) -> None:
+    world = final_world(tmp_path, store).begin()
+    world.write(step_1__model="1", step_2__model="2", step_2__optimizer="half", flat="half")
+    world.open = {"step_2/optimizer.pt", "flat.pt"}
+    world.sync.final(LIMIT_S, frozen=True)
+    assert restored_content(store, tmp_path / "back") == {"step_1/model.pt": b"1"}
+
+
+def test_a_file_overwritten_in_place_and_half_done_stays_as_it_was(tmp_path: Path, store: Store) -> None:
+    first = World(tmp_path, store).begin()
+    first.write(model="1", optimizer="1")
+    first.settle()
+    world = final_world(tmp_path, store, claim=2).restore_newest().begin()
+    world.write(model="2", optimizer="half", sub__new="n")
+    world.open = {"optimizer.pt"}
+    world.sync.final(LIMIT_S, frozen=True)
+    assert restored_content(store, tmp_path / "back") == {
+        "model.pt": b"1",
+        "optimizer.pt": b"1",
+        "sub/new.pt": b"n",
+    }
+    assert_sound(store)
+
+
+def test_the_last_save_is_committed_at_the_end(tmp_path: Path, store: Store) -> None:
+    world = final_world(tmp_path, store).begin()
+    for number in range(4):
+        world.save(f"step-{number}", {"model": f"{number}"})
+    last = world.sync.final(LIMIT_S)
+    assert last is not None and last.name == "step-3"
+    assert [one.name for one in checkpoints(store)] == ["step-3"]
+    assert set(answers(world)) == {1, 2, 3, 4}
+
+
+def test_at_the_end_older_shards_follow_since_other_ranks_may_have_no_newer(tmp_path: Path, store: Store) -> None:
+    ranks = [final_world(tmp_path, store, rank=rank, nodes=2).begin() for rank in range(2)]
+    for number in range(3):
+        ranks[0].save(f"step-{number}", {"shard-0": f"{number}"}, sharded=True)
+        if number < 2:
+            ranks[1].save(f"step-{number}", {"shard-1": f"{number}"}, sharded=True)
+    for world in ranks:
+        world.sync.final(LIMIT_S)
+    assert [one.name for one in checkpoints(store)] == ["step-0", "step-1"]
+    last = ranks[0].sync.status().last
+    assert last is not None and last.name == "step-2"
+
+
+def test_the_last_commit_waits_out_a_short_outage(tmp_path: Path, memory: MemoryStore) -> None:
+    client = memory.client()
+    world = final_world(tmp_path, client).begin()
+    world.write(model="1")
+    client.outage(True)
+    threading.Timer(0.3, client.outage, [False]).start()
+    assert world.sync.final(LIMIT_S) is not None
+
+
+def test_the_last_commit_gives_up_at_the_deadline(tmp_path: Path, memory: MemoryStore) -> None:
+    client = memory.client()
+    world = final_world(tmp_path, client).begin()
+    world.write(model="1")
+    client.outage(True)
+    assert world.sync.final(0.2) is None
+    assert world.sync.status().unsynced_bytes == 1
+
+
+def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path: Path, memory: MemoryStore) -> None:
+    release = threading.Event()
+    world = final_world(tmp_path, Meddling(memory, lambda _: release.wait(LIMIT_S) and None)).begin()  # type: ignore[arg-type]
+    world.write(model="1")
+    assert world.sync.final(0.2) is None
+    release.set()
+
+
+def test_at_the_end_all_ranks_commit_the_same_save(tmp_path: Path, store: Store) -> None:
+    ranks: list[World] = []
+    finished = threading.Event()
+    for rank in range(2):
+        options = {"peers": lambda: (0, 1), "lead_finished": finished.is_set}
+        world = final_world(tmp_path, store, rank=rank, nodes=2, **options)
+        ranks.append(world.begin())
+        world.write(**{f"shard_{rank}": "1"})
+    following = threading.Thread(target=ranks[1].sync.final, args=(LIMIT_S,))
+    following.start()
+    ranks[0].sync.final(LIMIT_S)
+    finished.set()
+    following.join(LIMIT_S)
+    (checkpoint,) = checkpoints(store)
+    assert set(checkpoint.manifests) == {0, 1}
+
+
+def test_a_rank_does_not_wait_for_a_lead_that_has_finished(tmp_path: Path, store: Store) -> None:
+    world = final_world(tmp_path, store, rank=1, nodes=2, lead_finished=lambda: True).begin()
+    world.write(shard="1")
+    began = threading.Event()
+    thread = threading.Thread(target=lambda: (began.set(), world.sync.final(3600.0)))
+    thread.daemon = True
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_it_runs_by_itself(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, monotonic=time.monotonic, settle_s=0.05)
+    world.sync.start()
+    world.write(model="1")
+    limit = time.monotonic() + LIMIT_S
+    while not checkpoints(store):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    world.save("step-1", {"model": "2"})
+    last = world.sync.final(LIMIT_S)
+    assert last is not None and last.name == "step-1"
+
+
+def test_an_error_nobody_foresaw_does_not_end_the_saving(tmp_path: Path, memory: MemoryStore) -> None:
+    failures = iter([RuntimeError("what?")])
+
+    def faults(method: str, key: str) -> Fault | None:
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        return None
+
+    world = World(tmp_path, memory.client(faults), monotonic=time.monotonic, settle_s=0.05)
+    world.sync.start()
+    world.write(model="1")
+    limit = time.monotonic() + LIMIT_S
+    while not checkpoints(memory):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    world.sync.close()
+
+
+# ── A restarted agent ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def recovering(world: World) -> World:
+    world.options |= {"monotonic": time.monotonic, "recovering": True, "settle_s": 2.0}
+    world.restored = None
+    world.sync = world.make()
+    return world
+
+
+def test_a_restarted_agent_commits_what_is_there(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store).begin()
+    world.write(old="1")
+    world.settle()
+    world.write(new="2")
+    age(world.folder, seconds=60)
+    last = recovering(world).sync.final(LIMIT_S)
+    assert last is not None and last.key == keys(store)[-1]
+    assert restored_content(store, tmp_path / "back") == {"old.pt": b"1", "new.pt": b"2"}
+
+
+def test_a_restarted_agent_leaves_out_what_was_written_when_all_died(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store).begin()
+    world.write(step_1__model="1", step_2__model="torn?")
+    age(world.folder / "step_1", seconds=60)
+    recovering(world).sync.final(LIMIT_S)
+    assert restored_content(store, tmp_path / "back") == {"step_1/model.pt": b"1"}
+
+
+def test_a_restarted_agent_commits_nothing_twice(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store).begin()
+    world.write(model="1")
+    world.settle()
+    age(world.folder, seconds=60)
+    recovering(world).sync.final(LIMIT_S)
+    assert len(checkpoints(store)) == 1
+
+
+def test_a_restarted_agent_commits_the_saves_that_wait_and_prunes_nothing(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=1).begin()
+    world.save("step-0", {"model": "0"})
+    world.tick()
+    world.save("step-1", {"model": "1"})
+    recovering(world).sync.final(LIMIT_S)
+    assert [one.name for one in checkpoints(store)] == ["step-0", "step-1"]
+
+
+def test_a_restarted_agent_where_no_training_began_commits_nothing(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store)
+    world.write(half="restored")
+    age(world.folder)
+    assert recovering(world).sync.final(LIMIT_S) is None
+    assert world.sync.status().error is None
+    assert checkpoints(store) == []
+
+
+def test_patterns_are_what_the_docs_say() -> None:
+    assert set(IGNORED) == {"*.tmp", ".tmp-*", "*.partial", ".stoker-lock"}
+
+
+def test_the_outage_error_is_what_the_store_raises() -> None:
+    assert issubclass(type(Fault().error), StoreUnavailable)

@@ -1,0 +1,127 @@
+"""Checkpoints of several nodes whose scripts know nothing of one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import checkpoint_world
+from checkpoint_world import (
+    JOB,
+    World,
+    checkpoints,
+    content,
+    keys,
+    restored_content,
+)
+
+from stoker.checkpoints import list_checkpoints
+from stoker.store import Store
+
+# Fixtures that all tests of checkpoints share.
+store = checkpoint_world.store
+
+
+def gang(tmp_path: Path, store: Store, nodes: int = 2, claim: int = 1, begin: bool = True) -> list[World]:
+    ranks: list[World] = []
+    for rank in range(nodes):
+        world = World(tmp_path, store, rank=rank, nodes=nodes, claim=claim)
+        world.options["peers"] = lambda: tuple(one.rank for one in ranks if one.sync.status().files)
+        ranks.append(world)
+    if begin:
+        for world in ranks:
+            world.begin()
+    return ranks
+
+
+def settle_all(ranks: list[World]) -> None:
+    for _ in range(80):
+        for world in ranks:
+            world.tick()
+
+
+def test_a_rank_without_files_takes_no_part(tmp_path: Path, store: Store) -> None:
+    ranks = gang(tmp_path, store)
+    ranks[0].write(model="1")
+    settle_all(ranks)
+    (checkpoint,) = checkpoints(store)
+    assert set(checkpoint.manifests) == {0}
+
+
+def test_ranks_with_files_commit_theirs_under_the_name_of_rank_0(tmp_path: Path, store: Store) -> None:
+    ranks = gang(tmp_path, store, nodes=3)
+    for step in (1, 2):
+        ranks[0].write(**{f"step_{step}__shard_0": f"{step}"})
+        ranks[2].write(**{f"other_{step}__shard_2": f"{step}"})
+        settle_all(ranks)
+    first, second = checkpoints(store)
+    assert set(first.manifests) == set(second.manifests) == {0, 2}
+    assert [world.sync.status().commits for world in ranks] == [2, 0, 2]
+    assert second.name == "step_2"
+    assert restored_content(store, tmp_path / "back", rank=1) == {
+        "step_1/shard_0.pt": b"1",
+        "other_1/shard_2.pt": b"1",
+        "step_2/shard_0.pt": b"2",
+        "other_2/shard_2.pt": b"2",
+    }
+
+
+def test_until_every_rank_has_committed_the_save_does_not_count(tmp_path: Path, store: Store) -> None:
+    ranks = gang(tmp_path, store)
+    for world in ranks:
+        world.write(shard="1")
+        world.tick()
+    for _ in range(60):
+        ranks[0].tick()
+    assert len(list_checkpoints(store, JOB)) == 1
+    assert checkpoints(store) == []
+    settle_all(ranks)
+    assert len(checkpoints(store)) == 1
+
+
+def test_a_rank_that_has_nothing_new_still_joins(tmp_path: Path, store: Store) -> None:
+    ranks = gang(tmp_path, store)
+    ranks[1].write(rank_1_config="once")
+    ranks[0].write(model="1")
+    settle_all(ranks)
+    ranks[0].write(model="2")
+    settle_all(ranks)
+    assert len(checkpoints(store)) == 2
+
+
+def test_what_was_restored_from_others_is_not_ones_own(tmp_path: Path, store: Store) -> None:
+    first = gang(tmp_path, store)
+    first[0].write(model="1")
+    settle_all(first)
+    second = gang(tmp_path, store, claim=2, begin=False)
+    for world in second:
+        world.restore(keys(store)[-1]).begin()
+    assert content(second[1].folder) == {"model.pt": b"1"}
+    settle_all(second)
+    assert [world.sync.status().files for world in second] == [1, 0]
+    second[0].write(model="2")
+    settle_all(second)
+    newest = checkpoints(store)[-1]
+    assert newest.place.claim == 2 and set(newest.manifests) == {0}
+
+
+def test_shards_are_restored_to_all_and_committed_by_their_owner(tmp_path: Path, store: Store) -> None:
+    first = gang(tmp_path, store)
+    for world in first:
+        world.write(**{f"shard_{world.rank}": "1", "same": f"from {world.rank}"})
+    settle_all(first)
+    second = gang(tmp_path, store, claim=2, begin=False)
+    for world in second:
+        world.restore(keys(store)[-1]).begin()
+        assert content(world.folder) == {
+            "shard_0.pt": b"1",
+            "shard_1.pt": b"1",
+            "same.pt": f"from {world.rank}".encode(),
+        }
+    second[0].write(shard_0="2")
+    settle_all(second)
+    newest = checkpoints(store)[-1]
+    assert newest.place.claim == 2
+    assert {rank: {blob.path for blob in newest.manifests[rank].files} for rank in (0, 1)} == {
+        0: {"same.pt", "shard_0.pt"},
+        1: {"same.pt", "shard_1.pt"},
+    }

@@ -1,0 +1,117 @@
+"""Checkpoints while the store is away, or its replies are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from checkpoint_world import (
+    JOB,
+    World,
+    assert_sound,
+    blobs,
+    checkpoints,
+    keys,
+    memory_store,
+    needed,
+    restored_content,
+)
+
+from stoker import layout
+from stoker.store import Store
+from stoker.testing.memory import Fault, MemoryStore
+
+# Fixtures that all tests of checkpoints share.
+store, memory, world = checkpoint_world.store, checkpoint_world.memory, checkpoint_world.world
+
+
+def test_an_outage_is_waited_out(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory.client()).begin()
+    assert isinstance(world.store, MemoryStore)
+    world.store.outage(True)
+    world.write(model="1")
+    world.settle()
+    status = world.sync.status()
+    assert status.error is not None and "StoreUnavailable" in status.error
+    assert status.unsynced_bytes == 1 and status.lag_s > 30
+    world.write(model="2")
+    world.store.outage(False)
+    world.settle()
+    assert restored_content(memory, tmp_path / "back") == {"model.pt": b"2"}
+    assert world.sync.status().error is None
+    assert world.sync.status().unsynced_bytes == 0
+
+
+def test_a_store_that_is_down_is_not_hammered(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory.client()).begin()
+    assert isinstance(world.store, MemoryStore)
+    world.store.outage(True)
+    world.save("step-1", {"model": "1"})
+    world.tick(rounds=7200, every_s=0.5)
+    # Two files at a time, every 30 seconds, and a little more often at the beginning.
+    assert sum(world.store.counts.values()) < 2 * 3600 / 30 + 20
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("mode", ["folder", "save"])
+def test_whichever_call_fails_no_manifest_lacks_a_blob_and_none_is_doubled(
+    tmp_path: Path, after: bool, mode: str
+) -> None:
+    """Fail each call in turn, before or after its effect."""
+    for failing in range(60):
+        memory = memory_store()
+        calls = iter(range(10**9))
+
+        def faults(method: str, key: str, calls: Iterator[int] = calls, failing: int = failing) -> Fault | None:
+            return Fault(after=after) if next(calls) == failing else None
+
+        client = memory.client(faults)
+        world = World(tmp_path / f"{failing}", client, keep=1).begin()
+        for number in range(3):
+            if mode == "folder":
+                world.write(**{"model": f"{number}", f"extra_{number}": "x"})
+            else:
+                world.save(f"step-{number}", {"model": f"{number}", "same": "x"})
+            world.tick(rounds=10, every_s=4.0)
+            assert_sound(memory)
+        newest = restored_content(memory, tmp_path / f"back-{failing}")
+        assert newest["model.pt" if mode == "folder" else "step-2/model"] == b"2"
+        # Another round removes what a failed pruning left.
+        client.faults = None
+        world.sync._pruner._rounds = 0
+        world.sync._pruner.prune()
+        assert len(keys(memory)) == 1
+        assert blobs(memory) == needed(memory)
+        if next(calls) <= failing:
+            return
+    raise AssertionError("there are more calls than were failed")
+
+
+def test_a_commit_whose_reply_was_lost_is_one_commit(tmp_path: Path, memory: MemoryStore) -> None:
+    lost = iter([Fault(after=True)])
+    client = memory.client(lambda method, _key: next(lost, None) if method == "create" else None)
+    world = World(tmp_path, client).begin()
+    world.write(model="1")
+    world.settle()
+    assert keys(memory) == ["00000001/000001-model"]
+    assert world.sync.status().commits == 1
+
+
+def test_an_ordinal_that_is_taken_is_passed_by(world: World) -> None:
+    world.store.create(layout.manifest(JOB, "00000001/000001-step-0"), b"somebody's")
+    for number in range(2):
+        world.save(f"step-{number}", {"model": "1"})
+        world.tick(rounds=2)
+    assert keys(world.store) == ["00000001/000002-step-0", "00000001/000003-step-1"]
+
+
+def test_ordinals_go_on_where_the_store_is(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store).begin()
+    world.write(a="1")
+    world.settle()
+    world.begin()
+    world.write(b="1")
+    world.settle()
+    assert [one.place.ordinal for one in checkpoints(store)] == [1, 2]

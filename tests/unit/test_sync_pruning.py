@@ -1,0 +1,158 @@
+"""Which checkpoints are kept, and what is removed with the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from checkpoint_world import (
+    JOB,
+    World,
+    assert_sound,
+    blobs,
+    checkpoints,
+    keys,
+    needed,
+    restored_content,
+)
+
+from stoker import layout
+from stoker.checkpoints import list_checkpoints
+from stoker.errors import StoreDenied
+from stoker.store import Store
+from stoker.testing.memory import Fault, MemoryStore
+
+# Fixtures that all tests of checkpoints share.
+store, memory = checkpoint_world.store, checkpoint_world.memory
+
+
+def test_the_newest_are_kept_and_what_they_do_not_need_goes(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=2).begin()
+    for number in range(5):
+        world.save(f"step-{number}", {"model": f"{number}", "same": "same"})
+        world.tick()
+    assert [one.name for one in checkpoints(store)] == ["step-3", "step-4"]
+    assert blobs(store) == needed(store)
+    assert_sound(store)
+
+
+def test_what_was_restored_last_is_kept(tmp_path: Path, store: Store) -> None:
+    first = World(tmp_path, store, keep=3).begin()
+    for number in range(3):
+        first.save(f"step-{number}", {"model": f"{number}"})
+        first.tick()
+    oldest = keys(store)[0]
+    second = World(tmp_path, store, keep=1, claim=2).restore(oldest).begin()
+    for number in range(3):
+        second.save(f"again-{number}", {"model": f"again {number}"})
+        second.tick()
+    assert keys(store) == [oldest, keys(store)[-1]]
+    assert restored_content(store, tmp_path / "back", oldest) == {"step-0/model": b"0"}
+
+
+def test_nothing_is_pruned_unless_this_attempt_trains(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=1, allowed=lambda: False).begin()
+    for number in range(3):
+        world.save(f"step-{number}", {"model": f"{number}"})
+        world.tick()
+    assert len(checkpoints(store)) == 3
+
+
+def test_nothing_is_pruned_once_a_newer_claim_has_committed(tmp_path: Path, store: Store) -> None:
+    old = World(tmp_path, store, keep=1).begin()
+    old.save("step-0", {"model": "0"})
+    old.tick()
+    new = World(tmp_path, store, keep=5, claim=2).begin()
+    new.save("new-0", {"model": "new"})
+    new.tick()
+    before = keys(store)
+    old.save("step-1", {"model": "1"})
+    old.tick()
+    assert set(before) < set(keys(store))
+    assert checkpoints(store)[-1].name == "new-0"
+
+
+def test_blobs_of_a_pruning_that_crashed_are_found_later(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=1).begin()
+    world.save("step-0", {"model": "0"})
+    world.tick()
+    # The manifest went, then the machine did.
+    store.delete([layout.manifest(JOB, keys(store)[0])])
+    again = World(tmp_path, store, keep=1, claim=2).begin()
+    again.save("step-1", {"model": "1"})
+    again.tick()
+    assert blobs(store) == needed(store)
+
+
+def test_a_blob_that_was_pruned_is_sent_again_when_it_is_needed_again(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=1).begin()
+    for number, text in enumerate(["a", "b", "a"]):
+        world.save(f"step-{number}", {"model": text})
+        world.tick()
+        assert_sound(store)
+    assert restored_content(store, tmp_path / "back") == {"step-2/model": b"a"}
+
+
+@pytest.mark.parametrize("reply_lost", [False, True])
+def test_a_link_whose_blob_was_pruned_is_sent_again(tmp_path: Path, memory: MemoryStore, reply_lost: bool) -> None:
+    """What a link says is known without reading; whether the store still has it is not."""
+
+    def faults(method: str, key: str) -> Fault | None:
+        return Fault(after=True) if reply_lost and method == "delete" and "/blobs/" in key else None
+
+    world = World(tmp_path, memory.client(faults), keep=1).begin()
+    for number, target in enumerate(["a", "b", "a"]):
+        world.write(**{f"file_{number}": f"{number}"})
+        (world.folder / "link").unlink(missing_ok=True)
+        (world.folder / "link").symlink_to(target)
+        world.settle()
+        assert_sound(memory)
+    assert len(checkpoints(memory)) == 1
+
+
+def test_a_manifest_that_cannot_be_read_keeps_the_blobs(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=2).begin()
+    strange = layout.manifest(JOB, "00000001/000009-strange")
+    store.create(strange, b"not a manifest")
+    store.put(layout.blob(JOB, 0, "0" * 64), b"perhaps its own")
+    world.save("step-0", {"model": "0"})
+    world.tick()
+    assert "0" * 64 in blobs(store)
+    # When it would be too old anyway, it goes, and so does what nobody needs.
+    world.save("step-1", {"model": "1"})
+    world.tick()
+    assert store.head(strange) is None
+    assert blobs(store) == needed(store)
+
+
+def test_a_store_that_lets_nothing_be_removed_holds_up_no_commit(tmp_path: Path, memory: MemoryStore) -> None:
+    denied = Fault(error=StoreDenied("no"))
+    world = World(tmp_path, memory.client(lambda method, _: denied if method == "delete" else None), keep=1).begin()
+    for number in range(4):
+        world.save(f"step-{number}", {"model": f"{number}"})
+        world.tick()
+    assert len(checkpoints(memory)) == 4
+    assert "StoreDenied" in (world.sync.status().error or "")
+
+
+def test_shards_of_which_parts_are_missing_do_not_pile_up(tmp_path: Path, store: Store) -> None:
+    rank_0 = World(tmp_path, store, nodes=2, keep=2).begin()
+    for number in range(30):
+        rank_0.save(f"step-{number}", {"shard-0": f"{number}"}, sharded=True)
+        rank_0.tick()
+    assert len(list_checkpoints(store, JOB)) <= 12
+    assert checkpoints(store) == []
+
+
+def test_each_rank_prunes_its_own_shards(tmp_path: Path, store: Store) -> None:
+    ranks = [World(tmp_path, store, rank=rank, nodes=2, keep=2).begin() for rank in range(2)]
+    for number in range(6):
+        for world in ranks:
+            world.save(f"step-{number}", {"shard": f"{world.rank} {number}"}, sharded=True)
+            world.tick()
+    assert [one.name for one in checkpoints(store)][-2:] == ["step-4", "step-5"]
+    for rank in range(2):
+        assert blobs(store, rank) == needed(store, rank)
+        assert len(blobs(store, rank)) <= 8
+    assert_sound(store)

@@ -1,0 +1,150 @@
+"""Checkpoints that a script asks to be committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from checkpoint_world import (
+    World,
+    blobs,
+    checkpoints,
+    restored_content,
+    write,
+)
+from test_sync import Meddling
+
+from stoker.agent.commits import CommitRequest
+from stoker.agent.committing import pick
+from stoker.store import Store
+from stoker.testing.memory import MemoryStore
+
+# Fixtures that all tests of checkpoints share.
+store, memory, world = checkpoint_world.store, checkpoint_world.memory, checkpoint_world.world
+
+
+def answers(world: World) -> dict[int, dict[str, object]]:
+    found = [json.loads(path.read_text()) for path in (world.channel / "commits.done").glob("*.json")]
+    return {answer["sequence"]: answer for answer in found}
+
+
+def test_a_save_is_committed_at_once_and_answered(world: World, tmp_path: Path) -> None:
+    world.save("step-1", {"model": "1", "left.tmp": "also"}, step=1)
+    world.write(loose="not part of it")
+    world.tick()
+    (checkpoint,) = checkpoints(world.store)
+    assert (checkpoint.name, checkpoint.step) == ("step-1", 1)
+    assert answers(world)[1]["key"] == checkpoint.key
+    assert restored_content(world.store, tmp_path / "back") == {
+        "step-1/model": b"1",
+        "step-1/left.tmp": b"also",
+    }
+    world.settle()
+    assert len(checkpoints(world.store)) == 1
+
+
+def test_saves_are_committed_in_order(world: World) -> None:
+    for number in range(3):
+        world.save(f"step-{number}", {"model": f"{number}"})
+        world.tick()
+    assert [one.name for one in checkpoints(world.store)] == ["step-0", "step-1", "step-2"]
+
+
+def test_if_the_store_is_slow_the_newest_goes_first_and_older_ones_are_passed_over(world: World) -> None:
+    for number in range(5):
+        world.save(f"step-{number}", {"model": f"{number}"})
+    world.tick()
+    assert [one.name for one in checkpoints(world.store)] == ["step-4"]
+    status = world.sync.status()
+    assert (status.waiting, status.skipped) == (0, 4)
+    assert set(answers(world)) == {1, 2, 3, 4, 5}
+    assert [number for number, answer in answers(world).items() if answer["key"]] == [5]
+
+
+def test_a_save_replaced_by_one_of_the_same_name_never_lends_it_its_bytes(world: World, tmp_path: Path) -> None:
+    world.save("last", {"model": "1"}, step=1, sharded=True)
+    world.save("last", {"model": "2"}, step=2, sharded=True)
+    world.tick(rounds=4)
+    (checkpoint,) = checkpoints(world.store)
+    assert (checkpoint.step, checkpoint.manifests[0].generation) == (2, 2)
+    assert restored_content(world.store, tmp_path / "back") == {"last/model": b"2"}
+
+
+def test_a_save_replaced_while_it_is_sent_is_not_committed_half(tmp_path: Path, store: Store) -> None:
+    replaced = False
+
+    def meddle(source: Path) -> None:
+        nonlocal replaced
+        if not replaced:
+            replaced = True
+            world.save("last", {"a": "2", "b": "2"}, step=2)
+
+    world = World(tmp_path, Meddling(store, meddle))  # type: ignore[arg-type]
+    world.begin()
+    world.save("last", {"a": "1", "b": "1"}, step=1)
+    world.tick(rounds=4)
+    (checkpoint,) = checkpoints(store)
+    assert checkpoint.step == 2
+    assert restored_content(store, tmp_path / "back") == {"last/a": b"2", "last/b": b"2"}
+
+
+def test_a_save_that_was_removed_is_answered(world: World) -> None:
+    world.save("gone", {"model": "1"})
+    for path in sorted((world.folder / "gone").rglob("*"), reverse=True):
+        path.unlink()
+    (world.folder / "gone").rmdir()
+    world.tick()
+    assert answers(world)[1]["key"] is None
+    assert checkpoints(world.store) == []
+
+
+@pytest.mark.parametrize("junk", ["", "[]", '{"sequence": 7, "name": "../x", "number": 1}', '{"sequence": "a"}'])
+def test_what_is_no_request_is_removed(world: World, junk: str) -> None:
+    write(world.channel / "commits" / "00000007.json", junk)
+    world.save("real", {"model": "1"})
+    world.tick(rounds=2)
+    assert [one.name for one in checkpoints(world.store)] == ["real"]
+    assert not (world.channel / "commits" / "00000007.json").exists()
+
+
+def test_old_saves_are_removed_from_the_folder_but_nothing_else_is(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, keep=2).begin()
+    write(world.folder / "mine" / "notes", "keep this")
+    for number in range(4):
+        world.save(f"step-{number}", {"model": f"{number}"})
+        world.tick()
+    names = {path.name for path in world.folder.iterdir()}
+    assert names == {"mine", "step-2", "step-3"}
+
+
+def test_sharded_saves_are_passed_over_alike_on_ranks_of_different_speed(tmp_path: Path, memory: MemoryStore) -> None:
+    ranks = [World(tmp_path, memory, rank=rank, nodes=3, keep=100).begin() for rank in range(3)]
+    # Rank r commits once in 3 + r saves.
+    for number in range(1, 34):
+        for rank in ranks:
+            rank.save(f"step-{number}", {f"shard-{rank.rank}": f"{number}"}, sharded=True)
+            if number % (3 + rank.rank) == 0:
+                rank.tick()
+    assert len(checkpoints(memory)) >= 3
+
+
+def test_the_roundest_goes_first_and_the_last_at_the_end() -> None:
+    waiting = [CommitRequest(n, f"s{n}", n, generation=n) for n in range(5, 12)]
+    assert pick(waiting, final=False).sequence == 8
+    assert pick(waiting, final=True).sequence == 11
+    assert pick(waiting[:1], final=False).sequence == 5
+    plain = [CommitRequest(n, f"s{n}", n) for n in range(5, 12)]
+    assert pick(plain, final=False).sequence == 11
+
+
+def test_only_rank_0_commits_what_is_not_sharded(tmp_path: Path, store: Store) -> None:
+    ranks = [World(tmp_path, store, rank=rank, nodes=2).begin() for rank in range(2)]
+    for rank in ranks:
+        rank.save("step-1", {"model": "1"})
+        rank.tick(rounds=3)
+    (checkpoint,) = checkpoints(store)
+    assert set(checkpoint.manifests) == {0}
+    assert answers(ranks[1])[1]["key"] is None
+    assert blobs(store, rank=1) == set()
