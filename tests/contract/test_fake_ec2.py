@@ -152,8 +152,8 @@ def test_a_machine_boots_and_runs_its_user_data(cloud: Ec2Cloud, ec2: Any) -> No
     assert (volume["Size"], volume["VolumeType"]) == (30, "gp3")
     assert UP in ec2.get_console_output(InstanceId=machine.id)["Output"]
 
-    # It powers off by itself, and EC2 deletes it.
-    machine.run("systemctl", "poweroff", check=False)
+    # It powers off by itself, and EC2 deletes it. Whoever still runs a command inside is no obstacle.
+    machine.run("sh", "-c", "systemctl poweroff; sleep 600", limit_s=120, check=False)
     machine.wait_gone()
     (gone,) = seen(ec2, InstanceIds=[machine.id])
     assert gone["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"

@@ -28,6 +28,7 @@ _LOOK_EVERY_S = 0.02
 # What nspawn ends with when the machine wants to boot again.
 _REBOOTS = 133
 _PRESS_EVERY_S = 0.5
+_WAKE_EVERY_S = 0.2
 
 
 class Service(Protocol):
@@ -140,15 +141,11 @@ class Machine(Generic[S]):
         # nspawn's init is the first process of the machine: its namespaces are the machine's.
         entering = ["nsenter", "--target", str(leader), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
         told = ["--root", "--wd", "--", "env", "-i", "HOME=/root", f"PATH={_PATH}", "LC_ALL=C.UTF-8", *command]
-        ran = subprocess.run(
-            entering + told,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            check=False,
+        process = subprocess.Popen(
+            entering + told, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        return Ran(ran.returncode, ran.stdout)
+        output = _output(process, limit_s)
+        return Ran(process.returncode, output)
 
     def console(self) -> bytes:
         """What it wrote to its console so far. Stays readable when the machine is gone."""
@@ -235,6 +232,21 @@ def _is_init(pid: int) -> bool:
         if line.startswith("NSpid:"):
             return line.split()[-1] == "1"
     return False
+
+
+def _output(nsenter: subprocess.Popen[bytes], limit_s: float) -> bytes:
+    """What the command wrote until it ended. Raises TimeoutExpired, with the command killed."""
+    give_up = time.monotonic() + limit_s
+    while True:
+        try:
+            return nsenter.communicate(timeout=_WAKE_EVERY_S)[0]
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > give_up:
+                nsenter.kill()
+                raise
+            # A machine that powers off stops all processes inside before it kills them, and nsenter, outside, stops
+            # with its child: it would never wake to bury it, and the machine would wait for that for ever.
+            nsenter.send_signal(signal.SIGCONT)
 
 
 def _send(pid: int, number: int) -> None:
