@@ -434,6 +434,10 @@ def test_other_ends(cloud: GceCloud, gce: Client) -> None:
         machine.wait_console(UP)
     timed.maintenance()
     assert metadata(timed, "instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE"
+    assert metadata(timed, "instance/upcoming-maintenance?alt=json") == "503", "nothing was announced"
+    timed.plan_maintenance("2030-05-01T12:00:00Z")
+    planned = json.loads(metadata(timed, "instance/upcoming-maintenance?alt=json"))
+    assert (planned["maintenance_status"], planned["window_start_time"]) == ("PENDING", "2030-05-01T12:00:00Z")
     timed.expire()
     stops.preempt()
     killed.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ gce_machine = importlib.import_module("stoker.providers.gce.machine")
 
 PREEMPTED = "instance/preempted"
 MAINTENANCE = "instance/maintenance-event"
+UPCOMING = "instance/upcoming-maintenance"
 ATTRIBUTE = f"instance/attributes/{NOTICE_ATTRIBUTE}"
 
 
@@ -195,6 +197,70 @@ def test_a_migration_is_nobodys_business(metadata: Metadata, shutdown_file: Path
     metadata.put(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
     wait_for(lambda: metadata.asked.count(MAINTENANCE) > asked)
     assert machine.notice() is None
+
+
+def upcoming(status: str, start: str) -> str:
+    return json.dumps({"maintenance_status": status, "type": "SCHEDULED", "window_start_time": start})
+
+
+def test_announced_maintenance_asks_for_a_save_when_told_when_moved_and_when_it_begins(
+    metadata: Metadata, shutdown_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gce_machine, "UPCOMING_POLL_S", 0.01)
+    machine = a_machine(metadata, shutdown_file)
+
+    def asked_again() -> None:
+        before = metadata.asked.count(UPCOMING)
+        wait_for(lambda: metadata.asked.count(UPCOMING) > before + 1)
+
+    sources = []
+    for status, start in (("PENDING", "12:00"), ("PENDING", "14:00"), ("ONGOING", "14:00")):
+        before = machine.notice()
+        metadata.put(UPCOMING, upcoming(status, f"2030-05-01T{start}:00Z"))
+        wait_for(lambda before=before: machine.notice() != before)
+        found = in_force(machine)
+        assert not found.hard
+        sources.append(found.source)
+        asked_again()
+        assert machine.notice() is found, "each is told once"
+    assert sources == [
+        "Compute Engine: maintenance, announced for 2030-05-01T12:00:00Z",
+        "Compute Engine: maintenance, announced for 2030-05-01T14:00:00Z",
+        "Compute Engine: maintenance, begins",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NONE",
+        '"NONE"',
+        "{}",
+        "[]",
+        '{"error": "no notifications have been received yet, try again later"}',
+        '{"maintenance_status": "UNKNOWN"}',
+        '{"Upcoming maintenance": "PENDING"}',
+    ],
+)
+def test_what_announces_nothing_asks_for_nothing(metadata: Metadata, shutdown_file: Path, text: str) -> None:
+    metadata.values[UPCOMING] = text
+    machine = a_machine(metadata, shutdown_file)
+    wait_for(lambda: UPCOMING in metadata.asked)
+    machine._take_upcoming(text)
+    assert machine.notice() is None
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"maintenanceStatus": "PENDING", "windowStartTime": "2030-05-01T12:00:00Z"},
+        {"Upcoming maintenance": {"maintenance_status": "PENDING", "window_start_time": "2030-05-01T12:00:00Z"}},
+    ],
+)
+def test_each_of_googles_spellings_announces(metadata: Metadata, shutdown_file: Path, tree: object) -> None:
+    metadata.values[UPCOMING] = json.dumps(tree)
+    found = in_force(a_machine(metadata, shutdown_file))
+    assert found.source == "Compute Engine: maintenance, announced for 2030-05-01T12:00:00Z"
 
 
 def test_a_preemption_wins_over_a_hint(metadata: Metadata, shutdown_file: Path) -> None:

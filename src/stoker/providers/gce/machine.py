@@ -7,6 +7,7 @@ one can only shorten what is left.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from stoker.google.metadata import Metadata, MetadataError
 from stoker.model import NoticeFact
@@ -38,9 +40,14 @@ _POLL_S = 20.0
 # After an error the next question comes at once; while nobody answers, this often.
 _PAUSE_S = 0.5
 _ADDRESS_LIMIT_S = 30.0
+# Maintenance is announced hours ahead, often days.
+UPCOMING_POLL_S = 60.0
 
 _PREEMPTED = "instance/preempted"
 _MAINTENANCE = "instance/maintenance-event"
+# Told to machines that cannot migrate, such as those with GPUs: long before the event above, which is an hour's word.
+# https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event
+_UPCOMING = "instance/upcoming-maintenance?alt=json"
 _ADDRESS = "instance/network-interfaces/0/ip"
 # Machines that can migrate are moved without a word to them.
 _ENDS = "TERMINATE_ON_HOST_MAINTENANCE"
@@ -58,6 +65,7 @@ class GceMachine:
         self._preempted: tuple[datetime, float] | None = None
         self._hint: NoticeFact | None = None
         self._maintenance = ""
+        self._upcoming: tuple[str, str] | None = None
         self._notice_s = GRACE_S
         self._asked_notice = False
         self._shutting_down = False
@@ -65,6 +73,7 @@ class GceMachine:
         self._deadline_s = float("inf")
         for path, take in ((_PREEMPTED, self._take_preempted), (_MAINTENANCE, self._take_maintenance)):
             threading.Thread(target=self._watch, args=(path, take), name=path, daemon=True).start()
+        threading.Thread(target=self._watch_upcoming, name="upcoming-maintenance", daemon=True).start()
 
     def notice(self) -> NoticeFact | None:
         """The notice in force: a hard one for good, else the newest hint. `grace_s` is what is left when it is told.
@@ -166,6 +175,47 @@ class GceMachine:
             if value == _ENDS:
                 self._hint = NoticeFact(hard=False, source="Compute Engine: maintenance", at=_now(), grace_s=0.0)
         return False
+
+    def _watch_upcoming(self) -> None:
+        """Ask now and then: no answer, or that there is none yet, is how most machines answer all their life."""
+        while True:
+            try:
+                self._take_upcoming(self._metadata.get(_UPCOMING))
+            except MetadataError as error:
+                _log.debug("%s", error)
+            except Exception:  # noqa: BLE001 - whatever it says, the next word is waited for
+                _log.exception("metadata")
+            time.sleep(UPCOMING_POLL_S)
+
+    def _take_upcoming(self, text: str | None) -> None:
+        """Asks for a save when it is announced, when it is moved, and when it begins."""
+        found = _upcoming(text)
+        if found is not None and found != self._upcoming:
+            status, start = found
+            when = "begins" if status == "ONGOING" else f"announced for {start or 'a time that is not told'}"
+            source = f"Compute Engine: maintenance, {when}"
+            self._hint = NoticeFact(hard=False, source=source, at=_now(), grace_s=0.0)
+        self._upcoming = found
+
+
+def _upcoming(text: str | None) -> tuple[str, str] | None:
+    """The status of the announced maintenance, and when it starts; None where none is.
+
+    Nothing announced is `NONE`, an empty object or an error, by machine type.
+    """
+    try:
+        found: Any = json.loads(text or "{}")
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    # Google's page wraps it once more in its example, and its trees are spelled in either way.
+    inner = found.get("Upcoming maintenance", found)
+    if not isinstance(inner, dict):
+        return None
+    plain = {name.replace("_", "").lower(): str(value)[:40] for name, value in inner.items()}
+    status = plain.get("maintenancestatus", "").upper()
+    return (status, plain.get("windowstarttime", "")) if status in ("PENDING", "ONGOING") else None
 
 
 def _notice_s(text: str | None) -> float:

@@ -96,6 +96,8 @@ class Account:
                 return self._fleet.preempt(instance, **about)
             case "maintenance":
                 return self._fleet.announce(instance, order["event"])
+            case "plan_maintenance":
+                return self._fleet.plan_maintenance(instance, order["start"], order["status"])
             case "expire":
                 return self._fleet.expire(instance)
             case "resource":

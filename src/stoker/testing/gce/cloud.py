@@ -71,6 +71,10 @@ class MachineHandle(Handle):
         """Announce maintenance to it ("NONE" takes that back). None takes place."""
         self._order("maintenance", instance=self.id, event=event)
 
+    def plan_maintenance(self, start: str, status: str = "PENDING") -> None:
+        """Announce maintenance that begins at `start` (RFC 3339; empty takes that back). None takes place."""
+        self._order("plan_maintenance", instance=self.id, start=start, status=status)
+
     def expire(self) -> None:
         """Its maxRunDuration is over now: it is deleted or stopped, by its instanceTerminationAction."""
         self._order("expire", instance=self.id)

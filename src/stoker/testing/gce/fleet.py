@@ -197,6 +197,21 @@ class Fleet:
             raise LookupError(f"{instance.id} has no metadata yet")
         service.tell(lambda notices: setattr(notices, "maintenance_event", event))
 
+    def plan_maintenance(self, instance: Instance, start: str, status: str) -> None:
+        """`upcoming-maintenance` tells it of a window; an empty `start` takes that back. None takes place."""
+        service = instance.machine.metadata if instance.machine is not None else None
+        if service is None:
+            raise LookupError(f"{instance.id} has no metadata yet")
+        planned: dict[str, object] = {
+            "can_reschedule": "false",
+            "latest_window_start_time": start,
+            "maintenance_reasons": ["PLANNED_UPDATE"],
+            "maintenance_status": status,
+            "type": "SCHEDULED",
+            "window_start_time": start,
+        }
+        service.tell(lambda notices: setattr(notices, "upcoming", planned if start else {}))
+
     def maintain(self, instance: Instance) -> None:
         """A maintenance event as `simulateMaintenanceEvent` makes one: spot machines are preempted by it."""
         if instance.draft.spot:

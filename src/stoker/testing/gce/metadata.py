@@ -56,6 +56,8 @@ class Notices:
 
     preempted: bool = False
     maintenance_event: str = "NONE"
+    # What `upcoming-maintenance` tells; nothing was announced so far where it is empty.
+    upcoming: dict[str, object] = field(default_factory=dict)
     # Attributes that are kept from it.
     withheld: set[str] = field(default_factory=set)
 
@@ -129,6 +131,8 @@ class MetadataService:
         path = [unquote(part) for part in parts.path.removeprefix(_ROOT).split("/") if part]
         if path[-1:] == ["token"] and path[:2] == ["instance", "service-accounts"]:
             return self._give_token(request, path)
+        if path == ["instance", "upcoming-maintenance"]:
+            return self._tell_upcoming(request)
         recursive = query.get("recursive", "").lower() == "true"
         if query.get("wait_for_change", "").lower() == "true" and not self._wait(path, recursive, query):
             return _reply(request, 503)
@@ -165,6 +169,12 @@ class MetadataService:
             return _reply(request, 404)
         body = json.dumps(self._token()).encode()
         return _reply(request, 200, body, etag=_etag(body), kind="application/json")
+
+    def _tell_upcoming(self, request: BaseHTTPRequestHandler) -> None:
+        # Nothing announced is an error there, whatever its page says.
+        nothing = {"error": "no notifications have been received yet, try again later"}
+        body = json.dumps(self.notices.upcoming or nothing).encode()
+        return _reply(request, 200 if self.notices.upcoming else 503, body, etag=_etag(body), kind="application/json")
 
     def _tree(self) -> Tree:
         facts, attributes = self._facts, self._attributes()
