@@ -40,6 +40,7 @@ from stoker.errors import StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
+from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.spec import Spec, Submission, master_port
 
@@ -92,6 +93,7 @@ class Life:
         self.notices = Notices(node)
         self.copy: LogCopy | None = None
         self._spec: Spec | None = None
+        self._left = threading.Event()
         self._signalled = False
         self._runtime_left_s: float | None = None
         self._saves_passed_on = 0
@@ -107,6 +109,7 @@ class Life:
         try:
             left = self._live()
         except Left as leaving:
+            self._left.set()
             left = make_exit("interrupted", leaving.why, leaving.reason, self.trained)
         except SetupFailed as failure:
             outcome: ExitOutcome = "failed" if failure.user else "infrastructure"
@@ -206,7 +209,9 @@ class Life:
         def fetch(key: str) -> None:
             try:
                 self.trained.restored = self._ask(
-                    lambda: restore(self.store, self.config.job, self.config.rank, key, folder)
+                    lambda: restore(
+                        self.store, self.config.job, self.config.rank, key, folder, progress=self._stop_if_left
+                    )
                 )
             except RestoreError as error:
                 self.trained.damaged |= error.damaged
@@ -414,15 +419,21 @@ class Life:
         if leave is not None:
             raise Left(leave.why, leave.reason)
 
+    def _stop_if_left(self, _moved: int, _total: int) -> None:
+        """Ends a download that nobody waits for: what is left of the line is for the last words."""
+        if self._left.is_set():
+            raise Left("notice", "this node has left")
+
     def _ask(self, question: Callable[[], T]) -> T:
         """Ask the store until it answers: before the training there is nothing better to do. Raises Left if told to go.
 
-        Whatever is asked may be repeated.
+        Whatever is asked may be repeated, and be left half done: a notice leaves less time than a large checkpoint
+        takes to come.
         """
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return question()
+                return run_watched(question, self._leave_if_told)
             except StoreUnavailable as error:
                 _log.warning("%s", error)
             self._pause(pause_s)

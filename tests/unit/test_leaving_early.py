@@ -1,0 +1,190 @@
+"""A notice that comes before the training: while code, inputs or a checkpoint are still on their way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from checkpoint_world import write
+
+from stoker import codec, layout, log
+from stoker.agent.blobs import BlobSender, Outgoing
+from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.life import Life
+from stoker.agent.node import Node
+from stoker.agent.snapshot import scan
+from stoker.checkpoints import list_checkpoints
+from stoker.facts import read_fact
+from stoker.model import (
+    Claimed,
+    Closed,
+    Event,
+    Exit,
+    Known,
+    Launched,
+    Manifest,
+    NodeRef,
+    NoticeFact,
+    Offering,
+    Record,
+    Submitted,
+)
+from stoker.parallel import run_watched
+from stoker.spec import Spec, Submission
+from stoker.testing.memory import Fault, MemoryStore
+
+JOB = "job-0a1b"
+LIMIT_S = 60.0
+# Shows which checkpoint it found.
+SCRIPT = "import pathlib; print('found', pathlib.Path('checkpoints/a.pt').read_text())"
+
+
+class Here:
+    """A machine that gives notice when the test says so."""
+
+    def __init__(self) -> None:
+        self.now: NoticeFact | None = None
+
+    def notice(self) -> NoticeFact | None:
+        return self.now
+
+    def give(self, grace_s: float) -> None:
+        self.now = NoticeFact(hard=True, source="test", at=datetime.now(timezone.utc), grace_s=grace_s)
+
+    def master_port(self, preferred: int) -> int:
+        return preferred
+
+    def address(self) -> str:
+        return "127.0.0.1"
+
+    def wake_governors(self) -> None: ...
+
+    def power_off(self) -> None: ...
+
+
+def append(store: MemoryStore, event: Event) -> None:
+    state = log.read(store, JOB)
+    record = Record(log.new_token(), "test", "for the test", event)
+    assert log.append(store, JOB, state.seq + 1 if state else 1, record)
+
+
+def submit(store: MemoryStore, run: tuple[str, ...]) -> None:
+    data = codec.dumps(Submission(JOB, Spec(name="job", run=run), "test"))
+    store.put(layout.spec(JOB), data)
+    append(store, Submitted(spec_digest=codec.digest(data), submitter="test"))
+
+
+def attempt(store: MemoryStore, root: Path, machine: Here, instance: str) -> Life:
+    """The agent of the next attempt."""
+    append(store, Claimed(Offering("gce", "n2-standard-2", "us-central1-a", spot=True), nodes=1))
+    state = log.read(store, JOB)
+    assert state is not None
+    append(store, Launched(claim=state.seq, nodes=(NodeRef(0, instance),)))
+    paths = NodePaths(root / instance)
+    paths.channel.mkdir(parents=True)
+    config = NodeConfig("memory://", "gce", JOB, state.seq, 0, 1, instance)
+    key = layout.node(JOB, state.seq, 0, layout.boot(instance, 0))
+    return Life(Node(config, paths, store, machine, key))
+
+
+def commit(store: MemoryStore, root: Path, files: dict[str, str]) -> str:
+    """A checkpoint of an attempt before."""
+    for name, text in files.items():
+        write(root / "saved" / name, text)
+    sender = BlobSender(store, JOB, 0, scratch=root, workers=1)
+    outgoing = [Outgoing(file, root / "saved" / file.path) for file in scan(root / "saved").values()]
+    blobs = sender.send(outgoing)
+    now = datetime.now(timezone.utc)
+    manifest = Manifest("step-1", JOB, 1, 0, 0, now, tuple(blobs.values()))
+    key = layout.checkpoint_key(1, 0, "step-1")
+    assert store.create(layout.manifest(JOB, key), codec.dumps(manifest))
+    return key
+
+
+def the_exit(store: MemoryStore, life: Life) -> Exit:
+    found = read_fact(store.client(), layout.exit_(life.node.key), Exit)
+    assert isinstance(found, Known) and found.value is not None
+    return found.value.value
+
+
+def test_a_notice_ends_the_restoring_and_the_next_attempt_resumes_from_the_same_checkpoint(tmp_path: Path) -> None:
+    machine, release, fetched = Here(), threading.Event(), []
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "get_file" and "/blobs/" in key:
+            fetched.append(key)
+            machine.give(30.0)
+            release.wait(LIMIT_S)
+        return None
+
+    store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+    submit(store, (sys.executable, "-c", SCRIPT))
+    many = {f"{letter}.pt": letter for letter in "abcdefghijklmnopqrstuvwxyz"}
+    key = commit(store, tmp_path, many)
+    life = attempt(store.client(faults), tmp_path, machine, "z.1")
+    began_s = time.monotonic()
+    try:
+        life.run()
+        took_s = time.monotonic() - began_s
+        left = the_exit(store, life)
+        before = len(fetched)
+    finally:
+        release.set()
+    assert (left.outcome, left.why, left.started) == ("interrupted", "notice", False)
+    assert took_s < 20, "well inside the grace, however long the download takes"
+    # What had begun may end; nothing more is fetched for a node that has left.
+    for thread in threading.enumerate():
+        if thread.name in ("watched", "transfer"):
+            thread.join(LIMIT_S)
+    assert len(fetched) == before < len(many)
+    assert not (life.paths.code / "checkpoints" / "a.pt").exists(), "all of it or nothing"
+    assert [one.key for one in list_checkpoints(store, JOB)] == [key]
+
+    reclaimed = Closed(claim=life.config.claim, outcome="reclaimed", rule="reclaimed")
+    append(store, reclaimed)
+    following = attempt(store, tmp_path, Here(), "z.2")
+    following.run()
+    end = the_exit(store, following)
+    assert (end.outcome, end.restored_from) == ("succeeded", key) and "found a" in end.tail
+
+
+def test_a_notice_ends_the_fetching_of_the_job_itself(tmp_path: Path) -> None:
+    machine, release = Here(), threading.Event()
+
+    def faults(method: str, key: str) -> Fault | None:
+        if key == layout.spec(JOB):
+            machine.give(30.0)
+            release.wait(LIMIT_S)
+        return None
+
+    store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+    submit(store, ("true",))
+    life = attempt(store.client(faults), tmp_path, machine, "z.1")
+    began_s = time.monotonic()
+    try:
+        life.run()
+        assert time.monotonic() - began_s < 20
+    finally:
+        release.set()
+    assert (the_exit(store, life).outcome, the_exit(store, life).why) == ("interrupted", "notice")
+
+
+def test_who_waits_gets_the_answer_the_error_or_the_reason_to_go() -> None:
+    release = threading.Event()
+
+    def go() -> None:
+        raise LookupError("told to go")
+
+    def fail() -> None:
+        raise ValueError("the call's own")
+
+    assert run_watched(lambda: 7, lambda: None) == 7
+    with pytest.raises(ValueError, match="the call's own"):
+        run_watched(fail, lambda: None)
+    with pytest.raises(LookupError, match="told to go"):
+        run_watched(lambda: release.wait(LIMIT_S), go)
+    release.set()
