@@ -16,7 +16,7 @@ from stoker.errors import UserError
 from stoker.google.logs import is_log
 from stoker.providers import merging
 from stoker.providers.base import HttpRequest, LaunchOrder
-from stoker.providers.gce import catalog, identity, images, labels, names, owners, places, startup
+from stoker.providers.gce import catalog, identity, images, labels, names, overrides, owners, places, startup
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import Place
 from stoker.providers.machines import disk_size
@@ -37,25 +37,6 @@ _COMPACT = re.compile(r"(a[2-4]|c2d?|c3d?|c4d?|g[24]|h3|h4d|n2d?)-")
 _TERMINATED = re.compile(r"(a[2-9]|g[2-9]|h[3-9]|ct[0-9]|x4|z3)[a-z]*-")
 _NETWORK = re.compile(r"(subnet:)?[a-z]([-a-z0-9]*[a-z0-9])?")
 
-# What an override may not take away: the machine would be nobody's, be made twice, or outlive its job.
-_PROTECTED = (
-    "deletionProtection",
-    "guestAccelerators",
-    "machineType",
-    "name",
-    "scheduling.automaticRestart",
-    "scheduling.gracefulShutdown",
-    "scheduling.instanceTerminationAction",
-    "scheduling.maxRunDuration",
-    "scheduling.onInstanceStopAction",
-    "scheduling.preemptible",
-    "scheduling.preemptionNoticeDuration",
-    "scheduling.provisioningModel",
-    "scheduling.skipGuestOsShutdown",
-    "scheduling.terminationTime",
-    "zone",
-)
-_OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url", NOTICE_ATTRIBUTE)
 # Lists whose members have a name of their own: metadata by key, and the one disk that is booted from.
 _IDENTITIES = {"items": "key", "disks": "boot"}
 
@@ -110,38 +91,7 @@ def check(spec: Spec) -> None:
     log = spec.logs.cloud_logging
     if log is not None and not is_log(log):
         raise UserError(f"logs.cloud_logging: {log!r} is no name of a log; it takes letters, digits and _ - / .")
-    _check_overrides(gce.overrides)
-
-
-def _check_overrides(overrides: Mapping[str, Any]) -> None:
-    where = "resources.gce.overrides"
-    for name in _PROTECTED:
-        if merging.reaches(overrides, name):
-            raise UserError(f"{where}.{name}: is Stoker's own; leave it out")
-    for name, kind, what in (("labels", Mapping, "a mapping"), ("metadata", Mapping, "a mapping"), ("disks", list, "")):
-        if name in overrides and not isinstance(overrides[name], kind):
-            raise UserError(f"{where}.{name}: must be {what or 'a list'}, as `instances.insert` takes it")
-    for key in overrides.get("labels") or {}:
-        if str(key).startswith(labels.OURS):
-            raise UserError(f"{where}.labels.{key}: is Stoker's own; leave it out")
-    items = (overrides.get("metadata") or {}).get("items", [])
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise UserError(f"{where}.metadata.items: must be a list of `key` and `value`")
-    for item in items:
-        if item.get("key") in _OUR_METADATA:
-            raise UserError(f"{where}.metadata: {item['key']} is Stoker's own; put commands into `setup`")
-    for disk in overrides.get("disks") or ():
-        if not isinstance(disk, Mapping):
-            raise UserError(f"{where}.disks: must be a list of mappings, as `instances.insert` takes it")
-        # Nobody would ever delete it.
-        kept = disk.get("autoDelete", disk.get("boot", False)) is not True
-        if kept and (disk.get("boot") or "initializeParams" in disk):
-            raise UserError(f"{where}.disks: a disk that is made with the machine needs `autoDelete: true`")
-        # By its labels it is found should it be left behind.
-        made = disk.get("initializeParams") or {}
-        told = made.get("labels", {}) if isinstance(made, Mapping) else {}
-        if not isinstance(told, Mapping) or any(str(key).startswith(labels.OURS) for key in told):
-            raise UserError(f"{where}.disks: labels that begin with {labels.OURS} are Stoker's own; leave them out")
+    overrides.check(gce.overrides, spec.nodes)
 
 
 # ── The machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
