@@ -23,10 +23,15 @@ DATA = Path(__file__).resolve().parents[1] / "src/stoker/providers/gce/data"
 SOURCE = "Google's documentation of machine families and GPUs, 2026-04"
 ZONES_SOURCE = "skypilot-catalog at 006059e (v8/gcp/vms.csv)"
 PRICES_SOURCE = (
-    "Cloud Billing catalog, by way of skypilot-catalog at 006059e (v8/gcp/vms.csv), not older than this date; "
-    "as generally quoted, not read from a list, for N1, N2, E2, A100-80GB and H100 in us-central1, us-east1, us-west1"
+    "Cloud Billing catalog, by way of skypilot-catalog at 006059e (v8/gcp/vms.csv), not older than this date"
 )
 PRICES_DATE = date(2026, 1, 19)
+# What that list has for reserved capacity only, read elsewhere. Both lists are made from the Cloud Billing catalog.
+_H100_SOURCE = "H100 on demand by way of silybench-data (derived/csv/gpu_prices.csv), 2026-09-26"
+_A100_80GB_SOURCE = (
+    "A100-80GB on demand by way of google-cloud-pricing-cost-calculator at 0166a59 (pricing.yml), 2025-03-06"
+)
+OTHER_SOURCES = {"us-central1": (_A100_80GB_SOURCE, _H100_SOURCE), "us-west1": (_H100_SOURCE,)}
 
 # ── Machine types ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,7 +205,8 @@ Parts = tuple[float | None, float | None]
 _AMERICA = ("us-central1", "us-east1", "us-west1")
 # A GiB of memory costs this part of a core, in these families and wherever they are sold.
 _MEMORY_RATIO = 0.134036
-# The price of one core; the families whose machines all have 4 GiB for each are told with that.
+# The price of one core, from one machine of each family: n1-highcpu-8, n2-highmem-48, n2d-highmem-32,
+# e2-highmem-8. The families whose machines all have 4 GiB for each are told with that.
 CORES: dict[str, dict[str, Parts]] = {
     "n1": {
         **dict.fromkeys(_AMERICA, (0.031611, 0.0787 / 8.96506)),
@@ -210,7 +216,14 @@ CORES: dict[str, dict[str, Parts]] = {
         "europe-west4": (0.312 / 8.96506, 0.1248 / 8.96506),
         "asia-southeast1": (0.34962 / 8.96506, 0.05774 / 8.96506),
     },
-    "n2": dict.fromkeys(_AMERICA, (0.031611, None)),
+    "n2": {
+        **dict.fromkeys(_AMERICA, (3.14434 / 99.46982, 1.02778 / 99.46982)),
+        "us-east4": (3.5411 / 99.46982, 0.78154 / 99.46982),
+        "us-west4": (3.54101 / 99.46982, 1.5072 / 99.46982),
+        "europe-west1": (3.45893 / 99.46982, 0.49517 / 99.46982),
+        "europe-west4": (3.46147 / 99.46982, 1.20576 / 99.46982),
+        "asia-southeast1": (3.87874 / 99.46982, 1.38509 / 99.46982),
+    },
     "n2d": {
         **dict.fromkeys(_AMERICA, (1.82368 / 66.3132, 0.3783 / 66.3132)),
         "us-east4": (2.05389 / 66.3132, 0.61882 / 66.3132),
@@ -219,7 +232,14 @@ CORES: dict[str, dict[str, Parts]] = {
         "europe-west4": (2.00774 / 66.3132, 0.36813 / 66.3132),
         "asia-southeast1": (2.24976 / 66.3132, 0.41997 / 66.3132),
     },
-    "e2": dict.fromkeys(_AMERICA, (0.02181159, None)),
+    "e2": {
+        **dict.fromkeys(_AMERICA, (0.3616 / 16.5783, 0.15861 / 16.5783)),
+        "us-east4": (0.40723 / 16.5783, 0.19602 / 16.5783),
+        "us-west4": (0.40723 / 16.5783, 0.04243 / 16.5783),
+        "europe-west1": (0.39778 / 16.5783, 0.15904 / 16.5783),
+        "europe-west4": (0.39807 / 16.5783, 0.1657 / 16.5783),
+        "asia-southeast1": (0.44605 / 16.5783, 0.19573 / 16.5783),
+    },
 }
 WITH_MEMORY: dict[str, dict[str, Parts]] = {
     "c2": {
@@ -367,7 +387,8 @@ def price_tables() -> dict[str, RegionPrices]:
             {name: round(amount, 5) for name, parts in known.items() if (amount := parts[kind]) is not None}
             for kind in (0, 1)
         ]
-        found[region] = RegionPrices(PRICES_SOURCE, PRICES_DATE, *by_kind)
+        source = "; ".join((PRICES_SOURCE, *OTHER_SOURCES.get(region, ())))
+        found[region] = RegionPrices(source, PRICES_DATE, *by_kind)
     return found
 
 

@@ -7,17 +7,16 @@ Disks are not in it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from stoker.errors import UserError
 from stoker.providers import machines
-from stoker.providers.gce import catalog
-from stoker.providers.price_book import PriceBook, parse, price
+from stoker.providers.gce import catalog, skus
+from stoker.providers.gce.skus import Kind, Part
+from stoker.providers.price_book import PriceBook, parse
 from stoker.providers.pricing import Refreshed, RegionPrices
 
 if TYPE_CHECKING:
@@ -43,42 +42,10 @@ _SOURCE = "Cloud Billing catalog"
 _PAGE = 5000
 _GIB = 1024**3
 
-Usage = Literal["OnDemand", "Preemptible"]
-
-# Descriptions are matched as a whole: what is reserved, committed, sole-tenant, custom, flex-start or in calendar mode
-# carries words of its own, and some of it calls itself OnDemand.
-_HOST = re.compile(
-    r"(Spot Preemptible )?(?P<series>[A-Za-z0-9 ]+?)( AMD| Arm)?( Predefined)?( Instance)? (?P<part>Core|Ram)"
-    r" running in .+"
-)
-_GPU = re.compile(
-    r"(Nvidia )?(Tesla )?(?P<gpu>[A-Z0-9][A-Za-z0-9 ]*?) GPU( attached to Spot Preemptible VMs)? running in .+"
-)
-# What the descriptions call the series of machines.
-_SERIES = {
-    **{name.upper(): name for name in ("n1", "n2", "n2d", "n4", "e2", "c2d", "c3", "c4", "c4a", "t2d", "t2a")},
-    **{name.upper(): name for name in ("a2", "g2")},
-    "Compute optimized": "c2",
-    "A3": "a3-highgpu",
-    "A3Plus": "a3-megagpu",
-    "A3Ultra": "a3-ultragpu",
-}
-# What they call the GPUs, by what is built in or attached.
-_GPUS = {
-    "T4": "nvidia-tesla-t4",
-    "V100": "nvidia-tesla-v100",
-    "P100": "nvidia-tesla-p100",
-    "P4": "nvidia-tesla-p4",
-    "L4": "g2",
-    "A100": "a2-highgpu",
-    "A100 80GB": "a2-ultragpu",
-    "H100 80GB": "a3-highgpu",
-    "H100 80GB Plus": "a3-megagpu",
-    "H100 80GB Mega": "a3-megagpu",
-    "H200 141GB": "a3-ultragpu",
-}
 # The same GPU in another size of machine.
 _SAME_GPU = {"a2-megagpu": "a2-highgpu"}
+# Sold in slices of whole machines: cores and memory are in the price of the GPUs.
+_SLICED = frozenset({"a4-highgpu"})
 
 _BOOK = PriceBook("gce", "USD per hour, without disks", catalog.family)
 on_demand = _BOOK.on_demand
@@ -107,10 +74,10 @@ def refresh(api: Api, regions: Iterable[str], *, today: date | None = None) -> R
     brought: dict[str, RegionPrices] = {}
     for region in wanted:
         found = parts.get(region, _Parts())
-        prices = dict(_added_up(found, "OnDemand"))
+        prices = dict(_added_up(found, spot=False))
         if not prices:
             raise UserError(f"--region: Google has no prices for {region}; name a region such as us-central1")
-        brought[region] = RegionPrices(_SOURCE, day, prices, dict(_added_up(found, "Preemptible")))
+        brought[region] = RegionPrices(_SOURCE, day, prices, dict(_added_up(found, spot=True)))
     return _BOOK.keep(brought)
 
 
@@ -132,11 +99,18 @@ def refresh_now(regions: Iterable[str] = ()) -> Refreshed:
 
 @dataclass
 class _Parts:
-    """What the parts of machines cost in one region: by kind of use, then series or GPU."""
+    """What the parts of machines cost in one region: by whether it is spot, the kind of part, and what it is of."""
 
-    cores: dict[tuple[Usage, str], float] = field(default_factory=dict)
-    memory: dict[tuple[Usage, str], float] = field(default_factory=dict)
-    gpus: dict[tuple[Usage, str], float] = field(default_factory=dict)
+    amounts: dict[tuple[bool, Kind, str], float] = field(default_factory=dict)
+
+    def file(self, part: Part) -> None:
+        """Should Google list a part twice, a machine must not look cheaper than it may turn out."""
+        key = (part.spot, part.kind, part.of)
+        self.amounts[key] = max(part.amount, self.amounts.get(key, 0.0))
+
+    def find(self, spot: bool, kind: Kind, *names: str) -> float | None:
+        """The price of the first of these that has one."""
+        return next((found for name in names if (found := self.amounts.get((spot, kind, name))) is not None), None)
 
 
 def _asked(api: Api, regions: frozenset[str]) -> dict[str, _Parts]:
@@ -144,52 +118,25 @@ def _asked(api: Api, regions: frozenset[str]) -> dict[str, _Parts]:
     path = f"/v1/services/{_SERVICE}/skus"
     for page in api.pages(path, {"currencyCode": "USD", "pageSize": str(_PAGE)}, service="cloudbilling"):
         for sku in page.get("skus") or ():
-            usage = (sku.get("category") or {}).get("usageType")
-            amount = _amount(sku)
-            if usage not in ("OnDemand", "Preemptible") or amount is None:
-                continue
-            for region in regions.intersection(sku.get("serviceRegions") or ()):
-                _file(found.setdefault(region, _Parts()), usage, str(sku.get("description", "")), amount)
+            part = skus.read(sku)
+            if part is not None:
+                for region in regions & part.regions:
+                    found.setdefault(region, _Parts()).file(part)
     return found
 
 
-def _file(parts: _Parts, usage: Usage, description: str, amount: float) -> None:
-    host, gpu = _HOST.fullmatch(description), _GPU.fullmatch(description)
-    if host is not None and host["series"] in _SERIES:
-        kind = parts.cores if host["part"] == "Core" else parts.memory
-        key = (usage, _SERIES[host["series"]])
-    elif gpu is not None and gpu["gpu"] in _GPUS:
-        kind, key = parts.gpus, (usage, _GPUS[gpu["gpu"]])
-    else:
-        return
-    # Should Google list a part twice, a machine must not look cheaper than it may turn out.
-    kind[key] = max(amount, kind.get(key, 0.0))
-
-
-def _amount(sku: Mapping[str, Any]) -> float | None:
-    """$/h of one unit; None where it is free up to somewhere, or told in another way."""
-    with suppress(LookupError, TypeError, ValueError):
-        (rate,) = sku["pricingInfo"][-1]["pricingExpression"]["tieredRates"]
-        told = rate["unitPrice"]
-        return price(int(told.get("units") or 0) + int(told.get("nanos") or 0) / 1e9)
-    return None
-
-
-def _added_up(parts: _Parts, usage: Usage) -> Iterator[tuple[str, float]]:
+def _added_up(parts: _Parts, *, spot: bool) -> Iterator[tuple[str, float]]:
     """The machines of the table whose every part has a price."""
     for machine in catalog.table().values():
         base, accelerator, _ = catalog.attached(machine.name)
-        family = catalog.family(base)
-        series = base.partition("-")[0]
-        core = _of(parts.cores, usage, family, series)
-        memory = _of(parts.memory, usage, family, series)
-        gpu = _of(parts.gpus, usage, accelerator or _SAME_GPU.get(family, family), series) if machine.gpus else 0.0
+        family, series = catalog.family(base), base.partition("-")[0]
+        sliced = family in _SLICED
+        core = 0.0 if sliced else parts.find(spot, "core", family, series)
+        memory = 0.0 if sliced else parts.find(spot, "memory", family, series)
+        name = accelerator or _SAME_GPU.get(family, family)
+        gpu = parts.find(spot, "gpu", name, series) if machine.gpus else 0.0
         # A share of a core is not what a core costs.
         if core is None or memory is None or gpu is None or machine.burstable:
             continue
         whole = (machine.cpus or 0) * core + (machine.memory_bytes or 0) / _GIB * memory + machine.gpus * gpu
         yield machine.name, round(whole, 5)
-
-
-def _of(prices: Mapping[tuple[Usage, str], float], usage: Usage, *names: str) -> float | None:
-    return next((found for name in names if (found := prices.get((usage, name))) is not None), None)

@@ -81,6 +81,13 @@ class Api:
             return [*wrong, "a body is missing"]
         return [*wrong, *self._check_value(self._schemas[request["$ref"]], body, "", method.id)]
 
+    def check_answer(self, verb: str, path: str, answer: object) -> list[str]:
+        """Everything about what a fake answers that does not fit, a line each."""
+        method = self.find(verb, path)
+        if method is None:
+            return [f"there is no method {verb} {path}"]
+        return self._check_value(self.response(method), answer, "", method.id)
+
     def response(self, method: Method) -> Json:
         """The schema of what a method answers."""
         found: Json = self._schemas[method.about["response"]["$ref"]]
