@@ -28,14 +28,34 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
 from stoker.home import default_store_url
-from stoker.jobfile import Job, assignments, base_folder, check_honoured, finalize, gather, resolve, spec_layer
+from stoker.jobfile import (
+    Job,
+    assignments,
+    base_folder,
+    check_honoured,
+    finalize,
+    gather,
+    job_layer,
+    resolve,
+    spec_layer,
+)
 from stoker.model import Event, Known, NodeFacts, Offering, ResumeAsked, StopAsked
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.removing import remove_job
 from stoker.spec import Spec
 from stoker.store import Store, open_store
-from stoker.submitting import Prepared, connect, fitting_offerings, pack_agents, place_of, prepare, send, submitter
+from stoker.submitting import (
+    Prepared,
+    check_reached,
+    connect,
+    fitting_offerings,
+    pack_agents,
+    place_of,
+    prepare,
+    send,
+    submitter,
+)
 from stoker.summary import Summary, summarize
 from stoker.surroundings import localise, store_environ
 
@@ -79,14 +99,11 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
         check_honoured(job, job.resources.provider, capabilities)
         spec, told = finalize(job, capabilities)
         return prepare(spec, store, folder=Path.cwd(), told=told)
+    first = job.layer() if isinstance(job, Job) else job_layer(Path(job))
+    own = (first, *([assignments(sets)] if sets else []))
+    check_reached(own, store)
     house = store.get(layout.DEFAULTS)
-    layers = gather(
-        job_file=None if isinstance(job, Job) else Path(job),
-        house=house.data if house is not None else None,
-        sets=() if isinstance(job, Job) else sets,
-    )
-    if isinstance(job, Job):
-        layers = (*layers, job.layer(), *([assignments(sets)] if sets else []))
+    layers = (*gather(house=house.data if house is not None else None), *own)
     resolved = resolve(layers, registry.capabilities)
     return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told)
 

@@ -80,6 +80,8 @@ class Capabilities:
     bundled: bool = False
     # What was found dry for one job is left alone by all jobs for so long. 0: it says nothing about the next moment.
     dry_for_s: float = 0.0
+    # The stores that its machines can reach, by scheme, such as `s3`. None named: all.
+    stores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

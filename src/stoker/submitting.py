@@ -28,6 +28,7 @@ from stoker.errors import (
 from stoker.finding import SUFFIX_LENGTH
 from stoker.governor.apply import longest_life_s
 from stoker.home import home, make_home
+from stoker.jobfile import Layer, named_provider
 from stoker.model import Capabilities, Offering, Record, Submitted
 from stoker.pack import Packed, pack
 from stoker.providers import registry
@@ -210,6 +211,15 @@ def _oldest_python(spec: Spec, offerings: tuple[Offering, ...]) -> Python | None
 def place_of(provider: Provider) -> str | None:
     """Where the job's machines will be, where that is one place only."""
     return provider.place if isinstance(provider, Placed) else None
+
+
+def check_reached(layers: Sequence[Layer], store: Store) -> None:
+    """Raise UserError where the job names a provider whose machines cannot reach the store: before the store is asked
+    for anything, since its credentials would be asked for in vain.
+    """
+    provider = named_provider(layers)
+    if provider is not None:
+        registry.check_store(provider, store.url)
 
 
 def connect(spec: Spec, store: Store, *, offline: bool = False) -> Provider:

@@ -54,6 +54,32 @@ def test_objects_are_plain_files_and_nothing_else_is_left(tmp_path: Path) -> Non
     assert not (tmp_path / "a").exists()
 
 
+def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "above" / "store"))
+    for _ in range(2):
+        store.put("check/1", b"")
+        store.delete(["check/1"])
+        assert not list(tmp_path.iterdir())
+    assert store.get("check/1") is None, "nothing is missing"
+    store.put("kept", b"x")
+    store.put("check/1", b"")
+    store.delete(["check/1"])
+    assert store.get("kept") is not None
+
+
+def test_what_others_made_stays(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    mine, other = (open_store(str(tmp_path / "store")) for _ in range(2))
+    mine.put("check/1", b"")
+    other.put("theirs", b"x")
+    mine.delete(["check/1"])
+    assert other.get("theirs") is not None
+    other.delete(["theirs"])
+    mine.put("check/1", b"")
+    mine.delete(["check/1"])
+    assert (tmp_path / "store").is_dir(), "somebody made this folder"
+
+
 def test_unfinished_files_are_not_objects(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put("k", b"x")

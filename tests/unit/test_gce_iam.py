@@ -409,7 +409,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "buckets/other/objects/x/" in out and "my-bucket" not in out
     monkeypatch.setenv("STOKER_STORE", "s3://other")
     code, _, err = run(capsys, "iam", "gce")
-    assert code == 2 and "--bucket" in err
+    assert code == 2 and "machines on gce cannot reach s3://other" in err
 
 
 # ── As the real gcloud reads it ───────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import click
 
@@ -47,14 +48,19 @@ def command(
     from stoker.store import open_store
 
     # Opening asks nobody, and gives the one spelling that tags are made of.
-    given = bucket or click.get_current_context().find_root().obj or default_store_url()
-    url = open_store(given).url
-    found = registry.iam(provider).grants(url, job=job, inputs=inputs, logs=logs)
+    named = bucket or click.get_current_context().find_root().obj
+    granting, url = registry.iam(provider), open_store(named or default_store_url()).url
+    if named is None and "STOKER_STORE" not in os.environ:
+        # The default is a folder of this computer, which nobody has named: it is no mistake in it.
+        forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in registry.capabilities(provider).stores)
+        raise UserError(f"no store is named; set STOKER_STORE, or give --store, as {forms}")
+    registry.check_store(provider, url, "--bucket" if bucket else "--store")
+    found = granting.grants(url, job=job, inputs=inputs, logs=logs)
     if policy is not None:
-        named = [grant for grant in found.grants if grant.name == policy]
-        if not named:
+        chosen = [grant for grant in found.grants if grant.name == policy]
+        if not chosen:
             raise UserError(f"--policy {policy}: there are {', '.join(grant.name for grant in found.grants)}")
-        click.echo(json.dumps(named[0].policy, indent=None if as_json else 2))
+        click.echo(json.dumps(chosen[0].policy, indent=None if as_json else 2))
         return
     if as_json:
         print_json(whole(found))

@@ -31,7 +31,7 @@ from stoker.cli.progress import working
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
 from stoker.store import Store
-from stoker.submitting import Prepared, check_writable, launch_requests, prepare, send
+from stoker.submitting import Prepared, check_reached, check_writable, launch_requests, prepare, send
 
 # After the end, machines are waited for this long: they leave by themselves.
 _RETIRE_S = 20.0
@@ -154,6 +154,7 @@ def _prepared(
         raise UserError(
             "there is no stoker.yaml here; write one with `stoker init`, or `stoker run -- python train.py`"
         )
+    check_reached(gather(job_file=job_file, sets=sets, flags=flags), store)
     # A dry run asks nobody far away, not even for the house's defaults.
     house = None if dry_run and not store.near else store.get(layout.DEFAULTS)
     layers = gather(job_file=job_file, house=house.data if house else None, sets=sets, flags=flags)

@@ -10,7 +10,7 @@ from stoker.jobfile.document import Layer, assignments, layer_of, read_layer
 from stoker.jobfile.envfile import env_file
 from stoker.jobfile.honour import ALWAYS_HONOURED, Resolved, check_honoured, finalize, resolve
 from stoker.jobfile.job import Job
-from stoker.jobfile.layers import find_job_file, gather, house_layer, job_layer, user_file, user_layer
+from stoker.jobfile.layers import find_job_file, gather, house_layer, job_layer, named_provider, user_file, user_layer
 from stoker.jobfile.parse import base_folder, parse_job
 from stoker.jobfile.render import document, spec_layer
 from stoker.jobfile.template import template
@@ -31,6 +31,7 @@ __all__ = [
     "house_layer",
     "job_layer",
     "layer_of",
+    "named_provider",
     "parse_job",
     "read_layer",
     "resolve",

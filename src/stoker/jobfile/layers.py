@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import UserError
-from stoker.jobfile.document import Layer, assignments, layer_of, read_layer
+from stoker.jobfile.document import Layer, assignments, layer_of, merge_layers, read_layer
 
 JOB_FILES = ("stoker.yaml", "stoker.yml")
 HOUSE = "the store's policy/defaults.yaml"
@@ -31,6 +31,20 @@ def gather(
     layers.append(assignments(sets) if sets else None)
     layers.append(layer_of(flags, "command line") if flags else None)
     return tuple(layer for layer in layers if layer is not None)
+
+
+def named_provider(layers: Sequence[Layer]) -> str | None:
+    """The provider that these name, whatever else is right or wrong in them; None where they name none.
+
+    Shared settings are not asked: others may overrule them.
+    """
+    root = merge_layers([layer for layer in layers if not layer.root.origin.shared])
+    for key in ("resources", "provider"):
+        found = root.value.get(key) if isinstance(root.value, dict) else None
+        if found is None:
+            return None
+        root = found
+    return root.value if isinstance(root.value, str) else None
 
 
 def find_job_file(folder: Path | None = None) -> Path | None:

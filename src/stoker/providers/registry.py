@@ -48,6 +48,15 @@ def capabilities(name: str) -> Capabilities:
     return cast("Capabilities", _module(name).CAPABILITIES)
 
 
+def check_store(name: str, url: str, option: str = "--store") -> None:
+    """Raise UserError for a store that the provider's machines cannot reach. `option` is where it was named."""
+    schemes = capabilities(name).stores
+    if schemes and url.partition("://")[0] not in schemes:
+        forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in schemes)
+        how = f"set STOKER_STORE or --store to {forms}" if option == "--store" else f"give it as {forms}"
+        raise UserError(f"{option}: machines on {name} cannot reach {url}; {how}")
+
+
 def machine(name: str, node_dir: Path) -> Machine:
     """The node's own side of the provider, for the agent that runs on it."""
     return cast("Machine", _module(name).machine(node_dir))

@@ -59,6 +59,8 @@ class FolderStore:
         # Once seen, a root that is missing is a disk that is not mounted or a folder that was moved away. Nothing may
         # be concluded from that, and nothing may be written in its place.
         self._seen = root.is_dir()
+        # The folders that this object made, down to the one for unfinished files: see `_withdraw`.
+        self._made: builtins.list[str] = []
 
     @property
     def url(self) -> str:
@@ -200,6 +202,7 @@ class FolderStore:
         finally:
             for parent in parents:
                 self._prune(parent)
+            self._withdraw()
 
     # ── paths and folders ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -246,11 +249,15 @@ class FolderStore:
         """A new file out of sight, gone afterwards unless it was renamed."""
         name = f"{self._partial}/{secrets.token_hex(12)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            file = os.open(name, flags, 0o666)
-        except FileNotFoundError:
-            self._make_folder(self._partial)
-            file = os.open(name, flags, 0o666)
+        for left in reversed(range(_ROUNDS)):
+            try:
+                file = os.open(name, flags, 0o666)
+                break
+            except FileNotFoundError:
+                if not left:
+                    raise
+                # Another may withdraw it at this moment: see `_withdraw`.
+                self._make_folder(self._partial)
         self._seen = True
         try:
             yield file, name
@@ -283,6 +290,7 @@ class FolderStore:
                     return False
             except OSError as error:
                 if error.errno in (errno.EPERM, errno.ENOTSUP):
+                    self._prune(os.path.dirname(path))
                     raise StoreDenied(f"{self._url} cannot be a store: its filesystem has no hard links") from error
                 raise
         flush_folder(os.path.dirname(path))
@@ -308,6 +316,8 @@ class FolderStore:
             return
         if len(folder) > len(self._root):
             flush_folder(parent)
+        if folder not in self._made and (folder == self._partial or len(folder) <= len(self._root)):
+            self._made.append(folder)
 
     def _prune(self, folder: str) -> None:
         """Remove folders that hold nothing: a bucket has none, and listing ten thousand empty ones takes its time."""
@@ -317,6 +327,24 @@ class FolderStore:
             except OSError:
                 return
             folder = os.path.dirname(folder)
+
+    def _withdraw(self) -> None:
+        """Remove the folders that this object made for a store which holds nothing after all: a trial, or a submission
+        that was refused. What others made stays, and so does a store that holds something.
+        """
+        if not self._made:
+            return
+        made, self._made = self._made, []
+        try:
+            with os.scandir(self._root) as entries:
+                if any(entry.name != _PARTIAL for entry in entries):
+                    return
+            for folder in reversed(made):
+                os.rmdir(folder)
+                # A root that was taken away by its maker is not missed.
+                self._seen = self._seen and folder != self._root
+        except OSError:
+            return  # Somebody writes there, or removed it: then it is theirs.
 
     def _sweep(self, now: float) -> None:
         """Remove what crashed writers left. `now` is the filesystem's own clock, which also dated those files."""

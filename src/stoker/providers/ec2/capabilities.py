@@ -34,4 +34,6 @@ CAPABILITIES = Capabilities(
     bundled=True,
     # Capacity comes and goes within minutes; forty jobs need not each find out by themselves.
     dry_for_s=60.0,
+    # Machines have the credentials of their profile and no others.
+    stores=("s3",),
 )

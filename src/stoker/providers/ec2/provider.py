@@ -13,6 +13,7 @@ from typing import Any
 from stoker import codec
 from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
 from stoker.providers.ec2.capabilities import CAPABILITIES
@@ -62,8 +63,7 @@ class Ec2Provider:
 
     def check(self, spec: Spec) -> None:
         """Raise UserError for what EC2 would refuse."""
-        if not self._context.store.startswith("s3://"):
-            raise UserError(f"--store: machines on EC2 cannot reach {self._context.store}; use an s3:// store")
+        registry.check_store(self.name, self._context.store)
         port = spec.env.get("MASTER_PORT")
         if port is not None and not is_port(port):
             raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")

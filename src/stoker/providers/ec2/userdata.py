@@ -7,6 +7,7 @@ from functools import lru_cache
 from stoker.boot import script
 from stoker.boot.script import Boot
 from stoker.errors import UserError
+from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 
 # What EC2 takes, before base64.
@@ -23,8 +24,7 @@ def boot(order: LaunchOrder) -> Boot:
 
 def render(told: Boot) -> str:
     """The script. Raises UserError for a store that a machine cannot reach, or more than EC2 takes."""
-    if not told.store.startswith("s3://"):
-        raise UserError(f"--store: machines on EC2 cannot reach {told.store}; use an s3:// store")
+    registry.check_store("ec2", told.store)
     text = script.render(told, payload())
     size = len(text.encode())
     if size > MOST_BYTES:

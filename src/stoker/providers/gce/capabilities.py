@@ -35,4 +35,6 @@ CAPABILITIES = Capabilities(
     bundled=True,
     # Capacity comes and goes within minutes; forty jobs need not each find out by themselves.
     dry_for_s=60.0,
+    # Machines have Google's credentials and no others.
+    stores=("gs",),
 )

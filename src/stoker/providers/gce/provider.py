@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from stoker import codec
 from stoker.errors import InvalidRequest, Misnamed, NoCapacity, NotFound, Throttled, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
 from stoker.providers.gce import catalog, labels, leftovers, names, offers, operations, places, request
 from stoker.providers.gce.capabilities import CAPABILITIES
@@ -70,10 +71,7 @@ class GceProvider:
 
     def check(self, spec: Spec) -> None:
         """Raise UserError for what Compute Engine would refuse."""
-        if not self._context.store.startswith("gs://"):
-            raise UserError(
-                f"--store: machines on Compute Engine cannot reach {self._context.store}; use a gs:// store"
-            )
+        registry.check_store(self.name, self._context.store)
         port = spec.env.get("MASTER_PORT")
         if port is not None and not is_port(port):
             raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")

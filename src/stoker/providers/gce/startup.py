@@ -7,6 +7,7 @@ from functools import lru_cache
 from stoker.boot import script
 from stoker.boot.script import Boot
 from stoker.errors import UserError
+from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import names
 from stoker.providers.gce.places import Place
@@ -20,8 +21,7 @@ _SAVING_S = 90
 
 def startup_script(order: LaunchOrder) -> str:
     """Runs at every boot, and knows the first. Raises UserError for a store that a machine cannot reach."""
-    if not order.store.startswith("gs://"):
-        raise UserError(f"--store: machines on Compute Engine cannot reach {order.store}; use a gs:// store")
+    registry.check_store("gce", order.store)
     text = script.render(boot(order), payload(), gives_back=True)
     if len(text.encode()) > MOST_BYTES:
         raise UserError(
