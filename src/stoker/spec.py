@@ -99,7 +99,11 @@ class Resources:
     """The machines a job runs on."""
 
     provider: str = part("who lends the machines: local, ec2, gce, sagemaker, …", default="local")
-    gpus: Gpus | None = part("accelerators on each node, such as `A100:8`", form="gpus", default=None)
+    gpus: Gpus | None = part(
+        "accelerators on each node, such as `A100:8`; machines with more only where none has exactly so many",
+        form="gpus",
+        default=None,
+    )
     machine: tuple[str, ...] = part("machine types in order of preference", form="words", default=())
     cpus: int | None = part(
         "at least this many CPUs on each node, such as `8+`", form="at-least", default=None, least=1

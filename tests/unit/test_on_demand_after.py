@@ -22,3 +22,8 @@ def test_so_many_reclaims_are_enough() -> None:
 def test_null_and_spot_only_never_change() -> None:
     assert first_choice(100, None)
     assert first_choice(100, 1, spot="only")
+
+
+def test_what_is_sold_as_spot_alone_goes_on_as_spot() -> None:
+    spec = Spec(name="x", run="x", resources=Resources(spot="prefer"), retry=Retry(on_demand_after=1))
+    assert acceptable(spec, OFFERINGS[:1], 5) == ([OFFERINGS[0]], "spot first")

@@ -117,7 +117,8 @@ def acceptable(
     wanted = spec.resources.spot
     fallback = spec.retry.on_demand_after
     reason = {"never": "on-demand", "only": "spot", "prefer": "spot first"}[wanted]
-    if wanted == "prefer" and fallback is not None and reclaimed >= fallback:
+    if wanted == "prefer" and fallback is not None and reclaimed >= fallback and not all(o.spot for o in offerings):
+        # What is sold as spot alone goes on as spot: `prefer` forbids neither.
         wanted, reason = "never", f"on-demand after {reclaimed} reclaims"
     kept = [o for o in offerings if wanted == "prefer" or o.spot == (wanted == "only")]
     if not kept:

@@ -19,13 +19,13 @@ T = TypeVar("T", bound=MachineType)
 
 
 def candidates(resources: Resources, fitting: list[T], on_demand: Callable[[str], Price | None]) -> list[T]:
-    """The machine types to look for: all that are named, else the cheapest few."""
+    """The machine types to look for: all that are named, else the cheapest few of those with the fewest GPUs."""
     if resources.machine:
         return fitting
 
-    def cost(machine: T) -> tuple[float, tuple[int, int, int, str]]:
+    def cost(machine: T) -> tuple[int, float, tuple[int, int, int, str]]:
         price = on_demand(machine.name)
-        return (math.inf if price is None else price.amount, size(machine))
+        return (machine.gpus, math.inf if price is None else price.amount, size(machine))
 
     return sorted(fitting, key=cost)[:_MOST_TYPES]
 
@@ -56,6 +56,20 @@ def offering(
         gpu=machine.gpu,
         gpus=machine.gpus,
     )
+
+
+def fewest_gpus(resources: Resources, found: Iterable[Offering]) -> list[Offering]:
+    """Those with as many GPUs as were asked for; where no machine has exactly so many, those with the fewest more.
+
+    Nobody who asks for one GPU wants to pay for sixteen because the others were dry. Of what `resources.spot` leaves
+    out nothing is seen. Who names machines gets those.
+    """
+    offered = list(found)
+    if resources.machine or resources.gpus is None or not resources.gpus.count:
+        return offered
+    wanted = {"never": (False,), "only": (True,), "prefer": (True, False)}[resources.spot]
+    fewest = min((each.gpus for each in offered if each.spot in wanted), default=None)
+    return [each for each in offered if fewest is None or each.gpus == fewest]
 
 
 def table_source(price: Price | None) -> str:

@@ -42,7 +42,8 @@ def offline(resources: Resources) -> tuple[Offering, ...]:
     zones = resources.zones or (ANY_ZONE,)
     machines = _candidates(resources, region)
     where = {machine.name: zones for machine in machines}
-    return offering.ordered(resources, machines, _offerings(region, machines, where, {}, ""))
+    found = offering.fewest_gpus(resources, _offerings(region, machines, where, {}, ""))
+    return offering.ordered(resources, machines, found)
 
 
 def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offering, ...]:
@@ -65,7 +66,7 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
     machines = [machine for machine in machines if where.get(machine.name)]
     spot = _spot_prices(ec2, [machine.name for machine in machines], now) if machines else {}
     found = _offerings(region, machines, where, spot, f"spot price history {now:%Y-%m-%d}")
-    return offering.ordered(resources, machines, found)
+    return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
 
 
 def why_none(resources: Resources) -> str:

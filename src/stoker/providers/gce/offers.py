@@ -67,8 +67,9 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
         where[machine.name] = tuple(sorted(zone for zone in zones if _wanted(zone, resources.zones)))
         found.append(machine)
     offered = _offered(resources, place, found, where)
-    if not offered:
-        # Nothing on offer ends a job. That a zone gave no answer must not.
+    larger = not resources.machine and any(each.gpus > machines[0].gpus for each in offered)
+    if not offered or larger:
+        # Nothing on offer ends a job, and larger machines cost more: that a zone gave no answer is no reason.
         listed.answered(*listed.silent)
     return offered
 
@@ -159,4 +160,4 @@ def _offered(resources: Resources, place: Place, machines: list[MachineType], wh
                 now = None if spot is None else spot.amount
                 source = offering.table_source(spot)
                 found.append(make(*at, spot=True, price=now, on_demand=amount, source=source))
-    return offering.ordered(resources, machines, found)
+    return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
