@@ -33,16 +33,15 @@ import stoker
 from stoker import layout
 from stoker.errors import UserError
 from stoker.home import home, make_home
-from stoker.providers.imaging import Python
+from stoker.providers.imaging import SERVED, Python, newer_image, version_text
 from stoker.removing import COLLECT_AFTER
 from stoker.store import Store
 
 # As the project itself requires it.
 OBSTORE = "obstore>=0.11,<0.13"
 _WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
-_PYTHONS = {"cp310": "3.10", "cp311": "3.11"}
 # From here on one archive serves all.
-_STABLE: Python = (3, 11)
+_STABLE: Python = max(SERVED.values())
 # What obstore's wheels for Linux have been called, and may be: pip takes these names to the letter.
 _PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
 _FETCH_LIMIT_S = 120
@@ -97,7 +96,7 @@ class Built:
 
 def tags_for(arch: str) -> tuple[str, ...]:
     """The tags that together serve every Python of this architecture (`x86_64`, `arm64`)."""
-    return tuple(f"{python}-{arch}" for python in _PYTHONS)
+    return tuple(f"{python}-{arch}" for python in SERVED)
 
 
 def build_all(
@@ -117,7 +116,7 @@ def build_all(
                 built.append(build(tag, offline=offline))
             except NotServed as error:
                 missing[tag] = error
-        if len(missing) < len(_PYTHONS):
+        if len(missing) < len(SERVED):
             needless = "cp310-" if oldest is not None and oldest >= _STABLE else None
             problems += [str(error) for tag, error in missing.items() if needless is None or needless not in tag]
         elif offline:
@@ -226,9 +225,11 @@ def _wheel(tag: str, offline: bool) -> Path:
     found = _find_wheel(folder, tag)
     if found is None:
         python, _, arch = tag.partition("-")
-        old = python == "cp310"
-        which = f"that have only Python {_PYTHONS[python]}" if old else f"with Python {_PYTHONS[python]} or newer"
-        advice = "choose a resources.image with Python 3.11 or newer" if old else "choose another resources.machine"
+        version, old = version_text(SERVED[python]), SERVED[python] < _STABLE
+        which = f"that have only Python {version}" if old else f"with Python {version} or newer"
+        # The other one is served, or nothing is: what a boot would say that finds nothing newer.
+        rest = [f"{other}-{arch}" for other in SERVED if other != python]
+        advice = newer_image(rest) if old else "choose another resources.machine"
         lacking = f"cannot be served: there is no obstore for them ({problem})"
         if offline:
             lacking = "cannot be served yet: obstore for them was not fetched, which the run itself tries"
@@ -253,7 +254,12 @@ def _fetch_wheel(folder: Path, tag: str) -> str:
         if time.time() - missing.stat().st_mtime < _MISSING_FOR_S:
             return missing.read_text(encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHONS[python]}"]
+    command += [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--implementation=cp",
+        f"--python-version={version_text(SERVED[python])}",
+    ]
     command += [f"--platform={name}_{_WHEEL_ARCH[arch]}" for name in _PLATFORMS]
     command += ["--retries=1", f"--dest={folder}", OBSTORE]
     try:

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from stoker import bundle, layout
+from stoker.boot.script import Boot, render
 from stoker.bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
+from stoker.providers.imaging import newer_image
 from stoker.store import Store
 from stoker.testing.memory import MemoryStore
 
@@ -209,6 +211,23 @@ def test_what_cannot_be_served_is_said_and_not_asked_for_again_at_once(no_pip: l
     command = " ".join(no_pip[0])
     assert "--python-version=3.10" in command and "--platform=manylinux_2_17_aarch64" in command
     assert "--only-binary=:all: " in command and "--no-deps" in command and command.endswith(bundle.OBSTORE)
+
+
+@pytest.mark.parametrize(
+    ("tags", "version"),
+    [
+        (["cp310-x86_64", "cp311-x86_64"], "3.10"),
+        (["cp311-x86_64"], "3.11"),
+        # Enough on either machine.
+        (["cp310-x86_64", "cp311-x86_64", "cp311-arm64"], "3.11"),
+        ([], "3.10"),
+    ],
+)
+def test_the_plan_and_a_failed_boot_advise_the_same(tags: list[str], version: str) -> None:
+    advice = f"choose a resources.image with Python {version} or newer"
+    assert newer_image(tags) == advice
+    told = render(Boot("s3://bucket", "ec2", "job-1", 2, 1, dict.fromkeys(tags, "0" * 64)), b"")
+    assert advice in told and told.count("or newer") == 1
 
 
 def test_a_dry_run_asks_no_index(no_pip: list[list[str]]) -> None:

@@ -141,6 +141,14 @@ def test_the_smallest() -> None:
         ("run: x\ngpus: A100\n", "stoker.yaml:2: gpus: unknown field; did you mean resources.gpus?"),
         ("command: x\n", "stoker.yaml:1: command: unknown field; did you mean run?"),
         (
+            "run: x\nresources: {tags: {team: vision}}\n",
+            "stoker.yaml:2: resources.tags: unknown field; `tags` stands at the top level of the job file",
+        ),
+        (
+            "run: x\nresources:\n  provider: gce\n  gce: {labels: {team: vision}}\n",
+            "stoker.yaml:4: resources.gce.labels: unknown field; `tags` stands at the top level of the job file",
+        ),
+        (
             "run: x\nlimits: {max_runtime_s: 3}\n",
             "stoker.yaml:2: limits.max_runtime_s: unknown field; did you mean max",
         ),

@@ -22,6 +22,7 @@ from typing import Any, cast
 from stoker import codec, layout
 from stoker.agent.config import NodeConfig
 from stoker.providers.base import LaunchOrder
+from stoker.providers.imaging import newer_image
 
 # A machine that has no agent by then never gets one. Longer than the bootstrap's own patience.
 BOOT_LIMIT_S = 900
@@ -68,6 +69,7 @@ def render(boot: Boot, payload: bytes, *, gives_back: bool = False) -> str:
     return _SCRIPT.format(
         job=boot.job,
         tags=" ".join(sorted(boot.bundles)),
+        remedy=newer_image(boot.bundles),
         boot_limit_s=BOOT_LIMIT_S,
         life_s="" if boot.max_life_s is None else max(1, round(boot.max_life_s)),
         leave=_LEAVE if gives_back else "",
@@ -239,8 +241,7 @@ if [ -n "$python" ]; then
     "$python" "$boot/boot.pyz" "$boot/boot.json" "$python" "$tag" && trap - EXIT
     exit
 fi
-remedy="choose a resources.image with Python 3.10 or newer"
-what="no Python that an agent was packed for (${{tags// /, }}): found ${{found:-none}} — $remedy"
+what="no Python that an agent was packed for (${{tags// /, }}): found ${{found:-none}} — {remedy}"
 if [ -n "$reporter" ]; then
     "$reporter" "$boot/boot.pyz" "$boot/boot.json" --failed "$what"
 else

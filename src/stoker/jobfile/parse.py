@@ -196,4 +196,7 @@ def _nearest(cls: type, key: str) -> str:
     # The right name may stand in the wrong place, such as `gpus` at the top.
     elsewhere = [dotted for dotted, info in walk() if info.key == wanted]
     close = [wanted] if wanted in here else elsewhere or get_close_matches(key, here, n=1)
+    if close and close[0] not in here and "." not in close[0]:
+        # `did you mean tags?` would be no news to who wrote `tags` below `resources`.
+        return f"`{close[0]}` stands at the top level of the job file"
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(here)}"

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 # A version, such as (3, 12).
 Python = tuple[int, int]
+
+# The tags of agents, by the Pythons they serve: each serves this one, and the last of them all that are newer.
+SERVED: dict[str, Python] = {"cp310": (3, 10), "cp311": (3, 11)}
+
+
+def version_text(python: Python) -> str:
+    return f"{python[0]}.{python[1]}"
+
+
+def newer_image(tags: Iterable[str]) -> str:
+    """What to do where no Python fits the agents that were packed, such as `cp311-x86_64`: enough on any machine."""
+    oldest: dict[str, Python] = {}
+    for tag in tags:
+        python, _, arch = tag.partition("-")
+        served = SERVED.get(python, max(SERVED.values()))
+        oldest[arch] = min(served, oldest.get(arch, served))
+    enough = max(oldest.values(), default=min(SERVED.values()))
+    return f"choose a resources.image with Python {version_text(enough)} or newer"
 
 
 class Images(Protocol):
