@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.errors import InvalidRequest, NoCapacity, QuotaExceeded, Transient
+from stoker.errors import InvalidRequest, Misnamed, NoCapacity, QuotaExceeded, Transient
 from stoker.model import Offering
 from stoker.providers import registry
-from stoker.providers.base import HttpRequest, LaunchOrder, Leaves, Provider, TellsWhyGone
+from stoker.providers.base import HttpRequest, LaunchOrder, Leaves, Provider, Rehearses, TellsWhyGone
 from stoker.spec import GceResources, Resources, Spec
 from stoker.testing.gce import PROJECT, REGION, Fault, GceCloud, why_no_gce
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
@@ -215,6 +215,71 @@ if isolated():
             spec = replace(asked.spec, resources=replace(asked.spec.resources, image="family:debian-cloud/debian-99"))
             with pytest.raises(InvalidRequest, match=r"^resources\.image: "):
                 provider.launch(provider.build(replace(asked, spec=spec)))
+
+        @pytest.mark.parametrize("nodes", [1, 2])
+        def test_a_rehearsal_looks_and_makes_nothing(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud, nodes: int
+        ) -> None:
+            assert isinstance(provider, Rehearses)
+            google_cloud.calls(reset=True)
+            provider.rehearse(provider.build(order(store=store, nodes=nodes)))
+            assert google_cloud.calls(reset=True) == {"networks.get": 1}
+            provider.rehearse(provider.build(naming(order(store=store, nodes=nodes), reservation="held")))
+            assert not google_cloud.left()
+
+        @pytest.mark.parametrize("nodes", [1, 2])
+        @pytest.mark.parametrize(
+            ("field", "name"),
+            [
+                ("network", "training"),
+                ("network", "subnet:training"),
+                ("placement_policy", "close"),
+                ("reservation", "block-7"),
+                ("service_account", "trainer"),
+            ],
+        )
+        def test_a_rehearsal_says_what_google_does_not_have(
+            self, provider: Provider, order: OrderFactory, store: str, nodes: int, field: str, name: str
+        ) -> None:
+            """What is said is what the launch would have ended with, in words that name the field too."""
+            assert isinstance(provider, Rehearses)
+            wrong = provider.build(naming(order(store=store, nodes=nodes), **{field: name}))
+            for refused in (provider.rehearse, provider.launch):
+                with pytest.raises(InvalidRequest) as raised:
+                    refused(wrong)
+                assert f"{name.removeprefix('subnet:')}" in str(raised.value)
+                if refused == provider.rehearse:
+                    assert isinstance(raised.value, Misnamed) and f"resources.gce.{field}: " in str(raised.value)
+
+        def test_a_rehearsal_that_may_not_be_is_none(
+            self, provider: Provider, order: OrderFactory, store: str, google_cloud: GceCloud
+        ) -> None:
+            assert isinstance(provider, Rehearses)
+            wrong = naming(order(store=store), network="training")
+            for faulty in (google_cloud.faults.unauthorized, google_cloud.faults.internal_error):
+                number = faulty("networks.get")
+                provider.rehearse(provider.build(wrong))
+                google_cloud.faults.clear(number)
+            with pytest.raises(Misnamed):
+                provider.rehearse(provider.build(wrong))
+
+        def test_a_reservation_of_another_zone_is_no_wrong_name(
+            self, provider: Provider, order: OrderFactory, store: str
+        ) -> None:
+            """It is used there; here the launch is refused, and the next zone is tried."""
+            asked = naming(order(store=store), reservation="held")
+            with pytest.raises(InvalidRequest) as raised:
+                provider.launch(provider.build(asked))
+            assert not isinstance(raised.value, Misnamed) and "resources.gce.reservation" in str(raised.value)
+            there = replace(asked, claim=2, offering=replace(OFFERING, zone=f"{REGION}-b"))
+            assert len(self.launch(provider, there)) == 1
+
+    def naming(order: LaunchOrder, **names: str) -> LaunchOrder:
+        """An order that names these in `resources.gce`."""
+        resources = order.spec.resources
+        assert resources.gce is not None
+        told = replace(resources, gce=replace(resources.gce, **names))
+        return replace(order, spec=replace(order.spec, resources=told))
 
 else:
 

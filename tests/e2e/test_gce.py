@@ -86,6 +86,16 @@ if isolated():
             assert "simulated maintenance" in ran.stdout + ran.stderr
             handed_over(gce, job)
 
+    def test_a_wrong_name_is_said_before_anything_is_written(gce: GceWorld) -> None:
+        gce.script("counter.py")
+        gce.cloud.calls(reset=True)
+        resources = json.dumps(gce.resources | {"gce": {"placement_policy": "close"}})
+        ran = gce.cli("run", "--set", f"resources={resources}", "-y", "--", "python3", "train.py")
+        assert ran.returncode == 2
+        (line,) = [line for line in ran.stderr.splitlines() if "resources." in line]
+        assert "resources.gce.placement_policy: there is no placement policy close in us-central1; leave it out" in line
+        assert list(gce.store.list("")) == [] and gce.launches() == 0
+
 else:
 
     def test_gce_alone_with_itself() -> None:

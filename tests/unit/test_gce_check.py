@@ -3,145 +3,38 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
+from google_project import (
+    BASE,
+    EMAIL,
+    INTERNAL,
+    LINK,
+    NETWORK,
+    NUMBER,
+    PLACE,
+    PROJECT,
+    REGION,
+    STORE,
+    SUBNET,
+    ZONE,
+    Google,
+    bucket,
+    connected,
+    limit,
+)
 
 from stoker.cli import check as cli_check
 from stoker.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.model import Leftover, Offering
 from stoker.providers.base import Finding, HttpRequest, LaunchOrder, Visit
 from stoker.providers.gce import access, check, network, permissions, quotas, reclaim, verdicts
-from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import refused
 from stoker.providers.gce.provider import GceProvider
-from stoker.providers.registry import Context
 from stoker.spec import GceResources, Resources, Spec
-from stoker.testing.gce.discovery import api as discovered
-from stoker.testing.gce.discovery import check_request
-
-PROJECT, REGION, ZONE = "vision-1", "us-central1", "us-central1-a"
-STORE = "gs://my-bucket/team"
-PLACE = f"{PROJECT}/{REGION}"
-BASE = f"/compute/v1/projects/{PROJECT}"
-LINK = f"https://www.googleapis.com{BASE}"
-NUMBER = "4242424242424242424"
-EMAIL = f"stoker-node@{PROJECT}.iam.gserviceaccount.com"
-NETWORK = f"{LINK}/global/networks/default"
-SUBNET = {
-    "name": "default",
-    "network": NETWORK,
-    "ipCidrRange": "10.128.0.0/20",
-    "privateIpGoogleAccess": True,
-}
-INTERNAL = {
-    "network": NETWORK,
-    "direction": "INGRESS",
-    "priority": 65534,
-    "sourceRanges": ["10.128.0.0/9"],
-    "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}, {"IPProtocol": "udp", "ports": ["0-65535"]}],
-}
-TYPES = {
-    "items": {
-        f"zones/{ZONE}": {"machineTypes": [{"name": "n2-standard-4", "guestCpus": 4, "memoryMb": 16384}]},
-    }
-}
-
-
-def limit(metric: str, most: float, used: float = 0.0) -> dict[str, Any]:
-    return {"metric": metric, "limit": most, "usage": used}
-
-
-class Google:
-    """Google's APIs, as a project has them where all is well. `answers` are by method and path, the first that fits."""
-
-    def __init__(self) -> None:
-        self.called: list[str] = []
-        self.account = "jane@example.com"
-        self.project: str | None = PROJECT
-        self.denied: set[str] = set()
-        self.granted_on_machine: set[str] = set()
-        self.labels = {"stoker-store": "gs_3a_2f_2fmy-bucket_2fteam", "stoker-job": "gpt-ab12", "stoker-claim": "1"}
-        self.machines: list[dict[str, Any]] = []
-        self.answers: list[tuple[str, str, Any]] = []
-        self.usual: list[tuple[str, str, Any]] = [
-            ("GET", BASE, {"quotas": [limit("GPUS_ALL_REGIONS", 0), limit("CPUS_ALL_REGIONS", 64)]}),
-            ("GET", f"{BASE}/regions/{REGION}", {"quotas": [limit("N2_CPUS", 24, 4), limit("PREEMPTIBLE_CPUS", 0)]}),
-            ("GET", f"{BASE}/aggregated/instances", lambda _: self._listed()),
-            ("GET", f"{BASE}/aggregated/machineTypes", TYPES),
-            ("POST", f"/v1/projects/{PROJECT}:testIamPermissions", self._allowed),
-            ("POST", r".*/instances/\d+/testIamPermissions", self._allowed_on_machine),
-            ("GET", f"/v1/projects/-/serviceAccounts/{EMAIL}", {"email": EMAIL}),
-            ("POST", f"/v1/projects/-/serviceAccounts/{EMAIL}:testIamPermissions", self._allowed),
-            ("GET", "/storage/v1/b/my-bucket", _bucket()),
-            ("GET", ".*/ubuntu-os-cloud/global/images/family/.*", {"name": "ubuntu-2404-noble-amd64-v20261101"}),
-            ("GET", f"{BASE}/global/networks/default", {"name": "default", "selfLink": NETWORK}),
-            ("GET", f"{BASE}/regions/{REGION}/subnetworks", {"items": [SUBNET]}),
-            ("GET", f"{BASE}/global/firewalls", {"items": [INTERNAL]}),
-        ]
-
-    def _listed(self) -> Any:
-        return {"items": {f"zones/{ZONE}": {"instances": self.machines}}}
-
-    def _allowed(self, body: Any) -> Any:
-        return {"permissions": [name for name in body["permissions"] if name not in self.denied]}
-
-    def _allowed_on_machine(self, body: Any) -> Any:
-        return {"permissions": [name for name in body["permissions"] if name in self.granted_on_machine]}
-
-    def let(self, method: str, path: str, answer: Any) -> None:
-        self.answers.append((method, path, answer))
-
-    # As the client has them.
-
-    def identity(self) -> str:
-        return self.account
-
-    def default_project(self) -> str | None:
-        return self.project
-
-    def get(self, path: str, params: Any = None, *, service: str = "compute") -> Any:
-        return self.send("GET", path, params=params, service=service)
-
-    scoped = Api.scoped
-
-    def pages(self, path: str, params: Any = None, *, service: str = "compute") -> Any:
-        yield self.get(path, params, service=service)
-
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        params: Any = None,
-        service: str = "compute",
-        what: str = "",
-        read_s: float = 30.0,
-    ) -> Any:
-        if service == "compute":
-            assert check_request(method, path, params, body) == []
-            found = discovered("compute", "v1").find(method, urlsplit(path).path)
-            assert found is not None
-            self.called.append(found.id)
-        for verb, pattern, answer in (*self.answers, *self.usual):
-            if verb == method and re.fullmatch(pattern, urlsplit(path).path):
-                if isinstance(answer, ProviderError):
-                    raise answer
-                return answer(body) if callable(answer) else answer
-        raise refused(what or path, 404, {"error": {"message": f"The resource '{path[12:]}' was not found"}})
-
-
-def _bucket(uniform: bool = True, kept_s: int = 0) -> dict[str, Any]:
-    return {
-        "location": "US-CENTRAL1",
-        "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": uniform}},
-        "softDeletePolicy": {"retentionDurationSeconds": str(kept_s)},
-    }
 
 
 @pytest.fixture
@@ -149,12 +42,6 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Google:
     for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_COMPUTE_REGION", "STORAGE_EMULATOR_HOST"):
         monkeypatch.delenv(name, raising=False)
     return Google()
-
-
-def connected(google: Google) -> GceProvider:
-    provider = GceProvider(Context(store=STORE))
-    provider._api = google  # type: ignore[assignment]
-    return provider
 
 
 def spec(nodes: int = 1, region: str | None = REGION, **resources: Any) -> Spec:
@@ -267,7 +154,7 @@ def test_without_resource_manager_permissions_are_not_told(google: Google) -> No
 
 
 def test_the_service_account(google: Google) -> None:
-    path = f"/v1/projects/-/serviceAccounts/{EMAIL}"
+    path = f"/v1/projects/{PROJECT}/serviceAccounts/{EMAIL}"
     google.denied = {permissions.ACT_AS}
     told = found(google)
     assert told["service account"].ok and told[permissions.ACT_AS].ok is False
@@ -284,11 +171,11 @@ def test_the_service_account(google: Google) -> None:
     assert "123-compute@" in found(google, default)["service account"].detail
 
 
-def test_the_bucket(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thebucket(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(google)["bucket"].detail == "my-bucket in us-central1, with uniform access"
-    google.let("GET", "/storage/v1/b/my-bucket", _bucket(uniform=False))
+    google.let("GET", "/storage/v1/b/my-bucket", bucket(uniform=False))
     assert "--uniform-bucket-level-access" in found(google)["bucket"].fix
-    google.answers = [("GET", "/storage/v1/b/my-bucket", _bucket(kept_s=604800))]
+    google.answers = [("GET", "/storage/v1/b/my-bucket", bucket(kept_s=604800))]
     kept = found(google)["bucket"]
     assert kept.ok is None and "7 days" in kept.detail
     # Who may use it may not be allowed to ask.
@@ -377,6 +264,43 @@ def test_the_network(google: Google) -> None:
     google.let("GET", "/compute/v1/projects/host-1/global/firewalls", {"items": [INTERNAL | {"network": hosts}]})
     told = found(google, spec(gce=GceResources(network=shared), nodes=2))
     assert told["network"].ok and told["between nodes"].ok
+
+
+def test_a_custom_network_needs_a_subnetworks_name(google: Google) -> None:
+    made = {"name": "gpus", "selfLink": f"{LINK}/global/networks/gpus", "autoCreateSubnetworks": False}
+    google.let("GET", f"{BASE}/global/networks/gpus", made)
+    told = found(google, spec(gce=GceResources(network="gpus")))["network"]
+    assert told.ok is False and "custom network" in told.detail and f"it has none in {REGION}" in told.detail
+
+
+def test_the_placement_policy(google: Google) -> None:
+    assert "placement policy" not in found(google)
+    assert found(google, spec(gce=GceResources(placement_policy="close")))["placement policy"].ok
+    told = found(google, spec(gce=GceResources(placement_policy="clsoe")))["placement policy"]
+    assert told.ok is False and "there is no placement policy clsoe in us-central1" in told.detail
+    assert told.fix == "leave it out: several nodes get one of their own"
+    google.let("GET", f"{BASE}/regions/{REGION}/resourcePolicies/.*", AuthDenied("no"))
+    told = found(google, spec(gce=GceResources(placement_policy="close")))["placement policy"]
+    assert told.ok is None and told.fix == "allow compute.resourcePolicies.get to learn it"
+
+
+def test_the_reservation(google: Google) -> None:
+    for none in (None, "any", "none"):
+        assert "reservation" not in found(google, spec(gce=GceResources(reservation=none)))
+    held = spec(gce=GceResources(reservation="block-7"))
+    assert found(google, held)["reservation"].detail == f"block-7 in {ZONE}"
+    # Also where the job would rather have spot machines, whose requests do not name it.
+    told = found(google, spec(spot="prefer", gce=GceResources(reservation="blokc-7")))["reservation"]
+    assert told.ok is False and "there is no reservation blokc-7 in vision-1/us-central1" in told.detail
+    assert told.fix.startswith("set resources.gce.reservation")
+    google.reserved = {"block-7": f"{REGION}-f"}
+    told = found(google, held)["reservation"]
+    assert told.ok is False and told.fix == f"set resources.zones to [{REGION}-f]"
+    google.reserved = {"block-7": "us-east1-b"}
+    assert found(google, held)["reservation"].ok is False
+    silent = {"items": {f"zones/{ZONE}": {"warning": {"code": "UNREACHABLE"}}}}
+    google.let("GET", f"{BASE}/aggregated/reservations", silent)
+    assert found(google, held)["reservation"].ok is None
 
 
 def test_the_way_to_storage(google: Google) -> None:
@@ -543,7 +467,7 @@ def test_a_person_may_call_what_they_call_and_nothing_else(
     google.called.clear()
     google.machines = [machine(google)]
     found(google, spec(image="mine"))
-    found(google, spec(gce=GceResources(network="subnet:gpus")))
+    found(google, spec(gce=GceResources(network="subnet:gpus", placement_policy="close", reservation="block-7")))
     planned = permissions.methods(permissions.PLAN) | {"compute.instances.testIamPermissions"}
     assert set(google.called) - planned == permissions.methods(permissions.CHECK)
 

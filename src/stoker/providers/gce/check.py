@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import AuthDenied, NotFound, ProviderError, UserError
+from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
 from stoker.model import Offering
 from stoker.providers.base import Finding
-from stoker.providers.gce import identity, images, network, permissions, places, quotas
+from stoker.providers.gce import identity, images, network, permissions, places, quotas, rehearsal
 from stoker.providers.gce.client import Api, check_installed
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import LATER, ROLES, enable, fix_of, said, switched_off, to_learn, verdict
@@ -67,6 +67,8 @@ def examine(provider: GceProvider, spec: Spec, store: str) -> Iterator[Finding]:
         checks.bucket,
         checks.limits,
         checks.image,
+        checks.placement,
+        checks.reservation,
         checks.connections,
     ):
         yield from part()
@@ -189,10 +191,9 @@ class _Checks:
         if not email:
             yield Finding("service account", None, "which one the project's default is could not be told")
             return
-        path = f"/v1/projects/-/serviceAccounts/{email}"
         name = "service account"
         try:
-            found = self._api.get(path, service="iam")
+            found = rehearsal.account(self._api, self._place, email)
         except NotFound:
             fix = f"{ROLES} and the commands that make it; resources.gce.service_account names another"
             yield Finding(name, False, f"there is no {email}", fix)
@@ -205,7 +206,7 @@ class _Checks:
             return
         yield Finding(name, True, email)
         try:
-            allowed = self._allowed("iam", path, [permissions.ACT_AS])
+            allowed = self._allowed("iam", identity.path(email), [permissions.ACT_AS])
         except ProviderError as error:
             yield Finding(permissions.ACT_AS, None, f"could not be told: {said(error)}", LATER)
             return
@@ -241,11 +242,15 @@ class _Checks:
         known = quotas.limits(self._region, self._project)
         nodes = self._spec.nodes
         could = quotas.allowed(self._offered, nodes, known)
+        borrowed = quotas.borrowed(self._offered, known)
         for metric, need in sorted(quotas.least(self._offered, nodes, known).items()):
             limit = known[metric]
             where = "in all regions" if limit.everywhere else f"in {self._place.region}"
             detail = f"{limit.most:g} {limit.unit} {where}, {limit.used:g} in use, and this job needs {need}"
             ask = f"ask for more at https://console.cloud.google.com/iam-admin/quotas?project={self._place.project}"
+            if metric in borrowed:
+                yield Finding(f"quota of {borrowed[metric]}", True, f"none is given, so spot takes of {metric}")
+                ask += f": of {metric}, or of {borrowed[metric]} for spot alone"
             if limit.most < need:
                 # Another machine, or the other kind, may still do.
                 yield Finding(f"quota of {metric}", None if could else False, detail, ask)
@@ -262,10 +267,9 @@ class _Checks:
             arch = next(iter(self._provider.architectures(self._offered[:1])), "x86_64")
             gpus = self._offered[0].gpus if self._offered else 0
             source = (images.find(wanted, arch) if wanted else images.default(arch, gpus)).source  # type: ignore[arg-type]
-            path = source if source.startswith("projects/") else f"projects/{self._place.project}/{source}"
-            found = self._api.send("GET", f"/compute/v1/{path}", what="resources.image")
+            found = rehearsal.image(self._api, self._place, source)
         except NotFound as error:
-            yield Finding("image", False, said(error), fix_of(error) or "choose another resources.image")
+            yield Finding("image", False, said(error), fix_of(error))
         except UserError as error:
             yield Finding("image", False, said(error))
         except ProviderError as error:
@@ -273,15 +277,49 @@ class _Checks:
         else:
             yield Finding("image", True, f"{wanted or 'the default'} is {found['name']}")
 
+    def placement(self) -> Iterator[Finding]:
+        """The placement policy that the job names."""
+        wanted = self._gce_resources.placement_policy
+        if wanted is None:
+            return
+        try:
+            rehearsal.policy(self._api, self._place, wanted)
+        except ProviderError as error:
+            yield self._not_there("placement policy", error, "compute.resourcePolicies.get")
+        else:
+            yield Finding("placement policy", True, wanted)
+
+    def reservation(self) -> Iterator[Finding]:
+        """The reservation that the job names: it is in one zone, and so are the machines that use it."""
+        wanted = self._gce_resources.reservation
+        if wanted in (None, "any", "none"):
+            return
+        try:
+            zones = rehearsal.reservation(self._api, self._place, wanted)
+        except ProviderError as error:
+            yield self._not_there("reservation", error, "compute.reservations.list")
+            return
+        where = ", ".join(zones)
+        offered = {each.zone for each in self._offered if not each.spot}
+        if offered and not offered & set(zones):
+            detail = f"{wanted} is in {where}, where this job's machines are not"
+            yield Finding("reservation", False, detail, f"set resources.zones to [{where}]")
+        else:
+            yield Finding("reservation", True, f"{wanted} in {where}")
+
+    def _not_there(self, name: str, error: ProviderError, permission: str) -> Finding:
+        """What a look at something that the job names ended with."""
+        if isinstance(error, (NotFound, InvalidRequest)):
+            return Finding(name, False, said(error), fix_of(error))
+        return Finding(name, None, said(error), to_learn(error, permission))
+
     # ── The network ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connections(self) -> Iterator[Finding]:
         try:
             wire = network.find(self._api, self._place, self._gce_resources.network)
         except NotFound as error:
-            default = f"gcloud compute networks create default --project {self._place.project}, or set"
-            fix = f"{default} resources.gce.network" if not self._gce_resources.network else fix_of(error)
-            yield Finding("network", False, said(error), fix)
+            yield Finding("network", False, said(error), network.to_do(error, self._place, self._gce_resources.network))
             return
         except ProviderError as error:
             yield Finding("network", verdict(error), said(error), fix_of(error))

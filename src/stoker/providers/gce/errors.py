@@ -67,13 +67,16 @@ _FIELDS = (
     ("/images/", "resources.image"),
     ("/subnetworks/", "resources.gce.network"),
     ("/networks/", "resources.gce.network"),
-    ("/reservations/", "resources.gce.reservation"),
     ("service account", "resources.gce.service_account"),
     ("serviceAccount", "resources.gce.service_account"),
     ("/resourcePolicies/", "resources.gce.placement_policy"),
 )
 # The same, for what another zone may have.
-_ZONAL_FIELDS = (("/machineTypes/", "resources.machine"), ("/acceleratorTypes/", "resources.gpus"))
+_ZONAL_FIELDS = (
+    ("/machineTypes/", "resources.machine"),
+    ("/acceleratorTypes/", "resources.gpus"),
+    ("/reservations/", "resources.gce.reservation"),
+)
 _PROJECT = re.compile(r"'projects/[^/']+'")
 # What to do about what only a person can change.
 _ADVICE: dict[type[ProviderError], str] = {

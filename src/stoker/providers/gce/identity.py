@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 from stoker.errors import UserError
 from stoker.spec import GceResources
@@ -43,6 +44,21 @@ def email(project: str, name: str) -> str:
     # Of `example.com:vision`, it is vision.example.com.
     domain, _, own = project.rpartition(":")
     return f"{name}@{own}.{domain}.iam.gserviceaccount.com" if domain else f"{name}@{own}.iam.gserviceaccount.com"
+
+
+def path(email: str) -> str:
+    """Where IAM tells of an account. By its own project: of an account that is not there, IAM says where nobody names
+    the project that it may not be seen."""
+    name, _, domain = email.partition("@")
+    own = domain.removesuffix(".iam.gserviceaccount.com")
+    if own == domain:
+        # Compute Engine's default one has its project's number in its name; of others, nobody knows the project.
+        number = name.removesuffix("-compute") if domain == "developer.gserviceaccount.com" else ""
+        project = number if number.isdigit() else "-"
+    else:
+        within, _, around = own.partition(".")
+        project = f"{around}:{within}" if around else within
+    return f"/v1/projects/{project}/serviceAccounts/{quote(email, safe='@')}"
 
 
 def scope(name: str) -> str:

@@ -89,6 +89,12 @@ def default(arch: Arch, gpus: int) -> Image:
     return find(DEFAULT_GPU if gpus else DEFAULT, arch)
 
 
+def is_known(source: str) -> bool:
+    """Whether an alias stands for it: Google has it, and nobody has misspelt it."""
+    plain = {_of(project, f"family/{family}") for project, families in _PLAIN.values() for family in families.values()}
+    return source in plain or source in {_of(_DEEP_LEARNING, f"family/{family}") for family in _DLVM.values()}
+
+
 def python_of(wanted: str | None, gpus: int) -> Python | None:
     """The Python of the distribution behind an alias, beside which there may be newer ones; None for other images."""
     source = _alias(wanted or (DEFAULT_GPU if gpus else DEFAULT), "x86_64") or ""

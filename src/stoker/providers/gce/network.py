@@ -6,10 +6,12 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
-from stoker.errors import NotFound
+from stoker.errors import Misnamed, NotFound
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
+from stoker.providers.gce.verdicts import fix_of
 
 # All traffic between nodes, the one port alone, or not even that.
 Open = Literal["all", "port", "closed"]
@@ -33,25 +35,59 @@ class Wire:
 def find(api: Api, place: Place, named: str | None) -> Wire:
     """The subnetwork that machines get: the one that is named, else the network's in this region.
 
-    Raises NotFound where there is none.
+    Raises as `look` does, and NotFound where the network has none here.
     """
+    found = look(api, place, named)
     kind, project, name = read(named or DEFAULT, place)
     if kind == "subnetworks":
-        try:
-            return _wire(api.get(f"/compute/v1/projects/{project}/regions/{place.region}/subnetworks/{name}"))
-        except NotFound:
-            raise NotFound(f"{_FIELD}: there is no subnetwork {name} in {place.region}") from None
-    try:
-        network = api.get(f"/compute/v1/projects/{project}/global/networks/{name}")
-    except NotFound:
-        raise NotFound(f"{_FIELD}: there is no network {name} in {project}") from None
-    link = network["selfLink"]
+        return _wire(found)
+    link = found["selfLink"]
     asked = {"filter": f'network = "{link}"'}
     for page in api.pages(f"/compute/v1/projects/{project}/regions/{place.region}/subnetworks", asked):
         for each in page.get("items") or ():
             if _same(each["network"], link):
                 return _wire(each)
     raise NotFound(f"{_FIELD}: the network {name} has no subnetwork in {place.region}")
+
+
+def look(api: Api, place: Place, named: str | None) -> Mapping[str, Any]:
+    """The network or subnetwork that is named, as Compute Engine tells it; `default` where none is. One call.
+
+    Raises NotFound where there is none, and Misnamed for a network of which a subnetwork has to be named.
+    """
+    kind, project, name = read(named or DEFAULT, place)
+    where = f"regions/{place.region}" if kind == "subnetworks" else "global"
+    try:
+        found: Mapping[str, Any] = api.get(f"/compute/v1/projects/{project}/{where}/{kind}/{quote(name)}")
+    except NotFound:
+        around = place.region if kind == "subnetworks" else project
+        raise NotFound(f"{_FIELD}: there is no {kind.removesuffix('s')} {name} in {around}") from None
+    # Only where Google made the subnetworks does it choose the region's by itself.
+    if kind == "networks" and found.get("autoCreateSubnetworks") is False:
+        raise Misnamed(
+            f"{_FIELD}: {name} is a custom network, of which a subnetwork is needed; {_choice(found, place)}"
+        )
+    return found
+
+
+def to_do(error: NotFound, place: Place, named: str | None) -> str:
+    """What to do about a network or subnetwork that is not there."""
+    if read(named or DEFAULT, place) != ("networks", place.project, DEFAULT):
+        return fix_of(error)
+    return f"gcloud compute networks create {DEFAULT} --project {place.project}, or set {_FIELD} to one that is there"
+
+
+def _choice(network: Mapping[str, Any], place: Place) -> str:
+    """What to write instead of a custom network's name."""
+    around = f"/regions/{place.region}/subnetworks/"
+    here = [path for link in network.get("subnetworks") or () if around in (path := link.partition("/projects/")[2])]
+    if not here:
+        return f"it has none in {place.region}: make one there, or name another network"
+    own = f"{place.project}/"
+    names = (
+        f"subnet:{path.rpartition('/')[2]}" if path.startswith(own) else f"projects/{path}" for path in sorted(here)
+    )
+    return f"in {place.region} it has {', '.join(names)}"
 
 
 def read(text: str, place: Place) -> tuple[str, str, str]:

@@ -66,7 +66,7 @@ GOVERNOR: tuple[Permission, ...] = (
     ),
 )
 
-# What a person needs beside the store: the plan, the way to a machine, a rehearsal, and `stoker check`.
+# What a person needs beside the store: the plan, the way to a machine, a reclaim to try, and `stoker check`.
 PLAN = tuple(each for each in GOVERNOR if each.name in {"compute.machineTypes.list", "compute.acceleratorTypes.list"})
 VISIT: tuple[Permission, ...] = (
     Permission("compute.instances.get", "where a machine is", ("instances.get",)),
@@ -80,14 +80,22 @@ INTERRUPT: tuple[Permission, ...] = (
         "compute.instances.simulateMaintenanceEvent", "rehearse a reclaim", ("instances.simulateMaintenanceEvent",)
     ),
 )
-CHECK: tuple[Permission, ...] = (
-    Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),
-    Permission("compute.projects.get", "limits of the whole project", ("projects.get",)),
-    Permission("compute.regions.get", "limits of the region", ("regions.get",)),
+# What a job names, looked at before it is submitted. Who may not look submits all the same.
+REHEARSE: tuple[Permission, ...] = (
     Permission("compute.images.get", "whether the job's image is there", ("images.get",)),
     Permission("compute.images.getFromFamily", "the newest image of a family", ("images.getFromFamily",)),
     Permission("compute.networks.get", "whether the network is there", ("networks.get",)),
     Permission("compute.subnetworks.get", "whether the subnetwork is there", ("subnetworks.get",)),
+    Permission(
+        "compute.resourcePolicies.get", "whether the job's placement policy is there", ("resourcePolicies.get",)
+    ),
+    Permission("compute.reservations.list", "whether the job's reservation is there", ("reservations.aggregatedList",)),
+)
+CHECK: tuple[Permission, ...] = (
+    Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),
+    Permission("compute.projects.get", "limits of the whole project", ("projects.get",)),
+    Permission("compute.regions.get", "limits of the region", ("regions.get",)),
+    *REHEARSE,
     Permission("compute.subnetworks.list", "whether the network reaches the region", ("subnetworks.list",)),
     Permission("compute.firewalls.list", "whether nodes reach each other", ("firewalls.list",)),
 )

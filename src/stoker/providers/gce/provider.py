@@ -15,7 +15,7 @@ from stoker.errors import InvalidRequest, Misnamed, NoCapacity, NotFound, Thrott
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
-from stoker.providers.gce import catalog, labels, leftovers, names, offers, operations, places, request
+from stoker.providers.gce import catalog, labels, leftovers, names, offers, operations, places, request, settings
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api, Scoped
 from stoker.providers.gce.errors import AlreadyThere, InUse, refusal
@@ -95,12 +95,17 @@ class GceProvider:
     def _place(self, resources: Resources) -> Place:
         """Where the machines will be. Raises UserError where nobody says."""
         named = resources.gce.project if resources.gce else None
-        asks = not (named or places.environment_project() or self._context.offline or "/" in (resources.region or ""))
-        return places.find(resources, self._api.default_project() if asks else None)
+        if named or places.environment_project() or "/" in (resources.region or ""):
+            return places.find(resources)
+        return places.find(resources, settings.project() if self._context.offline else self._api.default_project())
 
     def why_none(self, resources: Resources) -> str:
         """Why `offerings` is empty, in one line."""
         return offers.why_none(resources)
+
+    def unchecked(self, resources: Resources) -> tuple[str, ...]:
+        """What these resources name and no table of the project's has, a line each."""
+        return offers.unchecked(resources, self._place(resources))
 
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processors of these machines, for the agents to install on them."""
@@ -109,6 +114,12 @@ class GceProvider:
     def build(self, order: LaunchOrder) -> tuple[HttpRequest, ...]:
         """The placement policy where there is one, and one insert or bulk insert. Pure."""
         return request.build(order)
+
+    def rehearse(self, requests: tuple[HttpRequest, ...]) -> None:
+        """Look whether what the requests name is there. Raises Misnamed for what is not."""
+        from stoker.providers.gce import rehearsal
+
+        rehearsal.rehearse(self._api, requests)
 
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

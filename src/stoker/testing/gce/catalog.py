@@ -157,6 +157,19 @@ IMAGES = (
     ),
 )
 
+
+@dataclass(frozen=True)
+class Reservation:
+    """Machines that are kept for a project, in one zone. Every project has its own."""
+
+    name: str
+    zone: str
+    machine: str
+    count: int
+
+
+RESERVATIONS = (Reservation("held", "us-central1-b", "n2-standard-2", 2),)
+
 # What each region lets a project have, by metric.
 REGION_QUOTAS = {
     "CPUS": 500.0,

@@ -28,7 +28,10 @@ from stoker.testing.gce.readings import Readings
 _CONSOLE_BYTES = 1 << 20
 # What the role of machines allows, beside deleting themselves.
 _MACHINES_MAY = frozenset({"instances.get", "zoneOperations.get", "zoneOperations.wait", "zoneOperations.list"})
-_STATIC = ("zones", "regions", "machineTypes", "acceleratorTypes", "images", "networks", "subnetworks", "firewalls")
+_STATIC = (
+    *("zones", "regions", "machineTypes", "acceleratorTypes", "images"),
+    *("networks", "subnetworks", "firewalls", "reservations"),
+)
 _PLACES = [f"zones/{zone}" for zone in ALL_ZONES]
 _ALL_PLACES = ["global", *(f"regions/{region}" for region in ZONES), *_PLACES]
 

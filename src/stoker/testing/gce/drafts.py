@@ -13,6 +13,7 @@ from stoker.testing.gce.catalog import (
     DISK_TYPES,
     IMAGES,
     MACHINE_TYPES,
+    RESERVATIONS,
     Image,
     MachineType,
     accounts,
@@ -111,6 +112,7 @@ class _Drafting:
 
     def draft(self) -> Draft:
         machine = self._machine()
+        self._check_reservation()
         image, disk, attached = self._disk()
         scheduling = self._scheduling(bool(machine.accelerator or self._asked.get("guestAccelerators")))
         body = {
@@ -146,6 +148,13 @@ class _Drafting:
         if machine is None or self._zone not in zones_of(machine):
             raise invalid(at, link, f"Machine type with name '{tail(link)}' does not exist in zone '{self._zone}'.")
         return machine
+
+    def _check_reservation(self) -> None:
+        affinity = self._asked.get("reservationAffinity") or {}
+        for name in affinity.get("values") or ():
+            if (tail(name), self._zone) not in {(each.name, each.zone) for each in RESERVATIONS}:
+                told = f"The resource '{self._home}/reservations/{tail(name)}' was not found."
+                raise invalid(f"{self._field}.reservationAffinity.values", name, told)
 
     def _must_be_here(self, link: str, kind: str, at: str) -> None:
         wanted = f"{self._home}/{kind}/{tail(link)}"

@@ -11,6 +11,7 @@ from stoker.testing.gce.catalog import (
     MACHINE_TYPES,
     PROJECT_QUOTAS,
     REGION_QUOTAS,
+    RESERVATIONS,
     ZONES,
     Accelerator,
     Image,
@@ -53,6 +54,7 @@ class Readings:
             "networks": self._networks,
             "subnetworks": self._subnetworks,
             "firewalls": self._firewalls,
+            "reservations": self._reservations,
         }
         return makers[kind](project)
 
@@ -219,6 +221,29 @@ class Readings:
                 },
             )
             for index, region in enumerate(ZONES)
+        ]
+
+    def _reservations(self, project: str) -> Rows:
+        return [
+            Row(
+                f"zones/{each.zone}",
+                {
+                    **self._thing(
+                        "reservation",
+                        f"projects/{project}/zones/{each.zone}/reservations/{each.name}",
+                        each.name,
+                        zone=each.zone,
+                    ),
+                    "status": "READY",
+                    "specificReservationRequired": True,
+                    "specificReservation": {
+                        "count": str(each.count),
+                        "inUseCount": "0",
+                        "instanceProperties": {"machineType": each.machine},
+                    },
+                },
+            )
+            for each in RESERVATIONS
         ]
 
     def _firewalls(self, project: str) -> Rows:

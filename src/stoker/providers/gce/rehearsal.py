@@ -1,0 +1,122 @@
+"""Whether what a job names is there: looked at before anything is written, since Compute Engine has no dry run.
+
+Each name in the request is one call; `stoker check gce` looks through the same. Nobody is asked about machine types and
+GPUs, which were listed a moment ago, about images that an alias stands for, and about the account that `stoker iam gce`
+makes. So a job that names nothing costs one call, for the network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from stoker.errors import InvalidRequest, Misnamed, NotFound, ProviderError
+from stoker.providers.base import HttpRequest
+from stoker.providers.gce import identity, images, network
+from stoker.providers.gce.client import Api
+from stoker.providers.gce.places import Place
+from stoker.providers.gce.verdicts import fix_of
+
+_Look = Callable[[Api, Place, str], Any]
+_LINK = re.compile(r"https?://[^/]+/compute/[^/]+/")
+
+
+def rehearse(api: Api, requests: tuple[HttpRequest, ...]) -> None:
+    """Look at everything that these requests name, and will not make themselves. Makes nothing.
+
+    Raises Misnamed for the first that is not there, in one line that says what to do. What this person may not look at,
+    and what gives no answer now, is left to the launch.
+    """
+    place = Place.of(requests[-1].region or "")
+    for look, name in dict.fromkeys(_named(requests, place)):
+        try:
+            look(api, place, name)
+        except NotFound as error:
+            fix = network.to_do(error, place, name) if look is network.look else fix_of(error)
+            raise Misnamed(f"{error}; {fix}") from error
+        except InvalidRequest:
+            raise
+        except ProviderError:
+            continue
+
+
+def image(api: Api, place: Place, source: str) -> Mapping[str, Any]:
+    """The image, or the newest of its family. Raises NotFound, as all of these do."""
+    path = _path(source, place)
+    what = "image family" if "/family/" in path else "image"
+    return _get(api, path, "resources.image", f"{what} {_last(path)} in {path.split('/')[1]}")
+
+
+def account(api: Api, _: Place, email: str) -> Mapping[str, Any]:
+    """A service account, by its address."""
+    try:
+        found: Mapping[str, Any] = api.get(identity.path(email), service="iam")
+    except NotFound:
+        raise NotFound(f"resources.gce.service_account: there is no {email}") from None
+    return found
+
+
+def policy(api: Api, place: Place, name: str) -> Mapping[str, Any]:
+    """A placement policy, by its name or link."""
+    path = _path(name if "/" in name else f"regions/{place.region}/resourcePolicies/{name}", place)
+    what = f"placement policy {_last(path)} in {place.region}"
+    return _get(api, path, "resources.gce.placement_policy", what)
+
+
+def reservation(api: Api, place: Place, name: str) -> tuple[str, ...]:
+    """The zones of this region that have such a reservation. Another project's is told as
+    `projects/PROJECT/reservations/NAME`."""
+    parts = name.split("/")
+    project = parts[1] if parts[0] == "projects" and len(parts) > 2 else place.project
+    own = parts[parts.index("reservations") + 1] if "reservations" in parts[:-1] else parts[-1]
+    asked = {"filter": f'name = "{own}"'}
+    listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/reservations", "reservations", asked)
+    # A zone that gives no answer may have it.
+    zones = tuple(zone for zone, each in listed.within(place.region).items if each.get("name") == own)
+    if not zones:
+        raise NotFound(f"resources.gce.reservation: there is no reservation {own} in {project}/{place.region}")
+    return zones
+
+
+def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_Look, str]]:
+    """What these requests name, and how to look at it."""
+    *before, last = requests
+    machine = last.body.get("instanceProperties", last.body)
+    for card in machine.get("networkInterfaces") or ():
+        if card.get("subnetwork") or card.get("network"):
+            yield network.look, str(card.get("subnetwork") or card["network"])
+    for disk in machine.get("disks") or ():
+        source = (disk.get("initializeParams") or {}).get("sourceImage")
+        if source and not images.is_known(source):
+            yield image, str(source)
+    for one in machine.get("serviceAccounts") or ():
+        if one.get("email") not in (None, "default", identity.email(place.project, identity.DEFAULT_ACCOUNT)):
+            yield account, str(one["email"])
+    made = {each.body["name"] for each in before}
+    for name in machine.get("resourcePolicies") or ():
+        if _last(str(name)) not in made:
+            yield policy, str(name)
+    affinity = machine.get("reservationAffinity") or {}
+    if affinity.get("consumeReservationType") == "SPECIFIC_RESERVATION":
+        for name in affinity.get("values") or ():
+            yield reservation, str(name)
+
+
+def _get(api: Api, path: str, field: str, what: str) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = api.send("GET", f"/compute/v1/{quote(path, safe='/:')}", what=field)
+    except NotFound:
+        raise NotFound(f"{field}: there is no {what}") from None
+    return found
+
+
+def _path(link: str, place: Place) -> str:
+    """`projects/…` of a link in any of the forms that Compute Engine takes."""
+    path = _LINK.sub("", link)
+    return path if path.startswith("projects/") else f"projects/{place.project}/{path}"
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
