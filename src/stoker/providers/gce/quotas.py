@@ -92,11 +92,25 @@ def needs(offering: Offering, nodes: int, known: Mapping[str, Limit]) -> dict[st
 
 
 def _counted(metric: str, spot: bool, known: Mapping[str, Limit]) -> str | None:
-    """Spot machines have limits of their own; where a project was never given one, they take of the others."""
+    """Spot machines have limits of their own; where a project was never given one, they take of the others.
+
+    A limit of zero is told where there are no others: it is then all that is known, and nothing can be had.
+    """
     own = known.get(_PREEMPTIBLE + metric)
-    if spot and own is not None and own.most > 0:
+    if spot and own is not None and (own.most > 0 or metric not in known):
         return own.metric
     return metric if metric in known else None
+
+
+def borrowed(offerings: Iterable[Offering], known: Mapping[str, Limit]) -> dict[str, str]:
+    """The limits for spot that were never given, by those that spot machines of these take of instead."""
+    found: dict[str, str] = {}
+    for offering in offerings:
+        for metric in needs(offering, 1, known) if offering.spot else ():
+            own = known.get(_PREEMPTIBLE + metric)
+            if own is not None:
+                found[metric] = own.metric
+    return found
 
 
 def least(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> dict[str, int]:
