@@ -14,7 +14,7 @@ import click
 
 from stoker import facts, log
 from stoker.cli.printing import ago, dollars, harmless, legible, number
-from stoker.cli.timeline import checkpoint_name, news
+from stoker.cli.timeline import Teller, checkpoint_name
 from stoker.core.costs import job_cost
 from stoker.fold import JobState, fold
 from stoker.model import Heartbeat, Known
@@ -112,6 +112,7 @@ class Follower:
         self._events = events
         # Decisions up to this one are old: told now, they would stand above lines that were printed before them.
         self._since = since
+        self._teller = Teller()
         self._looked = 0.0
         self._text = ""
 
@@ -133,12 +134,16 @@ class Follower:
     def _watch(self) -> tuple[Sequence[NodeLog], bool]:
         for entry in log.entries(self._store, self._job, self.state.seq + 1 if self.state else 1):
             self.state = fold(self._job, [entry], self.state)
-            text = news(entry, self.state) if self._events and entry.seq > self._since else None
-            if text:
-                self._screen.event(text)
+            if self._events and entry.seq > self._since:
+                self._tell(self._teller.take(entry, self.state, time.monotonic()))
+        self._tell(self._teller.due(time.monotonic()))
         if self.state is None:
             return [], True  # Removed while it was followed.
         return node_logs(self.state, self._rank, self._attempt), self.state.ended is not None
+
+    def _tell(self, lines: list[str]) -> None:
+        for text in lines:
+            self._screen.event(text)
 
     def _status(self) -> str:
         if time.monotonic() - self._looked >= (_STATUS_NEAR_S if self._store.near else _STATUS_FAR_S):

@@ -25,6 +25,8 @@ from stoker.summary import AttemptSummary, Summary
 ARROW = " → "
 # Of a reason, where the whole of it is told elsewhere.
 MOST_REASON = 100
+# A governor that has another offering to try does so well before.
+_NEXT_OFFERING_S = 5.0
 
 
 def timeline(summary: Summary) -> list[str]:
@@ -174,6 +176,55 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return outcome_text(outcome, entry.reason)
         case Draining() | StopAsked() | ResumeAsked() | Warned():
             return entry.reason
+
+
+class Teller:
+    """Tells a job's news as they come, in one line for each offering that is tried.
+
+    That an offering had nothing is told together with the one that is tried next, or by itself when none is for a
+    while. Once told it is not told again, however often it is tried, until something was to be had.
+    """
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._pending_since_s = 0.0
+        # What had nothing and why; and what is tried once more, by its claim, in case that something comes of it.
+        self._dry: set[tuple[str, str]] = set()
+        self._again: dict[int, str] = {}
+
+    def take(self, entry: Entry, state: JobState | None, now_s: float) -> list[str]:
+        """What is told of this entry now. `now_s` is monotonic."""
+        text = news(entry, state)
+        match entry.event:
+            case Claimed(offering=offering) if any(key == offering.key for key, _ in self._dry):
+                self._again[entry.seq] = text or ""
+                return self._flushed()
+            case Claimed():
+                pending, self._pending = self._pending, ""
+                return [f"{pending}; {text}" if pending else text or ""]
+            case Closed(claim=claim, outcome="dry"):
+                self._again.pop(claim, None)
+                found = state.claim(claim) if state is not None else None
+                told = (found.offering.key if found is not None else "", entry.reason)
+                if told in self._dry:
+                    return []
+                self._dry.add(told)
+                lines, self._pending, self._pending_since_s = self._flushed(), text or "", now_s
+                return lines
+            case Launched(claim=claim):
+                self._dry.clear()
+                again = self._again.pop(claim, None)
+                return [*self._flushed(), *([again] if again else []), *([text] if text else [])]
+            case _:
+                return [*self._flushed(), *([text] if text else [])]
+
+    def due(self, now_s: float) -> list[str]:
+        """What has waited for the next offering long enough."""
+        return self._flushed() if now_s - self._pending_since_s >= _NEXT_OFFERING_S else []
+
+    def _flushed(self) -> list[str]:
+        pending, self._pending = self._pending, ""
+        return [pending] if pending else []
 
 
 def _attempt(state: JobState | None, claim: int) -> str:
