@@ -303,6 +303,12 @@ def test_the_reservation(google: Google) -> None:
     assert found(google, held)["reservation"].ok is None
 
 
+def test_overrides(google: Google) -> None:
+    assert "overrides" not in found(google, spec(gce=GceResources(overrides={"minCpuPlatform": "x"})))
+    told = found(google, spec(gce=GceResources(overrides={"minCpuPlatfrm": "x"})))["overrides"]
+    assert told.ok is False and told.detail.endswith("did you mean minCpuPlatform?")
+
+
 def test_the_way_to_storage(google: Google) -> None:
     google.let("GET", f"{BASE}/regions/{REGION}/subnetworks", {"items": [SUBNET | {"privateIpGoogleAccess": False}]})
     assert found(google)["way to storage"].ok

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
 from stoker.model import Offering
 from stoker.providers.base import Finding
-from stoker.providers.gce import identity, images, network, permissions, places, quotas, rehearsal
+from stoker.providers.gce import identity, images, network, overrides, permissions, places, quotas, rehearsal
 from stoker.providers.gce.client import Api, check_installed
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import LATER, ROLES, enable, fix_of, said, switched_off, to_learn, verdict
@@ -69,6 +69,7 @@ def examine(provider: GceProvider, spec: Spec, store: str) -> Iterator[Finding]:
         checks.image,
         checks.placement,
         checks.reservation,
+        checks.overrides,
         checks.connections,
     ):
         yield from part()
@@ -306,6 +307,13 @@ class _Checks:
             yield Finding("reservation", False, detail, f"set resources.zones to [{where}]")
         else:
             yield Finding("reservation", True, f"{wanted} in {where}")
+
+    def overrides(self) -> Iterator[Finding]:
+        """What the job merges into its request: asks nobody, and a launch would be too late to say it."""
+        try:
+            overrides.check(self._gce_resources.overrides, self._spec.nodes)
+        except UserError as error:
+            yield Finding("overrides", False, str(error))
 
     def _not_there(self, name: str, error: ProviderError, permission: str) -> Finding:
         """What a look at something that the job names ended with."""
