@@ -93,20 +93,22 @@ def _problems(where: str, value: Any, kind: str) -> Iterator[str]:
             # In braces, people choose the names.
             below = kind[1:-1] if kind.startswith("{") else _table()[kind].get(str(name))
             if below is None:
-                yield f"{where}.{name}: {_unknown(str(name), kind)}"
+                yield from (f"{where}.{name}: {problem}" for problem in _unknown(str(name), kind))
             elif below == _TOLD:
                 yield f"{where}.{name}: is Compute Engine's to tell, not to be told; leave it out"
             else:
                 yield from _problems(f"{where}.{name}", inner, below)
 
 
-def _unknown(name: str, kind: str) -> str:
-    """What to say of a field that is not there."""
+def _unknown(name: str, kind: str) -> Iterator[str]:
+    """What is wrong with a field that the table does not have. Nothing, where it is like no other: Compute Engine may
+    have learnt it since, and is quick to refuse what it does not know."""
     for other, these, those in ((_ONE, "several nodes", "one"), (_SEVERAL, "one node", "several")):
         if kind in (_ONE, _SEVERAL) and kind != other and name in _table()[other]:
-            return f"Compute Engine has no such field for {these}, only for {those}; leave it out"
-    close = get_close_matches(name, [field for field, below in _table()[kind].items() if below != _TOLD], n=1)
-    return f"Compute Engine has no such field{f'; did you mean {close[0]}?' if close else ''}"
+            yield f"Compute Engine has no such field for {these}, only for {those}; leave it out"
+            return
+    for meant in get_close_matches(name, [field for field, below in _table()[kind].items() if below != _TOLD], n=1):
+        yield f"Compute Engine has no such field; did you mean {meant}?"
 
 
 @lru_cache(maxsize=1)
