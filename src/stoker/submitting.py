@@ -67,6 +67,14 @@ class ExplainsNone(Protocol):
 
 
 @runtime_checkable
+class PlansFromTables(Protocol):
+    """A provider that has tables of its own to plan from where nobody may be asked."""
+
+    def unchecked(self, resources: Resources) -> tuple[str, ...]:
+        """What these resources name and no table has, a line each. Raises UserError for what surely is wrong."""
+
+
+@runtime_checkable
 class KnowsArchitectures(Protocol):
     """A provider whose machines are not all of one architecture."""
 
@@ -138,6 +146,7 @@ def prepare(
     if missing is not None:
         raise UserError(f"run: there is no {missing} in {code_folder.resolve()}; correct `run`, or `code`")
     offered = provider.offerings(spec.resources)
+    new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     if offered and offered[0].region:
         # Frozen with the job, whole: whoever governs it later may live elsewhere, or in another project.
         spec = replace(spec, resources=replace(spec.resources, region=offered[0].region))
@@ -155,7 +164,7 @@ def prepare(
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=(*told, *unserved, *lost, *_spot_left_out(spec, fitting, offered)),
+        told=(*told, *new, *unserved, *lost, *_spot_left_out(spec, fitting, offered)),
         packed=packed,
         environ=environ,
         bundles=bundles,

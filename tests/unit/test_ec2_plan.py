@@ -241,3 +241,40 @@ def test_spot_that_is_left_out_for_want_of_a_price_is_told() -> None:
     assert line.startswith("spot is left out: limits.max_cost needs a known price; `stoker prices --provider ec2")
     assert _spot_left_out(spec, (spot, paid), (spot, paid)) == ()
     assert _spot_left_out(replace(spec, limits=Limits()), (paid,), (replace(spot, price=None), paid)) == ()
+
+
+# ── Names that no table has ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("us-esat-1", "us-east-1"), ("eu-centrla-1", "eu-central-1"), ("ap-sotheast-2", "ap-southeast-2")],
+)
+def test_a_region_that_is_almost_one(plan: Plan, wrong: str, meant: str) -> None:
+    assert f"resources.region: AWS has no region '{wrong}'; did you mean {meant}?" in refused(
+        plan(f"resources.region={wrong}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "more"),
+    [
+        ("region", "us-east-9", ""),
+        ("region", "eu-northwest-1", ""),
+        ("zones", "us-east-1z", ""),
+        ("machine", "p9.48xlarge", "; the nearest that is: p5.48xlarge"),
+        ("machine", "g5.3xlarge", "; the nearest that is: g5.xlarge"),
+    ],
+)
+def test_what_may_be_new_is_told_in_one_line(plan: Plan, field: str, name: str, more: str) -> None:
+    code, _, err = plan(f"resources.{field}={name if field == 'region' else f'[{name}]'}")
+    assert code == 0
+    (line,) = [line for line in err.splitlines() if "not in Stoker's table" in line]
+    assert line.endswith(f"resources.{field}: {name} is not in Stoker's table, so it was not checked{more}")
+
+
+def test_what_the_tables_have_needs_no_word(plan: Plan) -> None:
+    assert "not in Stoker's table" not in plan("resources.zones=[us-east-1a, us-east-1f]")[2]
+    for region in (*places._partitions()[1], *prices.tables()):
+        places.check(region)
+        assert places.unchecked(region) == ()

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Generic, Literal, TypeVar
 
 from stoker.errors import UserError
+from stoker.providers import spelling
 from stoker.spec import Resources
 
 Arch = Literal["x86_64", "arm64"]
@@ -90,6 +91,10 @@ def _no_misfit(_machine: MachineType, _resources: Resources) -> str:
     return ""
 
 
+def _well_spelt(_: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Catalog(Generic[T]):
     """The machine types of one cloud."""
@@ -103,6 +108,8 @@ class Catalog(Generic[T]):
     # What the name of a machine type looks like, and some of them.
     name: re.Pattern[str]
     examples: tuple[str, ...]
+    # Whether a name that the table does not have surely is a slip of the pen, though it looks like one.
+    misspelt: Callable[[str], bool] = _well_spelt
     # What a job may ask of this cloud alone: in words, by the field below `resources`; and why a machine cannot do it.
     wishes: Callable[[Resources], Mapping[str, str]] = _no_wishes
     misfit: Callable[[T, Resources], str] = _no_misfit
@@ -143,9 +150,14 @@ class Catalog(Generic[T]):
                 return f"resources.gpus: {self.cloud} has no machine with {count} of them; at most {most}"
         return self._too_much(resources)
 
+    def unchecked(self, resources: Resources) -> tuple[str, ...]:
+        """The machines that a job names and the table does not have, a line each, for a plan that asks nobody."""
+        new = [name for name in dict.fromkeys(resources.machine) if name not in self.table()]
+        return tuple(spelling.unchecked("resources.machine", name, self.table()) for name in new)
+
     def _named(self, names: Iterable[str]) -> list[T]:
         for name in names:
-            if name not in self.table() and not self.name.fullmatch(name):
+            if name not in self.table() and (not self.name.fullmatch(name) or self.misspelt(name)):
                 close = get_close_matches(name.lower(), self.table(), n=3, cutoff=0.5) or self.examples
                 raise UserError(f"resources.machine: {self.cloud} has no machine type {name!r}; {_choices(close)}")
         # Twice the same name would be twice the same offering.

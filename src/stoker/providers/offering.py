@@ -79,7 +79,7 @@ def table_source(price: Price | None) -> str:
 
 def ordered(resources: Resources, machines: Iterable[MachineType], found: Iterable[Offering]) -> tuple[Offering, ...]:
     """By preference where machines are named; then the cheapest, unknown prices last and the smallest of them first."""
-    preference = {name: place for place, name in enumerate(resources.machine)}
+    preference = {name: place for place, name in enumerate(dict.fromkeys(resources.machine))}
     sizes = {machine.name: size(machine) for machine in machines}
 
     def rank(offered: Offering) -> tuple[Any, ...]:

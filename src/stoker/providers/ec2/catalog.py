@@ -18,7 +18,19 @@ from stoker.providers import machines
 from stoker.providers.machines import Arch, same_gpu, size
 from stoker.spec import Resources
 
-__all__ = ["MachineType", "described", "facts", "find", "fitting", "same_gpu", "serves", "size", "table", "why_none"]
+__all__ = [
+    "MachineType",
+    "described",
+    "facts",
+    "find",
+    "fitting",
+    "same_gpu",
+    "serves",
+    "size",
+    "table",
+    "unchecked",
+    "why_none",
+]
 
 _MIB = 1024**2
 # Family, generation and options, then a size: `p5.48xlarge`, `c7i-flex.large`, `p6-b200.48xlarge`, `m7i.metal-24xl`.
@@ -121,3 +133,4 @@ _CATALOG = machines.Catalog(
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves
 why_none = _CATALOG.why_none
+unchecked = _CATALOG.unchecked

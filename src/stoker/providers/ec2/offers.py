@@ -69,6 +69,11 @@ def live(ec2: EC2Client, resources: Resources, *, now: datetime) -> tuple[Offeri
     return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
 
 
+def unchecked(resources: Resources) -> tuple[str, ...]:
+    """What these resources name and the project's tables do not have, a line each."""
+    return (*places.unchecked(_region(resources), resources.zones), *catalog.unchecked(resources))
+
+
 def why_none(resources: Resources) -> str:
     """Why nothing is offered for these resources, in one line that names the field."""
     why = catalog.why_none(resources)

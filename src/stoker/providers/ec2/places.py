@@ -6,10 +6,11 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import lru_cache
 
 from stoker.errors import UserError
+from stoker.providers import spelling
+from stoker.providers.ec2 import prices
 
 # `a` of us-east-1a; Local Zones and Wavelength Zones have more: `-bos-1a`, `-wl1-bos-wlz-1`.
 _BEHIND_THE_REGION = re.compile(r"[a-z]|(-[a-z0-9]+)+")
@@ -28,12 +29,29 @@ def check(region: str, zones: Iterable[str] = ()) -> None:
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}a")
 
 
+def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
+    """What nobody here knows of this place, a line each, for a plan that asks nobody."""
+    known = {*_partitions()[1], *prices.tables()}
+    if region not in known:
+        return (spelling.unchecked("resources.region", region),)
+    # Which zones a region has differs by account; none has more than six of its own.
+    plain = {f"{region}{letter}" for letter in "abcdef"}
+    return tuple(spelling.unchecked("resources.zones", zone) for zone in zones if zone not in plain)
+
+
 def _check_region(region: str) -> None:
     patterns, known = _partitions()
-    if patterns and not any(re.fullmatch(pattern, region) for pattern in patterns):
-        close = get_close_matches(region, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "name one such as us-east-1"
+    words = {*spelling.COMPASS, *(word for name in known for word in _words(name))}
+    strange = patterns and not any(re.fullmatch(pattern, region) for pattern in patterns)
+    if strange or (region not in known and spelling.is_slip(_words(region), words)):
+        near = spelling.nearest(region, known)
+        hint = f"did you mean {near}?" if near else "name one such as us-east-1"
         raise UserError(f"resources.region: AWS has no region {region!r}; {hint}")
+
+
+def _words(region: str) -> list[str]:
+    """`us` and `east` of `us-east-1`."""
+    return re.findall(r"[a-z]+", region)
 
 
 @lru_cache(maxsize=1)
@@ -48,4 +66,7 @@ def _partitions() -> tuple[tuple[str, ...], tuple[str, ...]]:
         found = create_loader().load_data("partitions")["partitions"]
     except DataNotFoundError:
         return (), ()  # An old one, which keeps them elsewhere.
-    return tuple(each["regionRegex"] for each in found), tuple(name for each in found for name in each["regions"])
+    patterns = tuple(each["regionRegex"] for each in found)
+    # `aws-global` is listed too, and no region.
+    names = (name for each in found for name in each["regions"] if re.fullmatch(each["regionRegex"], name))
+    return patterns, tuple(names)

@@ -88,6 +88,10 @@ class Ec2Provider:
         """Why `offerings` is empty, in one line."""
         return offers.why_none(resources)
 
+    def unchecked(self, resources: Resources) -> tuple[str, ...]:
+        """What these resources name and no table of the project's has, a line each."""
+        return offers.unchecked(_placed(resources, _environment_region()))
+
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processors of these machines, for the agents to install on them."""
         return {catalog.facts(offering.machine).arch for offering in offerings}

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
-from stoker.providers import machines
+from stoker.providers import machines, spelling
 from stoker.providers.machines import Arch, same_gpu, size
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "serves",
     "size",
     "table",
+    "unchecked",
     "why_none",
 ]
 
@@ -38,6 +39,9 @@ _LOOKS_LIKE_A_TYPE = re.compile(r"[a-z]{1,2}[0-9]+[a-z]{0,2}(-[a-z0-9]+){1,4}(\+
 _CUSTOM = re.compile(r"[a-z0-9]+-custom-(?P<cpus>[0-9]+)-(?P<memory_mib>[0-9]+)(-ext)?")
 # Arm processors: Ampere's, and Google's own.
 _ARM = re.compile(r"(t2a|c4a|n4a|a4x)-")
+
+# What follows the series, besides what the table has: of machines that are too rare for it.
+_CLASSES = frozenset({"custom", "edgegpu", "highlssd", "hightpu", "hypermem", "maxgpu", "megamem", "ultramem"})
 
 # What Google calls the GPUs that it sells, and what people call them.
 ACCELERATORS = {
@@ -149,6 +153,14 @@ def _gpus(accelerator: str | None, count: int) -> dict[str, Any]:
     return {"gpu": gpu, "gpus": count, "gpu_memory_bytes": GPU_MEMORY_MIB.get(gpu, 0) * _MIB, "maker": maker}
 
 
+def _misspelt(name: str) -> bool:
+    """Whether `standrad` stands for `standard`, or a GPU is attached that almost is one."""
+    base, accelerator, _ = attached(name)
+    classes = _CLASSES.union(known.split("-")[1] for known in table())
+    gpu = accelerator.removesuffix("-vws") if accelerator else None
+    return spelling.is_slip(base.split("-")[1:2], classes) or bool(gpu and spelling.is_slip([gpu], ACCELERATORS))
+
+
 def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
     return MachineType(
         name=name,
@@ -169,7 +181,9 @@ _CATALOG = machines.Catalog(
     facts=facts,
     name=_LOOKS_LIKE_A_TYPE,
     examples=("g2-standard-8", "a2-highgpu-1g", "n1-standard-8+nvidia-tesla-t4:1"),
+    misspelt=_misspelt,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves
 why_none = _CATALOG.why_none
+unchecked = _CATALOG.unchecked

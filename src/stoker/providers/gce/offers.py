@@ -74,6 +74,11 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
     return offered
 
 
+def unchecked(resources: Resources, place: Place) -> tuple[str, ...]:
+    """What these resources name and the project's tables do not have, a line each. Raises UserError as `offline`."""
+    return (*places.unchecked(place.region, resources.zones), *catalog.unchecked(resources))
+
+
 def why_none(resources: Resources) -> str:
     """Why nothing is offered for these resources, in one line that names the field."""
     why = catalog.why_none(resources)

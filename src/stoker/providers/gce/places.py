@@ -16,6 +16,7 @@ from importlib import resources as package
 from typing import Any
 
 from stoker.errors import UserError
+from stoker.providers import spelling
 from stoker.spec import Resources
 
 # As every tool of Google's reads them.
@@ -26,7 +27,7 @@ _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 # `vision-1`, and those of a domain: `example.com:vision-1`.
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 # Behind the region: `-a`, and the zones for accelerators alone, `-ai1a`.
-_BEHIND_THE_REGION = re.compile(r"-[a-z0-9]+")
+_BEHIND_THE_REGION = re.compile(r"-([a-z]|ai[0-9]+[a-z])")
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,41 @@ def check_project(project: str) -> None:
 
 
 def check_region(region: str, zones: Iterable[str] = ()) -> None:
+    regions = _table()["regions"]
     if not _REGION.fullmatch(region):
-        known = region_of(region)
-        hint = f"did you mean {known}?" if _REGION.fullmatch(known) else "name one such as us-central1"
-        raise UserError(f"resources.region: Compute Engine has no region {region!r}; {hint}")
+        of_zone = region_of(region)
+        raise _no_region(region, of_zone if of_zone in regions else spelling.nearest(region, regions))
+    words = {*spelling.COMPASS, *(word for known in regions for word in _words(known))}
+    if region not in regions and spelling.is_slip(_words(region), words):
+        raise _no_region(region, spelling.nearest(region, regions))
     for zone in zones:
         if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}-a")
+
+
+def _no_region(region: str, near: str | None) -> UserError:
+    hint = f"did you mean {near}?" if near else "name one such as us-central1"
+    return UserError(f"resources.region: Compute Engine has no region {region!r}; {hint}")
+
+
+def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
+    """What the project's table does not know of this place, a line each, for a plan that asks nobody.
+
+    Raises UserError for a zone that a region of the table does not have. Zones for accelerators alone are not in it.
+    """
+    known = zones_of(region)
+    if not known:
+        return (spelling.unchecked("resources.region", region),)
+    missing = [zone for zone in zones if zone not in known]
+    for zone in missing:
+        if len(zone.rpartition("-")[2]) == 1:
+            raise UserError(f"resources.zones: {region} has no zone {zone}; name one of: {', '.join(known)}")
+    return tuple(spelling.unchecked("resources.zones", zone) for zone in missing)
+
+
+def _words(region: str) -> list[str]:
+    """`us` and `central` of `us-central1`."""
+    return re.findall(r"[a-z]+", region)
 
 
 def region_of(zone: str) -> str:

@@ -1,0 +1,58 @@
+"""What this computer's Google settings say, read from their files as Google's own tools do. Nobody is asked."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_KEY_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+
+
+def project() -> str | None:
+    """The project of the credentials: what their file names, else, for a person's login, what gcloud is set to.
+
+    None where neither tells. The environment's variables come before, and are not looked at here.
+    """
+    key = os.environ.get(_KEY_VARIABLE)
+    file = Path(key) if key else gcloud_folder() / "application_default_credentials.json"
+    found = _json(file)
+    named = found.get("project_id")
+    if isinstance(named, str) and named:
+        return named
+    return _gcloud_project() if found and not key else None
+
+
+def gcloud_folder() -> Path:
+    """Where gcloud keeps what it knows."""
+    moved = os.environ.get("CLOUDSDK_CONFIG")
+    return Path(moved) if moved else Path("~/.config/gcloud").expanduser()
+
+
+def _gcloud_project() -> str | None:
+    folder = gcloud_folder()
+    name = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or _text(folder / "active_config").strip() or "default"
+    settings = configparser.ConfigParser(interpolation=None)
+    try:
+        settings.read_string(_text(folder / "configurations" / f"config_{name}"))
+    except configparser.Error:
+        return None
+    return settings.get("core", "project", fallback=None) or None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_text(file))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(file: Path) -> str:
+    """Empty for a file that is not there, or is no text."""
+    try:
+        return file.read_text("utf-8")
+    except (OSError, ValueError):
+        return ""
