@@ -42,6 +42,7 @@ from stoker.jobfile import (
 from stoker.model import Event, Known, NodeFacts, Offering, ResumeAsked, StopAsked
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
+from stoker.providers.linking import Seat
 from stoker.removing import remove_job
 from stoker.spec import Spec
 from stoker.store import Store, open_store
@@ -194,11 +195,11 @@ def look(job: str, store: Store) -> index.IndexRecord:
     told = {claim.number: facts.read_claim(store, found, claim) for claim in state.attempts}
     waiting = record.summary.reason if record is not None and state.ended is None else ""
     short = summarize(state, submission, told, _now(told), waiting)
-    return index.IndexRecord(state=state, summary=_linked(short, state, submission.spec))
+    return index.IndexRecord(state=state, summary=_linked(short, state, submission.spec, store.url))
 
 
-def _linked(short: Summary, state: JobState, spec: Spec) -> Summary:
-    """With the addresses where people find its machines and their logs in a browser."""
+def _linked(short: Summary, state: JobState, spec: Spec, store: str) -> Summary:
+    """With the names of its machines, and the addresses where people find them and their logs in a browser."""
     attempts = []
     for attempt in short.attempts:
         links, claim = registry.links(attempt.provider), state.claim(attempt.claim)
@@ -209,6 +210,7 @@ def _linked(short: Summary, state: JobState, spec: Spec) -> Summary:
         nodes = tuple(
             replace(
                 node,
+                name=links.name(Seat(store, short.id, claim.number, attempt.n, claim.nodes, node.rank)),
                 link=links.machine(node.instance, region),
                 log_link=links.log(spec.logs, short.id, attempt.n, node.rank, region),
                 logs_query=links.own_logs(node.instance, region),

@@ -25,7 +25,9 @@ class NodeSummary:
     step: int | None = None
     exit_code: int | None = None
     warnings: tuple[str, ...] = ()
-    # Where people look at it in a browser, and at its log there. Only where somebody looked the job up.
+    # What the cloud's console calls it, where people look at it in a browser, and at its log there. Only where somebody
+    # looked the job up.
+    name: str | None = None
     link: str | None = None
     log_link: str | None = None
     # What finds the cloud's own log of the machine, also when it is gone.

@@ -17,9 +17,12 @@ from stoker.cli import main
 from stoker.errors import Transient
 from stoker.facts import BOOT_FAILED
 from stoker.governor.fleet import Fleet
-from stoker.model import Claimed, Closed, Ended, Event, Heartbeat, Launched, Offering, Record, Submitted
+from stoker.model import Claimed, Closed, Ended, Event, Heartbeat, Launched, NodeRef, Offering, Record, Submitted
 from stoker.providers import registry
-from stoker.providers.ec2 import links
+from stoker.providers.base import LaunchOrder
+from stoker.providers.ec2 import links, tags
+from stoker.providers.gce import names
+from stoker.providers.linking import Seat
 from stoker.reading.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
 from stoker.spec import Logs, Spec, Submission
 from stoker.store import Store, open_store
@@ -246,7 +249,7 @@ def test_show_names_the_machine_and_where_it_is(store: Store, stoker: Callable[.
         "https://us-east-1.console.aws.amazon.com/cloudwatch/home?region=us-east-1"
         "#logsV2:log-groups/log-group/$252Fstoker$252Fjobs/log-events/sim-0001$252F2$252F0"
     )
-    assert f"i-5-0  {page}" in out and stream in out and "boot failed: too old" in out
+    assert f"sim-0001-2-0 (i-5-0)  {page}" in out and stream in out and "boot failed: too old" in out
     found: dict[str, Any] = json.loads(stoker("show", JOB, "--json"))
     told = [node for attempt in found["attempts"] for node in attempt["nodes"]]
     assert [node["instance"] for node in told] == ["i-2-0", "i-5-0"]
@@ -260,6 +263,24 @@ def test_a_provider_without_a_page_has_no_link(store: Store, stoker: Callable[..
     assert client.summary(JOB, store).attempts[0].nodes[0].link is None
     assert "https://" not in stoker("show", JOB)
     assert registry.links("local") is None and registry.links("not installed") is None
+
+
+def test_show_names_machines_as_the_console_does(store: Store, stoker: Callable[..., str]) -> None:
+    offering = Offering("gce", "n2-standard-2", "us-central1-a", True, region="vision-1/us-central1")
+    pair = Launched(2, (NodeRef(0, "us-central1-a.41"), NodeRef(1, "us-central1-a.42")))
+    put_job(store, Claimed(offering, 2), pair, spec=replace(make_spec(), nodes=2))
+    order = LaunchOrder(JOB, "sim", 2, 2, 1, store.url, make_spec(), "jane", offering)
+    out = stoker("show", JOB)
+    for rank, name in enumerate(names.machines(order)):
+        assert name.startswith(f"stoker-{JOB}-2-") and f"node {rank} {name} (us-central1-a.4{rank + 1})  https" in out
+
+
+def test_names_are_those_that_were_asked_for() -> None:
+    """Of one machine and of several, on EC2."""
+    for count in (1, 2):
+        order = LaunchOrder(JOB, "sim", 5, count, 3, "s3://b", make_spec(), "jane", OFFERING)
+        asked = tags.of_order(order, 0 if count == 1 else None)["Name"]
+        assert links.name(Seat("s3://b", JOB, 5, 3, count, 0)) == asked
 
 
 def test_each_partition_has_its_console() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import click
@@ -27,7 +28,7 @@ from stoker.cli.printing import (
 from stoker.cli.timeline import MOST_REASON, timeline
 from stoker.fold import JobState
 from stoker.store import Store
-from stoker.summary import Held, Summary
+from stoker.summary import Held, NodeSummary, Summary
 
 _TAIL_LINES = 12
 _MOST_LINKS = 8
@@ -69,7 +70,9 @@ def _facts(summary: Summary) -> list[list[str]]:
     if summary.cost is not None or summary.attempts:
         rows.append(["cost", cost_text(summary)])
     if summary.held is not None:
-        rows.append(["held", held_text(summary.held)])
+        known = {node.instance: _known(node) for attempt in summary.attempts for node in attempt.nodes}
+        kept = tuple(known.get(instance, instance) for instance in summary.held.instances)
+        rows.append(["held", held_text(replace(summary.held, instances=kept))])
     rows += _links(summary)
     if summary.tags:
         rows.append(["tags", "  ".join(f"{name}={value}" for name, value in summary.tags.items())])
@@ -138,6 +141,11 @@ def held_text(held: Held, now: datetime | None = None) -> str:
     return f"{names} until {clock(held.until)} ({duration(left_s)} left) at {price}; `stoker stop` gives it back"
 
 
+def _known(node: NodeSummary) -> str:
+    """A machine by the name that its cloud's console shows, and by what Stoker knows it by."""
+    return f"{node.name} ({node.instance})" if node.name else node.instance
+
+
 def _links(summary: Summary) -> list[list[str]]:
     """Where the machines of the last attempt are shown, and their logs."""
     nodes = summary.attempts[-1].nodes if summary.attempts else ()
@@ -150,7 +158,7 @@ def _links(summary: Summary) -> list[list[str]]:
         told = [(node, link) for node, link in links if link is not None]
         for node, link in told[:_MOST_LINKS]:
             rank = f"node {node.rank} " if len(nodes) > 1 else ""
-            rows.append([what, f"{rank}{node.instance}  {link}" if what == "machine" else f"{rank}{link}"])
+            rows.append([what, f"{rank}{_known(node)}  {link}" if what == "machine" else f"{rank}{link}"])
         if len(told) > _MOST_LINKS:
             rows.append([what, f"and {len(told) - _MOST_LINKS} more; --json has them all"])
     return rows

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.spec import Logs
 
 
+@dataclass(frozen=True)
+class Seat:
+    """A node's place in a job of a store: what its machine was named after."""
+
+    store: str
+    job: str
+    claim: int
+    attempt: int
+    nodes: int
+    rank: int
+
+
 class Links(Protocol):
     """Addresses in the provider's console."""
+
+    def name(self, seat: Seat) -> str | None:
+        """What the console calls the machine that was launched for this; None where it has no name."""
 
     def machine(self, instance: str, region: str | None) -> str | None:
         """Where one machine is shown; None where the region is not known."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from stoker import layout
+from stoker.providers.ec2 import tags
+from stoker.providers.linking import Seat
 from stoker.spec import Logs
+
+
+def name(seat: Seat) -> str:
+    """The tag that the console lists the machine under."""
+    return tags.name(seat.job, seat.attempt, 0 if seat.nodes == 1 else None)
 
 
 def machine(instance: str, region: str | None) -> str | None:

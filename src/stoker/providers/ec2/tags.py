@@ -33,15 +33,19 @@ def store_tag(url: str) -> str:
 
 def of_order(order: LaunchOrder, rank: int | None) -> dict[str, str]:
     """Every tag of an order's things. `rank` is None where one thing serves all ranks."""
-    name = f"{order.job}-{order.attempt}" + ("" if rank is None else f"-{rank}")
     return {
-        NAME: name,
+        NAME: name(order.job, order.attempt, rank),
         JOB: order.job,
         CLAIM: str(order.claim),
         STORE: store_tag(order.store),
         SUBMITTER: _fitting(order.submitter),
         **order.spec.tags,
     }
+
+
+def name(job: str, attempt: int, rank: int | None) -> str:
+    """What the console lists a machine under. A gang is launched by one request, and so has one name."""
+    return f"{job}-{attempt}" + ("" if rank is None else f"-{rank}")
 
 
 def listed(tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from stoker.google.logs import query
+from stoker.providers.gce import names
 from stoker.providers.gce.places import Place, split_id
+from stoker.providers.linking import Seat
 from stoker.spec import Logs
 
 _CONSOLE = "https://console.cloud.google.com"
+
+
+def name(seat: Seat) -> str:
+    """What the console lists the machine under."""
+    return names.of_rank(names.of_claim(seat.store, seat.job, seat.claim), seat.rank)
 
 
 def machine(instance: str, region: str | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from stoker.providers.base import LaunchOrder
+from stoker.providers.base import LaunchOrder, launch_token
 
 # RFC 1035, as Compute Engine wants it: https://cloud.google.com/compute/docs/naming-resources
 _LENGTH = 63
@@ -15,20 +15,30 @@ _RANK_LENGTH = 5
 
 
 def base(order: LaunchOrder) -> str:
+    """The name of an order's things: see `of_claim`."""
+    return of_claim(order.store, order.job, order.claim)
+
+
+def of_claim(store: str, job: str, claim: int) -> str:
     """The name of one claim's things: `stoker-JOB-CLAIM-DIGEST`, at most 58 characters.
 
     The digest is of the store and the claim's token: jobs of two stores in one project may share an id, and long ids
     are cut.
     """
-    digest = hashlib.sha256(f"{order.store}\0{order.token}".encode()).hexdigest()[:_DIGEST]
-    end = f"-{order.claim}-{digest}"
-    job = re.sub(r"[^a-z0-9-]", "-", order.job.lower())
-    return f"stoker-{job}"[: _LENGTH - _RANK_LENGTH - len(end)].rstrip("-") + end
+    digest = hashlib.sha256(f"{store}\0{launch_token(job, claim)}".encode()).hexdigest()[:_DIGEST]
+    end = f"-{claim}-{digest}"
+    spelled = re.sub(r"[^a-z0-9-]", "-", job.lower())
+    return f"stoker-{spelled}"[: _LENGTH - _RANK_LENGTH - len(end)].rstrip("-") + end
+
+
+def of_rank(claim_name: str, rank: int) -> str:
+    """The name of one node of a claim."""
+    return f"{claim_name}-{rank}"
 
 
 def machine(order: LaunchOrder, rank: int) -> str:
     """The name of one node: the same for everybody who finishes this claim."""
-    return f"{base(order)}-{rank}"
+    return of_rank(base(order), rank)
 
 
 def machines(order: LaunchOrder) -> tuple[str, ...]:
