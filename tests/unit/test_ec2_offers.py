@@ -430,8 +430,10 @@ class TestTheListing:
         monkeypatch.setenv("COLUMNS", "200")
         Path("stoker.yaml").write_text("run: 'true'\nresources: {spot: prefer}\n")
         everything = self.invoke(monkeypatch, "--set", "resources.gpus=L4:1", "--limit", "0")
-        lines = everything.splitlines()
+        *lines, last = everything.splitlines()
         assert len(lines) == 15
+        # Nobody is asked here, so spot is not known.
+        assert last == "7 of 14 prices are not known; `stoker prices --provider ec2 --refresh` may bring some"
         # Spot comes first where it is preferred, whatever it costs.
         assert [line.split()[2] for line in lines[1:]] == ["spot"] * 7 + ["on-demand"] * 7
         first = " ".join(lines[8].split())

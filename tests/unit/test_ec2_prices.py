@@ -245,7 +245,7 @@ class TestTheCommand:
     def test_the_table_is_shown_with_source_date_and_age(self) -> None:
         result = CliRunner().invoke(cli, ["prices", "--region", "us-east-1"])
         assert result.exit_code == 0
-        assert "us-east-1  2026-02-09, " in result.output
+        assert "us-east-1  ec2, 2026-02-09, " in result.output
         assert " old" in result.output
         assert "karpenter-provider-aws" in result.output
         assert "p5.4xlarge" in result.output
@@ -267,7 +267,7 @@ class TestTheCommand:
         )
         monkeypatch.delitem(sys.modules, "boto3")
         with pytest.raises(SystemExit) as left:
-            main(["prices", "--refresh"])
+            main(["prices", "--provider", "ec2", "--refresh"])
         told = capsys.readouterr()
         assert left.value.code == 2
         assert "pip install 'stoker[aws]'" in told.err
@@ -299,7 +299,7 @@ class TestTheCommand:
         for region in regions:
             aws.add_response("get_products", {"PriceList": [product("g5.xlarge", "7", region)]}, asked(region))
         with pytest.raises(SystemExit) as left:
-            main(["prices", "--refresh", "--json"])
+            main(["prices", "--provider", "ec2", "--refresh", "--json"])
         told = capsys.readouterr()
         assert left.value.code == 0
         assert f"{len(regions)} prices for {len(regions)} regions kept in" in told.err

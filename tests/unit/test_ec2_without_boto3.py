@@ -58,7 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_the_commands_say_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, err = run(capsys, "prices", "--refresh")
+    code, _, err = run(capsys, "prices", "--provider", "ec2", "--refresh")
     assert (code, err) == (2, f"stoker: resources.provider: {NEEDS}\n")
 
     open_store(str(tmp_path / "store")).create(layout.place("ec2", "us-east-1"), b"")

@@ -67,8 +67,23 @@ def command(
     click.echo(table(header, rows[: limit or None]))
     if limit and len(rows) > limit:
         say(f"… and {len(rows) - limit} more; --limit 0 shows all")
+    unknown = sum(1 for offering in found if offering.price is None)
+    if unknown:
+        say(f"{unknown} of {len(found)} prices are not known{_refreshing(spec.resources.provider)}")
     if len(found) < len(offered):
         say(f"{len(offered) - len(found)} of {len(offered)} are left out: {_bounds(spec)}")
+
+
+def _refreshing(provider: str) -> str:
+    """What may bring a price that is not known."""
+    from stoker.errors import UserError
+    from stoker.providers import registry
+
+    try:
+        registry.prices(provider)
+    except UserError:
+        return ""  # It keeps no table.
+    return f"; `stoker prices --provider {provider} --refresh` may bring some"
 
 
 def _bounds(spec: Spec) -> str:

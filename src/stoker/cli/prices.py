@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,56 +19,106 @@ _SHOWN = 20
 
 
 @click.command("prices")
-@click.option("--provider", metavar="P", default="ec2", show_default=True, help="Whose prices.")
+@click.option("--provider", metavar="P", help="Whose prices. [default: of all that keep a table]")
 @click.option("--region", "regions", metavar="R", multiple=True, help="Only this region; may be repeated.")
 @click.option("--refresh", is_flag=True, help="Ask the provider's price list, and keep the answer on this computer.")
 @json_option
-def command(provider: str, regions: tuple[str, ...], refresh: bool, as_json: bool) -> None:
-    """Show the table of prices, with its source and date.
+def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_json: bool) -> None:
+    """Show the tables of prices, with their sources and dates.
 
     On EC2, spot prices are asked for when they are needed, and on-demand prices come from this table; on Compute
     Engine both do. `--refresh` needs credentials: on AWS for pricing:GetProducts, on Google for the billing catalog.
+    Without --provider, those whose extras are installed are asked.
     """
-    from stoker.cli.printing import counted, say
+    tables = _tables(provider, regions, refresh)
+    if refresh:
+        _refresh(tables, regions)
+    _show(tables, regions, as_json)
+
+
+def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PriceTable]:
+    """By the name of the provider. Where none is named, those that have the regions which are."""
+    from stoker.errors import UserError
     from stoker.providers import registry
 
-    table = registry.prices(provider)
-    if refresh:
-        brought = table.refresh_now(regions)
+    if provider is not None:
+        return {provider: registry.prices(provider)}
+    found = {}
+    for name in registry.names():
+        with suppress(UserError):  # It keeps none.
+            found[name] = registry.prices(name)
+    for region in regions:
+        if not any(region in table.tables() for table in found.values()):
+            way = "name its --provider" if refresh else f"`stoker prices --provider P --refresh --region {region}`"
+            raise UserError(f"--region: no table has prices for {region}; {way}")
+    wanted = set(regions)
+    return {name: table for name, table in found.items() if not regions or wanted & table.tables().keys()}
+
+
+def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None:
+    """Ask each of them. Of several, what is not installed is left out, and who cannot be asked is told.
+
+    Raises what was wrong, in one line, where nobody could be asked.
+    """
+    from stoker.cli.printing import counted, say, warn
+    from stoker.errors import StokerError, UserError
+
+    failed: dict[str, StokerError] = {}
+    for name, table in tables.items():
+        asked = regions if len(tables) == 1 else tuple(region for region in regions if region in table.tables())
+        try:
+            brought = table.refresh_now(asked)
+        except StokerError as error:
+            failed[name] = error
+            continue
         total = counted(sum(brought.counts.values()), "price")
         say(f"{total} for {counted(len(brought.counts), 'region')} kept in {brought.path}")
-    _show(table, regions, as_json)
+    if len(failed) == len(tables) == 1:
+        raise next(iter(failed.values()))
+    if len(failed) == len(tables):
+        raise StokerError("; ".join(f"{name}: {why}" for name, why in failed.items()))
+    for name, why in failed.items():
+        if not isinstance(why, UserError):
+            warn(f"{name} is not refreshed: {why}")
 
 
-def _show(table: PriceTable, regions: tuple[str, ...], as_json: bool) -> None:
+def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: bool) -> None:
     from stoker.cli.printing import print_json
     from stoker.errors import UserError
 
-    tables = table.tables()
+    # No two clouds call a region the same.
+    known = {region: name for name, table in tables.items() for region in table.tables()}
     for region in regions:
-        if region not in tables:
-            raise UserError(f"--region: no table has prices for {region}; `stoker prices --refresh --region {region}`")
-    shown = {region: found for region, found in sorted(tables.items()) if not regions or region in regions}
+        if region not in known:
+            name = next(iter(tables))
+            again = f"`stoker prices --provider {name} --refresh --region {region}`"
+            raise UserError(f"--region: no table has prices for {region}; {again}")
+    shown = [
+        (name, region, found)
+        for name, table in tables.items()
+        for region, found in sorted(table.tables().items())
+        if not regions or region in regions
+    ]
     if as_json:
-        print_json(
-            {
-                region: {
-                    "source": found.source,
-                    "date": found.date.isoformat(),
-                    "prices": dict(found.prices),
-                    **({"spot": dict(found.spot)} if found.spot else {}),
-                }
-                for region, found in shown.items()
-            }
-        )
+        print_json({region: _told(name, found) for name, region, found in shown})
         return
-    for place, (region, found) in enumerate(shown.items()):
+    for place, (name, region, found) in enumerate(shown):
         if place:
             click.echo()
-        _print(region, found, table.featured(found.prices)[:_SHOWN])
+        _print(name, region, found, tables[name].featured(found.prices)[:_SHOWN])
 
 
-def _print(region: str, found: RegionPrices, names: list[str]) -> None:
+def _told(provider: str, found: RegionPrices) -> dict[str, Any]:
+    return {
+        "provider": provider,
+        "source": found.source,
+        "date": found.date.isoformat(),
+        "prices": dict(found.prices),
+        **({"spot": dict(found.spot)} if found.spot else {}),
+    }
+
+
+def _print(provider: str, region: str, found: RegionPrices, names: list[str]) -> None:
     from stoker.cli.printing import counted, dollars
     from stoker.cli.printing import table as columns
     from stoker.providers.pricing import OLD_DAYS
@@ -75,7 +127,7 @@ def _print(region: str, found: RegionPrices, names: list[str]) -> None:
     age = counted(days, "day") + " old"
     if days > OLD_DAYS:
         age = click.style(age + "; --refresh asks for today's", fg="yellow")
-    click.echo(f"{click.style(region, bold=True)}  {found.date.isoformat()}, {age}")
+    click.echo(f"{click.style(region, bold=True)}  {provider}, {found.date.isoformat()}, {age}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
     rows = []
     for name in names:
