@@ -109,6 +109,9 @@ class Summary:
     warnings: tuple[str, ...] = ()
     origin: str | None = None
     held: Held | None = None
+    # When its nodes were last heard of, by the store's clock: as old are its step, its metrics and what it has trained.
+    # None where none of them may speak any more, or has spoken yet.
+    heard_at: datetime | None = None
 
 
 def summarize(
@@ -168,6 +171,7 @@ def summarize(
         warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
         origin=submission.origin,
         held=_held(state, spec, facts, now),
+        heard_at=_heard_at(state, facts),
     )
 
 
@@ -266,6 +270,12 @@ def _held_h(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> float:
             end = now if _heard_lately(fact, now) else beat.modified
             total_s += max(0.0, (end - claim.closed_at).total_seconds())
     return total_s / 3600
+
+
+def _heard_at(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> datetime | None:
+    beats = [fact.heartbeat for claim in state.open_claims for fact in facts.get(claim.number, ())]
+    heard = [beat.value.modified for beat in beats if isinstance(beat, Known) and beat.value]
+    return max(heard, default=None) if state.ended is None else None
 
 
 def _heard_lately(fact: NodeFacts, now: datetime) -> bool:

@@ -398,7 +398,7 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     assert "nobody governs these jobs" in stoker("ps")[1]
     store.put(layout.governor("here"), b"{}")
     out = stoker("ps")[1]
-    assert "nobody governs" not in out and "a governor last passed" in out
+    assert "nobody governs" not in out and "a governor last looked" in out
     assert stoker("ps", "--phase", "flying")[0] == 2
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 import click
 
 from stoker import facts, log
-from stoker.cli.printing import ago, dollars, harmless, legible, number
+from stoker.cli.printing import ago, as_of, dollars, harmless, legible, number
 from stoker.cli.timeline import Teller, checkpoint_name
 from stoker.core.costs import job_cost
 from stoker.fold import JobState, fold
@@ -155,8 +155,8 @@ class Follower:
 def status_text(store: Store, job: str, state: JobState) -> str:
     """`running · attempt 2 · step 413 · loss 0.12 · checkpoint step-400 3.1 s ago · $0.01`."""
     told = {claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims}
-    beats = [
-        node.heartbeat.value.value
+    heard = [
+        node.heartbeat.value
         for nodes in told.values()
         for node in nodes
         if isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
@@ -165,7 +165,10 @@ def status_text(store: Store, job: str, state: JobState) -> str:
     parts = [job, phase_of(state, told)]
     if state.attempts:
         parts.append(f"attempt {len(state.attempts)}")
-    parts += _beat_parts(beats, now)
+    parts += _beat_parts([beat.value for beat in heard], now)
+    old = as_of(max((beat.modified for beat in heard), default=None), now)
+    if old:
+        parts.append(old)
     cost = job_cost(state, now).spent
     if cost:
         parts.append(dollars(cost))

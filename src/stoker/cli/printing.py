@@ -26,6 +26,9 @@ PHASE_COLOURS = {
 }
 
 
+# Nodes tell how they are every ten seconds where the store is far, and lists are written a few seconds later.
+_FRESH_S = 20.0
+
 # String sequences (titles, the clipboard, device answers), control sequences, other escapes, bare control characters.
 _ESCAPE = re.compile(
     r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[ -~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -102,6 +105,14 @@ def ago(moment: datetime | None, now: datetime | None = None) -> str:
     if moment is None:
         return "–"
     return f"{duration(((now or datetime.now(timezone.utc)) - moment).total_seconds())} ago"
+
+
+def as_of(heard_at: datetime | None, now: datetime | None = None) -> str:
+    """`as of 2m 10s ago`: how old is what stands beside it. Empty where it is as new as it ever is."""
+    now = now or datetime.now(timezone.utc)
+    if heard_at is None or (now - heard_at).total_seconds() < _FRESH_S:
+        return ""
+    return f"as of {ago(heard_at, now)}"
 
 
 def dollars(amount: float | None) -> str:

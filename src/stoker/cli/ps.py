@@ -91,23 +91,50 @@ def _print_governor(passed: datetime | None, active: int, watched: int) -> None:
     from stoker.cli.printing import ago, counted
 
     now = datetime.now(timezone.utc)
-    told = "no governor has passed yet" if passed is None else f"a governor last passed {ago(passed, now)}"
-    also = f" ({counted(watched, 'ended one')} watched until nothing of it can show up)" if watched else ""
+    told = "no governor has looked yet" if passed is None else f"a governor last looked {ago(passed, now)}"
+    whose = "its" if watched == 1 else "their"
+    also = f" ({counted(watched, 'ended job')} watched until {whose} machines are surely gone)" if watched else ""
     click.secho(f"{counted(active, 'active job')}{also}; {told}", dim=True)
     if active + watched and (passed is None or now - passed > UNGOVERNED_AFTER):
-        click.secho("nobody governs these jobs: `stoker govern --watch` does, or deploy a governor", fg="yellow")
+        what = "nobody governs these jobs: until somebody does, no machine is launched or replaced"
+        click.secho(f"{what}; `stoker govern --watch` does it, on any computer", fg="yellow")
 
 
-def _told(summary: Summary, active: set[str], now: datetime) -> str:
+# What a node does before and after its training, in plain words; the first that fits any node of the attempt is told.
+_DOING = {
+    "booting": "its machine boots",
+    "setup": "fetches code and inputs, runs `setup`",
+    "waiting": "is ready, and waits until the attempt before it has left",
+    "restoring": "fetches the checkpoint to go on from",
+    "saving": "saves, and leaves",
+    "flushing": "sends what is left to the store, and leaves",
+}
+
+
+def note(summary: Summary, active: set[str], now: datetime) -> str:
     """Why it is where it is; first of all, that its machine is still paid for."""
-    from stoker.cli.printing import clock, dollars, one_line
+    from stoker.cli.printing import as_of, clock, dollars, one_line
 
     held = summary.held
     # The record of a job is not written again when a hold is over: its marker, and the time, tell that.
-    if held is None or summary.id not in active or now >= held.until:
-        return one_line(summary.reason, 60)
-    price = "?" if held.price is None else dollars(held.price)
-    return one_line(f"held until {clock(held.until)} at {price}/h; {summary.reason}", 80)
+    if held is not None and summary.id in active and now < held.until:
+        price = "a price that is not known" if held.price is None else f"{dollars(held.price)}/h"
+        return one_line(f"its machine is held until {clock(held.until)} at {price}; {summary.reason}", 80)
+    told = one_line(summary.reason or _doing(summary), 60)
+    return "; ".join(part for part in (told, as_of(summary.heard_at, now)) if part)
+
+
+def _doing(summary: Summary) -> str:
+    """What it does at this moment, as far as that is not plain from its phase."""
+    if summary.ended_at is not None:
+        return ""
+    if summary.phase == "queued":
+        return "waits for a governor"
+    attempt = summary.attempts[-1] if summary.attempts else None
+    if attempt is None or attempt.outcome is not None:
+        return "asks for machines" if summary.phase == "launching" else ""
+    phases = {node.phase or "booting" for node in attempt.nodes}
+    return next((text for phase, text in _DOING.items() if phase in phases), "")
 
 
 def _table(summaries: list[Summary], active: set[str]) -> str:
@@ -123,8 +150,8 @@ def _table(summaries: list[Summary], active: set[str]) -> str:
             duration(summary.trained_s),
             dollars(summary.cost),
             ago(summary.submitted_at, now),
-            legible(_told(summary, active, now)),
+            legible(note(summary, active, now)),
         ]
         for summary in summaries
     ]
-    return table(("JOB", "PHASE", "ATTEMPTS", "STEP", "TRAINED", "COST", "SUBMITTED", ""), rows)
+    return table(("JOB", "PHASE", "ATTEMPTS", "STEP", "TRAINED", "COST", "SUBMITTED", "NOTE"), rows)

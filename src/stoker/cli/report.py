@@ -10,6 +10,7 @@ import click
 
 from stoker.cli.printing import (
     ago,
+    as_of,
     clock,
     counted,
     dollars,
@@ -98,7 +99,8 @@ def _trained(summary: Summary) -> str:
     parts.append(f"in {counted(len(summary.attempts), 'attempt')}")
     if summary.interruptions:
         parts.append(f"with {counted(summary.interruptions, 'reclaim')}")
-    return " ".join(parts)
+    heard = as_of(summary.heard_at)
+    return " ".join(parts) + (f", {heard}" if heard else "")
 
 
 def _safety(summary: Summary) -> str:

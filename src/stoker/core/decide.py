@@ -282,7 +282,7 @@ class _Decision:
         if self._over(claim):
             return False  # Its close waits for an older attempt, or for facts that could not be read.
         if claim.drain is not None:
-            self.waiting = f"draining: {claim.drain.reason}"
+            self.waiting = f"asked to save and leave: {claim.drain.reason}"
             self._end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
             return False
         return self._drain_broken_gang(claim) or self._mind_silence(claim) or self._warn_unsafe(claim)

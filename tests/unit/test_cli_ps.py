@@ -1,0 +1,109 @@
+"""`stoker ps` as somebody reads it who has never seen it: every phase in plain words, and how old what it tells is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from stoker import codec, layout
+from stoker.cli import ps
+from stoker.cli.following import status_text
+from stoker.cli.printing import as_of
+from stoker.cli.report import job_text
+from stoker.model import Claimed, Ended, Launched, Offering
+from stoker.spec import Submission
+from stoker.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
+
+NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
+SUMMARY = Summary("job-1", "job", "queued", NOW, NOW, "jane", "gce", 1)
+
+
+def attempt(*phases: str | None, outcome: str | None = None) -> AttemptSummary:
+    nodes = tuple(NodeSummary(rank, f"z.{rank}", phase) for rank, phase in enumerate(phases))
+    return AttemptSummary(1, 2, "gce", "n2-standard-2", "z", True, NOW, nodes, outcome=outcome)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "waits for a governor"),
+        ({"reason": "no capacity: gce/n2-standard-2/z/spot"}, "no capacity: gce/n2-standard-2/z/spot"),
+        ({"phase": "launching"}, "asks for machines"),
+        ({"phase": "launching", "attempts": (attempt("exited", outcome="reclaimed"),)}, "asks for machines"),
+        ({"phase": "launching", "attempts": (attempt(None),)}, "its machine boots"),
+        ({"phase": "launching", "attempts": (attempt("setup", None),)}, "its machine boots"),
+        ({"phase": "launching", "attempts": (attempt("setup", "waiting"),)}, "fetches code and inputs, runs `setup`"),
+        (
+            {"phase": "launching", "attempts": (attempt("waiting"),)},
+            "is ready, and waits until the attempt before it has left",
+        ),
+        ({"phase": "launching", "attempts": (attempt("restoring"),)}, "fetches the checkpoint to go on from"),
+        ({"phase": "running", "attempts": (attempt("training"),)}, ""),
+        ({"phase": "running", "attempts": (attempt("saving"),)}, "saves, and leaves"),
+        ({"phase": "stopping", "reason": "stopping: waiting for the last save"}, "stopping: waiting for the last save"),
+        ({"phase": "succeeded", "ended_at": NOW, "attempts": (attempt("exited", outcome="succeeded"),)}, ""),
+        ({"phase": "failed", "ended_at": NOW, "reason": "the script broke"}, "the script broke"),
+    ],
+)
+def test_each_phase_in_plain_words(changes: dict[str, object], told: str) -> None:
+    assert ps.note(replace(SUMMARY, **changes), {"job-1"}, NOW) == told  # type: ignore[arg-type]
+
+
+def test_a_machine_that_is_held_comes_first() -> None:
+    held = Held(NOW + timedelta(minutes=5), ("z.0",), 1.5)
+    job = replace(SUMMARY, phase="failed", ended_at=NOW, reason="the script broke", held=held)
+    assert ps.note(job, {"job-1"}, NOW).startswith("its machine is held until ")
+    assert ps.note(job, {"job-1"}, NOW).endswith(" at $1.50/h; the script broke")
+    assert ps.note(job, set(), NOW) == "the script broke"
+
+
+def test_the_first_line_says_who_looks_after_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    ps._print_governor(None, 2, 0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "2 active jobs; no governor has looked yet"
+    assert second.startswith("nobody governs these jobs: ") and "`stoker govern --watch`" in second
+    ps._print_governor(datetime.now(timezone.utc), 0, 1)
+    (only,) = capsys.readouterr().out.splitlines()
+    assert only.startswith("0 active jobs (1 ended job watched until its machines are surely gone); a governor last")
+
+
+# ── How old it is ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_as_new_as_it_can_be_does_not_say_so() -> None:
+    assert as_of(None, NOW) == "" and as_of(NOW - timedelta(seconds=19), NOW) == ""
+    assert as_of(NOW - timedelta(seconds=130), NOW) == "as of 2m 10s ago"
+
+
+def test_ps_and_show_tell_it_alike() -> None:
+    now = datetime.now(timezone.utc)
+    heard = now - timedelta(seconds=130)
+    job = replace(SUMMARY, phase="running", step=412, attempts=(attempt("training"),), heard_at=heard)
+    assert ps.note(job, set(), now).startswith("as of 2m 1")
+    assert "to step 412 in 1 attempt, as of 2m 1" in job_text(job)
+    assert "as of" not in job_text(replace(job, heard_at=now))
+
+
+RUNNING = (Claimed(Offering("gce", "n2-standard-2", "z", True), 1), Launched(2, nodes(2)))
+
+
+def test_a_job_is_as_old_as_what_was_last_heard_of_its_nodes() -> None:
+    submission = Submission(JOB, make_spec(), "jane")
+    told = {2: (make_facts(2, beat=make_beat(100.0)),)}
+    assert summarize(make_state(*RUNNING), submission, told, at(500.0)).heard_at == at(100.0)
+    assert summarize(make_state(*RUNNING), submission, {}, at(500.0)).heard_at is None
+    ended = make_state(*RUNNING, Ended(outcome="failed", rule="test"))
+    assert summarize(ended, submission, told, at(500.0)).heard_at is None, "what has ended does not grow old"
+
+
+def test_so_is_the_line_below_the_log() -> None:
+    heard = datetime.now(timezone.utc) - timedelta(seconds=130)
+    store = MemoryStore(lambda: heard)
+    key = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
+    store.put(layout.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
+    text = status_text(store, JOB, make_state(*RUNNING))
+    assert "step 412" in text and "as of 2m 1" in text
