@@ -13,7 +13,8 @@ _FIXES = {
     "resources.gce.placement_policy": "leave it out: several nodes get one of their own",
     "resources.gce.project": "set resources.gce.project to the id of a project, which is not its name",
     "resources.gce.reservation": "set resources.gce.reservation to one of this project and zone, or leave it out",
-    "resources.gce.service_account": f"set resources.gce.service_account to one that is there; `stoker iam gce` describes one",
+    "resources.gce.service_account": "set resources.gce.service_account to one that is there; "
+    "`stoker iam gce` describes one",
     "resources.gpus": "set resources.gpus to what the region has: `stoker offers`",
     "resources.image": "set resources.image to one that is there, or to an alias such as ubuntu/24.04",
     "resources.machine": "set resources.machine to what the region has: `stoker offers`",
