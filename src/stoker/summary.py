@@ -109,8 +109,8 @@ class Summary:
     warnings: tuple[str, ...] = ()
     origin: str | None = None
     held: Held | None = None
-    # When its nodes were last heard of, by the store's clock: as old are its step, its metrics and what it has trained.
-    # None where none of them may speak any more, or has spoken yet.
+    # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken yet: as old
+    # are its step, its metrics and what it does. None for what has ended, which does not grow old.
     heard_at: datetime | None = None
 
 
@@ -171,7 +171,7 @@ def summarize(
         warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
         origin=submission.origin,
         held=_held(state, spec, facts, now),
-        heard_at=_heard_at(state, facts),
+        heard_at=_heard_at(state, facts, now),
     )
 
 
@@ -272,10 +272,10 @@ def _held_h(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> float:
     return total_s / 3600
 
 
-def _heard_at(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> datetime | None:
+def _heard_at(state: JobState, facts: dict[int, tuple[NodeFacts, ...]], now: datetime) -> datetime | None:
     beats = [fact.heartbeat for claim in state.open_claims for fact in facts.get(claim.number, ())]
     heard = [beat.value.modified for beat in beats if isinstance(beat, Known) and beat.value]
-    return max(heard, default=None) if state.ended is None else None
+    return max(heard, default=now) if state.ended is None else None
 
 
 def _heard_lately(fact: NodeFacts, now: datetime) -> bool:

@@ -26,8 +26,8 @@ PHASE_COLOURS = {
 }
 
 
-# Nodes tell how they are every ten seconds where the store is far, and lists are written a few seconds later.
-_FRESH_S = 20.0
+# Nodes tell how they are every ten seconds where the store is far, and governors write lists every fifteen at least.
+_FRESH_S = 30.0
 
 # String sequences (titles, the clipboard, device answers), control sequences, other escapes, bare control characters.
 _ESCAPE = re.compile(
