@@ -109,8 +109,8 @@ class Summary:
     warnings: tuple[str, ...] = ()
     origin: str | None = None
     held: Held | None = None
-    # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken yet: as old
-    # are its step, its metrics and what it does. None for what has ended, which does not grow old.
+    # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken yet: so
+    # old are its step, its metrics and what it does. None for what has ended, which does not grow old.
     heard_at: datetime | None = None
 
 
