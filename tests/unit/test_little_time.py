@@ -22,6 +22,7 @@ from stoker import layout
 from stoker.agent.closing import Closing
 from stoker.agent.committing import first_to_go
 from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.enclosure import Command, Host
 from stoker.agent.exits import Trained, make_exit
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
@@ -385,9 +386,10 @@ while True:
 def a_training(tmp_path: Path, script: str = STUBBORN) -> Training:
     (tmp_path / "train.py").write_text(script)
     group = make_group(TRAINING, f"t-{os.getpid()}-{tmp_path.name}", sessions=tmp_path / "sessions")
-    training = Training(group, threading.Event())
+    training = Training(Host(group), threading.Event())
     log = tmp_path / "log"
-    training.start([sys.executable, str(tmp_path / "train.py")], dict(os.environ), tmp_path, log)
+    command = Command((sys.executable, str(tmp_path / "train.py")), dict(os.environ), tmp_path)
+    training.start(command, log)
     wait_for(lambda: "ready" in log.read_text())
     return training
 

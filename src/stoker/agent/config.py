@@ -4,6 +4,7 @@
 <node>/boots            how many agents have started on this machine
 <node>/code/            the unpacked code: the training's working folder
 <node>/inputs/<name>/
+<node>/lib/             `stoker.train`, for the training to import
 <node>/train.log        what the training printed, written by the training itself
 <node>/agent.log        the agent's own words
 <node>/scratch/         copies of files that are still being written to
@@ -53,6 +54,11 @@ class NodePaths:
     @property
     def inputs(self) -> Path:
         return self.root / "inputs"
+
+    @property
+    def lib(self) -> Path:
+        """What the training may import besides its own: `stoker.train`."""
+        return self.root / "lib"
 
     @property
     def train_log(self) -> Path:

@@ -52,6 +52,8 @@ class Place:
     inputs: dict[str, str]
     outputs: Path | None
     lib: Path
+    # What the environment made for the training sets.
+    environ: Mapping[str, str]
 
 
 def training_environment(base: Mapping[str, str], submission: Submission, place: Place) -> dict[str, str]:
@@ -62,6 +64,7 @@ def training_environment(base: Mapping[str, str], submission: Submission, place:
     if spec.environment.python:
         folder = os.path.dirname(spec.environment.python)  # noqa: PTH120 - textual: the link itself is the environment
         env["PATH"] = f"{folder}{os.pathsep}{env.get('PATH', os.defpath)}"
+    env.update(place.environ)
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.setdefault("WANDB_RUN_ID", submission.job)
     env.setdefault("WANDB_RESUME", "allow")

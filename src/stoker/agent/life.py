@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.agent import hold, prepare
+from stoker.agent import hold
 from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
-from stoker.agent.environ import Place, ask_to_save, lay_library, training_environment
+from stoker.agent.enclosure import Command, Enclosure, Host
+from stoker.agent.environ import Place, ask_to_save, training_environment
 from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
 from stoker.agent.logcopy import LogCopy, open_copy
@@ -26,6 +27,7 @@ from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
+from stoker.agent.ready import Ready, Readying, make_place
 from stoker.agent.restore import RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
 from stoker.agent.supervise import Ending, Training
@@ -84,8 +86,10 @@ class Life:
         self.logs = LogPump(self.store, node.key, self.paths.train_log, earlier=node.earlier, tap=self._scan)
         self.metrics: MetricsPump | None = None
         self.usage = UsageThread(UsageSampler(self.paths.root), self._take_usage)
-        self.group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
-        self.training = Training(self.group, self.wake)
+        group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
+        self.enclosure: Enclosure = Host(group)
+        self.training = Training(self.enclosure, self.wake)
+        self.ready = Ready({}, {})
         self.sync: CheckpointSync | None = None
         self.outputs: OutputSync | None = None
         self.peers: PeerWatch | None = None
@@ -117,7 +121,7 @@ class Life:
         except RestoreError as failure:
             left = make_exit("failed", "restore", str(failure), self.trained)
         finally:
-            self.group.kill()
+            self.enclosure.group.kill()
         self._finish(left)
 
     def _live(self) -> Exit:
@@ -132,7 +136,7 @@ class Life:
         )
         self.metrics.start()
         self.beat.change(phase="setup", address=self.node.machine.address() if self.config.rank == 0 else None)
-        self._prepare(state, submission)
+        self.ready = Readying(self.node, self.enclosure, self._ask, self._leave_if_told).run(state, submission)
         state = self._wait_until_allowed()
         claim = state.claim(self.config.claim)
         assert claim is not None and claim.attempt is not None
@@ -164,17 +168,6 @@ class Life:
         assert claim is not None
         self.peers = PeerWatch(self.store, self.config.job, claim, self.config.rank)
         self.peers.start(self.wake.set)
-
-    def _prepare(self, state: JobState, submission: Submission) -> None:
-        self._ask(lambda: prepare.fetch_code(self.store, state, submission, self.paths))
-        self.inputs = self._ask(lambda: prepare.fetch_inputs(submission, self.paths))
-        self.secrets = prepare.resolve_secrets(submission.spec.secrets, os.environ)
-        lay_library(self.paths.root / "lib")
-        if submission.spec.setup:
-            self.node.say("running setup")
-            place = self._place(submission, Agreement(("127.0.0.1",) * self.config.nodes, 0, None), 0)
-            env = training_environment(os.environ, submission, place) | self.secrets
-            prepare.run_setup(submission.spec.setup, self.group, env, self.paths, self._leave_if_told)
 
     def _wait_until_allowed(self) -> JobState:
         """Until every older claim has left for good. Meanwhile another attempt may still be saving."""
@@ -244,15 +237,16 @@ class Life:
 
     def _train(self, submission: Submission, agreement: Agreement, attempt: int) -> Exit:
         spec = submission.spec
-        place = self._place(submission, agreement, attempt)
+        place = make_place(self.node, submission, self.ready, agreement, attempt)
         self._start_syncs(submission, place)
-        env = training_environment(os.environ, submission, place) | self.secrets
+        env = training_environment(os.environ, submission, place)
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
         resumed = f", resuming from {agreement.checkpoint.partition('-')[2]}" if agreement.checkpoint else ""
         self.node.say(f"attempt {attempt}{resumed}")
         try:
-            self.training.start(command_argv(spec), env, self.paths.code, self.paths.train_log)
+            command = Command(command_argv(spec), env, self.paths.code, self.ready.secrets)
+            self.training.start(command, self.paths.train_log)
         except OSError as error:
             what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
             raise SetupFailed(f"run: {what} on this machine", user=True, code=127) from error
@@ -264,7 +258,7 @@ class Life:
             self._last_commit(FLUSH_LIMIT_S, False)
         else:
             self._end(ending)
-        return judge(self.trained, self.paths.root, self.group.folder)
+        return judge(self.trained, self.paths.root, self.enclosure.group.folder)
 
     def _end(self, ending: Ending) -> None:
         """The training hears of it before anything else happens; then every second is for what can be resumed from."""
@@ -292,7 +286,7 @@ class Life:
             keep=spec.checkpoints.keep,
             restored=self.trained.restored,
             damaged=self.trained.damaged,
-            open_files=lambda: open_for_writing(self.group.members(), place.checkpoints),
+            open_files=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints),
             peers=self.peers.ranks_with_files,
             lead_finished=lambda: self.peers is not None and self.peers.lead_finished,
         )
@@ -363,7 +357,7 @@ class Life:
         progress = self.metrics.progress if self.metrics is not None else None
         left = complete(left, saved, progress, self.logs.tail())
         written = self.node.write_exit(left, closing.exit_by_s())
-        self.group.close()
+        self.enclosure.close()
         if self.copy is not None:
             # A copy for people must not keep the next attempt waiting: what is slow comes after the exit.
             self.copy.drain(min(_COPY_LAST_S, max(0.0, closing.exit_by_s() - time.monotonic())))
@@ -479,24 +473,3 @@ class Life:
 
     def _checkpoint_folder(self, submission: Submission) -> Path:
         return self.paths.code / submission.spec.checkpoints.dir
-
-    def _place(self, submission: Submission, agreement: Agreement, attempt: int) -> Place:
-        spec = submission.spec
-        outputs = None
-        if spec.outputs:
-            outputs = self.paths.code / spec.outputs
-            outputs.mkdir(parents=True, exist_ok=True)
-        return Place(
-            attempt=attempt,
-            rank=self.config.rank,
-            addresses=agreement.addresses,
-            port=agreement.port,
-            gpus=prepare.count_gpus(),
-            code=self.paths.code,
-            checkpoints=self._checkpoint_folder(submission),
-            channel=self.paths.channel,
-            notice=self.paths.notice,
-            inputs=self.inputs,
-            outputs=outputs,
-            lib=self.paths.root / "lib",
-        )

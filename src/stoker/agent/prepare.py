@@ -1,22 +1,17 @@
-"""Everything before the first start on a machine: code, inputs, set-up. All of it may be repeated."""
+"""What a machine needs before its set-up: code, inputs, secrets. All of it may be repeated."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from stoker import layout
 from stoker.agent.code import unpack
 from stoker.agent.config import NodePaths
-from stoker.agent.logs import PREFIX, last_lines
-from stoker.command import shell_argv
 from stoker.errors import StokerError
 from stoker.fold import JobState
-from stoker.processes import Group
 from stoker.spec import Submission
 from stoker.store import Store, open_store
 
@@ -81,25 +76,6 @@ def _fetch_input(name: str, source: str, target: Path) -> Path:
         raise SetupFailed(f"inputs.{name}: there is nothing at {source}", user=True)
     done.touch()
     return target
-
-
-def run_setup(text: str, group: Group, env: Mapping[str, str], paths: NodePaths, check: Callable[[], None]) -> None:
-    """Run the user's set-up commands, their output in the log. Raises SetupFailed, and whatever `check` raises."""
-    with paths.train_log.open("ab", buffering=0) as output:
-        process = group.spawn(shell_argv(text), env=env, cwd=paths.code, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        while process.poll() is None:
-            # Being told to go is not a failure of the set-up, and must not be judged as one.
-            check()
-            time.sleep(0.05)
-    finally:
-        group.kill()
-        process.wait()
-    if process.returncode != 0:
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        said = [line for line in last_lines(paths.train_log, 3) if not line.startswith(PREFIX)]
-        what = f": {' | '.join(said)}" if said else " and printed nothing"
-        raise SetupFailed(f"`setup` exited with {code}{what}", user=True, code=code)
 
 
 def resolve_secrets(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,14 +7,14 @@ that is left, then a frozen, consistent last look at its checkpoints, then SIGKI
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.agent.enclosure import Command, Enclosure, Run
 from stoker.agent.environ import write_notice
 from stoker.model import ExitWhy, SaveTimes
 from stoker.processes import Group, Process, stat_of
@@ -51,24 +51,18 @@ class Ended:
 class Training:
     """One run of the command. Not reusable."""
 
-    def __init__(self, group: Group, wake: threading.Event) -> None:
-        self._group = group
+    def __init__(self, enclosure: Enclosure, wake: threading.Event) -> None:
+        self._enclosure = enclosure
         self._wake = wake
-        self._root: subprocess.Popen[bytes] | None = None
+        self._root: Run | None = None
         self._started_s = 0.0
         self._ended_s: float | None = None
         self._told_s = 0.0
         self._deadline_s = 0.0
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path) -> None:
-        """Start the command. It writes its output itself: nothing is lost, or slowed down, by the agent.
-
-        Raises OSError when the program is not there.
-        """
-        with output.open("ab", buffering=0) as log:
-            self._root = self._group.spawn(
-                argv, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT, dies_with_parent=True
-            )
+    def start(self, command: Command, log: Path) -> None:
+        """Start the command, its output at the end of `log`. Raises OSError when the program is not there."""
+        self._root = self._enclosure.spawn(command, log)
         self._started_s = time.monotonic()
 
     @property
@@ -98,7 +92,7 @@ class Training:
         assert self._root is not None
         code = self._root.wait()
         self._ended_s = time.monotonic()
-        self._group.kill()
+        self._enclosure.group.kill()
         return Ended(code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s)
 
     def tell(self, ending: Ending, notice: Path) -> float:
@@ -112,7 +106,7 @@ class Training:
         with suppress(OSError):
             # A disk that is full keeps nobody from being asked.
             write_notice(notice, ending.grace_s, self._deadline_s - reserve(ending.grace_s), ending.reason)
-        ask(self._root.pid, self._group)
+        ask(self._root.pid, self._enclosure.group)
         return self._deadline_s
 
     def end(
@@ -130,10 +124,10 @@ class Training:
         left, reserve_s = self._wait_until_gone(ending, notice, pressed)
         saved_s = time.monotonic() - self._told_s
         if not left:
-            self._group.freeze(timeout_s=min(1.0, reserve_s / 3))
+            self._enclosure.group.freeze(timeout_s=min(1.0, reserve_s / 3))
         durable = last_look(max(0.1, self._deadline_s - time.monotonic() - reserve_s / 3), not left)
         durable_s = time.monotonic() - self._told_s
-        self._group.kill()
+        self._enclosure.group.kill()
         code = self._root.wait()
         self._ended_s = time.monotonic()
         return Ended(
@@ -155,7 +149,7 @@ class Training:
         assert self._root is not None
         reserve_s, look_at_s = reserve(ending.grace_s), 0.0
         while time.monotonic() < self._deadline_s - reserve_s:
-            if self._root.poll() is not None and not self._group.members():
+            if self._root.poll() is not None and not self._enclosure.group.members():
                 return True, reserve_s
             if time.monotonic() >= look_at_s:
                 look_at_s = time.monotonic() + _LOOK_EVERY_S
