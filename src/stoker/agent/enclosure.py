@@ -16,6 +16,14 @@ from stoker.processes import Group
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A folder of this machine that a command sees at another path, too."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True)
 class Command:
     """What to run. `env` is its whole environment but for the secrets, which nobody else may see."""
 
@@ -23,6 +31,7 @@ class Command:
     env: Mapping[str, str]
     cwd: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mounts: tuple[Mount, ...] = ()
 
 
 class Run(Protocol):
