@@ -63,6 +63,7 @@ _CLIENT_ONLY = (
     "reading/",
     "reindexing.py",
     "removing.py",
+    "sending.py",
     "submitting.py",
     "surroundings.py",
     "testing/",

@@ -44,6 +44,7 @@ from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.linking import Seat
 from stoker.removing import remove_job
+from stoker.sending import send
 from stoker.spec import Spec
 from stoker.store import Store, open_store
 from stoker.submitting import (
@@ -54,7 +55,6 @@ from stoker.submitting import (
     pack_agents,
     place_of,
     prepare,
-    send,
     submitter,
 )
 from stoker.summary import Summary, summarize

@@ -12,7 +12,7 @@ from stoker.errors import StoreError
 from stoker.finding import all_jobs
 from stoker.store import Store
 
-# Twice as long as a submission may rely on code it found (`submitting.CODE_FRESH_FOR`).
+# Twice as long as a submission may rely on code it found (`sending.CODE_FRESH_FOR`).
 COLLECT_AFTER = timedelta(days=1)
 _BATCH = 1000
 

@@ -1,53 +1,38 @@
-"""From a validated spec to a job in the store: check everything first, then write, and leave nothing of a failure."""
+"""From a validated spec to a job that is ready to be sent: everything is checked before anything is written."""
 
 from __future__ import annotations
 
 import getpass
 import os
-import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from stoker import codec, layout, log
 from stoker.core.placement import acceptable
 from stoker.errors import (
-    CodecError,
     InvalidRequest,
     ProviderError,
-    StokerError,
-    StoreDenied,
-    StoreError,
     UserError,
 )
 from stoker.finding import SUFFIX_LENGTH
 from stoker.governor.apply import longest_life_s
-from stoker.home import home, make_home
+from stoker.home import home
 from stoker.jobfile import Layer, named_provider
-from stoker.model import Capabilities, Offering, Record, Submitted
+from stoker.model import Capabilities, Offering
 from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
-from stoker.spec import Code, Resources, Spec, Submission
-from stoker.store import Meta, Store
+from stoker.spec import Code, Resources, Spec
+from stoker.store import Store
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unreachable
 
 if TYPE_CHECKING:
     from stoker.bundle import Built
     from stoker.providers.imaging import Python
-
-# No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
-_ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
-# Two jobs of one name share a suffix once in 600,000 times; so many times in a row is another fault.
-_ID_TRIES = 20
-# Removal collects code that is unreferenced and older than a day. What a new job relies on is made younger than half of
-# that, so that it cannot be collected before the job is in the log.
-CODE_FRESH_FOR = timedelta(hours=12)
 
 Say = Callable[[str], None]
 
@@ -270,163 +255,6 @@ def _requests(prepared: Prepared, store: Store, provider: Provider) -> tuple[Req
         bundles={built.tag: built.digest for built in prepared.bundles},
     )
     return provider.build(order)
-
-
-def check_writable(store: Store) -> None:
-    """Write something and take it back: said before the plan is shown, not after. Raises UserError when it may not."""
-    key = f"check/{secrets.token_hex(8)}"
-    _make_home_of(store)
-    try:
-        store.put(key, b"")
-        store.delete([key])
-    except StoreDenied as error:
-        raise _unwritable(error) from None
-
-
-def _make_home_of(store: Store) -> None:
-    """A store in the home must not be what makes it, with permissions for everybody."""
-    if store.url.startswith(Path(os.path.realpath(home())).as_uri()):
-        make_home()
-
-
-def _unwritable(error: StoreDenied) -> UserError:
-    return UserError(f"the store cannot be written: {error}; choose another with --store")
-
-
-def send(prepared: Prepared, store: Store) -> str:
-    """Put the job into the store: code, spec, marker, then the entry that opens the log. Answers the job's id.
-
-    What fails before that entry leaves nothing behind. Raises UserError when the store may not be written, StoreError
-    when it does not answer.
-    """
-    written: list[str] = []
-    _make_home_of(store)
-    try:
-        return _send(prepared, store, written)
-    except _Uncertain:
-        raise
-    except BaseException as error:
-        _take_back(store, written)
-        if isinstance(error, StoreDenied):
-            raise _unwritable(error) from None
-        raise
-
-
-class _Uncertain(StoreError):
-    """The entry may have been written: nothing may be taken back."""
-
-
-def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
-    me = submitter()
-    code = _put_code(prepared, store, written)
-    _put_agents(prepared, store)
-    submission = Submission(
-        job="",
-        spec=prepared.spec,
-        submitter=me,
-        code=code,
-        environ=prepared.environ or {},
-        bundles={built.tag: built.digest for built in prepared.bundles},
-        place=prepared.place,
-        defaulted=prepared.told,
-        origin=prepared.origin,
-    )
-    job, data = _put_spec(submission, store, written)
-    marker = layout.active(job, 1)
-    written.append(marker)
-    store.put(marker, b"")
-    event = Submitted(
-        spec_digest=codec.digest(data), submitter=me, code_digest=code.digest if code is not None else None
-    )
-    record = Record(token=log.new_token(), by=me, reason=f"submitted by {me}", event=event)
-    _open_log(store, job, record)
-    # A collector or a reindexing may have come between: put back what the job relies on.
-    if store.head(marker) is None:
-        store.put(marker, b"")
-    if code is not None and store.head(layout.code(code.digest)) is None:
-        _put_code(prepared, store, [])
-    _put_agents(prepared, store)
-    return job
-
-
-def _open_log(store: Store, job: str, record: Record) -> None:
-    try:
-        if log.append(store, job, 1, record):
-            return
-    except StoreError as error:
-        if isinstance(error, StoreDenied):
-            raise
-        raise _Uncertain(f"{error}; {job} may have been submitted: look with `stoker show {job}`") from None
-    raise StokerError(f"{job}: somebody else submitted a job under this very id; submit it again")
-
-
-def _put_spec(submission: Submission, store: Store, written: list[str]) -> tuple[str, bytes]:
-    """Find an id that is free, and keep the frozen spec under it. Create-only, so two submitters never share one."""
-    for _ in range(_ID_TRIES):
-        suffix = "".join(secrets.choice(_ALPHABET) for _ in range(SUFFIX_LENGTH))
-        job = f"{submission.spec.name}-{suffix}"
-        data = codec.dumps(replace(submission, job=job))
-        _check_readable(data)
-        if store.head(layout.log_entry(job, 1)) is None and store.create(layout.spec(job), data):
-            written.append(layout.spec(job))
-            return job, data
-    raise StokerError(f"no free id for a job called {submission.spec.name}; give it another name")
-
-
-def _check_readable(data: bytes) -> None:
-    """What no governor could read (a number of a thousand digits, for one) would be a job that never begins or ends."""
-    try:
-        codec.loads(Submission, data)
-    except CodecError as error:
-        raise UserError(f"the job cannot be kept: {error}") from None
-
-
-def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | None:
-    """Upload the code once. What is there and young enough is left as it is; an old one is made young again."""
-    if prepared.packed is None:
-        if prepared.code is not None:
-            _refresh_code(store, prepared.code)
-        return prepared.code
-    packed = prepared.packed
-    key = layout.code(packed.digest)
-    there = store.head(key)
-    if there is None:
-        if store.create(key, packed.path.read_bytes()):
-            written.append(key)
-    elif not _is_fresh(there):
-        store.put(key, packed.path.read_bytes())
-    return Code(digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty)
-
-
-def _put_agents(prepared: Prepared, store: Store) -> None:
-    if prepared.bundles:
-        from stoker import bundle
-
-        for built in prepared.bundles:
-            bundle.send(store, built)
-
-
-def _refresh_code(store: Store, code: Code) -> None:
-    key = layout.code(code.digest)
-    there = store.head(key)
-    if there is not None and _is_fresh(there):
-        return
-    found = store.get(key)
-    if found is None:
-        raise UserError("its code is not in the store any more; submit it again from the folder")
-    store.put(key, found.data)
-
-
-def _is_fresh(meta: Meta) -> bool:
-    # Two machines' clocks, and hours of margin on both sides: a day and half a day.
-    return datetime.now(timezone.utc) - meta.modified < CODE_FRESH_FOR
-
-
-def _take_back(store: Store, written: list[str]) -> None:
-    try:
-        store.delete(reversed(written))
-    except StoreError:
-        return  # It does not answer; what is left is a spec without a log, which nobody runs and `reindex` unmarks.
 
 
 def _not_code(spec: Spec, store: Store) -> list[str]:

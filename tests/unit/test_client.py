@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, codec, layout, log, submitting
+from stoker import client, codec, layout, log, sending
 from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
@@ -130,7 +130,7 @@ def submission_of(store: Store, job: str) -> Submission:
 
 def test_an_id_that_is_taken_is_not_taken_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter("bbbb" + "bbbb" + "cccc")
-    monkeypatch.setattr(submitting.secrets, "choice", lambda _letters: next(drawn))
+    monkeypatch.setattr(sending.secrets, "choice", lambda _letters: next(drawn))
     assert submit(store) == "train-bbbb"
     assert submit(store) == "train-cccc"
 

@@ -12,7 +12,7 @@ import pytest
 from stoker import client
 from stoker.errors import UserError
 from stoker.jobfile import Job, gather, named_provider
-from stoker.submitting import check_writable, send
+from stoker.sending import check_writable, send
 
 CLI = Path(sys.executable).with_name("stoker")
 OTHER = {"gce": "s3://bucket/team", "ec2": "gs://bucket/team"}

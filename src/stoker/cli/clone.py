@@ -17,7 +17,7 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     from stoker import client
     from stoker.cli.planning import agree, show_plan
     from stoker.governor.background import carry_on
-    from stoker.submitting import send
+    from stoker.sending import send
 
     store = opened_store()
     with client.prepare_clone(job, store, sets) as prepared:

@@ -30,8 +30,9 @@ from stoker.cli.printing import print_json, say, size, whole
 from stoker.cli.progress import working
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
+from stoker.sending import check_writable, send
 from stoker.store import Store
-from stoker.submitting import Prepared, check_reached, check_writable, launch_requests, prepare, send
+from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
 # After the end, machines are waited for this long: they leave by themselves.
 _RETIRE_S = 20.0
