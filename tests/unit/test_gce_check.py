@@ -266,6 +266,17 @@ def test_the_network(google: Google) -> None:
     assert told["network"].ok and told["between nodes"].ok
 
 
+@pytest.mark.parametrize(
+    ("path", "permission"),
+    [("global/networks/default", "compute.networks.get"), (f"regions/{REGION}/subnetworks", "compute.subnetworks.list")],
+)
+def test_a_network_that_may_not_be_looked_at_is_no_obstacle(google: Google, path: str, permission: str) -> None:
+    """A missing permission says nothing against the project in which it is missing."""
+    google.let("GET", f"{BASE}/{path}", error(403, "forbidden", f"Required '{permission}' permission for '{PROJECT}'"))
+    told = found(google)["network"]
+    assert told.ok is None and told.fix == f"allow {permission} to learn it"
+
+
 def test_a_custom_network_needs_a_subnetworks_name(google: Google) -> None:
     made = {"name": "gpus", "selfLink": f"{LINK}/global/networks/gpus", "autoCreateSubnetworks": False}
     google.let("GET", f"{BASE}/global/networks/gpus", made)

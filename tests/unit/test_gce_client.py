@@ -101,6 +101,8 @@ def test_what_a_person_named_is_named_to_them() -> None:
     assert "`stoker check gce`" in str(refused("n1", 403, body("quotaExceeded", "CPUS")))
     nobody = refused("/compute/v1/projects/x", 404, body("notFound", "The resource 'projects/x' was not found"))
     assert str(nobody).startswith("resources.gce.project: ")
+    denied = refused("n1", 403, body("forbidden", "Required 'compute.instances.create' permission for 'projects/x'"))
+    assert isinstance(denied, AuthDenied) and str(denied).startswith("n1: Required 'compute.instances.create'")
 
 
 def test_what_no_zone_has_is_told_apart_from_what_another_may_have() -> None:

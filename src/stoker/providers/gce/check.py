@@ -330,7 +330,7 @@ class _Checks:
             yield Finding("network", False, said(error), network.to_do(error, self._place, self._gce_resources.network))
             return
         except ProviderError as error:
-            yield Finding("network", verdict(error), said(error), fix_of(error))
+            yield self._not_there("network", error, "compute.networks.get and compute.subnetworks.list")
             return
         yield Finding("network", True, f"{wire.subnetwork} of {wire.name}, {wire.range}")
         yield self._way_to_storage(wire)

@@ -133,7 +133,8 @@ def _error(what: str, code: str, message: str, status: int) -> ProviderError:
     field = ""
     if issubclass(kind, (NotFound, InvalidRequest, AuthDenied)) and kind is not AlreadyThere:
         field = next((field for sign, field in (*_FIELDS, *_ZONAL_FIELDS) if sign in message), "")
-        if not field and _PROJECT.search(message):
+        # Whoever lacks a permission in a project has the right project.
+        if not field and kind is not AuthDenied and _PROJECT.search(message):
             field = "resources.gce.project"
     found = kind(f"{field or what}: {first_line(message)} ({code}){_ADVICE.get(kind, '')}")
     return refusal(found) if kind is InvalidRequest else found

@@ -56,9 +56,11 @@ def look(api: Api, place: Place, named: str | None) -> Mapping[str, Any]:
     Raises NotFound where there is none, and Misnamed for a network of which a subnetwork has to be named.
     """
     kind, project, name = read(named or DEFAULT, place)
+    _check_region(named or DEFAULT, place)
     where = f"regions/{place.region}" if kind == "subnetworks" else "global"
     try:
-        found: Mapping[str, Any] = api.get(f"/compute/v1/projects/{project}/{where}/{kind}/{quote(name)}")
+        path = f"/compute/v1/projects/{project}/{where}/{kind}/{quote(name)}"
+        found: Mapping[str, Any] = api.send("GET", path, what=_FIELD)
     except NotFound:
         around = place.region if kind == "subnetworks" else project
         raise NotFound(f"{_FIELD}: there is no {kind.removesuffix('s')} {name} in {around}") from None
@@ -68,6 +70,17 @@ def look(api: Api, place: Place, named: str | None) -> Mapping[str, Any]:
             f"{_FIELD}: {name} is a custom network, of which a subnetwork is needed; {_choice(found, place)}"
         )
     return found
+
+
+def _check_region(named: str, place: Place) -> None:
+    """A link names its region. Raises Misnamed for another than the machines'."""
+    parts = named.split("/")
+    region = parts[parts.index("regions") + 1] if "regions" in parts[:-1] else place.region
+    if region != place.region:
+        raise Misnamed(
+            f"{_FIELD}: {parts[-1]} is a subnetwork in {region}, the machines will be in {place.region}; "
+            f"name one that is there"
+        )
 
 
 def to_do(error: NotFound, place: Place, named: str | None) -> str:

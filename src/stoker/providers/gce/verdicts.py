@@ -23,6 +23,8 @@ _FIXES = {
 _SWITCHED_OFF = re.compile(
     r"accessNotConfigured|SERVICE_DISABLED|has not been used in project|it is disabled", re.IGNORECASE
 )
+# The permission that a refusal names.
+_REQUIRED = re.compile(r"Required '([a-z]+\.[a-zA-Z.]+)' permission")
 # What errors advise: the very command that is looking.
 _ADVICE = re.compile(r"; (ask for more on the console's page|`stoker check gce` shows).*")
 
@@ -43,21 +45,27 @@ def fix_of(error: StokerError, service: str = "compute", project: str = "") -> s
         return ""
     if switched_off(error):
         return enable(service, project)
+    if isinstance(error, AuthDenied):
+        return ROLES
     field = str(error).partition(": ")[0]
     if field in _FIXES:
         return _FIXES[field]
-    if isinstance(error, AuthDenied):
-        return ROLES
     if isinstance(error, QuotaExceeded):
         return "the quotas below say which, and how to ask for more"
     return "" if isinstance(error, (InvalidRequest, NotFound)) else LATER
 
 
 def to_learn(error: ProviderError, permission: str, service: str = "compute", project: str = "") -> str:
-    """What to do about a look that failed, where nothing is wrong with what was looked at."""
+    """What to do about a look that failed, where nothing is wrong with what was looked at.
+
+    `permission` is what the look needs, where Google does not name the one that is missing.
+    """
     if switched_off(error):
         return enable(service, project)
-    return f"allow {permission} to learn it" if isinstance(error, AuthDenied) else LATER
+    if not isinstance(error, AuthDenied):
+        return LATER
+    named = _REQUIRED.search(str(error))
+    return f"allow {named[1] if named else permission} to learn it"
 
 
 def switched_off(error: StokerError) -> bool:
