@@ -268,7 +268,10 @@ def test_the_network(google: Google) -> None:
 
 @pytest.mark.parametrize(
     ("path", "permission"),
-    [("global/networks/default", "compute.networks.get"), (f"regions/{REGION}/subnetworks", "compute.subnetworks.list")],
+    [
+        ("global/networks/default", "compute.networks.get"),
+        (f"regions/{REGION}/subnetworks", "compute.subnetworks.list"),
+    ],
 )
 def test_a_network_that_may_not_be_looked_at_is_no_obstacle(google: Google, path: str, permission: str) -> None:
     """A missing permission says nothing against the project in which it is missing."""
