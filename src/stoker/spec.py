@@ -45,10 +45,14 @@ def part(
 
 @dataclass(frozen=True)
 class Gpus:
-    """So many accelerators of one kind on each node. `name` is empty when any kind will do."""
+    """So many accelerators of one kind on each node. `name` is empty when any kind will do.
+
+    `most` is what a machine had of them when the job was submitted, and its plan agreed to.
+    """
 
     name: str
     count: int
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,15 @@ class Resources:
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """A private package index."""
+    """Where packages come from instead of the public places."""
 
-    url: str = part("address of the index, without credentials")
-    secret: str | None = part("where its token is kept", default=None)
+    url: str = part("its address, without a password; `https://user@host/…` says who asks")
+    secret: str | None = part(
+        "where its password or token is kept: env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME, "
+        "aws-codeartifact:DOMAIN[@OWNER] or gcp-token; read on the machine, for each attempt",
+        form="reference",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -150,12 +159,21 @@ class Environment:
     )
     requirements: str | None = part("requirements file, pyproject or lock file", default=None)
     conda: str | None = part("conda environment file", default=None)
-    apt: tuple[str, ...] = part("Debian packages", form="words", default=())
+    apt: tuple[str, ...] = part(
+        "Debian packages; never installed on the submitter's own computer, where they must be there already",
+        form="packages",
+        default=(),
+    )
     system_packages: bool | None = part("keep what the image's Python has installed", default=None)
     wheels: Literal["pack"] | None = part(
         "`pack` gathers wheels at submission, for machines without an index", default=None
     )
-    index: PackageIndex | None = part("private package index", default=None)
+    index: PackageIndex | None = part("where Python packages come from instead of PyPI", default=None)
+    apt_mirror: PackageIndex | None = part(
+        "where Debian packages come from; `url` may be all that stands behind `deb` in a line of sources.list",
+        default=None,
+    )
+    conda_channel: PackageIndex | None = part("the one channel that conda packages come from", default=None)
     container: Container | None = part("run in a container", default=None)
     contract: Literal["sagemaker"] | None = part("`sagemaker` gives /opt/ml and SM_*", default=None)
 

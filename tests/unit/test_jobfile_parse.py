@@ -98,6 +98,8 @@ def test_every_field_at_once() -> None:
             system_packages=True,
             wheels="pack",
             index=PackageIndex(url="https://packages.example/simple", secret="aws-sm:index"),
+            apt_mirror=PackageIndex(url="https://mirror.example/debian", secret="gcp-sm:mirror"),
+            conda_channel=PackageIndex(url="https://jane@packages.example/conda", secret="env:CONDA_PASSWORD"),
             container=Container(image="trainer", run={"shm_size": "16g", "cap_add": ["SYS_ADMIN"]}),
             contract="sagemaker",
         ),

@@ -157,6 +157,9 @@ def _demands(spec: Spec, provider: str) -> Iterator[_Demand]:
                 yield _Demand(f"secrets:{kind}", f"secrets.{key}", f"references of the kind {kind}")
         else:
             yield _Demand(name, name)
+            if info.form == "reference":
+                kind = str(value).partition(":")[0]
+                yield _Demand(f"secrets:{kind}", name, f"references of the kind {kind}")
     for section in sorted(provider_sections() - {provider}):
         if getattr(spec.resources, section) is not None:
             yield _Demand(f"resources.{section}", f"resources.{section}")

@@ -68,6 +68,8 @@ environment:
   system_packages: true
   wheels: pack
   index: {url: "https://packages.example/simple", secret: "aws-sm:index"}
+  apt_mirror: {url: "https://mirror.example/debian", secret: "gcp-sm:mirror"}
+  conda_channel: {url: "https://jane@packages.example/conda", secret: "env:CONDA_PASSWORD"}
   container: {image: trainer, engine: docker, run: {shm_size: 16g, cap_add: [SYS_ADMIN]}}
   contract: sagemaker
 
@@ -102,6 +104,8 @@ _FORM_NAMES = {
     "env": "names to text or numbers",
     "tags": "names to text or numbers",
     "secrets": "names to references",
+    "reference": "reference",
+    "packages": "text or list",
     "inputs": "names to a source, or `{from, mode}`",
     "regexes": "names to regular expressions",
     "mapping": "mapping",

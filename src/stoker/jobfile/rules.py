@@ -8,6 +8,7 @@ from collections.abc import Callable
 from stoker.command import command_argv, input_variable
 from stoker.errors import SpecError, UserError
 from stoker.jobfile.document import Origin
+from stoker.sources import read_address, read_deb
 from stoker.spec import Spec
 
 Where = Callable[[str], Origin]
@@ -18,6 +19,7 @@ def check_rules(spec: Spec, where: Where) -> None:
     _check_folders(spec, where)
     _check_variables(spec, where)
     _check_capacity(spec, where)
+    _check_sources(spec, where)
     try:
         command_argv(spec)
     except UserError as error:
@@ -41,6 +43,17 @@ def _check_capacity(spec: Spec, where: Where) -> None:
     path = "resources.local.capacity"
     problem = f"is {local.capacity}, so {spec.nodes} nodes never fit; raise it, or lower nodes"
     raise where(path).error(path, problem)
+
+
+def _check_sources(spec: Spec, where: Where) -> None:
+    for name in ("index", "apt_mirror", "conda_channel"):
+        source = getattr(spec.environment, name)
+        path = f"environment.{name}.url"
+        try:
+            if source is not None:
+                (read_deb if name == "apt_mirror" else read_address)(source.url)
+        except ValueError as error:
+            raise where(path).error(path, str(error)) from None
 
 
 def _folder(text: str, path: str, where: Where) -> str:

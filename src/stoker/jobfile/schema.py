@@ -49,6 +49,11 @@ _FORMS: dict[str, Schema] = {
         "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
         "additionalProperties": {"type": "string", "pattern": r"^(env|(aws-sm|aws-ssm|gcp-sm):\S+)$"},
     },
+    "reference": {
+        "type": "string",
+        "pattern": r"^(env|aws-sm|aws-ssm|gcp-sm|aws-codeartifact):\S+$|^(aws-ecr|gcp-token)$",
+    },
+    "packages": _WORDS,
     "regexes": {"type": "object", "additionalProperties": {"type": "string", "format": "regex"}},
     "mapping": {"type": "object"},
 }

@@ -27,6 +27,12 @@ _PARAM_RULE = "letters, digits, `_`, `.` and `-`, a letter first"
 _LABEL = re.compile(r"[^\s=]{1,128}")
 _LABEL_RULE = "without spaces and `=`, at most 128 long"
 _SECRET = re.compile(r"env|(?:aws-sm|aws-ssm|gcp-sm):\S+")
+# As above for a password that has no name of its own, and tokens that are made where they are needed.
+_REFERENCE = re.compile(
+    r"env:[A-Za-z_][A-Za-z0-9_]*|(?:aws-sm|aws-ssm|gcp-sm):\S+|aws-codeartifact:[^\s@]+(?:@\d+)?|aws-ecr|gcp-token"
+)
+# A name that ends in `-` would tell apt to remove the package.
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](?::[a-z0-9-]+)?(?:[=/][A-Za-z0-9.+:~-]+)?")
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 _EMPTY_COMMAND = "is empty; say what to run, such as `run: python train.py`"
@@ -180,6 +186,23 @@ def _secrets(node: Node, path: str) -> dict[str, str]:
     return found
 
 
+def _reference(node: Node, path: str) -> str:
+    if isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
+        return node.value
+    # What stands there may be the secret itself, so it is not repeated.
+    wanted = "env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME, aws-codeartifact:DOMAIN, aws-ecr or gcp-token"
+    raise node.origin.error(path, f"expected {wanted}; the secret itself never belongs here")
+
+
+def _packages(node: Node, path: str) -> tuple[str, ...]:
+    found = words(node, path)
+    for index, name in enumerate(found):
+        if not _PACKAGE.fullmatch(name):
+            problem = f"{name!r} is not the name of a Debian package; write one such as libgl1 or libgl1=1.6.0-1"
+            raise node.origin.error(f"{path}[{index}]", problem)
+    return found
+
+
 def _regexes(node: Node, path: str) -> dict[str, str]:
     found = {}
     for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
@@ -254,6 +277,8 @@ FORMS: dict[str, Reader] = {
     "env": _env,
     "tags": _tags,
     "secrets": _secrets,
+    "reference": _reference,
+    "packages": _packages,
     "regexes": _regexes,
     "mapping": _mapping,
 }
