@@ -59,12 +59,27 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
         if follower.state is not None:
             for line in consoles(store, follower.state, node_logs(follower.state, rank, attempt)):
                 screen.line(line)
+            if not live or state.ended:
+                _say_no_machine(follower.state)
         screen.flush()
         return 0
     for line in _lines(store, state, node_logs(state, rank, attempt), tail):
         screen.line(line)
     screen.flush()
+    _say_no_machine(state)
     return 0
+
+
+def _say_no_machine(state: JobState) -> None:
+    """A job that never had a machine has no log: what there is to read is why."""
+    from stoker.cli.printing import legible, say
+
+    if state.attempts:
+        return
+    if state.ended is not None:
+        say(legible(f"{state.job} never had a machine: {state.ended.reason or state.ended.outcome}"))
+    else:
+        say(f"{state.job} has no machine yet; `stoker explain {state.job}` tells what it waits for")
 
 
 def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | None) -> Iterator[Line]:

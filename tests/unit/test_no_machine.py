@@ -1,0 +1,115 @@
+"""What a person is told of a job that has no machine, never had one, or loses it at this moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_project import BASE, NUMBER, ZONE, Google
+
+from stoker import client, log
+from stoker.cli import main
+from stoker.errors import NotFound, ProviderError, UserError
+from stoker.governor import background
+from stoker.jobfile import Job
+from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.providers.gce import reclaim
+from stoker.providers.gce.errors import refused
+from stoker.store import Store, open_store
+
+OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
+WHY = "n1: Quota 'A2_CPUS' exceeded.  Limit: 0.0"
+MACHINE = f"{BASE}/zones/{ZONE}/instances/{NUMBER}"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: None)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    return open_store(str(tmp_path / "store"))
+
+
+def submitted(store: Store, *events: Event) -> str:
+    job = client.submit(Job(run="python train.py", name="train"), store=store)
+    for seq, event in enumerate(events, 2):
+        assert log.append(store, job, seq, Record(token=log.new_token(), by="t", reason=WHY, event=event))
+    return job
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return left.value.code, capsys.readouterr().err
+
+
+REFUSED = (Claimed(OFFER, nodes=1), Closed(claim=2, outcome="refused", rule="QuotaExceeded"))
+
+
+@pytest.mark.parametrize("following", [(), ("-f",)])
+def test_the_log_of_a_job_that_never_had_a_machine_says_why(
+    store: Store, capsys: pytest.CaptureFixture[str], following: tuple[str, ...]
+) -> None:
+    job = submitted(store, *REFUSED, Ended(outcome="failed", rule="no-offering"))
+    assert run(capsys, "logs", *following, job) == (0, f"{job} never had a machine: {WHY}\n")
+
+
+def test_the_log_of_a_job_that_waits_says_so(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    job = submitted(store, *REFUSED)
+    assert run(capsys, "logs", job)[1].startswith(f"{job} has no machine yet; `stoker explain")
+
+
+def test_a_log_without_lines_of_a_job_that_had_one_is_just_empty(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
+    assert run(capsys, "logs", job) == (0, "")
+
+
+# ── `stoker interrupt` ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_machine_that_is_gone_by_now_cannot_be_interrupted(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stoker.providers.local.provider import LocalProvider
+
+    def gone(*_: object) -> str:
+        raise NotFound("/compute/v1/projects/p: The resource was not found (notFound)")
+
+    monkeypatch.setattr(LocalProvider, "interrupt", gone)
+    job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
+    code, err = run(capsys, "interrupt", job)
+    assert (code, err) == (2, f"stoker: {job} has no machine now; `stoker show {job}` tells where it is\n")
+    with pytest.raises(UserError, match="has no machine now"):
+        client.interrupt(job, store)
+
+
+def interrupted(google: Google, status: str = "RUNNING", **scheduling: Any) -> str:
+    google.let("GET", MACHINE, {"status": status, "scheduling": {"provisioningModel": "SPOT"} | scheduling})
+    google.let("POST", f"{MACHINE}/simulateMaintenanceEvent", {"status": "DONE"})
+    return reclaim.interrupt(google, MACHINE, "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["STOPPING", "TERMINATED"])
+def test_one_that_is_on_its_way_out_is_as_good_as_gone(status: str) -> None:
+    with pytest.raises(NotFound, match="on its way out"):
+        interrupted(Google(), status)
+
+
+def test_on_compute_engine_the_notice_is_what_the_machine_was_launched_with() -> None:
+    assert "notice is 120 s" in interrupted(Google(), preemptionNoticeDuration={"seconds": "120"})
+    told = interrupted(Google())
+    assert "notice is 30 s" in told and "--grace is not used" in told
+
+
+def test_one_that_may_not_be_preempted_is_deleted() -> None:
+    google = Google()
+    refusal: ProviderError = refused("x", 403, {"error": {"errors": [{"reason": "forbidden"}], "message": "no"}})
+    google.let("POST", f"{MACHINE}/simulateMaintenanceEvent", refusal)
+    google.let("DELETE", MACHINE, {"status": "RUNNING"})
+    assert interrupted(google).startswith("deleted, since no maintenance could be simulated")
