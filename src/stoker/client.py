@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker import facts, index, layout, log
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action
-from stoker.errors import StoreUnavailable, UserError
+from stoker.errors import NotFound, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
 from stoker.governor.background import carry_on
@@ -317,13 +317,17 @@ def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held
         hold = hold_of(state, index.read_submission(opened, state).spec)
         running = [claim for claim in state.claims if hold is not None and claim.number == hold.claim]
     if not running:
-        raise UserError(f"{found} has no machine now; `stoker show {found}` tells where it is")
+        raise _no_machine(found)
     claim = running[-1]
     instance = claim.instance(node)
     if instance is None:
         there = "only node 0" if claim.nodes == 1 else f"nodes 0 to {claim.nodes - 1}"
         raise UserError(f"{found} has no node {node}; it has {there}")
     return OnDuty(found, instance, claim.offering, Fleet(opened.url).provider(claim.offering.provider))
+
+
+def _no_machine(job: str) -> UserError:
+    return UserError(f"{job} has no machine now; `stoker show {job}` tells where it is")
 
 
 def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s: float = DEFAULT_GRACE_S) -> str:
@@ -337,11 +341,17 @@ def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s
 
 
 def rehearse(found: OnDuty, grace_s: float = DEFAULT_GRACE_S) -> str | None:
-    """Give this node a hard notice. Answers what the provider did where that is not exactly this."""
+    """Give this node a hard notice. Answers what the provider did where that is not exactly this.
+
+    Raises UserError where its machine is gone by now, or its provider cannot do that.
+    """
     provider = found.provider
     if not isinstance(provider, Interrupts) or not provider.capabilities.interrupts:
         raise UserError(f"{found.offering.provider} cannot rehearse a reclaim")
-    return provider.interrupt(found.instance, grace_s, found.offering.region)
+    try:
+        return provider.interrupt(found.instance, grace_s, found.offering.region)
+    except NotFound:
+        raise _no_machine(found.job) from None
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from stoker.cli.options import DURATION, job_argument, opened_store, store_optio
 def command(job: str, node: int, grace_s: float) -> None:
     """Rehearse a reclaim: give a node a notice, and take it away when the grace is over.
 
-    On EC2 through the Fault Injection Service, where the grace is 2 minutes at least, on Compute Engine by a simulated
-    maintenance event, where it is 30 seconds; where that is not allowed, and for machines that are not spot, the
-    machine is ended at once. It says which.
+    On EC2 through the Fault Injection Service, where the grace is 2 minutes at least. On Compute Engine by a simulated
+    maintenance event, where the grace is what the machine was launched with, 2 minutes, and --grace is not used. Where
+    that is not allowed, and for machines that are not spot, the machine is ended at once. It says which.
     """
     from stoker import client
     from stoker.cli.printing import duration, legible, say
