@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from stoker.agent.masking import Run, open_output
 from stoker.processes import Group
+
+__all__ = ["Command", "Enclosure", "Host", "Mount", "Run"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +35,8 @@ class Command:
     cwd: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     mounts: tuple[Mount, ...] = ()
-
-
-class Run(Protocol):
-    """A command that was started. `pid` is its first process, as this machine numbers it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """As of subprocess: the exit status, negative for a signal; None while it runs."""
-
-    def wait(self) -> int: ...
+    # In a container: as root, whoever the training is there. On the machine itself, as whoever the agent is.
+    root: bool = False
 
 
 class Enclosure(Protocol):
@@ -54,7 +47,7 @@ class Enclosure(Protocol):
         """Everybody who runs in here."""
 
     def spawn(self, command: Command, log: Path) -> Run:
-        """Start a command, its output at the end of `log`. It dies with the thread that calls this.
+        """Start a command, its output at the end of `log`, its secrets masked. It dies with the thread that calls this.
 
         Raises OSError when the program or the folder is not there.
         """
@@ -70,16 +63,16 @@ class Host:
         self.group = group
 
     def spawn(self, command: Command, log: Path) -> Run:
-        # It writes its output itself: nothing is lost, or slowed down, by the agent.
-        with log.open("ab", buffering=0) as output:
-            return self.group.spawn(
+        with open_output(log, command.secrets) as output:
+            run = self.group.spawn(
                 command.argv,
                 env={**command.env, **command.secrets},
                 cwd=command.cwd,
-                stdout=output,
+                stdout=output.stream,
                 stderr=subprocess.STDOUT,
                 dies_with_parent=True,
             )
+        return output.of(run)
 
     def close(self) -> None:
         self.group.kill()

@@ -90,9 +90,10 @@ class Training:
     def finish(self) -> Ended:
         """After it ended by itself: nothing that it forked may stay."""
         assert self._root is not None
-        code = self._root.wait()
         self._ended_s = time.monotonic()
+        # First, since its output ends only when nobody is left who might print.
         self._enclosure.group.kill()
+        code = self._root.wait()
         return Ended(code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s)
 
     def tell(self, ending: Ending, notice: Path) -> float:

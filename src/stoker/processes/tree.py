@@ -80,9 +80,10 @@ class MarkedGroup:
         stderr: Stream = None,
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
+        mounts: Sequence[tuple[str, str]] = (),
     ) -> subprocess.Popen[bytes]:
         marked = marked_environment(env, self._mark, self._owner)
-        child = start(Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent))
+        child = start(Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts))
         self._spawned.add(child.pid)
         # Nobody has waited for it, so the pid is still its own, if only as a zombie.
         stat = stat_of(child.pid)
@@ -163,6 +164,9 @@ class MarkedGroup:
         found = {pid for pid, stat in young.items() if self._in_session(stat, table) or self._has_mark(pid)}
         if self._owned:
             found.add(me)
+            # What this process runs beside the group stays in its session, which nobody else can join.
+            beside = os.getsid(0)
+            young = {pid: stat for pid, stat in young.items() if stat.session != beside or pid in found}
         # Children of members are members, whatever they made of themselves.
         below: dict[int, list[int]] = {}
         for stat in young.values():

@@ -1,0 +1,158 @@
+"""Where a command's output goes: into the log, and past a masker where the command knows secrets.
+
+Without secrets the command writes the file itself: nothing is lost, or slowed down, by the agent. With secrets a
+process stands between them (`stoker.agent.masker`). It is the agent's, beside everything that the command is and
+forks, and lives until the output ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from stoker.agent import masker
+from stoker.processes import NODE
+
+# What a burst may fill before the command waits for the masker; the most that a plain user may ask for.
+_PIPE_BYTES = 1 << 20
+# How long the masker has for what is left in the pipe when the command, and all that it forked, is dead.
+_DRAIN_S = 5.0
+
+
+class Run(Protocol):
+    """A command that was started. `pid` is its first process, as this machine numbers it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """As of subprocess: the exit status, negative for a signal; None while it runs."""
+
+    def wait(self) -> int:
+        """Until it has ended, and its output is in the log. Kill first what it may have left running."""
+
+
+class Output:
+    """Standard output and error of one command."""
+
+    def __init__(self, stream: int, masking: _Masking | None = None) -> None:
+        self.stream = stream
+        self._masking = masking
+
+    def of(self, run: Run) -> Run:
+        """The command that was started with this output, which ends when its output is in the log."""
+        return run if self._masking is None else _MaskedRun(run, self._masking)
+
+
+def can_mask(value: str) -> bool:
+    """Whether a secret is long enough to be looked for."""
+    return len(os.fsencode(value)) >= masker.SHORTEST_BYTES
+
+
+@contextmanager
+def open_output(log: Path, secrets: Mapping[str, str]) -> Iterator[Output]:
+    """The output of a command that is started within the block: at the end of `log`, without these secrets' values.
+
+    Raises OSError.
+    """
+    values = [os.fsencode(value) for value in secrets.values() if can_mask(value)]
+    if not values:
+        with log.open("ab", buffering=0) as file:
+            yield Output(file.fileno())
+        return
+    reader, writer = os.pipe()
+    masking = None
+    try:
+        with suppress(OSError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        masking = _Masking(reader, log, values)
+        yield Output(writer, masking)
+    except BaseException:
+        os.close(writer)
+        if masking is not None:
+            masking.finish()
+        else:
+            os.close(reader)
+        raise
+    os.close(writer)
+
+
+class _Masking:
+    """The process between the pipe and the log, started again should somebody kill it."""
+
+    def __init__(self, reader: int, log: Path, values: list[bytes]) -> None:
+        self._reader = reader
+        self._log = log
+        self._values = values
+        self._process = self._start()
+
+    def tend(self) -> None:
+        """Have it running. Without it the command would soon wait for ever."""
+        if self._process.poll() is not None:
+            self._process = self._start()
+
+    def finish(self) -> None:
+        """Wait until everything is in the log. Repeating is harmless."""
+        if self._reader < 0:
+            return
+        # 0: it has seen the end.
+        if self._process.poll():
+            self._process = self._start()
+        try:
+            self._process.wait(_DRAIN_S)
+        except subprocess.TimeoutExpired:
+            # Somebody who is not of the command holds its output open.
+            self._process.kill()
+            self._process.wait()
+        os.close(self._reader)
+        self._reader = -1
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        reader, writer = os.pipe()
+        try:
+            with self._log.open("ab", buffering=0) as file:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", masker.__file__, str(reader)],
+                    # It belongs to the node and not to the training, and has no use for anything else.
+                    env={name: os.environ[name] for name in (NODE,) if name in os.environ},
+                    stdin=self._reader,
+                    stdout=file,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(reader,),
+                )
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        with suppress(BrokenPipeError), os.fdopen(writer, "wb") as told:
+            told.write(b"".join(base64.b64encode(value) + b"\n" for value in self._values))
+        return process
+
+
+class _MaskedRun:
+    def __init__(self, run: Run, masking: _Masking) -> None:
+        self._run = run
+        self._masking = masking
+
+    @property
+    def pid(self) -> int:
+        return self._run.pid
+
+    def poll(self) -> int | None:
+        code = self._run.poll()
+        if code is None:
+            self._masking.tend()
+        return code
+
+    def wait(self) -> int:
+        code = self._run.wait()
+        self._masking.finish()
+        return code

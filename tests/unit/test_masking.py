@@ -1,0 +1,159 @@
+"""A command that knows secrets: its output goes past a masker, all of it, and the masker is no part of the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.agent import masker
+from stoker.agent.enclosure import Command, Host
+from stoker.processes import TRAINING, make_group
+
+TOKEN = "hf_0123456789abcdefghij"
+
+
+@pytest.fixture(params=["cgroup", "marks"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    try:
+        group = make_group(
+            TRAINING, f"mask-{os.getpid()}", sessions=tmp_path / "sessions", cgroup=request.param == "cgroup"
+        )
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+    made = Host(group)
+    yield made
+    made.close()
+
+
+def python(text: str, tmp_path: Path, **secrets: str) -> Command:
+    return Command((sys.executable, "-u", "-c", text), dict(os.environ), tmp_path, secrets)
+
+
+def maskers() -> set[int]:
+    """Of this process."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if os.fsencode(masker.__file__) in words and parent == os.getpid():
+            found.add(int(entry.name))
+    return found
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_everything_is_in_the_log_when_the_command_has_ended(host: Host, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = f"import os\nfor n in range(20000): print(n, os.environ['TOKEN'], {TOKEN!r}[:4])"
+    run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
+    eventually(lambda: run.poll() is not None)
+    host.group.kill()
+    assert run.wait() == 0
+    assert log.read_text() == "".join(f"{n} *** hf_0\n" for n in range(20000))
+    assert not maskers()
+
+
+def test_without_secrets_there_is_nobody_between(host: Host, tmp_path: Path) -> None:
+    for secrets in ({}, {"PIN": "123"}):
+        log = tmp_path / f"log{len(secrets)}"
+        text = "import os, stat; print(stat.S_ISREG(os.fstat(1).st_mode))"
+        run = host.spawn(python(text, tmp_path, **secrets), log)
+        assert run.wait() == 0
+        assert log.read_text() == "True\n"
+
+
+def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: Host, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = f"import time; print({TOKEN!r}, end='', flush=True); time.sleep(600)"
+    run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
+    (mask,) = maskers()
+    assert mask not in host.group.members()
+    assert run.pid in host.group.members()
+    assert host.group.freeze()
+    eventually(lambda: log.read_text() == "***")
+    host.group.kill()
+    assert run.wait() == -signal.SIGKILL
+    assert not maskers()
+
+
+def test_what_was_forked_and_holds_the_output_is_waited_for_only_until_it_is_killed(host: Host, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = "import os, time\nif os.fork() == 0:\n    os.setsid(); print('child'); time.sleep(600)\nprint('parent')"
+    run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
+    eventually(lambda: run.poll() is not None and b"child" in log.read_bytes())
+    host.group.kill()
+    began_s = time.monotonic()
+    assert run.wait() == 0
+    assert time.monotonic() - began_s < 3
+    assert sorted(log.read_text().split()) == ["child", "parent"]
+
+
+def test_a_masker_that_is_killed_is_started_again(host: Host, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = f"import sys\nfor line in open({str(tmp_path / 'fifo')!r}): print(line.strip(), {TOKEN!r})"
+    os.mkfifo(tmp_path / "fifo")
+    run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
+    with (tmp_path / "fifo").open("w", buffering=1) as told:
+        told.write("one\n")
+        eventually(lambda: log.read_text() == "one ***\n")
+        (mask,) = maskers()
+        os.kill(mask, signal.SIGKILL)
+        eventually(lambda: run.poll() is None and maskers() not in (set(), {mask}))
+        told.write("two\n")
+        eventually(lambda: log.read_text() == "one ***\ntwo ***\n")
+        (mask,) = maskers()
+    os.kill(mask, signal.SIGKILL)
+    # Whatever was in the pipe then is still masked, and there.
+    host.group.kill()
+    run.wait()
+    assert log.read_text() == "one ***\ntwo ***\n"
+
+
+def test_a_program_that_is_not_there_leaves_no_masker(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        host.spawn(Command(("no-such-program",), dict(os.environ), tmp_path, {"TOKEN": TOKEN}), tmp_path / "log")
+    assert not maskers()
+
+
+def test_an_agent_that_is_killed_loses_nothing_that_was_printed(tmp_path: Path) -> None:
+    """The training dies with it; the masker goes on to the end of what is in the pipe."""
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, time\n"
+        "for n in range(200000): print(n, os.environ['TOKEN'])\n"
+        "print('end', flush=True)\n"
+        "pathlib.Path('printed').touch()\n"
+        "time.sleep(600)\n"
+    )
+    (tmp_path / "agent.py").write_text(
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from stoker.agent.enclosure import Command, Host\n"
+        "from stoker.processes import TRAINING, make_group\n"
+        "host = Host(make_group(TRAINING, f'mask-{os.getpid()}', cgroup=False))\n"
+        "command = Command((sys.executable, 'train.py'), dict(os.environ), Path('.'), {'TOKEN': sys.argv[1]})\n"
+        "host.spawn(command, Path('log'))\n"
+        "while not Path('printed').exists(): time.sleep(0.001)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "agent.py", TOKEN], cwd=tmp_path, check=False)
+    expected = "".join(f"{n} ***\n" for n in range(200000)) + "end\n"
+    log = tmp_path / "log"
+    eventually(lambda: log.stat().st_size >= len(expected))
+    assert log.read_text() == expected
