@@ -14,7 +14,7 @@ import pytest
 
 from stoker.agent import masker
 from stoker.agent.enclosure import Command, Host
-from stoker.processes import TRAINING, make_group
+from stoker.processes import TRAINING, make_group, stat_of
 
 TOKEN = "hf_0123456789abcdefghij"
 
@@ -86,8 +86,10 @@ def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: Host, tm
     (mask,) = maskers()
     assert mask not in host.group.members()
     assert run.pid in host.group.members()
-    assert host.group.freeze()
     eventually(lambda: log.read_text() == "***")
+    assert host.group.freeze()
+    stat = stat_of(mask)
+    assert stat is not None and not stat.halted
     host.group.kill()
     assert run.wait() == -signal.SIGKILL
     assert not maskers()
