@@ -14,11 +14,13 @@ from stoker.processes.group import NODE, TRAINING, Group, find_group, make_group
 from stoker.processes.identity import Process, Stat, boot_id, process_table, stat_of
 from stoker.processes.kernel import become_subreaper, set_parent_death_signal
 from stoker.processes.open_files import open_for_writing
+from stoker.processes.spawn import NotMounted
 
 __all__ = [
     "NODE",
     "TRAINING",
     "Group",
+    "NotMounted",
     "Process",
     "Stat",
     "become_subreaper",

@@ -95,9 +95,10 @@ class CgroupGroup:
         stderr: Stream = None,
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
+        mounts: Sequence[tuple[str, str]] = (),
     ) -> subprocess.Popen[bytes]:
         marked = marked_environment(env, self._mark, self._owner)
-        launch = Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent)
+        launch = Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts)
         return start(launch, cgroup=self._folder)
 
     def members(self) -> set[int]:

@@ -37,11 +37,13 @@ class Group(Protocol):
         stderr: Stream = None,
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
+        mounts: Sequence[tuple[str, str]] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a program as a member, leader of a session of its own, marked in its environment.
 
         `env` is the whole environment, by default the caller's. `dies_with_parent` kills it when the *thread* that
-        calls this ends. Raises OSError when the program or `cwd` is not there.
+        calls this ends. It and all that it forks see each source of `mounts` at its target, and nobody else does.
+        Raises OSError when the program or `cwd` is not there, NotMounted where such a view is not allowed.
         """
 
     def members(self) -> set[int]:

@@ -1,0 +1,117 @@
+"""Enter a private view of the file system: folders and files of this machine at other paths, seen by nobody else.
+
+A bare Python reads this file and calls `enter` between fork and the program (see `spawn`): the standard library alone,
+and nothing of this package. What is mounted goes when the last process that sees it ends, and nothing of it is on any
+disk: where a path is not there, the nearest folder above it is replaced, in this view, by one in memory that has the
+same entries and one more.
+"""
+
+# Paths are text here: pathlib takes longer to import than all of this takes to run.
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH120, PTH208, PTH211
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
+_NOSUID, _NODEV, _BIND, _RECURSIVE, _SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
+_DETACH = 0x2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(mounts: list[tuple[str, str]], cwd: str) -> None:
+    """Have this process, and whatever it starts, see each source at its target, and go to `cwd` as it is then.
+
+    Later mounts may lie in earlier ones. Raises OSError with a text that says what was refused.
+    """
+    _unshare()
+    # What is mounted outside meanwhile may come in. Nothing goes out.
+    _call("private mounts", "mount", None, b"/", None, _RECURSIVE | _SLAVE, None)
+    for source, target in mounts:
+        if not os.path.exists(target):
+            _make_room(target, folder=os.path.isdir(source))
+        _bind(source, target)
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise OSError(error.errno, f"going to {cwd}: {error.strerror}") from None
+
+
+def _unshare() -> None:
+    try:
+        _call("a mount namespace", "unshare", _NEW_MOUNTS)
+    except PermissionError:
+        # Who may not mount may still do so in a user namespace of their own. They stay who they are in it, and once
+        # the program runs they have no more rights than before.
+        user, group = os.geteuid(), os.getegid()
+        _call("a user namespace", "unshare", _NEW_USER | _NEW_MOUNTS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            try:
+                with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
+                    file.write(text)
+            except OSError as error:
+                raise OSError(error.errno, f"a user namespace: {name}: {error.strerror}") from None
+
+
+def _bind(source: str, target: str) -> None:
+    _call(f"mounting at {target}", "mount", os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None)
+
+
+def _make_room(target: str, *, folder: bool) -> None:
+    above = os.path.dirname(target)
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    above = os.path.realpath(above)
+    missing = os.path.relpath(target, above).split("/")
+    _shadow(above, without=missing[0])
+    os.makedirs(target if folder else os.path.dirname(target), exist_ok=True)
+    if not folder:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+def _shadow(folder: str, *, without: str) -> None:
+    """Put a folder in memory in its place, with what is in it. `without` is a link to nowhere, if it is there."""
+    mode = stat.S_IMODE(os.stat(folder).st_mode)  # noqa: PTH116
+    # Opened before anything lies above them: later their paths would lead elsewhere.
+    entries = {name: os.open(f"{folder}/{name}", os.O_PATH | os.O_NOFOLLOW) for name in os.listdir(folder)}
+    # A root cannot be covered, only be exchanged: it is made above another folder. Not /proc, which is needed here.
+    stage = folder if folder != "/" else next(f"/{name}" for name in entries if name != "proc" and _is_folder(name))
+    options = f"mode={mode:o}".encode()
+    _call(f"covering {folder}", "mount", b"tmpfs", os.fsencode(stage), b"tmpfs", _NOSUID | _NODEV, options)
+    for name, handle in entries.items():
+        here = f"{stage}/{name}"
+        kind = os.fstat(handle).st_mode
+        if stat.S_ISLNK(kind):
+            if name != without:
+                os.symlink(os.readlink(b"", dir_fd=handle), here)
+        else:
+            if stat.S_ISDIR(kind):
+                os.mkdir(here)
+            else:
+                os.close(os.open(here, os.O_CREAT | os.O_WRONLY))
+            _bind(f"/proc/self/fd/{handle}", here)
+            if f"{folder}{name}" == stage:
+                # What lies above it came with it.
+                _call(f"uncovering {here}", "umount2", os.fsencode(here), _DETACH)
+        os.close(handle)
+    if folder == "/":
+        os.chdir(stage)
+        _call("another root", "pivot_root", b".", b".")
+        _call("leaving the old root", "umount2", b".", _DETACH)
+        os.chdir("/")
+
+
+def _is_folder(name: str) -> bool:
+    return os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+
+
+def _call(what: str, name: str, *arguments: bytes | int | None) -> None:
+    if getattr(_libc, name)(*(ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments)) != 0:
+        problem = ctypes.get_errno()
+        # So many are too many where there may be none at all (user.max_user_namespaces).
+        refused = problem in (errno.EPERM, errno.ENOSPC)
+        raise OSError(problem, f"{what}: {'not allowed' if refused else os.strerror(problem)}")
