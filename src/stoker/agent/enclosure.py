@@ -20,7 +20,7 @@ __all__ = ["Command", "Enclosure", "Host", "Mount", "Run"]
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of this machine that a command sees at another path, too."""
+    """A folder or file of this machine that a command sees at another path, too."""
 
     source: Path
     target: str
@@ -34,7 +34,10 @@ class Command:
     env: Mapping[str, str]
     cwd: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Later ones may lie in earlier ones. `cwd` may be in one of them.
     mounts: tuple[Mount, ...] = ()
+    # Names that it finds an address for, besides those that everybody finds.
+    hosts: Mapping[str, str] = field(default_factory=dict)
     # In a container: as root, whoever the training is there. On the machine itself, as whoever the agent is.
     root: bool = False
 
@@ -49,7 +52,7 @@ class Enclosure(Protocol):
     def spawn(self, command: Command, log: Path) -> Run:
         """Start a command, its output at the end of `log`, its secrets masked. It dies with the thread that calls this.
 
-        Raises OSError when the program or the folder is not there.
+        Raises OSError when the program or the folder is not there, NotMounted where its mounts are not allowed.
         """
 
     def close(self) -> None:
@@ -71,8 +74,19 @@ class Host:
                 stdout=output.stream,
                 stderr=subprocess.STDOUT,
                 dies_with_parent=True,
+                mounts=self._mounts(command, log.parent),
             )
         return output.of(run)
+
+    def _mounts(self, command: Command, folder: Path) -> list[tuple[str, str]]:
+        mounts = [(str(mount.source), mount.target) for mount in command.mounts]
+        if command.hosts:
+            known, names = folder / "hosts", Path("/etc/hosts")
+            text = names.read_text(encoding="utf-8", errors="surrogateescape") if names.exists() else ""
+            lines = [f"{address}\t{name}\n" for name, address in command.hosts.items()]
+            known.write_text("".join([*lines, text]), encoding="utf-8", errors="surrogateescape")
+            mounts.append((str(known), str(names)))
+        return mounts
 
     def close(self) -> None:
         self.group.kill()
