@@ -35,6 +35,10 @@ class UserError(StokerError):
     exit_code = 2
 
 
+class NotInstalled(UserError):
+    """A part of Stoker needs packages that are not there; the message says how to have them."""
+
+
 class SpecError(UserError):
     """A job file, flag or setting that is wrong; the message names the field and what to do."""
 

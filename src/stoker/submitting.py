@@ -5,11 +5,11 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from stoker.core.placement import acceptable
@@ -132,9 +132,7 @@ def prepare(
         raise UserError(f"run: there is no {missing} in {code_folder.resolve()}; correct `run`, or `code`")
     offered = provider.offerings(spec.resources)
     new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
-    if offered and offered[0].region:
-        # Frozen with the job, whole: whoever governs it later may live elsewhere, or in another project.
-        spec = replace(spec, resources=replace(spec.resources, region=offered[0].region))
+    spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
     bundles, unserved = pack_agents(provider, spec, fitting, offline=offline)
@@ -156,14 +154,45 @@ def prepare(
         place=place_of(provider),
     )
     if not offline and isinstance(provider, Rehearses):
-        try:
-            provider.rehearse(_requests(prepared, store, provider))
-        except InvalidRequest as error:
-            prepared.__exit__(None, None, None)
-            raise UserError(str(error)) from None
-        except ProviderError:
-            pass  # It could not be asked, or this person may not launch: whoever governs finds out.
+        _rehearse(provider, prepared, _first_launches(prepared, store, provider))
     return prepared
+
+
+def _first_launches(
+    prepared: Prepared, store: Store, provider: Provider
+) -> Iterator[tuple[Request | HttpRequest, ...]]:
+    """For the best offering, and the best of the other kind: what on-demand machines alone ask for, such as a
+    reservation, is not in a request for spot ones."""
+    first: dict[bool, Offering] = {}
+    for offering in prepared.offerings:
+        first.setdefault(offering.spot, offering)
+    for offering in first.values():
+        yield _requests(prepared, store, provider, offering)
+
+
+def _rehearse(provider: Rehearses, prepared: Prepared, launches: Iterable[tuple[Any, ...]]) -> None:
+    """Raises UserError where the cloud would refuse one of them, with nothing left of what was packed."""
+    try:
+        provider.rehearse(*launches)
+    except InvalidRequest as error:
+        prepared.__exit__(None, None, None)
+        raise UserError(str(error)) from None
+    except ProviderError:
+        pass  # It could not be asked, or this person may not launch: whoever governs finds out.
+    except BaseException:
+        prepared.__exit__(None, None, None)
+        raise
+
+
+def _agreed(resources: Resources, offered: tuple[Offering, ...]) -> Resources:
+    """What is frozen with the job. Its place, whole: whoever governs it later may live elsewhere, or in another
+    project. And how many GPUs a machine has: what is on offer changes, and larger ones were not in the plan."""
+    if not offered:
+        return resources
+    if resources.gpus is not None and not resources.machine:
+        most = max(offering.gpus for offering in offered)
+        resources = replace(resources, gpus=replace(resources.gpus, most=most))
+    return replace(resources, region=offered[0].region or resources.region)
 
 
 def _spot_left_out(spec: Spec, fitting: Iterable[Offering], offered: Iterable[Offering]) -> tuple[str, ...]:
@@ -235,10 +264,12 @@ def fitting_offerings(
 
 def launch_requests(prepared: Prepared, store: Store) -> tuple[Request | HttpRequest, ...]:
     """What the first claim would ask the provider for. Pure: touches neither cloud nor store."""
-    return _requests(prepared, store, connect(prepared.spec, store))
+    return _requests(prepared, store, connect(prepared.spec, store), prepared.offerings[0])
 
 
-def _requests(prepared: Prepared, store: Store, provider: Provider) -> tuple[Request | HttpRequest, ...]:
+def _requests(
+    prepared: Prepared, store: Store, provider: Provider, offering: Offering
+) -> tuple[Request | HttpRequest, ...]:
     spec = prepared.spec
     order = LaunchOrder(
         job=f"{spec.name}-{'0' * SUFFIX_LENGTH}",
@@ -249,7 +280,7 @@ def _requests(prepared: Prepared, store: Store, provider: Provider) -> tuple[Req
         store=store.url,
         spec=spec,
         submitter=submitter(),
-        offering=prepared.offerings[0],
+        offering=offering,
         max_life_s=longest_life_s(spec),
         environ=prepared.environ or {},
         bundles={built.tag: built.digest for built in prepared.bundles},

@@ -67,6 +67,18 @@ def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
     assert store.get("kept") is not None
 
 
+def test_anothers_trial_is_not_missed(tmp_path: Path) -> None:
+    one = open_store(str(tmp_path / "store"))
+    one.put("check/abc", b"")
+    other = open_store(str(tmp_path / "store"))
+    one.delete(["check/abc"])
+    assert not (tmp_path / "store").exists()
+    assert other.get("policy/defaults.yaml") is None
+    assert list(other.list("")) == []
+    other.put("jobs/a", b"1")
+    assert one.get("jobs/a") is not None
+
+
 def test_what_others_made_stays(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     mine, other = (open_store(str(tmp_path / "store")) for _ in range(2))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import UserError
+from stoker.errors import Transient, UserError
 from stoker.providers.gce import catalog, offers, prices
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
@@ -49,6 +49,8 @@ class Lists:
         }
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.filters = True
+        # By what is listed, the zones that give no answer.
+        self.silent: dict[str, tuple[str, ...]] = {}
 
     scoped = Api.scoped
 
@@ -63,6 +65,8 @@ class Lists:
                 if not self.filters or all(re.fullmatch(wanted[key], each[key]) for key in wanted)
             ]
             part = {kind: passing} if passing else {"warning": {"code": "NO_RESULTS_ON_PAGE"}}
+            if zone in self.silent.get(kind, ()):
+                part = {"warning": {"code": "UNREACHABLE"}}
             yield {"items": {f"zones/{zone}": part, "regions/us-central1": {}}}
 
 
@@ -171,6 +175,44 @@ class TestLive:
         assert {each.zone for each in found} == {"us-central1-a"}
         assert {each.machine for each in found} == {"n1-standard-8+nvidia-tesla-t4:2"}
         assert [path.rpartition("/")[2] for path, _ in api.asked] == ["machineTypes", "acceleratorTypes"]
+
+    @pytest.mark.parametrize("silent", ["machineTypes", "acceleratorTypes"])
+    @pytest.mark.parametrize("machine", [(), ("n1-standard-8+nvidia-tesla-t4:1",)])
+    def test_zones_that_give_no_answer_do_not_have_nothing(self, silent: str, machine: tuple[str, ...]) -> None:
+        api = Lists({"us-central1-a": [plain("n1-standard-8")]}, {"us-central1-a": {"nvidia-tesla-t4": 4}})
+        api.silent = {silent: ("us-central1-a",)}
+        with pytest.raises(Transient, match="us-central1-a cannot be reached now"):
+            offers.live(api, asked(gpus=Gpus("T4", 1), machine=machine), PLACE)  # type: ignore[arg-type]
+        elsewhere = asked(gpus=Gpus("T4", 1), machine=machine, zones=("us-central1-b",))
+        assert offers.live(api, elsewhere, PLACE) == ()  # type: ignore[arg-type]
+
+    def test_larger_machines_are_no_way_around_a_silence_but_for_who_cannot_have_smaller_ones(self) -> None:
+        sizes = [plain(f"a3-highgpu-{count}g") for count in (1, 2, 4, 8)]
+        api = Lists({"us-central1-a": sizes[3:], "us-central1-b": sizes})
+        api.silent = {"machineTypes": ("us-central1-b",)}
+
+        def found(**more: Any) -> set[int]:
+            resources = asked(gpus=Gpus("H100", 1), **more)
+            return {each.gpus for each in offers.live(api, resources, PLACE)}  # type: ignore[arg-type]
+
+        with pytest.raises(Transient):
+            found(spot="prefer")
+        assert found(spot="prefer", zones=("us-central1-a",)) == {8}
+        # The small ones are sold on spot alone.
+        assert found(spot="never") == {8}
+
+    def test_nobody_gets_more_gpus_than_the_plan_had(self) -> None:
+        api = Lists({"us-central1-a": [plain("a2-megagpu-16g")]})
+        for most, machines in ((None, {"a2-megagpu-16g"}), (16, {"a2-megagpu-16g"}), (1, set())):
+            wanted = asked(gpus=Gpus("A100-40GB", 1, most))
+            assert {each.machine for each in offers.live(api, wanted, PLACE)} == machines  # type: ignore[arg-type]
+
+    def test_a_region_that_nobody_knows_is_asked_about_first(self) -> None:
+        new = Place("vision-1", "southafrica-east1")
+        api = Lists({"southafrica-east1-a": [plain("g2-standard-4")]})
+        assert offers.live(api, asked(machine=("g2-standard-4",)), new)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="did you mean southamerica-east1"):
+            offers.live(Lists({}), asked(machine=("g2-standard-4",)), new)  # type: ignore[arg-type]
 
     def test_what_is_elsewhere_or_obsolete_is_left_out(self) -> None:
         gone = plain("g2-standard-4", deprecated={"state": "OBSOLETE"})

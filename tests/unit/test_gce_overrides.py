@@ -47,8 +47,8 @@ def said(given: dict[str, Any], nodes: int = 1) -> str:
             ".disks[0].initializeParams.diskSizeGB: Compute Engine has no such field; did you mean diskSizeGb?",
         ),
         (
-            {"metadata": {"items": [{"key": "a", "val": "b"}]}},
-            ".metadata.items[0].val: Compute Engine has no such field; did you mean value?",
+            {"metadata": {"items": [{"key": "a", "Value": "b"}]}},
+            ".metadata.items[0].Value: Compute Engine has no such field; did you mean value?",
         ),
         ({"status": "RUNNING"}, ".status: is Compute Engine's to tell, not to be told; leave it out"),
         ({"tags": ["a"]}, ".tags: must be a mapping, as Compute Engine takes it"),
@@ -99,6 +99,9 @@ def test_what_is_fine(nodes: int) -> None:
     overrides.check({}, nodes)
     # Like nothing that the table has: newer than the table, or Compute Engine's to refuse.
     overrides.check({"xyzzy": {"anything": [1]}}, nodes)
+    for schema, fields in overrides._table().items():
+        near = [name for name in fields if list(overrides._unknown(f"{name}AndMore{name[::-1]}", schema))]
+        assert near == [], "a new field beside an old one is no slip"
 
 
 def test_the_command_line_says_it_in_one_line(

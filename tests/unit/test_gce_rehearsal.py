@@ -27,6 +27,29 @@ def rehearse(google: Google, nodes: int = 1, image: str | None = None, **gce: An
     return google.called
 
 
+def test_a_subnetwork_of_another_region_is_not_this_ones_namesake(google: Google) -> None:
+    link = "projects/vision-1/regions/europe-west4/subnetworks/gpus"
+    assert "gpus is a subnetwork in europe-west4, the machines will be in us-central1" in refusal(google, network=link)
+    rehearse(google, network=f"projects/vision-1/regions/{REGION}/subnetworks/gpus")
+
+
+def test_what_several_launches_name_is_looked_at_once(google: Google) -> None:
+    provider = connected(google)
+    resources = Resources(provider="gce", spot="prefer", gce=GceResources(reservation="blokc-7"))
+    spec = Spec(name="gpt", run="true", resources=resources)
+    launches = []
+    for spot in (True, False):
+        offering = Offering("gce", "c2-standard-4", ZONE, spot, region=PLACE, cpus=4)
+        launches.append(provider.build(LaunchOrder("gpt-ab12", "gpt", 2, 1, 1, STORE, spec, "jane", offering)))
+    google.called.clear()
+    provider.rehearse(launches[0])
+    assert google.called == ["compute.networks.get"], "spot machines consume no reservation"
+    google.called.clear()
+    with pytest.raises(Misnamed, match="there is no reservation blokc-7"):
+        provider.rehearse(*launches)
+    assert google.called.count("compute.networks.get") == 1
+
+
 def refusal(google: Google, **asked: Any) -> str:
     with pytest.raises(Misnamed) as raised:
         rehearse(google, **asked)

@@ -72,8 +72,8 @@ def append(store: MemoryStore, event: Event) -> None:
     assert log.append(store, JOB, state.seq + 1 if state else 1, record)
 
 
-def submit(store: MemoryStore, run: tuple[str, ...]) -> None:
-    data = codec.dumps(Submission(JOB, Spec(name="job", run=run), "test"))
+def submit(store: MemoryStore, run: tuple[str, ...], **more: str) -> None:
+    data = codec.dumps(Submission(JOB, Spec(name="job", run=run, **more), "test"))  # type: ignore[arg-type]
     store.put(layout.spec(JOB), data)
     append(store, Submitted(spec_digest=codec.digest(data), submitter="test"))
 
@@ -171,6 +171,34 @@ def test_a_notice_ends_the_fetching_of_the_job_itself(tmp_path: Path) -> None:
     finally:
         release.set()
     assert (the_exit(store, life).outcome, the_exit(store, life).why) == ("interrupted", "notice")
+
+
+def test_nothing_is_imported_behind_the_exit(tmp_path: Path) -> None:
+    machine, release = Here(), threading.Event()
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "put_file":
+            machine.give(30.0)
+            release.wait(LIMIT_S)
+        return None
+
+    store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
+    write(tmp_path / "before" / "a.pt", "a")
+    submit(store, ("true",), resume_from=str(tmp_path / "before"))
+    life = attempt(store.client(faults), tmp_path, machine, "z.1")
+    try:
+        life.run()
+        assert (the_exit(store, life).outcome, the_exit(store, life).why) == ("interrupted", "notice")
+    finally:
+        release.set()
+    for thread in threading.enumerate():
+        if thread.name in ("watched", "transfer"):
+            thread.join(LIMIT_S)
+    assert list_checkpoints(store, JOB) == []
+    # The next attempt imports it.
+    append(store, Closed(claim=life.config.claim, outcome="reclaimed", rule="reclaimed"))
+    attempt(store, tmp_path, Here(), "z.2").run()
+    assert "00000000/000000-before" in [one.key for one in list_checkpoints(store, JOB)]
 
 
 def test_who_waits_gets_the_answer_the_error_or_the_reason_to_go() -> None:

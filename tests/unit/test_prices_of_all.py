@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.cli import cli, main
-from stoker.errors import AuthDenied, StokerError, UserError
+from stoker.errors import AuthDenied, NotInstalled, StokerError, UserError
 from stoker.providers.ec2 import prices as ec2
 from stoker.providers.gce import prices as gce
 from stoker.providers.pricing import Refreshed
@@ -87,9 +87,21 @@ def test_each_is_asked_for_its_own_regions(refreshed: Any, capsys: pytest.Captur
 
 
 def test_what_is_not_installed_is_left_out(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    refreshed(gce=UserError("gce needs httpx; pip install 'stoker[gcp]'"))
+    refreshed(gce=NotInstalled("gce needs httpx; pip install 'stoker[gcp]'"))
     code, err = run(capsys, "--refresh")
     assert code == 0 and err == "3 prices for 1 region kept in ec2.json\n"
+
+
+def test_a_table_that_cannot_be_kept_is_told(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    refreshed(gce=UserError("prices cannot be written"))
+    code, err = run(capsys, "--refresh")
+    assert code == 0 and "gce is not refreshed: prices cannot be written" in err
+
+
+def test_nobody_who_is_installed_is_the_persons_to_mend(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    refreshed(ec2=NotInstalled("ec2 needs boto3"), gce=NotInstalled("gce needs httpx"))
+    code, err = run(capsys, "--refresh")
+    assert code == 2 and "ec2: ec2 needs boto3; gce: gce needs httpx" in err
 
 
 def test_who_cannot_be_asked_is_told_and_the_others_are(refreshed: Any, capsys: pytest.CaptureFixture[str]) -> None:

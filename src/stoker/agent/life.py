@@ -229,7 +229,11 @@ class Life:
         if source is None:
             return
         try:
-            self._ask(lambda: import_checkpoint(self.store, self.config.job, source, scratch=self.paths.root))
+            self._ask(
+                lambda: import_checkpoint(
+                    self.store, self.config.job, source, scratch=self.paths.root, check=self._stop_if_left
+                )
+            )
         except UserError as error:
             raise SetupFailed(f"resume_from: {error}", user=True) from error
 
@@ -413,8 +417,9 @@ class Life:
         if leave is not None:
             raise Left(leave.why, leave.reason)
 
-    def _stop_if_left(self, _moved: int, _total: int) -> None:
-        """Ends a download that nobody waits for: what is left of the line is for the last words."""
+    def _stop_if_left(self, *_progress: int) -> None:
+        """Ends what nobody waits for any more, before its next file: what is left of the line is for the last words,
+        and nothing is committed behind the exit."""
         if self._left.is_set():
             raise Left("notice", "this node has left")
 

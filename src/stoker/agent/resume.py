@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -88,11 +89,13 @@ def import_checkpoint(
     *,
     poisoned: frozenset[str] = frozenset(),
     scratch: Path | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """Copy the checkpoint into `job` and return its key. Does nothing if one was imported before.
 
     Every byte is verified on the way. `poisoned` are keys of the source job that are not taken. `scratch` is where
-    files are put meanwhile; a temporary folder by default. Raises UserError when there is nothing to import,
+    files are put meanwhile; a temporary folder by default. `check` may end it between any two files by raising, and
+    nothing is imported then. Raises UserError when there is nothing to import,
     RestoreError when what was asked for by name is damaged, StoreError when the store fails: then it can be repeated,
     and what was copied is not copied again.
     """
@@ -103,11 +106,11 @@ def import_checkpoint(
     try:
         match source:
             case FromJob():
-                return _import_job(store, job, source, poisoned, folder)
+                return _import_job(store, job, source, poisoned, folder, check)
             case FromFolder():
-                return _import_folder(store, job, source.path, str(source.path), folder)
+                return _import_folder(store, job, source.path, str(source.path), folder, check)
             case FromUrl():
-                return _import_url(store, job, source.url, folder)
+                return _import_url(store, job, source.url, folder, check)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -120,7 +123,9 @@ def _imported(store: Store, job: str) -> str | None:
 # ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _import_job(store: Store, job: str, source: FromJob, poisoned: frozenset[str], folder: Path) -> str:
+def _import_job(
+    store: Store, job: str, source: FromJob, poisoned: frozenset[str], folder: Path, check: Callable[[], None]
+) -> str:
     before: str | None = None
     while True:
         found = [one for one in list_checkpoints(store, source.job) if source.name in (None, one.name)]
@@ -129,7 +134,7 @@ def _import_job(store: Store, job: str, source: FromJob, poisoned: frozenset[str
             what = f"no checkpoint called {source.name}" if source.name else "no checkpoint"
             raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
         try:
-            return _copy(store, job, source.job, chosen, folder)
+            return _copy(store, job, source.job, chosen, folder, check)
         except RestoreError as error:
             # Only its newest was asked for: one that is damaged, or was pruned under our hands, is passed over.
             if source.name is not None and find_checkpoint(store, source.job, chosen.key) is not None:
@@ -138,15 +143,19 @@ def _import_job(store: Store, job: str, source: FromJob, poisoned: frozenset[str
             before = chosen.key
 
 
-def _copy(store: Store, job: str, source_job: str, checkpoint: Checkpoint, folder: Path) -> str:
+def _copy(
+    store: Store, job: str, source_job: str, checkpoint: Checkpoint, folder: Path, check: Callable[[], None]
+) -> str:
+    def copy_one(rank: int, blob: BlobRef) -> None:
+        check()
+        _copy_blob(store, job, source_job, rank, blob, folder)
+
     workers = NEAR_WORKERS if store.near else FAR_WORKERS
     # Rank 0 last: the checkpoint exists when its manifest does.
     for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
         blobs = {blob.digest: blob for blob in manifest.files}.values()
-        run_all(
-            [partial(_copy_blob, store, job, source_job, rank, blob, folder) for blob in blobs],
-            workers,
-        )
+        run_all([partial(copy_one, rank, blob) for blob in blobs], workers)
+        check()
         _create(store, replace(manifest, job=job, claim=CLAIM, ordinal=ORDINAL))
     return layout.checkpoint_key(CLAIM, ORDINAL, checkpoint.name)
 
@@ -170,7 +179,11 @@ def _copy_blob(store: Store, job: str, source_job: str, rank: int, blob: BlobRef
 # ── From plain files ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path) -> str:
+def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path, check: Callable[[], None]) -> str:
+    def proceed() -> bool:
+        check()
+        return True
+
     if not path.is_dir():
         raise UserError(f"resume_from: {shown} is no folder")
     marker = read_json(path / MARKER)
@@ -183,7 +196,7 @@ def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path
         raise UserError(f"resume_from: {shown} is empty")
     sender = BlobSender(store, job, 0, scratch=scratch, workers=NEAR_WORKERS if store.near else FAR_WORKERS)
     try:
-        blobs = sender.send([Outgoing(file, path / file.path) for file in files])
+        blobs = sender.send([Outgoing(file, path / file.path) for file in files], proceed)
     except Unstable as error:
         raise UserError(f"resume_from: {error} changed while it was read") from None
     manifest = Manifest(
@@ -196,11 +209,12 @@ def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path
         files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
         step=step if isinstance(step, int) else None,
     )
+    check()
     _create(store, manifest)
     return layout.checkpoint_key(CLAIM, ORDINAL, name)
 
 
-def _import_url(store: Store, job: str, url: str, scratch: Path) -> str:
+def _import_url(store: Store, job: str, url: str, scratch: Path, check: Callable[[], None]) -> str:
     source = open_store(url)
     keys = [meta.key for meta in source.list("") if safe_path(meta.key)]
     if not keys:
@@ -208,13 +222,14 @@ def _import_url(store: Store, job: str, url: str, scratch: Path) -> str:
     folder = scratch / _name(url.rstrip("/").rpartition("/")[2])
 
     def fetch_one(key: str) -> None:
+        check()
         target = folder / key
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.get_file(key, target) is None:
             raise UserError(f"resume_from: {url}/{key} was removed while it was read")
 
     run_all([partial(fetch_one, key) for key in keys], FAR_WORKERS)
-    return _import_folder(store, job, folder, url, scratch)
+    return _import_folder(store, job, folder, url, scratch, check)
 
 
 def _create(store: Store, manifest: Manifest) -> None:

@@ -61,7 +61,7 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
     Raises what was wrong, in one line, where nobody could be asked.
     """
     from stoker.cli.printing import counted, say, warn
-    from stoker.errors import StokerError, UserError
+    from stoker.errors import NotInstalled, StokerError, UserError
 
     failed: dict[str, StokerError] = {}
     for name, table in tables.items():
@@ -76,9 +76,10 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
     if len(failed) == len(tables) == 1:
         raise next(iter(failed.values()))
     if len(failed) == len(tables):
-        raise StokerError("; ".join(f"{name}: {why}" for name, why in failed.items()))
+        kind = UserError if all(isinstance(why, UserError) for why in failed.values()) else StokerError
+        raise kind("; ".join(f"{name}: {why}" for name, why in failed.items()))
     for name, why in failed.items():
-        if not isinstance(why, UserError):
+        if not isinstance(why, NotInstalled):
             warn(f"{name} is not refreshed: {why}")
 
 

@@ -143,8 +143,8 @@ class Interrupts(Protocol):
 class Rehearses(Protocol):
     """A provider whose cloud can say beforehand what it would refuse."""
 
-    def rehearse(self, requests: tuple[Any, ...]) -> None:
-        """Ask, with what `build` gave. Makes nothing.
+    def rehearse(self, *launches: tuple[Any, ...]) -> None:
+        """Ask, with what `build` gave for each kind of offering that the job may be launched on. Makes nothing.
 
         Raises InvalidRequest where the request is at fault, and any other ProviderError where nothing is known so.
         """

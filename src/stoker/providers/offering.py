@@ -61,15 +61,20 @@ def offering(
 def fewest_gpus(resources: Resources, found: Iterable[Offering]) -> list[Offering]:
     """Those with as many GPUs as were asked for; where no machine has exactly so many, those with the fewest more.
 
-    Nobody who asks for one GPU wants to pay for sixteen because the others were dry. Of what `resources.spot` leaves
-    out nothing is seen. Who names machines gets those.
+    Nobody who asks for one GPU wants to pay for sixteen because the others were dry, nor because they are no longer
+    listed. Of what `resources.spot` leaves out nothing is seen. Who names machines gets those.
     """
     offered = list(found)
     if resources.machine or resources.gpus is None or not resources.gpus.count:
         return offered
-    wanted = {"never": (False,), "only": (True,), "prefer": (True, False)}[resources.spot]
-    fewest = min((each.gpus for each in offered if each.spot in wanted), default=None)
-    return [each for each in offered if fewest is None or each.gpus == fewest]
+    most = math.inf if resources.gpus.most is None else resources.gpus.most
+    fewest = min((each.gpus for each in offered if is_wanted(resources, spot=each.spot)), default=None)
+    return [each for each in offered if (fewest is None or each.gpus == fewest) and each.gpus <= most]
+
+
+def is_wanted(resources: Resources, *, spot: bool) -> bool:
+    """Whether the job takes spot machines, or on-demand ones."""
+    return spot in {"never": (False,), "only": (True,), "prefer": (True, False)}[resources.spot]
 
 
 def table_source(price: Price | None) -> str:

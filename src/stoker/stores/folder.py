@@ -43,10 +43,21 @@ from stoker.stores.transfer import (
 
 # Files being written, out of sight. In the root, so that a name of any length can be written.
 _PARTIAL = ".stoker-partial"
+# What is there for a moment, while somebody tries whether the store can be written to.
+_FLEETING = (_PARTIAL, "check", "probes")
 # A file nobody holds a lock on is stale after this long: longer than any pause between opening and locking.
 _STALE_AFTER_S = 60.0
 # A folder may be pruned by one writer while another is about to use it; each round needs another such coincidence.
 _ROUNDS = 20
+
+
+def _holds_something(root: Path) -> bool:
+    try:
+        with os.scandir(root) as entries:
+            return any(entry.name not in _FLEETING for entry in entries)
+    except OSError:
+        # Not there, or not to be looked into.
+        return root.is_dir()
 
 
 class FolderStore:
@@ -58,7 +69,9 @@ class FolderStore:
         self._url = root.as_uri()
         # Once seen, a root that is missing is a disk that is not mounted or a folder that was moved away. Nothing may
         # be concluded from that, and nothing may be written in its place.
-        self._seen = root.is_dir()
+        # Whether it was seen to hold something: only then is it missed when it is not there. An empty one may be
+        # another's trial, and be withdrawn at any moment.
+        self._seen = _holds_something(root)
         # The folders that this object made, down to the one for unfinished files: see `_withdraw`.
         self._made: builtins.list[str] = []
 

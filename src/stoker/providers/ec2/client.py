@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from stoker.errors import AuthDenied, UserError
+from stoker.errors import AuthDenied, NotInstalled, UserError
 
 # What brings boto3.
 INSTALL = "pip install 'stoker[aws]'"
@@ -66,7 +66,7 @@ class Clients:
     def session(self) -> Any:
         if self._session is None:
             if not installed():
-                raise UserError(f"resources.provider: ec2 needs boto3; {INSTALL}")
+                raise NotInstalled(f"resources.provider: ec2 needs boto3; {INSTALL}")
             import boto3
             from botocore.exceptions import BotoCoreError
 

@@ -125,8 +125,12 @@ class Ec2Provider:
         self._name_ranks(requests[-1], found)
         return found
 
-    def rehearse(self, requests: tuple[Request, ...]) -> None:
+    def rehearse(self, *launches: tuple[Request, ...]) -> None:
         """Ask EC2 whether it would, by a dry run. A placement group of ours is not there yet, and left out."""
+        for requests in launches:
+            self._rehearse(requests)
+
+    def _rehearse(self, requests: tuple[Request, ...]) -> None:
         own_group = any(each.operation == "CreatePlacementGroup" for each in requests)
         for each in self.resolved(requests):
             if each.operation != "RunInstances":

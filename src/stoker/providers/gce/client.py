@@ -7,11 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from stoker.errors import AuthDenied, ProviderError, Transient, UserError
+from stoker.errors import AuthDenied, NotInstalled, ProviderError, Transient
 from stoker.providers.gce.errors import first_line, refused
 
 Service = Literal["compute", "cloudbilling", "logging", "cloudresourcemanager", "iam", "serviceusage", "storage"]
@@ -20,6 +21,8 @@ Service = Literal["compute", "cloudbilling", "logging", "cloudresourcemanager", 
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
 _CONNECT_S = 5.0
 _READ_S = 30.0
+# For what is only looked at before a submission: firewalls that let nothing through do not answer either.
+_HURRIED_S = 5.0
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 # Passes are repeated by nature. A few quick retries bridge a hiccup; more would only hide an outage.
 _ATTEMPTS = 3
@@ -62,11 +65,21 @@ class Api:
     """
 
     def __init__(self) -> None:
+        self._hurried = threading.local()
         self._lock = threading.Lock()
         self._client: Any = None
         self._credentials: Any = None
         self._project: str | None = None
         self._read_s = 0.0
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """What this thread asks meanwhile is asked once, and may not take long: somebody waits, and can do without."""
+        self._hurried.on = True
+        try:
+            yield
+        finally:
+            self._hurried.on = False
 
     # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -114,8 +127,9 @@ class Api:
         import httpx
 
         url = f"{origin(service)}{path}"
-        timeout = httpx.Timeout(read_s, connect=_CONNECT_S)
-        attempts = 1 if method == "POST" else _ATTEMPTS
+        hurried = getattr(self._hurried, "on", False)
+        timeout = httpx.Timeout(_HURRIED_S if hurried else read_s, connect=_HURRIED_S if hurried else _CONNECT_S)
+        attempts = 1 if hurried or method == "POST" else _ATTEMPTS
         pause_s = _FIRST_PAUSE_S
         while True:
             attempts -= 1
@@ -250,7 +264,7 @@ def check_installed() -> None:
     """Raises UserError where what the provider needs is not installed."""
     missing = [name for name in ("httpx", "google.auth") if not _is_there(name)]
     if missing:
-        raise UserError(f"resources.provider: gce needs {' and '.join(missing)}; pip install 'stoker[gcp]'")
+        raise NotInstalled(f"resources.provider: gce needs {' and '.join(missing)}; pip install 'stoker[gcp]'")
 
 
 def _is_there(name: str) -> bool:

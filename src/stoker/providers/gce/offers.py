@@ -6,6 +6,7 @@ where GPUs are attached. Prices, spot too, are always those of the table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -48,10 +49,12 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
     machines = _candidates(resources, place.region)
     if not machines:
         return ()
-    listed = _listed(api, place, "machineTypes", [catalog.attached(machine.name)[0] for machine in machines])
-    types = _types(listed)
+    listed = [_listed(api, place, "machineTypes", [catalog.attached(machine.name)[0] for machine in machines])]
+    types = _types(listed[0])
     gpus = {accelerator for machine in machines if (accelerator := catalog.attached(machine.name)[1])}
-    cards = _cards(_listed(api, place, "acceleratorTypes", gpus)) if gpus else {}
+    if gpus:
+        listed.append(_listed(api, place, "acceleratorTypes", gpus))
+    cards = _cards(listed[-1]) if gpus else {}
     where: dict[str, tuple[str, ...]] = {}
     found: list[MachineType] = []
     for machine in machines:
@@ -67,10 +70,12 @@ def live(api: Api, resources: Resources, place: Place) -> tuple[Offering, ...]:
         where[machine.name] = tuple(sorted(zone for zone in zones if _wanted(zone, resources.zones)))
         found.append(machine)
     offered = _offered(resources, place, found, where)
-    larger = not resources.machine and any(each.gpus > machines[0].gpus for each in offered)
-    if not offered or larger:
+    if not offered or offered[0].gpus > _fewest(resources, machines):
         # Nothing on offer ends a job, and larger machines cost more: that a zone gave no answer is no reason.
-        listed.answered(*listed.silent)
+        for each in listed:
+            each.answered(*(zone for zone in each.silent if _wanted(zone, resources.zones)))
+    if not offered:
+        places.check_spelling(place.region)
     return offered
 
 
@@ -141,6 +146,21 @@ def _known_zones(machine: MachineType, region: str, resources: Resources) -> tup
     if known or (machine.gpu and not resources.machine and places.zones_of(region)):
         return known
     return places.zones_of(region) or (f"{region}-a",)
+
+
+def _fewest(resources: Resources, machines: list[MachineType]) -> float:
+    """The fewest GPUs of a machine that could be sold to this job, if only a zone had it."""
+    if resources.machine:
+        return math.inf
+    sold = (machine.gpus for machine in machines if any(_ways(resources, machine)))
+    return min(sold, default=math.inf)
+
+
+def _ways(resources: Resources, machine: MachineType) -> tuple[bool, bool]:
+    """Whether this job may have the machine on demand, and on spot."""
+    reserved = resources.gce is not None and resources.gce.reservation is not None
+    standard = offering.is_wanted(resources, spot=False) and (machine.standard or reserved)
+    return standard, offering.is_wanted(resources, spot=True) and machine.spot
 
 
 def _wanted(zone: str, named: tuple[str, ...]) -> bool:

@@ -41,6 +41,8 @@ _OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shu
 
 # What a request takes for one machine, and for each of several.
 _ONE, _SEVERAL = "Instance", "InstanceProperties"
+# A slip of the pen is so near to what was meant. Real fields of one thing are seldom so near to each other.
+_SLIP = 0.9
 # Of a field in the table: a plain value, and what Compute Engine tells and is never told.
 _PLAIN, _TOLD = "", "-"
 
@@ -107,8 +109,14 @@ def _unknown(name: str, kind: str) -> Iterator[str]:
         if kind in (_ONE, _SEVERAL) and kind != other and name in _table()[other]:
             yield f"Compute Engine has no such field for {these}, only for {those}; leave it out"
             return
-    for meant in get_close_matches(name, [field for field, below in _table()[kind].items() if below != _TOLD], n=1):
-        yield f"Compute Engine has no such field; did you mean {meant}?"
+    fields = {_folded(field): field for field, below in _table()[kind].items() if below != _TOLD}
+    for meant in get_close_matches(_folded(name), fields, n=1, cutoff=_SLIP):
+        yield f"Compute Engine has no such field; did you mean {fields[meant]}?"
+
+
+def _folded(name: str) -> str:
+    """`minCpuPlatform` and `min_cpu_platform` are one to a person."""
+    return name.replace("_", "").replace("-", "").lower()
 
 
 @lru_cache(maxsize=1)

@@ -95,12 +95,18 @@ def check_region(region: str, zones: Iterable[str] = ()) -> None:
     if not _REGION.fullmatch(region):
         of_zone = region_of(region)
         raise _no_region(region, of_zone if of_zone in regions else spelling.nearest(region, regions))
-    words = {*spelling.COMPASS, *(word for known in regions for word in _words(known))}
-    if region not in regions and spelling.is_slip(_words(region), words):
-        raise _no_region(region, spelling.nearest(region, regions))
     for zone in zones:
         if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}-a")
+
+
+def check_spelling(region: str) -> None:
+    """Raise UserError for a region that is almost, and not quite, one of the table. Only where nobody can be asked, or
+    Compute Engine offers nothing there: new ones may look like that, too."""
+    regions = _table()["regions"]
+    words = {*spelling.COMPASS, *(word for known in regions for word in _words(known))}
+    if region not in regions and spelling.is_slip(_words(region), words):
+        raise _no_region(region, spelling.nearest(region, regions))
 
 
 def _no_region(region: str, near: str | None) -> UserError:
@@ -111,16 +117,17 @@ def _no_region(region: str, near: str | None) -> UserError:
 def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
     """What the project's table does not know of this place, a line each, for a plan that asks nobody.
 
-    Raises UserError for a zone that a region of the table does not have. Zones for accelerators alone are not in it.
+    Raises UserError for a region that is almost one of the table. Zones for accelerators alone are not in it.
     """
+    check_spelling(region)
     known = zones_of(region)
     if not known:
         return (spelling.unchecked("resources.region", region),)
-    missing = [zone for zone in zones if zone not in known]
-    for zone in missing:
-        if len(zone.rpartition("-")[2]) == 1:
-            raise UserError(f"resources.zones: {region} has no zone {zone}; name one of: {', '.join(known)}")
-    return tuple(spelling.unchecked("resources.zones", zone) for zone in missing)
+    return tuple(
+        f"{spelling.unchecked('resources.zones', zone)}; {region} has {', '.join(known)}"
+        for zone in zones
+        if zone not in known
+    )
 
 
 def _words(region: str) -> list[str]:

@@ -115,11 +115,11 @@ class GceProvider:
         """The placement policy where there is one, and one insert or bulk insert. Pure."""
         return request.build(order)
 
-    def rehearse(self, requests: tuple[HttpRequest, ...]) -> None:
+    def rehearse(self, *launches: tuple[HttpRequest, ...]) -> None:
         """Look whether what the requests name is there. Raises Misnamed for what is not."""
         from stoker.providers.gce import rehearsal
 
-        rehearsal.rehearse(self._api, requests)
+        rehearsal.rehearse(self._api, *launches)
 
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

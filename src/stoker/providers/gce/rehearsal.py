@@ -23,16 +23,17 @@ _Look = Callable[[Api, Place, str], Any]
 _LINK = re.compile(r"https?://[^/]+/compute/[^/]+/")
 
 
-def rehearse(api: Api, requests: tuple[HttpRequest, ...]) -> None:
-    """Look at everything that these requests name, and will not make themselves. Makes nothing.
+def rehearse(api: Api, *launches: tuple[HttpRequest, ...]) -> None:
+    """Look at everything that these requests name, and will not make themselves: once at each. Makes nothing.
 
     Raises Misnamed for the first that is not there, in one line that says what to do. What this person may not look at,
     and what gives no answer now, is left to the launch.
     """
-    place = Place.of(requests[-1].region or "")
-    for look, name in dict.fromkeys(_named(requests, place)):
+    place = Place.of(launches[0][-1].region or "")
+    for look, name in dict.fromkeys(named for requests in launches for named in _named(requests, place)):
         try:
-            look(api, place, name)
+            with api.hurried():
+                look(api, place, name)
         except NotFound as error:
             fix = network.to_do(error, place, name) if look is network.look else fix_of(error)
             raise Misnamed(f"{error}; {fix}") from error
