@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import StoreError, UserError
+from stoker.errors import StoreError, StoreUnavailable, UserError
 
 # A segment that is empty, `.` or `..` would leave its place in a folder; control characters and halves of surrogate
 # pairs do not survive every bucket. Refused everywhere alike, so that a job does not depend on where it is kept.
@@ -43,6 +43,14 @@ _FORMS = "a folder (/data/stoker, file:///data/stoker) or a bucket (s3://bucket/
 
 class FileChanged(StoreError):
     """The file changed while it was being sent; nothing was stored under its digest. Send it again later."""
+
+
+class ObjectChanged(StoreUnavailable):
+    """The object is not there any more as the version that was asked for."""
+
+
+class ObjectNamesUnusable(StoreError):
+    """Some object has a name that cannot be one here: `..` in it, a control character."""
 
 
 @dataclass(frozen=True)

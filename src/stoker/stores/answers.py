@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 
-from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.exceptions import InvalidPathError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.store import ObjectChanged, ObjectNamesUnusable
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 # Google says here who may not do what, and in the message only that it is so.
 _DETAILS = re.compile(r"<Details>([^<]+)</Details>")
+_BAD_NAME = re.compile(r'parsing Path "(.*?)": ', re.DOTALL)
 # Client errors that pass by themselves: timeout, conflict, too early, too many requests.
 _PASSING = frozenset({408, 409, 425, 429})
 _LONGEST = 300
@@ -25,7 +28,12 @@ def translated(error: Exception, url: str) -> StoreError:
         bucket = url.partition("://")[2].partition("/")[0]
         return StoreDenied(f"the bucket {bucket} does not exist; create it, or name another store")
     if isinstance(error, PreconditionError):
-        return StoreUnavailable(f"{url}: the object was overwritten while it was read")
+        return ObjectChanged(f"{url}: the object was overwritten while it was read")
+    if isinstance(error, InvalidPathError):
+        # What was asked for had a name that was checked before: this one was found in a listing.
+        named = _BAD_NAME.search(str(error))
+        name = json.dumps(named[1])[1:-1] if named else "?"
+        return ObjectNamesUnusable(f"{url}: an object there is called {name}, which cannot be the path of a file")
     why = reason(error)
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         return StoreDenied(f"{url} refused: {why}")

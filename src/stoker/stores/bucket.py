@@ -19,15 +19,17 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from stoker.errors import StoreError, StoreUnavailable, UserError
-from stoker.store import FileChanged, Meta, Object, Sent, check_key, check_prefix
+from stoker.store import FileChanged, Meta, Object, ObjectChanged, Sent, check_key, check_prefix
 from stoker.stores.answers import first_line, status
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
 # Up to here an object travels in one request that must be over in seconds; beyond, in parts that may take longer.
 _SMALL = 1 << 20
+# So little comes in time even where many come at once.
+_TINY = 64 << 10
 _PART = 8 << 20
 _PARTS_AT_ONCE = 4
 _QUICK_TIMEOUT_S = 8.0
@@ -177,6 +179,31 @@ class BucketStore(ABC):
                 out.write(part)
         return digest.hexdigest()
 
+    def get_part(self, meta: Meta, begin: int, end: int) -> memoryview:
+        """The bytes from `begin` to `end` of that very version of the object.
+
+        Raises ObjectChanged where the object is not there any more as it was then.
+        """
+        client = self._quick if end - begin <= _TINY else self._bulk
+        try:
+            data = self._get_part(client, meta, begin, end)
+        except FileNotFoundError as error:
+            self._check_absent(error)
+            raise ObjectChanged(f"{self._url}: {meta.key} is not there any more") from error
+        except (BaseError, OSError) as error:
+            raise self._translated(error) from error
+        if len(data) != end - begin:
+            raise StoreUnavailable(f"{self._url}: {meta.key} came with {len(data)} bytes instead of {end - begin}")
+        return data
+
+    def _get_part(self, client: ObjectStore, meta: Meta, begin: int, end: int) -> memoryview:
+        # Without the condition, an object overwritten meanwhile would be pieced together from two.
+        options: GetOptions = {"if_match": meta.etag} if meta.etag else {}
+        if (begin, end) != (0, meta.size):
+            options["range"] = (begin, end)
+        # Not copied to `bytes`: it is only hashed, written and joined.
+        return memoryview(obstore.get(client, meta.key, options=options).bytes())
+
     def _checked_parts(self, meta: Meta) -> Iterator[memoryview | None]:
         parts = self._parts(meta)
         while True:
@@ -196,11 +223,7 @@ class BucketStore(ABC):
         """The object's bytes in order, all of one version, some parts fetched ahead."""
 
         def fetch(begin: int) -> memoryview:
-            end = min(begin + _PART, meta.size)
-            # Without the condition, an object overwritten meanwhile would be pieced together from two.
-            result = obstore.get(self._bulk, meta.key, options={"range": (begin, end), "if_match": meta.etag})
-            # Not copied to `bytes`: it is only hashed, written and joined.
-            return memoryview(result.bytes())
+            return self._get_part(self._bulk, meta, begin, min(begin + _PART, meta.size))
 
         begins = iter(range(start, meta.size, _PART))
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="fetch") as pool:

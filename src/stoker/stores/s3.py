@@ -14,11 +14,18 @@ from stoker.errors import NoCredentials, StoreDenied, StoreError, UserError
 from stoker.stores.answers import first_line, translated
 from stoker.stores.bucket import BucketStore, open_pair
 
+_REGION_HEADER = "x-amz-bucket-region"
+_ASK_S = 10.0
 
-def open_s3(bucket: str, prefix: str) -> BucketStore:
-    """The bucket, with endpoint, region and credentials from the environment. Asks nobody yet."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    options: dict[str, Any] = {}
+
+class WrongRegion(StoreDenied):
+    """The bucket is in another region than was asked."""
+
+
+def open_s3(bucket: str, prefix: str, *, region: str | None = None) -> BucketStore:
+    """The bucket, with endpoint, credentials and (unless given) region from the environment. Asks nobody yet."""
+    endpoint = endpoint_address()
+    options: dict[str, Any] = {"region": region} if region else {}
     if endpoint:
         # Whoever runs their own endpoint seldom has a name in DNS for every bucket.
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
@@ -38,13 +45,38 @@ def open_s3(bucket: str, prefix: str) -> BucketStore:
     return S3Bucket(url, quick=quick, bulk=bulk)
 
 
+def endpoint_address() -> str | None:
+    """Where S3 is, if not at Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def bucket_region(bucket: str) -> str | None:
+    """The region that a bucket is in, which S3 tells everybody who asks for it anywhere; None where it does not."""
+    # Seldom needed, and slow to import.
+    import urllib.error
+    import urllib.request
+
+    endpoint = endpoint_address()
+    # In the path: a bucket with dots in its name has no certificate.
+    request = urllib.request.Request(f"{endpoint or 'https://s3.amazonaws.com'}/{bucket}", method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
+            return str(answer.headers.get(_REGION_HEADER) or "") or None
+    except urllib.error.HTTPError as error:
+        # Refused, or sent elsewhere: it says where all the same.
+        with error:
+            return str(error.headers.get(_REGION_HEADER) or "") or None
+    except OSError:
+        return None
+
+
 class S3Bucket(BucketStore):
     """A `Store` on S3."""
 
     def _translated(self, error: Exception) -> StoreError:
         text = str(error)
         if "Received redirect" in text:
-            return StoreDenied(f"{self.url} is in another region; set AWS_REGION to the bucket's")
+            return WrongRegion(f"{self.url} is in another region; set AWS_REGION to the bucket's")
         if "169.254.169.254" in text or "169.254.170." in text:
             return NoCredentials(
                 f"{self.url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE "
