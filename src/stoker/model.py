@@ -106,6 +106,11 @@ class Offering:
         """The same for the same thing whatever its price: what is remembered when it is dry."""
         return f"{self.provider}/{self.machine}/{self.zone}/{'spot' if self.spot else 'on-demand'}"
 
+    @property
+    def title(self) -> str:
+        """The same for people: `n1-standard-4 spot in us-central1-a`."""
+        return f"{self.machine} {'spot' if self.spot else 'on-demand'} in {self.zone or 'any zone'}"
+
 
 @dataclass(frozen=True)
 class Instance:

@@ -75,16 +75,16 @@ def test_a_dry_offering_is_left_alone_for_a_while_and_longer_each_time() -> None
     twice = make_state(CLAIM, closed(2, "dry", 50), CLAIM, closed(4, "dry", 100))
     only = (SPOT_A,)
     assert choose(once, now_s=101) == Chosen(SPOT_B, "spot first")
-    assert choose(once, offerings=only, now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.key}")
+    assert choose(once, offerings=only, now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.title}")
     assert choose(once, offerings=only, now_s=102) == Chosen(SPOT_A, "spot first")
-    assert choose(twice, offerings=only, now_s=103) == Dry(at(104), f"no capacity: {SPOT_A.key}")
+    assert choose(twice, offerings=only, now_s=103) == Dry(at(104), f"no capacity: {SPOT_A.title}")
 
 
 def test_an_attempt_that_ran_ends_the_drought() -> None:
     state = make_state(
         CLAIM, closed(2, "dry", 90), CLAIM, Launched(4, nodes(4)), closed(4, "lost", 100), CLAIM, closed(7, "dry", 100)
     )
-    assert choose(state, offerings=(SPOT_A,), now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.key}")
+    assert choose(state, offerings=(SPOT_A,), now_s=101) == Dry(at(102), f"no capacity: {SPOT_A.title}")
 
 
 def test_what_was_refused_is_not_asked_for_again_until_a_resume() -> None:

@@ -168,8 +168,10 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return f"getting {f'{nodes} × ' if nodes > 1 else ''}{offering_text(offering, nodes)} ({entry.reason})"
         case Launched(claim=claim):
             return f"{_attempt(state, claim)} has its machines: {entry.reason}"
-        case Closed(outcome="dry"):
-            return f"no capacity: {entry.reason}"
+        case Closed(claim=claim, outcome="dry"):
+            # What exactly the cloud said fills lines; `explain` has it.
+            dry = state.claim(claim) if state is not None else None
+            return f"no capacity: {dry.offering.title if dry is not None else entry.reason}"
         case Closed(claim=claim, outcome=outcome):
             return f"{_attempt(state, claim)} {outcome_text(outcome, entry.reason)}"
         case Ended(outcome=outcome):
@@ -188,15 +190,15 @@ class Teller:
     def __init__(self) -> None:
         self._pending = ""
         self._pending_since_s = 0.0
-        # What had nothing and why; and what is tried once more, by its claim, in case that something comes of it.
-        self._dry: set[tuple[str, str]] = set()
+        # What had nothing; and what is tried once more, by its claim, in case that something comes of it.
+        self._dry: set[str] = set()
         self._again: dict[int, str] = {}
 
     def take(self, entry: Entry, state: JobState | None, now_s: float) -> list[str]:
         """What is told of this entry now. `now_s` is monotonic."""
         text = news(entry, state)
         match entry.event:
-            case Claimed(offering=offering) if any(key == offering.key for key, _ in self._dry):
+            case Claimed(offering=offering) if offering.key in self._dry:
                 self._again[entry.seq] = text or ""
                 return self._flushed()
             case Claimed():
@@ -205,10 +207,10 @@ class Teller:
             case Closed(claim=claim, outcome="dry"):
                 self._again.pop(claim, None)
                 found = state.claim(claim) if state is not None else None
-                told = (found.offering.key if found is not None else "", entry.reason)
-                if told in self._dry:
+                key = found.offering.key if found is not None else ""
+                if key in self._dry:
                     return []
-                self._dry.add(told)
+                self._dry.add(key)
                 lines, self._pending, self._pending_since_s = self._flushed(), text or "", now_s
                 return lines
             case Launched(claim=claim):

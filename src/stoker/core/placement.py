@@ -96,7 +96,21 @@ def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now
                 reason = "on-demand: no spot to be had"
             return Chosen(offering, reason)
     soonest = min(dry[offering.key] for offering in usable)
-    return Dry(soonest, f"no capacity: {_few(sorted({offering.key for offering in usable}))}")
+    return Dry(soonest, f"no capacity: {_few(sorted({offering.title for offering in usable}))}")
+
+
+def next_try(state: JobState, policy: Policy, dry_for_s: float = 0.0) -> datetime | None:
+    """When a job for which everything was dry is tried again, as far as its own log tells; None where something else
+    came last. `dry_for_s` is how long its provider's dry offerings are left alone by everybody."""
+    last = state.last_claim
+    if state.open_claims or last is None or last.closed is None or last.closed.outcome != "dry":
+        return None
+    least = {
+        claim.offering.key: claim.closed_at + timedelta(seconds=dry_for_s)
+        for claim in state.since_opened()
+        if claim.closed_at is not None and claim.closed is not None and claim.closed.outcome == "dry"
+    }
+    return min(_later(_dry(state, policy), least).values(), default=None)
 
 
 def _few(names: list[str]) -> str:
