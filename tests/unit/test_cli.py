@@ -17,7 +17,7 @@ import pytest
 
 from stoker import client, codec, index, layout, log
 from stoker.cli import COMMANDS, cli, main, run
-from stoker.cli.following import Follower, Screen, _beat_parts, node_logs
+from stoker.cli.following import Follower, Screen, node_logs
 from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
 from stoker.cli.printing import table
 from stoker.cli.ps import job_summaries
@@ -26,11 +26,9 @@ from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.model import (
     Capabilities,
-    CheckpointRef,
     Claimed,
     Ended,
     Event,
-    Heartbeat,
     Launched,
     NodeRef,
     Offering,
@@ -480,19 +478,6 @@ def test_a_progress_bar_does_not_fill_the_terminal(capsys: pytest.CaptureFixture
     assert out.getvalue() == "" and "running │ 20%" in capsys.readouterr().err
     screen.line(Line(attempt=1, rank=0, at=0.0, text="done", end="\n"))
     assert out.getvalue() == "done\n"
-
-
-def test_the_status_tells_step_metrics_and_safety() -> None:
-    now = datetime(2026, 11, 16, tzinfo=timezone.utc)
-    beat = Heartbeat(
-        beat=1, phase="training", at=now, interval_s=1, trained_s=9.0, step=413, metrics={"loss": 0.123456}
-    )
-    waiting = Heartbeat(beat=1, phase="waiting", at=now, interval_s=1)
-    assert _beat_parts([beat, waiting], now) == ["step 413", "loss 0.1235", "no checkpoint yet"]
-    resumed = replace(beat, restored_from="00000002/000003-step-400")
-    assert _beat_parts([resumed], now)[-1] == "from step-400"
-    saved = CheckpointRef(key="00000004/000001-step-410", name="step-410", committed_at=now - timedelta(seconds=3))
-    assert _beat_parts([replace(resumed, checkpoint=saved)], now)[-1] == "checkpoint step-410 3.0 s ago"
 
 
 def test_old_decisions_are_not_told_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

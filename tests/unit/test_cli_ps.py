@@ -9,9 +9,9 @@ import pytest
 
 from stoker import codec, layout
 from stoker.cli import ps
-from stoker.cli.following import status_text
 from stoker.cli.printing import as_of
 from stoker.cli.report import job_text
+from stoker.cli.status_line import status_of
 from stoker.model import Claimed, Ended, Launched, Offering
 from stoker.spec import Submission
 from stoker.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
@@ -31,7 +31,7 @@ def attempt(*phases: str | None, outcome: str | None = None) -> AttemptSummary:
     ("changes", "told"),
     [
         ({}, "waits for a governor"),
-        ({"reason": "no capacity: gce/n2-standard-2/z/spot"}, "no capacity: gce/n2-standard-2/z/spot"),
+        ({"reason": "no capacity: n2-standard-2 spot in z"}, "no capacity: n2-standard-2 spot in z"),
         ({"phase": "launching"}, "asks for machines"),
         ({"phase": "launching", "attempts": (attempt("exited", outcome="reclaimed"),)}, "asks for machines"),
         ({"phase": "launching", "attempts": (attempt(None),)}, "its machine boots"),
@@ -105,5 +105,5 @@ def test_so_is_the_line_below_the_log() -> None:
     store = MemoryStore(lambda: heard)
     key = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
     store.put(layout.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
-    text = status_text(store, JOB, make_state(*RUNNING))
+    text = status_of(store, JOB, make_state(*RUNNING)).text
     assert "step 412" in text and "as of 2m 1" in text

@@ -7,26 +7,25 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from typing import TextIO
 
 import click
 
-from stoker import facts, log
-from stoker.cli.printing import ago, as_of, dollars, harmless, legible, number
-from stoker.cli.timeline import Teller, checkpoint_name
-from stoker.core.costs import job_cost
+from stoker import log
+from stoker.cli.printing import harmless, legible
+from stoker.cli.status_line import Status, status_of
+from stoker.cli.timeline import Teller
 from stoker.fold import JobState, fold
-from stoker.model import Heartbeat, Known
 from stoker.reading.logs import Line, NodeLog, follow
 from stoker.store import Store
-from stoker.summary import phase_of
 
 _STATUS_NEAR_S = 0.5
 _STATUS_FAR_S = 5.0
+# What is said to be out of date is looked at again no sooner.
+_STALE_S = 0.5
 _CLEAR = "\r\x1b[K"
-# Metrics that fit beside the rest.
-_MOST_METRICS = 3
+# A progress bar leaves so much to the status.
+_LEAST_ROOM = 40
 
 
 def node_logs(state: JobState, rank: int | None = None, attempt: int | None = None) -> list[NodeLog]:
@@ -69,11 +68,17 @@ class Screen:
         self._out.flush()
         click.secho(f"[stoker] {legible(text)}", dim=True, err=True)
 
+    @property
+    def room(self) -> int:
+        """How many columns there are for the status."""
+        wide = _columns()
+        return max(wide - len(self._bar) - 3, min(wide, _LEAST_ROOM)) if self._bar else wide
+
     def status(self, text: str) -> None:
         flat = f"{text} │ {self._bar}" if self._bar else text
         if not self._live or flat == self._shown:
             return
-        wide = shutil.get_terminal_size().columns - 1
+        wide = _columns()
         # Not through click, which cannot overwrite a line: so NO_COLOR is minded here.
         sys.stderr.write(_CLEAR + (flat[:wide] if os.environ.get("NO_COLOR") else click.style(flat[:wide], dim=True)))
         sys.stderr.flush()
@@ -87,6 +92,11 @@ class Screen:
 
     def flush(self) -> None:
         self._out.flush()
+
+
+def _columns() -> int:
+    """All but the last, in which a terminal would begin another line."""
+    return shutil.get_terminal_size().columns - 1
 
 
 class Follower:
@@ -114,19 +124,23 @@ class Follower:
         self._since = since
         self._teller = Teller()
         self._looked = 0.0
-        self._text = ""
+        # Something was told that the status does not know yet.
+        self._stale = False
+        self._told = Status()
 
     def run(self, tail: int | None = None, sleep: Callable[[float], object] = time.sleep) -> None:
         """Print until the job has ended."""
 
         def pause(seconds: float) -> None:
             self._screen.flush()
-            self._screen.status(self._status())
+            self._screen.status(self._status().fitted(self._screen.room))
             sleep(seconds)
 
         try:
             for line in follow(self._store, self._job, self._watch, tail=tail, sleep=pause):
                 self._screen.line(line)
+                # Who prints may train by now.
+                self._stale |= not self._told.running
         finally:
             self._screen.clear()
             self._screen.flush()
@@ -134,6 +148,7 @@ class Follower:
     def _watch(self) -> tuple[Sequence[NodeLog], bool]:
         for entry in log.entries(self._store, self._job, self.state.seq + 1 if self.state else 1):
             self.state = fold(self._job, [entry], self.state)
+            self._stale = True
             if self._events and entry.seq > self._since:
                 self._tell(self._teller.take(entry, self.state, time.monotonic()))
         self._tell(self._teller.due(time.monotonic()))
@@ -145,50 +160,9 @@ class Follower:
         for text in lines:
             self._screen.event(text)
 
-    def _status(self) -> str:
-        if time.monotonic() - self._looked >= (_STATUS_NEAR_S if self._store.near else _STATUS_FAR_S):
-            self._looked = time.monotonic()
-            self._text = status_text(self._store, self._job, self.state) if self.state is not None else ""
-        return self._text
-
-
-def status_text(store: Store, job: str, state: JobState) -> str:
-    """`running · attempt 2 · step 413 · loss 0.12 · checkpoint step-400 3.1 s ago · $0.01`."""
-    told = {claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims}
-    heard = [
-        node.heartbeat.value
-        for nodes in told.values()
-        for node in nodes
-        if isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
-    ]
-    now = datetime.now(timezone.utc)
-    parts = [job, phase_of(state, told)]
-    if state.attempts:
-        parts.append(f"attempt {len(state.attempts)}")
-    parts += _beat_parts([beat.value for beat in heard], now)
-    old = as_of(max((beat.modified for beat in heard), default=None), now)
-    if old:
-        parts.append(old)
-    cost = job_cost(state, now).spent
-    if cost:
-        parts.append(dollars(cost))
-    return legible(" · ".join(parts))
-
-
-def _beat_parts(beats: list[Heartbeat], now: datetime) -> list[str]:
-    if not beats:
-        return []
-    # While one attempt saves and the next waits, the one that trained tells more.
-    beat = max(beats, key=lambda beat: beat.trained_s)
-    parts = []
-    if beat.step is not None:
-        parts.append(f"step {beat.step}")
-    shown = [(name, value) for name, value in beat.metrics.items() if name != "step"]
-    parts += [f"{name} {number(value)}" for name, value in shown[:_MOST_METRICS]]
-    if beat.checkpoint is not None:
-        parts.append(f"checkpoint {beat.checkpoint.name} {ago(beat.checkpoint.committed_at, now)}")
-    elif beat.restored_from is not None:
-        parts.append(f"from {checkpoint_name(beat.restored_from)}")
-    elif beat.trained_s > 0:
-        parts.append("no checkpoint yet")
-    return parts
+    def _status(self) -> Status:
+        usual_s = _STATUS_NEAR_S if self._store.near else _STATUS_FAR_S
+        if time.monotonic() - self._looked >= (_STALE_S if self._stale else usual_s):
+            self._looked, self._stale = time.monotonic(), False
+            self._told = status_of(self._store, self._job, self.state) if self.state is not None else Status()
+        return self._told

@@ -1,0 +1,148 @@
+"""The line below a log that is followed: what it tells, what of it fits, and that it does not lag behind the log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from stoker import codec, layout, log
+from stoker.cli import following
+from stoker.cli.following import Follower, Screen
+from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
+from stoker.core.placement import next_try
+from stoker.core.policy import DEFAULT
+from stoker.model import CheckpointRef, Claimed, Closed, Ended, Event, Heartbeat, Launched, Offering, Record, Submitted
+from stoker.reading.logs import Line
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_data import JOB, at, make_beat, make_state, nodes
+
+NOW = datetime(2026, 11, 16, tzinfo=timezone.utc)
+BEAT = Heartbeat(
+    beat=1,
+    phase="training",
+    at=NOW,
+    interval_s=1,
+    trained_s=9.0,
+    step=413,
+    metrics={"loss": 0.123456, "accuracy": 0.51234, "lr": 0.001},
+)
+GCE = Offering("gce", "n1-standard-4", "us-central1-a", True, price=0.05)
+CLAIM = Claimed(GCE, nodes=1)
+
+
+def closed(claim: int, outcome: str, at_s: float) -> tuple[Event, float]:
+    return Closed(claim, outcome, "rule"), at_s  # type: ignore[arg-type]
+
+
+def texts(parts: list[Part]) -> list[str]:
+    return [part.text for part in parts]
+
+
+def test_the_status_tells_step_metrics_and_safety() -> None:
+    beat = replace(BEAT, metrics={"loss": 0.123456})
+    waiting = Heartbeat(beat=1, phase="waiting", at=NOW, interval_s=1)
+    assert texts(beat_parts([beat, waiting], NOW)) == ["step 413", "loss 0.1235", "no checkpoint yet"]
+    resumed = replace(beat, restored_from="00000002/000003-step-400")
+    assert texts(beat_parts([resumed], NOW))[-1] == "from step-400"
+    saved = CheckpointRef(key="00000004/000001-step-410", name="step-410", committed_at=NOW - timedelta(seconds=3))
+    assert texts(beat_parts([replace(resumed, checkpoint=saved)], NOW))[-1] == "checkpoint step-410 3.0 s ago"
+
+
+def test_what_does_not_fit_is_left_out_whole_and_step_and_cost_stay() -> None:
+    saved = CheckpointRef(key="00000004/000001-step-410", name="step-410", committed_at=NOW - timedelta(seconds=3))
+    beats = beat_parts([replace(BEAT, checkpoint=saved)], NOW)
+    status = Status((Part("first-7f3k", 1), Part("running"), Part("attempt 2", 3), *beats, Part("$0.0123")))
+    assert status.fitted(200) == status.text
+    whole = set(texts(list(status.parts)))
+    for room in range(38, 140):
+        line = status.fitted(room)
+        assert len(line) <= room and set(line.split(" · ")) <= whole, line
+        assert {"running", "step 413", "$0.0123"} <= set(line.split(" · ")), line
+    assert status.fitted(79) == "first-7f3k · running · attempt 2 · step 413 · loss 0.1235 · $0.0123"
+    assert status.fitted(10) == "running · "
+
+
+# ── Everything is dry ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_that_waits_for_capacity_says_until_when() -> None:
+    dry = make_state(CLAIM, closed(2, "dry", 100))
+    assert next_try(dry, DEFAULT) == at(102) and next_try(dry, DEFAULT, 60.0) == at(160)
+    assert texts(dry_parts(dry, at(110))) == ["everything is dry", "next try in 50 s"]
+    assert texts(dry_parts(dry, at(161))) == ["everything is dry", "tries again"]
+    assert dry_parts(dry, at(101)) == [], "the next offering is tried in a moment"
+    assert dry_parts(make_state(), at(110)) == []
+    assert dry_parts(make_state(CLAIM, closed(2, "refused", 100)), at(110)) == []
+    assert next_try(make_state(CLAIM, closed(2, "dry", 100), CLAIM), DEFAULT) is None
+
+
+def test_so_the_line_tells_it() -> None:
+    state = make_state(CLAIM, closed(2, "dry", 100))
+    status = status_of(MemoryStore(lambda: NOW), JOB, state)
+    assert status.text == f"{JOB} · queued · everything is dry · tries again" and not status.running
+
+
+# ── Not behind the log ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Far(MemoryStore):
+    @property
+    def near(self) -> bool:
+        return False
+
+
+def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far away it is looked at every few seconds; a launch, and a first line, are reasons to look at once."""
+    store = Far(lambda: NOW)
+    seen: list[str] = []
+    clock_s = [1000.0]
+    monkeypatch.setattr(following.time, "monotonic", lambda: clock_s[0])
+
+    def append(event: Event) -> None:
+        state = log.read(store, JOB)
+        record = Record(token=log.new_token(), by="t", reason="because", event=event)
+        assert log.append(store, JOB, state.seq + 1 if state else 1, record)
+
+    def beat() -> None:
+        key = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
+        store.put(layout.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
+
+    append(Submitted(spec_digest="", submitter="jane"))
+    append(CLAIM)
+    line = Line(attempt=1, rank=0, at=0.0, text="step 412", end="\n")
+
+    def follow(_store: Any, _job: str, watch: Any, *, sleep: Any, **_: Any) -> Any:
+        for change in (None, lambda: append(Launched(2, nodes(2))), beat):
+            if change is not None:
+                change()
+            watch()
+            if change is beat:
+                yield line
+            clock_s[0] += 1.0
+            sleep(0.0)
+        append(Closed(claim=2, outcome="succeeded", rule="finished"))
+        append(Ended(outcome="succeeded", rule="finished"))
+
+    monkeypatch.setattr(following, "follow", follow)
+    screen = Screen(StringIO(), prefix=False, live=False)
+    monkeypatch.setattr(screen, "status", seen.append)
+    Follower(store, JOB, screen, events=False).run(sleep=lambda _: None)
+    assert [" · ".join(text.split(" · ")[1:3]) for text in seen] == [
+        "launching",
+        "launching · attempt 1",
+        "running · attempt 1",
+    ]
+
+
+def test_a_progress_bar_leaves_room_for_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen(StringIO(), prefix=False, live=True)
+    assert screen.room == 79
+    screen.line(Line(attempt=1, rank=0, at=0.0, text="#" * 20, end="\r"))
+    assert screen.room == 56
+    screen.line(Line(attempt=1, rank=0, at=0.0, text="#" * 200, end="\r"))
+    assert screen.room == 40
