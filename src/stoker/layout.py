@@ -4,12 +4,15 @@
     jobs/<job>/log/<seq, 8 digits>.json
     code/<digest>.tar.gz                              submitter; shared by jobs with the same code
     bundles/<digest>.tar.gz                           submitter; agents that machines install, shared by jobs
+    tools/<digest>.gz                                 submitter; programs that machines fetch when they need them
     policy/…                                          the house
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>  metrics/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
     work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
     work/<job>/outputs/<claim>/…                      agents; plain files
+    work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
+        manifest.json  <digest>  used
     active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
     probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock
@@ -30,6 +33,9 @@ INDEX = "index/"
 GOVERNORS = "governors/"
 CODE = "code/"
 BUNDLES = "bundles/"
+TOOLS = "tools/"
+# No job is called so: each has a suffix.
+ENVIRONMENTS = "work/environments/"
 DRY = "dry/"
 PLACES = "places/"
 # Stands for a provider that has none.
@@ -55,6 +61,29 @@ def code(digest: str) -> str:
 def bundle(digest: str) -> str:
     """An agent that installs without a package index."""
     return f"bundles/{digest}.tar.gz"
+
+
+def tool(digest: str) -> str:
+    """A program for machines, compressed; the digest is of what is kept."""
+    return f"{TOOLS}{digest}.gz"
+
+
+def environments(job: str | None = None) -> str:
+    """Where environments are kept for all jobs, or for one where its machines may not write elsewhere."""
+    return ENVIRONMENTS if job is None else f"work/{job}/environments/"
+
+
+def environment_manifest(place: str, key: str) -> str:
+    return f"{place}{key}/manifest.json"
+
+
+def environment_part(place: str, key: str, digest: str) -> str:
+    return f"{place}{key}/{digest}"
+
+
+def environment_used(place: str, key: str) -> str:
+    """When this was written, the environment was last used."""
+    return f"{place}{key}/used"
 
 
 def log_entry(job: str, seq: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from stoker.agent.prepare import SetupFailed
 SLOW_S = 300.0
 # Shorter ones are not worth a line of their own.
 _WORTH_TELLING_S = 1.0
+# Between two looks whether a command has ended: short ones are not made longer by being waited for.
+_FIRST_LOOK_S = 0.002
 _LOOK_EVERY_S = 0.05
 _QUOTED_LINES = 3
 
@@ -27,6 +31,14 @@ class Step:
     name: str
     command: Command
     remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended that was run for its output."""
+
+    code: int
+    text: str
 
 
 class Steps:
@@ -51,11 +63,22 @@ class Steps:
     def run(self, step: Step) -> None:
         """Run it to its end. Raises SetupFailed with its name and last lines, and whatever `check` raises."""
         with self.timed(step.name, step.remedy):
-            code = self._run(step)
+            code = self._run(step.name, step.command, self._log)
         if code:
             said = [line for line in last_lines(self._log, _QUOTED_LINES) if not line.startswith(PREFIX)]
             what = f": {' | '.join(said)}" if said else " and printed nothing"
             raise SetupFailed(f"`{step.name}` exited with {code}{what}", user=True, code=code)
+
+    def ask(self, name: str, command: Command) -> Answer:
+        """Run a command for its output, which is not for the log. Raises SetupFailed where it cannot be started."""
+        handle, path = tempfile.mkstemp(prefix=".ask-", dir=self._log.parent)
+        os.close(handle)
+        output = Path(path)
+        try:
+            code = self._run(name, command, output)
+            return Answer(code, output.read_text(encoding="utf-8", errors="replace"))
+        finally:
+            output.unlink(missing_ok=True)
 
     @contextmanager
     def timed(self, name: str, remedy: str = "") -> Iterator[None]:
@@ -79,16 +102,18 @@ class Steps:
         advice = f"; {remedy}" if remedy else ""
         self._say(f"the set-up took {_seconds(total_s)}, {_seconds(took_s)} of it for {name}{advice}")
 
-    def _run(self, step: Step) -> int:
+    def _run(self, name: str, command: Command, log: Path) -> int:
         try:
-            run = self._enclosure.spawn(step.command, self._log)
+            run = self._enclosure.spawn(command, log)
         except OSError as error:
             what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
-            raise SetupFailed(f"`{step.name}`: {what} on this machine", user=True, code=127) from error
+            raise SetupFailed(f"`{name}`: {what} on this machine", user=True, code=127) from error
         try:
+            pause_s = _FIRST_LOOK_S
             while run.poll() is None:
                 self._check()
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(pause_s)
+                pause_s = min(_LOOK_EVERY_S, pause_s * 1.5)
         finally:
             self._enclosure.group.kill()
             code = run.wait()

@@ -1,0 +1,188 @@
+"""A folder as one stream of bytes, cut into parts that are sent, fetched, verified and written apart from each other.
+
+The listing says which folders, files and links there are. The files' bytes, in the listing's order, are the stream. A
+part is so many bytes of it, whatever files they belong to: a large file is spread over many parts, and thousands of
+small ones lie in one. So all parts can be in flight at once, which one tar archive could not.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from stoker.errors import CodecError, StokerError
+
+# Many are in memory at once, on machines of any size.
+PART_BYTES = 64 * 1000**2
+
+
+class Changed(StokerError):
+    """A file is not what it was when the folder was listed."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A folder, a file with its size, or a link with where it leads."""
+
+    kind: Literal["folder", "file", "link"]
+    path: str
+    size: int = 0
+    executable: bool = False
+    target: str = ""
+    # When it was last written, by this machine's clock; not kept.
+    modified_ns: int = 0
+
+
+class Listing:
+    """What there is in a folder, in an order that does not depend on the disk."""
+
+    def __init__(self, items: tuple[Item, ...]) -> None:
+        self.items = items
+        self.files = tuple(item for item in items if item.kind == "file")
+        # Where each file begins in the stream, and where the last one ends.
+        self._begins = [0, *accumulate(item.size for item in self.files)]
+
+    @property
+    def size(self) -> int:
+        return self._begins[-1]
+
+    def parts(self, part_bytes: int) -> list[tuple[int, int]]:
+        """Where each part begins and ends in the stream."""
+        return [(begin, min(begin + part_bytes, self.size)) for begin in range(0, self.size, part_bytes)]
+
+    def spans(self, begin: int, end: int) -> Iterator[tuple[Item, int, int, int]]:
+        """The files of these bytes: each with where to begin in it, how many bytes, and where those are in the part."""
+        number = max(0, bisect.bisect_right(self._begins, begin) - 1)
+        while number < len(self.files) and self._begins[number] < end:
+            first, last = max(begin, self._begins[number]), min(end, self._begins[number + 1])
+            if last > first:
+                yield self.files[number], first - self._begins[number], last - first, first - begin
+            number += 1
+
+    def dump(self) -> bytes:
+        rows: list[list[object]] = []
+        for item in self.items:
+            match item.kind:
+                case "folder":
+                    rows.append(["folder", item.path])
+                case "file":
+                    rows.append(["file", item.path, item.size, int(item.executable)])
+                case "link":
+                    rows.append(["link", item.path, item.target])
+        return json.dumps(rows, ensure_ascii=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Listing:
+        """Raises CodecError for anything that is no listing, or leads out of its folder."""
+        try:
+            return cls(tuple(_item(row) for row in json.loads(data)))
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            raise CodecError("listing", f"cannot be read: {error}") from None
+
+
+def _item(row: list[object]) -> Item:
+    path = row[1]
+    if not isinstance(path, str) or not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} leads out of the folder")
+    match row:
+        case ["folder", _]:
+            return Item("folder", path)
+        case ["file", _, int(size), int(executable)] if size >= 0:
+            return Item("file", path, size, bool(executable))
+        case ["link", _, str(target)]:
+            return Item("link", path, target=target)
+    raise ValueError(f"{row!r:.100} is no item")
+
+
+def take_listing(folder: Path) -> Listing:
+    """What there is in the folder now. Sockets and the like are left out."""
+    return Listing(tuple(_walk(str(folder), "")))
+
+
+def _walk(folder: str, prefix: str) -> Iterator[Item]:
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        path = prefix + entry.name
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            yield Item("link", path, target=os.readlink(entry.path))  # noqa: PTH115 - thousands of them
+        elif stat.S_ISDIR(status.st_mode):
+            yield Item("folder", path)
+            yield from _walk(entry.path, path + "/")
+        elif stat.S_ISREG(status.st_mode):
+            yield Item("file", path, status.st_size, bool(status.st_mode & 0o100), modified_ns=status.st_mtime_ns)
+
+
+def is_whole(folder: Path, listing: Listing) -> bool:
+    """Whether every file is there in its size, and every link: what a disk that lost power may not have kept."""
+    for item in listing.items:
+        try:
+            status = os.lstat(folder / item.path)
+        except OSError:
+            return False
+        if item.kind == "file" and status.st_size != item.size:
+            return False
+    return True
+
+
+def read_part(folder: Path, listing: Listing, begin: int, end: int) -> bytearray:
+    """These bytes of the stream. Raises Changed when a file was written to since it was listed."""
+    data = bytearray(end - begin)
+    view = memoryview(data)
+    for item, offset, length, at in listing.spans(begin, end):
+        try:
+            with open(folder / item.path, "rb", buffering=0) as file:  # noqa: PTH123 - thousands of them
+                status = os.fstat(file.fileno())
+                if (status.st_size, status.st_mtime_ns) != (item.size, item.modified_ns):
+                    raise Changed(f"{item.path} was changed")
+                file.seek(offset)
+                if file.readinto(view[at : at + length]) != length:
+                    raise Changed(f"{item.path} was changed")
+        except FileNotFoundError:
+            raise Changed(f"{item.path} was removed") from None
+    return data
+
+
+def lay_out(folder: Path, listing: Listing) -> None:
+    """Everything but the files' bytes. The folder must not be there."""
+    folder.mkdir(parents=True)
+    for item in listing.items:
+        path = folder / item.path
+        if item.kind == "folder":
+            path.mkdir()
+        elif item.kind == "file" and item.size == 0:
+            _open(path, item)
+    # Links come last, so that nothing is ever written through one.
+    for item in listing.items:
+        if item.kind == "link":
+            (folder / item.path).symlink_to(item.target)
+
+
+def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
+    """Put these bytes of the stream where they belong. Parts may come in any order, and at once."""
+    root = str(folder) + "/"
+    view = memoryview(data)
+    for item, offset, length, at in listing.spans(begin, begin + len(data)):
+        handle = os.open(
+            root + item.path,
+            os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o755 if item.executable else 0o644,
+        )
+        try:
+            done = 0
+            while done < length:
+                done += os.pwrite(handle, view[at + done : at + length], offset + done)
+        finally:
+            os.close(handle)
+
+
+def _open(path: Path, item: Item) -> None:
+    path.touch(0o755 if item.executable else 0o644)

@@ -1,0 +1,268 @@
+"""Environments in the store: what one machine has made, the next one fetches.
+
+An environment is kept under the digest of everything that went into it. Its parts are named by their own digests, and
+a manifest, written last and never changed, names them: it exists when its manifest does. A copy that is not whole, or
+not what its names say, is told, taken away and made again. None of this is needed: without it a machine makes its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from stoker import codec, layout
+from stoker.agent.environment.archive import (
+    PART_BYTES,
+    Listing,
+    lay_out,
+    read_part,
+    write_part,
+)
+from stoker.errors import CodecError, StokerError, StoreDenied
+from stoker.parallel import run_all
+from stoker.store import Store
+
+_log = logging.getLogger(__name__)
+
+# The training computes meanwhile: two of its cores at most, and only while it has no use for them.
+_PACKING_THREADS = 2
+_LEAST_NICE = 19
+_FETCHING_THREADS = 8
+_QUICK_LEVEL = 1
+# More than any listing takes; what is larger is not one.
+_MANIFEST_LIMIT = 16 * 1024**2
+# How exact the time of the last use is: a write each time would be too many.
+_USED_EVERY = timedelta(days=1)
+
+
+class Damaged(StokerError):
+    """There is a copy, and it cannot be used. `keys` must go before another one can take its place."""
+
+    def __init__(self, reason: str, *keys: str) -> None:
+        super().__init__(reason)
+        self.keys = keys
+
+
+class _Superseded(StokerError):
+    """Somebody else has kept it meanwhile, or nobody waits for it any more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """So many bytes in the store, and their SHA-256."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The manifest. `compressed`: the listing and each part are deflated."""
+
+    key: str
+    # The machine that it was made on: processor and C library.
+    platform: str
+    listing: Part
+    parts: tuple[Part, ...]
+    part_bytes: int
+    # What its files take on the disk.
+    size: int
+    compressed: bool = False
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The environments that a job's machines may use, in one store."""
+
+    store: Store
+    job: str
+
+    @property
+    def _places(self) -> tuple[str, str]:
+        """Shared by all jobs; and one's own, for machines that may touch nothing else."""
+        return layout.environments(), layout.environments(self.job)
+
+    def restore(self, key: str, platform: str, folder: Path) -> Kept | None:
+        """Make the folder what was kept; None where nothing was, or it may not be read.
+
+        May be repeated. Raises Damaged for a copy that cannot be used, StoreError when the store does not answer.
+        """
+        for place in self._places:
+            try:
+                kept = self._restore(place, key, platform, folder)
+            except StoreDenied as error:
+                _log.info("%s", error)
+                continue
+            if kept is not None:
+                self._mark_used(place, key)
+                return kept
+        return None
+
+    def _restore(self, place: str, key: str, platform: str, folder: Path) -> Kept | None:
+        manifest = layout.environment_manifest(place, key)
+        found = self.store.get(manifest, limit=_MANIFEST_LIMIT)
+        if found is None:
+            return None
+        try:
+            kept = codec.loads(Kept, found.data, where=manifest)
+            listing = Listing.load(self._fetch(place, kept, kept.listing))
+        except CodecError as error:
+            raise Damaged(f"its manifest cannot be read ({error})", manifest) from None
+        if (kept.key, kept.platform) != (key, platform):
+            raise Damaged(f"it was made for {kept.platform}, and this is {platform}", manifest)
+        spans = listing.parts(kept.part_bytes) if kept.part_bytes > 0 else []
+        if len(spans) != len(kept.parts):
+            raise Damaged("its manifest and its listing do not agree", manifest)
+        if folder.exists():
+            shutil.rmtree(folder)
+        lay_out(folder, listing)
+
+        def bring(part: Part, begin: int, end: int) -> None:
+            data = self._fetch(place, kept, part)
+            if len(data) != end - begin:
+                raise Damaged("a part has another length than it should", manifest)
+            write_part(folder, listing, begin, data)
+
+        calls = [lambda part=part, span=span: bring(part, *span) for part, span in zip(kept.parts, spans, strict=True)]
+        run_all(calls, min(_FETCHING_THREADS, 2 + (os.cpu_count() or 1)))
+        return kept
+
+    def _fetch(self, place: str, kept: Kept, part: Part) -> bytes:
+        manifest = layout.environment_manifest(place, kept.key)
+        name = layout.environment_part(place, kept.key, part.digest)
+        found = self.store.get(name)
+        if found is None:
+            raise Damaged("a part of it is missing", manifest)
+        if hashlib.sha256(found.data).hexdigest() != part.digest:
+            raise Damaged("a part of it is not what was kept", manifest, name)
+        try:
+            return zlib.decompress(found.data) if kept.compressed else found.data
+        except zlib.error as error:
+            raise Damaged(f"a part of it is not what was kept ({error})", manifest, name) from None
+
+    def discard(self, damaged: Damaged) -> None:
+        """Take a copy away that cannot be used, as far as this machine may. Raises StoreError."""
+        with suppress(StoreDenied):
+            self.store.delete(damaged.keys)
+
+    def keep(
+        self, key: str, platform: str, folder: Path, listing: Listing, wanted: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Put the folder into the store, as it was when it was listed. False: somebody else's copy is there.
+
+        Idempotent, and may be left at any point: what has no manifest counts for nothing. `wanted` is asked before
+        each part. Raises Changed when a file was written to meanwhile, StoreError.
+        """
+        denied: StoreDenied | None = None
+        for place in self._places:
+            try:
+                return self._keep(place, key, platform, folder, listing, wanted)
+            except StoreDenied as error:
+                denied = error
+            except _Superseded:
+                return False
+        assert denied is not None
+        raise denied
+
+    def _keep(
+        self, place: str, key: str, platform: str, folder: Path, listing: Listing, wanted: Callable[[], bool]
+    ) -> bool:
+        manifest = layout.environment_manifest(place, key)
+        # A folder is as quick as the disk; over a network, half as many bytes are worth a little of the processor.
+        compressed = not self.store.near
+
+        def send(data: bytes | bytearray) -> Part:
+            if not wanted() or self.store.head(manifest) is not None:
+                raise _Superseded(key)
+            sent = zlib.compress(data, _QUICK_LEVEL) if compressed else bytes(data)
+            part = Part(hashlib.sha256(sent).hexdigest(), len(sent))
+            name = layout.environment_part(place, key, part.digest)
+            there = self.store.head(name)
+            if there is None or there.size != part.size:
+                self.store.put(name, sent)
+            return part
+
+        first = send(listing.dump())
+        calls = [lambda span=span: send(read_part(folder, listing, *span)) for span in listing.parts(PART_BYTES)]
+        parts = tuple(run_all([_politely(call) for call in calls], _PACKING_THREADS)) if calls else ()
+        kept = Kept(key, platform, first, parts, PART_BYTES, listing.size, compressed)
+        if self.store.create(manifest, codec.dumps(kept)):
+            return True
+        self._withdraw(place, kept)
+        return False
+
+    def _withdraw(self, place: str, mine: Kept) -> None:
+        """Two made the same, and the other was faster: what only this one sent is of no use to anybody."""
+        found = self.store.get(layout.environment_manifest(place, mine.key), limit=_MANIFEST_LIMIT)
+        if found is None:
+            return
+        try:
+            theirs = codec.loads(Kept, found.data)
+        except CodecError:
+            return
+        needed = {part.digest for part in (theirs.listing, *theirs.parts)}
+        mine_alone = {part.digest for part in (mine.listing, *mine.parts)} - needed
+        self.store.delete(layout.environment_part(place, mine.key, digest) for digest in mine_alone)
+
+    def _mark_used(self, place: str, key: str) -> None:
+        """Best effort: without it the copy is pruned too early, and made again."""
+        name = layout.environment_used(place, key)
+        try:
+            there = self.store.head(name)
+            if there is None or datetime.now(timezone.utc) - there.modified > _USED_EVERY:
+                self.store.put(name, b"")
+        except StokerError as error:
+            _log.info("%s", error)
+
+
+def _politely(call: Callable[[], Part]) -> Callable[[], Part]:
+    """The same on a thread that gives way to everybody else on this machine."""
+
+    def polite() -> Part:
+        with suppress(OSError):
+            # Linux knows this for each thread.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_NICE)
+        return call()
+
+    return polite
+
+
+class Keeping:
+    """Puts an environment into the store behind the training's back, on threads that nobody has to wait for."""
+
+    def __init__(
+        self, cache: Cache, key: str, platform: str, folder: Path, listing: Listing, say: Callable[[str], None]
+    ) -> None:
+        self._wanted = True
+        self._say = say
+        self._work = lambda: cache.keep(key, platform, folder, listing, lambda: self._wanted)
+        self._size = listing.size
+        self._thread = threading.Thread(target=self._run, daemon=True, name="keep-environment")
+        self._thread.start()
+
+    def _run(self) -> None:
+        began_s = time.monotonic()
+        try:
+            if self._work():
+                self._say(
+                    f"the environment ({self._size / 1e6:,.0f} MB) is kept in the store for the next time; "
+                    f"that took {time.monotonic() - began_s:.1f} s"
+                )
+        except (StokerError, OSError) as error:
+            self._say(f"the environment is not kept for the next time: {error}")
+
+    def settle(self, seconds: float) -> None:
+        """Wait for it, but no longer than this; then it is left as it is."""
+        self._thread.join(max(0.0, seconds))
+        self._wanted = False
