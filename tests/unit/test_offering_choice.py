@@ -1,0 +1,48 @@
+"""Which machine types are looked for, and which of them are offered."""
+
+from __future__ import annotations
+
+from stoker.model import Offering
+from stoker.providers import offering
+from stoker.providers.machines import MachineType
+from stoker.spec import Gpus, Resources, Spot
+
+
+def machine(name: str, gpus: int) -> MachineType:
+    return MachineType(name=name, cpus=8, memory_bytes=2**30, gpu="A100", gpus=gpus)
+
+
+def sold(gpus: int, *, spot: bool = False) -> Offering:
+    return Offering("gce", f"a2-{gpus}g", "z", spot, gpu="A100", gpus=gpus)
+
+
+def found(wanted: Gpus | None, *offered: Offering, spot: Spot = "never", machine: tuple[str, ...] = ()) -> set[int]:
+    resources = Resources(gpus=wanted, spot=spot, machine=machine)
+    return {each.gpus for each in offering.fewest_gpus(resources, offered)}
+
+
+def test_of_many_types_those_with_the_fewest_gpus_are_looked_for() -> None:
+    many = [machine(f"many-{number}", 16) for number in range(30)]
+    chosen = offering.candidates(Resources(gpus=Gpus("A100", 1)), [*many, machine("one", 1)], lambda _: None)
+    assert chosen[0].name == "one" and len(chosen) < len(many)
+    named = offering.candidates(Resources(machine=("many-3",)), many, lambda _: None)
+    assert named == many
+
+
+def test_as_many_as_asked_else_the_fewest_more() -> None:
+    assert found(Gpus("A100", 1), sold(1), sold(2), sold(16)) == {1}
+    assert found(Gpus("A100", 3), sold(4), sold(8)) == {4}
+    assert found(None, sold(1), sold(16)) == {1, 16}
+    assert found(Gpus("A100", 1), sold(1), sold(16), machine=("a2-16g",)) == {1, 16}
+
+
+def test_what_the_job_does_not_take_is_not_counted() -> None:
+    offered = (sold(1, spot=True), sold(8))
+    assert found(Gpus("A100", 1), *offered) == {8}
+    assert found(Gpus("A100", 1), *offered, spot="only") == {1}
+    assert found(Gpus("A100", 1), *offered, spot="prefer") == {1}
+
+
+def test_never_more_than_were_agreed_to() -> None:
+    assert found(Gpus("A100", 1, most=1), sold(16)) == set()
+    assert found(Gpus("A100", 1, most=2), sold(2), sold(16)) == {2}
