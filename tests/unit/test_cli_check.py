@@ -23,12 +23,16 @@ def shown(capsys: pytest.CaptureFixture[str], *findings: Finding) -> list[str]:
 
 def test_what_may_be_done_is_one_line_and_each_failure_another(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, ALLOWED[0], UNTRIED[0], DENIED, *ALLOWED[1:], UNTRIED[1]) == [
-        "✓ may: ec2:RunInstances, ec2:DescribeInstances, ec2:DescribeTags (3)",
+        "✓ may: 3 of the 6 that a governor needs",
         "! ec2:DeleteVolume, ec2:CreateTags: cannot be tried",
         "    later",
         "✗ ec2:DescribeVolumes: denied",
         "    add it",
     ]
+
+
+def test_where_everything_is_allowed_nobody_reads_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, *ALLOWED) == ["✓ may: all 3 that a governor needs"]
 
 
 def test_quotas_are_one_line_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:

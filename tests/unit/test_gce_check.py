@@ -502,7 +502,7 @@ def test_permissions_are_one_line_and_each_that_is_missing_another(capsys: pytes
     assert cli_check._kind(Finding("stoker[gcp]", False, "")) == "stoker[gcp]"
     cli_check._print_together([*fine, missing])
     assert capsys.readouterr().out.splitlines() == [
-        "✓ may: compute.instances.create, iam.serviceAccounts.actAs (2)",
+        "✓ may: 2 of the 3 that a governor needs",
         "✗ compute.disks.delete: denied: remove disks",
         "    add it",
     ]

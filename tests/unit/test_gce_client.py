@@ -199,6 +199,16 @@ if isolated():
         assert api.default_project() == "of-the-key"
         assert api.identity() == "me@of-the-key.iam.gserviceaccount.com"
 
+    def test_a_login_that_names_nobody_is_told_as_what_it_is(
+        google: Google, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        login = tmp_path / "application_default_credentials.json"
+        told = {"type": "authorized_user", "client_id": "x", "client_secret": "x", "refresh_token": "x"}
+        login.write_text(json.dumps(told))
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+        monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+        assert Api().identity() == f"a person's login (application default credentials), from {login}"
+
     def test_without_credentials_one_line_says_so(
         google: Google, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -100,7 +100,7 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
     store = Far(lambda: NOW)
     seen: list[str] = []
     clock_s = [1000.0]
-    monkeypatch.setattr(following.time, "monotonic", lambda: clock_s[0])
+    monkeypatch.setattr("stoker.cli.following.time.monotonic", lambda: clock_s[0])
 
     def append(event: Event) -> None:
         state = log.read(store, JOB)

@@ -87,7 +87,7 @@ def _print_together(alike: list[Finding]) -> None:
     """What is as it should be, and what could not be told for one and the same reason, is one line each."""
     fine = [finding for finding in alike if finding.ok]
     if len(fine) > 1:
-        _print(_joined(fine))
+        _print(_permitted(len(fine), len(alike)) if _kind(fine[0]) == "may" else _joined(fine))
     told: set[tuple[str, str]] = set()
     for finding in alike:
         reason = (finding.detail, finding.fix)
@@ -96,6 +96,14 @@ def _print_together(alike: list[Finding]) -> None:
         elif finding.ok is None and reason not in told:
             told.add(reason)
             _print(_joined([other for other in alike if other.ok is None and (other.detail, other.fix) == reason]))
+
+
+def _permitted(allowed: int, asked: int) -> Finding:
+    """What whoever looks may do, in one line: the names are for --json, and for those that are missing."""
+    from stoker.providers.base import Finding
+
+    count = f"all {asked}" if allowed == asked else f"{allowed} of the {asked}"
+    return Finding("may", True, f"{count} that a governor needs")
 
 
 def _joined(alike: list[Finding]) -> Finding:
@@ -111,7 +119,7 @@ def _joined(alike: list[Finding]) -> Finding:
     if not first.ok:
         return replace(first, name=start + ", ".join(names))
     if not of:
-        return replace(first, name=_kind(first), detail=f"{', '.join(names)} ({len(names)})")
+        return replace(first, detail=f"{', '.join(names)} ({len(names)})")
     details = (f"{name} ({finding.detail})" for name, finding in zip(names, alike, strict=True))
     return replace(first, name=head, detail=", ".join(details))
 

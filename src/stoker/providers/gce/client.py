@@ -13,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stoker.errors import AuthDenied, NotInstalled, ProviderError, Transient
+from stoker.providers.gce import settings
 from stoker.providers.gce.errors import first_line, refused
 
 Service = Literal["compute", "cloudbilling", "logging", "cloudresourcemanager", "iam", "serviceusage", "storage"]
@@ -189,7 +190,7 @@ class Api:
             value = getattr(found, name, None)
             if value and value != "default":
                 return str(value)
-        return type(found).__module__.rpartition(".")[2]
+        return settings.described()
 
     def prepare(self) -> None:
         """Find credentials, and open what requests go through: all that stands before the first one."""

@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 _KEY_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+# What files of credentials call themselves, in words.
+_KINDS = {
+    "authorized_user": "a person's login (application default credentials)",
+    "external_account": "an account of another identity provider",
+    "external_account_authorized_user": "a person's login by another identity provider",
+    "impersonated_service_account": "an impersonated service account",
+}
 
 
 def project() -> str | None:
@@ -16,13 +23,26 @@ def project() -> str | None:
 
     None where neither tells. The environment's variables come before, and are not looked at here.
     """
-    key = os.environ.get(_KEY_VARIABLE)
-    file = Path(key) if key else gcloud_folder() / "application_default_credentials.json"
-    found = _json(file)
+    found = _json(credentials_file())
     named = found.get("project_id")
     if isinstance(named, str) and named:
         return named
-    return _gcloud_project() if found and not key else None
+    return _gcloud_project() if found and not os.environ.get(_KEY_VARIABLE) else None
+
+
+def credentials_file() -> Path:
+    """Where credentials are looked for first; there may be none."""
+    key = os.environ.get(_KEY_VARIABLE)
+    return Path(key) if key else gcloud_folder() / "application_default_credentials.json"
+
+
+def described() -> str:
+    """What credentials are that do not name their owner: whose, and from where."""
+    file = credentials_file()
+    if not file.is_file():
+        return "this machine's own"
+    kind = str(_json(file).get("type") or "")
+    return f"{_KINDS.get(kind, kind.replace('_', ' ') or 'credentials')}, from {file}"
 
 
 def gcloud_folder() -> Path:
