@@ -111,6 +111,8 @@ def test_what_no_zone_has_is_told_apart_from_what_another_may_have() -> None:
     machine = refused("n1", 400, body("invalid", "'projects/p/zones/z/machineTypes/n9' does not exist in zone z"))
     assert type(network) is Misnamed and "`stoker check gce`" in str(network)
     assert type(machine) is InvalidRequest
+    reserved = refused("n1", 400, body("invalid", "'projects/p/zones/z/reservations/block-7' does not exist"))
+    assert type(reserved) is InvalidRequest and str(reserved).startswith("resources.gce.reservation: ")
     # What is looked for and not found is an answer; a launch that names it is at fault.
     image = refused("n1", 404, body("notFound", "'projects/p/global/images/family/f' was not found"))
     assert type(image) is NotFound and type(refusal(image)) is Misnamed
