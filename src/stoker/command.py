@@ -6,6 +6,7 @@ order they were written. `true` appends `--flag` alone; `false` and null append 
 alone, and so is `${lr}`: both mean something to a shell.
 
 Text is run by bash, so values are quoted for it; a placeholder must not stand between quotes of its own.
+With `contract: sagemaker`, what is appended is as SageMaker's toolkit has it (`stoker.hyperparameters`).
 What is appended goes to the end of the last line that is neither empty nor a comment. Where that could not
 mean what was meant (a pipe, a loop's end, a here-document), it is an error that asks for placeholders.
 """
@@ -15,8 +16,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from stoker import hyperparameters
 from stoker.errors import UserError
 from stoker.spec import Scalar, Spec
 
@@ -34,11 +36,7 @@ def command_argv(spec: Spec) -> tuple[str, ...]:
     values = {name: _text(name, value, spec) for name, value in spec.params.items()}
     parts: Sequence[str] = (spec.run,) if isinstance(spec.run, str) else spec.run
     placed = {name for part in parts for name in _PLACEHOLDER.findall(part) if name in values}
-    flags = {
-        name: _flag(name, value, values[name])
-        for name, value in spec.params.items()
-        if name not in placed and value is not None and value is not False
-    }
+    flags = _flags(spec, values, placed)
     words = [word for flag in flags.values() for word in flag]
     if not isinstance(spec.run, str):
         return (*(_place(part, values, quote=False) for part in parts), *words)
@@ -90,6 +88,19 @@ def _same(written: str, value: int | float) -> bool:
 
 def _flag(name: str, value: Scalar, text: str) -> tuple[str, ...]:
     return (f"--{name}",) if value is True else (f"--{name}", text)
+
+
+def _flags(spec: Spec, values: dict[str, str], placed: set[str]) -> Mapping[str, tuple[str, ...]]:
+    """What is appended, by the name of the parameter that it is for."""
+    left = {name: value for name, value in spec.params.items() if name not in placed}
+    if spec.environment.contract == "sagemaker":
+        own, _ = hyperparameters.split(left)
+        return hyperparameters.flags(own) if hyperparameters.script_of(spec.run) else {}
+    return {
+        name: _flag(name, value, values[name])
+        for name, value in left.items()
+        if value is not None and value is not False
+    }
 
 
 def _place(part: str, values: dict[str, str], *, quote: bool) -> str:

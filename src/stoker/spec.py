@@ -175,7 +175,9 @@ class Environment:
     )
     conda_channel: PackageIndex | None = part("the one channel that conda packages come from", default=None)
     container: Container | None = part("run in a container", default=None)
-    contract: Literal["sagemaker"] | None = part("`sagemaker` gives /opt/ml and SM_*", default=None)
+    contract: Literal["sagemaker"] | None = part(
+        "`sagemaker` gives /opt/ml, SM_* and arguments as SageMaker does", default=None
+    )
 
 
 @dataclass(frozen=True)

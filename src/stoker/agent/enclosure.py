@@ -36,8 +36,6 @@ class Command:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     # Later ones may lie in earlier ones. `cwd` may be in one of them.
     mounts: tuple[Mount, ...] = ()
-    # Names that it finds an address for, besides those that everybody finds.
-    hosts: Mapping[str, str] = field(default_factory=dict)
     # In a container: as root, whoever the training is there. On the machine itself, as whoever the agent is.
     root: bool = False
 
@@ -74,19 +72,9 @@ class Host:
                 stdout=output.stream,
                 stderr=subprocess.STDOUT,
                 dies_with_parent=True,
-                mounts=self._mounts(command, log.parent),
+                mounts=[(str(mount.source), mount.target) for mount in command.mounts],
             )
         return output.of(run)
-
-    def _mounts(self, command: Command, folder: Path) -> list[tuple[str, str]]:
-        mounts = [(str(mount.source), mount.target) for mount in command.mounts]
-        if command.hosts:
-            known, names = folder / "hosts", Path("/etc/hosts")
-            text = names.read_text(encoding="utf-8", errors="surrogateescape") if names.exists() else ""
-            lines = [f"{address}\t{name}\n" for name, address in command.hosts.items()]
-            known.write_text("".join([*lines, text]), encoding="utf-8", errors="surrogateescape")
-            mounts.append((str(known), str(names)))
-        return mounts
 
     def close(self) -> None:
         self.group.kill()

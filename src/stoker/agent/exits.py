@@ -46,8 +46,8 @@ def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, trained: Trained,
     )
 
 
-def judge(trained: Trained, node_dir: Path, cgroup: str | None) -> Exit:
-    """How a training that started has ended."""
+def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "") -> Exit:
+    """How a training that started has ended. `said` is its own word about a failure."""
     ended = trained.ended
     assert ended is not None
     if ended.ending is not None:
@@ -57,7 +57,8 @@ def judge(trained: Trained, node_dir: Path, cgroup: str | None) -> Exit:
     if ended.code == 0:
         return make_exit("succeeded", "finished", "the command finished", trained)
     how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
-    left = make_exit("failed", "finished", f"the command ended with {how}", trained)
+    reason = f"the command ended with {how}: {said}" if said else f"the command ended with {how}"
+    left = make_exit("failed", "finished", reason, trained)
     began_s = time.monotonic() - ended.trained_s
     group = Path(cgroup) if cgroup else None
     return replace(left, evidence=evidence.collect(ended.code, ended.signal, began_s, node_dir, group))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stoker import layout
+from stoker.agent import folders
 from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
 from stoker.agent.logcopy import open_copy
@@ -146,7 +147,7 @@ def _submission(node: Node, until_s: float) -> tuple[JobState | None, Submission
 
 
 def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> SyncStatus | None:
-    folder = node.paths.code / submission.spec.checkpoints.dir
+    folder = folders.checkpoint_folder(node.paths, submission.spec)
     if not folder.is_dir():
         return None
     sync = CheckpointSync(
@@ -169,9 +170,7 @@ def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> 
 
 
 def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> None:
-    if submission.spec.outputs is None:
-        return
-    folder = node.paths.code / submission.spec.outputs
-    if folder.is_dir():
+    folder = folders.output_folder(node.paths, submission.spec)
+    if folder is not None and folder.is_dir():
         outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, folder)
         outputs.final(closing.share_s(), until_s=closing.rest_by_s)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
-from stoker.agent import hold
+from stoker.agent import folders, hold, sagemaker
 from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
-from stoker.agent.enclosure import Command, Enclosure, Host
-from stoker.agent.environ import Place, ask_to_save, training_environment
+from stoker.agent.enclosure import Enclosure, Host
+from stoker.agent.environ import Place, ask_to_save
 from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
 from stoker.agent.logcopy import LogCopy, open_copy
@@ -27,7 +25,7 @@ from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
-from stoker.agent.ready import Ready, Readying, make_place
+from stoker.agent.ready import Ready, Readying, make_command, make_place
 from stoker.agent.restore import RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
 from stoker.agent.supervise import Ending, Training
@@ -194,7 +192,7 @@ class Life:
         spec = submission.spec
         claim = state.claim(self.config.claim)
         assert claim is not None
-        folder = self._checkpoint_folder(submission)
+        folder = folders.checkpoint_folder(self.paths, spec)
         folder.mkdir(parents=True, exist_ok=True)
         gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._pause)
         address = self.node.machine.address()
@@ -243,13 +241,12 @@ class Life:
         spec = submission.spec
         place = make_place(self.node, submission, self.ready, agreement, attempt)
         self._start_syncs(submission, place)
-        env = training_environment(os.environ, submission, place)
+        command = make_command(self.node, submission, self.ready, place, command_argv(spec))
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
         resumed = f", resuming from {agreement.checkpoint.partition('-')[2]}" if agreement.checkpoint else ""
         self.node.say(f"attempt {attempt}{resumed}")
         try:
-            command = Command(command_argv(spec), env, self.paths.code, self.ready.secrets)
             self.training.start(command, self.paths.train_log)
         except OSError as error:
             what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
@@ -262,7 +259,8 @@ class Life:
             self._last_commit(FLUSH_LIMIT_S, False)
         else:
             self._end(ending)
-        return judge(self.trained, self.paths.root, self.enclosure.group.folder)
+        said = sagemaker.failure(self.paths, self.ready.secrets) if spec.environment.contract is not None else ""
+        return judge(self.trained, self.paths.root, self.enclosure.group.folder, said)
 
     def _end(self, ending: Ending) -> None:
         """The training hears of it before anything else happens; then every second is for what can be resumed from."""
@@ -278,6 +276,7 @@ class Life:
     def _start_syncs(self, submission: Submission, place: Place) -> None:
         spec = submission.spec
         assert self.peers is not None
+        seen_at = [path for path in (folders.checkpoints_inside(spec),) if path is not None]
         self.sync = CheckpointSync(
             self.store,
             job=self.config.job,
@@ -290,7 +289,7 @@ class Life:
             keep=spec.checkpoints.keep,
             restored=self.trained.restored,
             damaged=self.trained.damaged,
-            open_files=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints),
+            open_files=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints, seen_at),
             peers=self.peers.ranks_with_files,
             lead_finished=lambda: self.peers is not None and self.peers.lead_finished,
         )
@@ -475,6 +474,3 @@ class Life:
             self.copy.feed(data, at)
         if self.metrics is not None:
             self.metrics.scan(data, at)
-
-    def _checkpoint_folder(self, submission: Submission) -> Path:
-        return self.paths.code / submission.spec.checkpoints.dir

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from stoker.agent import prepare
+from stoker.agent import folders, prepare, sagemaker
 from stoker.agent.enclosure import Command, Enclosure
 from stoker.agent.environ import Place, lay_library, training_environment
 from stoker.agent.environment.steps import Step, Steps
@@ -34,6 +34,8 @@ class Ready:
     secrets: dict[str, str] = field(repr=False)
     # What the environment that was made sets: PATH, VIRTUAL_ENV.
     environ: dict[str, str] = field(default_factory=dict)
+    # As its cloud calls this kind of machine.
+    machine: str = ""
 
 
 class Readying:
@@ -49,8 +51,12 @@ class Readying:
     def run(self, state: JobState, submission: Submission) -> Ready:
         """Code, inputs, secrets, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
+        sagemaker.check(self._enclosure, self._paths, submission.spec)
         inputs = self._ask(lambda: prepare.fetch_inputs(submission, self._paths))
-        ready = Ready(inputs, prepare.resolve_secrets(submission.spec.secrets, os.environ))
+        claim = state.claim(self._node.config.claim)
+        assert claim is not None
+        secrets = prepare.resolve_secrets(submission.spec.secrets, os.environ)
+        ready = Ready(inputs, secrets, machine=claim.offering.machine)
         lay_library(self._paths.lib)
         steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check)
         if submission.spec.setup:
@@ -63,14 +69,13 @@ class Readying:
         """A command that sees what the training will see, as far as it is known yet."""
         alone = Agreement(("127.0.0.1",) * self._node.config.nodes, 0, None)
         place = make_place(self._node, submission, ready, alone, 0)
-        env = training_environment(os.environ, submission, place)
-        return Command(argv, env, self._paths.code, ready.secrets)
+        return make_command(self._node, submission, ready, place, argv)
 
 
 def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agreement, attempt: int) -> Place:
     """Where this attempt trains."""
     spec, paths = submission.spec, node.paths
-    outputs = paths.code / spec.outputs if spec.outputs else None
+    outputs = folders.output_folder(paths, spec)
     if outputs is not None:
         outputs.mkdir(parents=True, exist_ok=True)
     return Place(
@@ -80,7 +85,7 @@ def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agre
         port=agreement.port,
         gpus=prepare.count_gpus(),
         code=paths.code,
-        checkpoints=paths.code / spec.checkpoints.dir,
+        checkpoints=folders.checkpoint_folder(paths, spec),
         channel=paths.channel,
         notice=paths.notice,
         inputs=ready.inputs,
@@ -88,3 +93,13 @@ def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agre
         lib=paths.lib,
         environ=ready.environ,
     )
+
+
+def make_command(node: Node, submission: Submission, ready: Ready, place: Place, argv: tuple[str, ...]) -> Command:
+    """A command that sees what the job's contract promises. Lays what it is to see; may be repeated."""
+    env = training_environment(os.environ, submission, place)
+    command = Command(argv, env, node.paths.code, ready.secrets)
+    if submission.spec.environment.contract is None:
+        return command
+    machine = sagemaker.look(place, sagemaker.instance_type(node.config.provider, ready.machine))
+    return sagemaker.enclose(command, submission, place, node.paths, machine)

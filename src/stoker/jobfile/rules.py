@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from stoker.command import command_argv, input_variable
 from stoker.errors import SpecError, UserError
+from stoker.hyperparameters import CHECKPOINTS, ML, MODEL, OUTPUT_DATA
 from stoker.jobfile.document import Origin
 from stoker.sources import read_address, read_deb
 from stoker.spec import Spec
@@ -28,12 +29,26 @@ def check_rules(spec: Spec, where: Where) -> None:
 
 def _check_folders(spec: Spec, where: Where) -> None:
     checkpoints = _folder(spec.checkpoints.dir, "checkpoints.dir", where)
+    if spec.environment.contract == "sagemaker":
+        _check_sagemaker(spec, checkpoints, where)
+        return
     if spec.outputs is None:
         return
     outputs = _folder(spec.outputs, "outputs", where)
     if _within(outputs, checkpoints) or _within(checkpoints, outputs):
         problem = f"{spec.outputs} and checkpoints.dir ({spec.checkpoints.dir}) must be apart from each other"
         raise where("outputs").error("outputs", f"{problem}: one is synced as it is, the other in commits")
+
+
+def _check_sagemaker(spec: Spec, checkpoints: str, where: Where) -> None:
+    """The contract has places of its own."""
+    if spec.outputs not in (None, MODEL, OUTPUT_DATA):
+        problem = f"with environment.contract: sagemaker it is {MODEL} and {OUTPUT_DATA}; leave it out"
+        raise where("outputs").error("outputs", problem)
+    for taken in (MODEL, f"{ML}/output", f"{ML}/input"):
+        if _within(checkpoints, taken) or _within(taken, checkpoints):
+            problem = f"{taken} is not for checkpoints; save to {CHECKPOINTS}, which is the default"
+            raise where("checkpoints.dir").error("checkpoints.dir", problem)
 
 
 def _check_capacity(spec: Spec, where: Where) -> None:

@@ -15,6 +15,7 @@ CAPABILITIES = Capabilities(
     silence_s=180.0,
     honours=frozenset(
         {
+            "environment.contract",
             "environment.python",
             "inputs.mode:copy",
             "inputs.mode:stream",

@@ -1,0 +1,97 @@
+"""Parameters as SageMaker's scripts know them. Needs the standard library only: agents use it.
+
+A hyperparameter is kept as JSON text, and its name is upper-cased behind `SM_HP_`. As arguments they are sorted, with
+`--name value` for each and `-n value` for names of one letter; `true` is `True`, null is empty, a mapping is
+`a=1,b=2`. Arguments are for scripts alone: a command that names none (`train`, the image's own program) reads
+`hyperparameters.json`. Those whose names begin with `sagemaker_` are between SageMaker and its toolkit.
+
+What is written as text and is a list or a mapping in JSON is taken as that: job files have no other way to say it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from stoker.spec import Scalar, Spec
+
+# Where a script finds everything.
+ML = "/opt/ml"
+CODE = f"{ML}/code"
+MODEL = f"{ML}/model"
+CHECKPOINTS = f"{ML}/checkpoints"
+OUTPUT_DATA = f"{ML}/output/data"
+OUTPUT_INTERMEDIATE = f"{ML}/output/intermediate"
+
+_PREFIX = "sagemaker_"
+# Of the toolkit's own, those that its prefix does not tell.
+_OWN = frozenset({"_tuning_objective_metric", "default_user_module_name"})
+_SCRIPT = re.compile(r"[^\s=]+\.(?:py|sh)")
+
+
+def split(params: Mapping[str, Scalar]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of the script's own, and of those that are between SageMaker and its toolkit."""
+    own, framework = {}, {}
+    for name, value in params.items():
+        (framework if name.startswith(_PREFIX) or name in _OWN else own)[name] = _value(value)
+    return own, framework
+
+
+def encode(value: Any) -> str:
+    """As it stands in `hyperparameters.json`."""
+    return json.dumps(value)
+
+
+def variable_text(value: Any) -> str:
+    """As it stands in a variable: text as it is, null as nothing, anything else as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def flags(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The arguments of each, in their order."""
+    return {name: (f"--{name}" if len(name) > 1 else f"-{name}", _argument(values[name])) for name in sorted(values)}
+
+
+def entry_point(spec: Spec) -> str | None:
+    """The script or the module that is run, by whoever runs it."""
+    named = spec.params.get("sagemaker_program")
+    return named if isinstance(named, str) and named else script_of(spec.run)
+
+
+def script_of(run: str | tuple[str, ...]) -> str | None:
+    """The script that the last command runs, or the module; None when it names neither."""
+    for line in reversed(run.splitlines() if isinstance(run, str) else (shlex.join(run),)):
+        words = _words(line)
+        scripts = [word for word in words if _SCRIPT.fullmatch(word) and not word.startswith("-")]
+        modules = [after for word, after in pairwise(words) if word == "-m"]
+        if scripts or modules:
+            return (scripts or modules)[0].removeprefix("./")
+    return None
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return line.split()
+
+
+def _value(value: Scalar) -> Any:
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={each}" for name, each in sorted(value.items()))
+    return "" if value is None else str(value)
