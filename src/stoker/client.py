@@ -48,6 +48,7 @@ from stoker.sending import send
 from stoker.spec import Spec
 from stoker.store import Store, open_store
 from stoker.submitting import (
+    KnowsLimits,
     Prepared,
     check_reached,
     connect,
@@ -119,6 +120,8 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     spec = localise(resolved.spec, provider.capabilities, Path.cwd(), store)
     offered = provider.offerings(spec.resources)
     fitting = fitting_offerings(spec, provider, offered)
+    if isinstance(provider, KnowsLimits):
+        provider.check_limits(fitting, spec.nodes)
     bundles, unserved = pack_agents(provider, spec, fitting)
     return Prepared(
         spec=spec,

@@ -28,7 +28,7 @@ from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.spec import Code, Resources, Spec
 from stoker.store import Store
-from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unreachable
+from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unmasked, unreachable
 
 if TYPE_CHECKING:
     from stoker.bundle import Built
@@ -57,6 +57,14 @@ class PlansFromTables(Protocol):
 
     def unchecked(self, resources: Resources) -> tuple[str, ...]:
         """What these resources name and no table has, a line each. Raises UserError for what surely is wrong."""
+
+
+@runtime_checkable
+class KnowsLimits(Protocol):
+    """A provider whose cloud tells how much of its machines an account may have."""
+
+    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
+        """Raise UserError where the account may have none of these, ever. What is not told forbids nothing."""
 
 
 @runtime_checkable
@@ -135,6 +143,8 @@ def prepare(
     spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
+    if not offline and isinstance(provider, KnowsLimits):
+        provider.check_limits(fitting, spec.nodes)
     bundles, unserved = pack_agents(provider, spec, fitting, offline=offline)
     environ = submitter_environ() if provider.capabilities.here else store_environ(store.url)
     lost = () if provider.capabilities.here else unreachable(environ)
@@ -147,7 +157,7 @@ def prepare(
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=(*told, *new, *unserved, *lost, *_spot_left_out(spec, fitting, offered)),
+        told=(*told, *new, *unserved, *lost, *unmasked(spec), *_spot_left_out(spec, fitting, offered)),
         packed=packed,
         environ=environ,
         bundles=bundles,

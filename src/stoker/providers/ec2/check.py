@@ -273,10 +273,7 @@ class _Checks:
 
     def _judged_quota(self, quota: quotas.Quota, name: str, value: float, need: int | None) -> Finding:
         detail = f"{value:g} vCPUs" + (f", and this job needs {need}" if need else "")
-        raise_it = (
-            f"aws service-quotas request-service-quota-increase --region {self._spec.resources.region}"
-            f" --service-code {quotas.SERVICE} --quota-code {quota.code} --desired-value {need or 8}"
-        )
+        raise_it = quotas.raising(quota, self._spec.resources.region, need)
         if need is not None and value < need:
             # Another family, or on-demand, may still do.
             others = {quotas.quota_of(each.machine, each.spot) for each in self._offered} - {quota}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -129,6 +129,12 @@ class Ec2Provider:
         """Ask EC2 whether it would, by a dry run. A placement group of ours is not there yet, and left out."""
         for requests in launches:
             self._rehearse(requests)
+
+    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:  # noqa: ARG002 - of nothing there is none
+        """Raise UserError where the account's quotas forbid all of these. Asks only about GPUs."""
+        from stoker.providers.ec2 import quotas
+
+        quotas.check_limits(self._clients, offerings)
 
     def _rehearse(self, requests: tuple[Request, ...]) -> None:
         own_group = any(each.operation == "CreatePlacementGroup" for each in requests)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stoker.errors import ProviderError, UserError
 from stoker.model import Offering
+from stoker.providers.ec2.client import Clients
+from stoker.providers.ec2.errors import calling
 
 SERVICE = "ec2"
 
@@ -56,3 +59,36 @@ def needed(offerings: Iterable[Offering], nodes: int) -> dict[str, int]:
             wanted = offering.cpus * nodes
             least[quota.code] = min(wanted, least.get(quota.code, wanted))
     return least
+
+
+def check_limits(clients: Clients, offerings: Sequence[Offering]) -> None:
+    """Raise UserError where the account may have none of these, spot or on-demand.
+
+    One call for each limit that they fall under, until one is not zero; none for machines without GPUs, of which every
+    account may have some. What is not told forbids nothing.
+    """
+    limits = {quota_of(each.machine, each.spot) for each in offerings}
+    if not offerings or not all(each.gpus for each in offerings) or None in limits:
+        return
+    region = offerings[0].region
+    found = sorted((limit for limit in limits if limit is not None), key=lambda limit: limit.name)
+    try:
+        client = clients.get("service-quotas", region, attempts=1)
+        for limit in found:
+            asked = {"ServiceCode": SERVICE, "QuotaCode": limit.code}
+            answer = calling("quota", lambda: client.get_service_quota(**asked))  # noqa: B023 - called at once
+            if float(answer["Quota"]["Value"]) > 0:
+                return
+    except ProviderError:
+        return
+    told = " and ".join(f"{limit.name} ({limit.code}) is 0" for limit in found)
+    more = f"ask for more: {raising(found[0], region, offerings[0].cpus)}"
+    raise UserError(f"the account may have none of these machines: its quota of {told}; {more}")
+
+
+def raising(quota: Quota, region: str | None, vcpus: int | None) -> str:
+    """The command that asks for more."""
+    return (
+        f"aws service-quotas request-service-quota-increase --region {region}"
+        f" --service-code {SERVICE} --quota-code {quota.code} --desired-value {vcpus or 8}"
+    )

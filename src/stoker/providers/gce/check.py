@@ -248,7 +248,7 @@ class _Checks:
             limit = known[metric]
             where = "in all regions" if limit.everywhere else f"in {self._place.region}"
             detail = f"{limit.most:g} {limit.unit} {where}, {limit.used:g} in use, and this job needs {need}"
-            ask = f"ask for more at https://console.cloud.google.com/iam-admin/quotas?project={self._place.project}"
+            ask = f"ask for more at {quotas.page(self._place.project)}"
             if metric in borrowed:
                 yield Finding(f"quota of {borrowed[metric]}", True, f"none is given, so spot takes of {metric}")
                 ask += f": of {metric}, or of {borrowed[metric]} for spot alone"

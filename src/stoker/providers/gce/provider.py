@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,16 +11,37 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker import codec
-from stoker.errors import InvalidRequest, Misnamed, NoCapacity, NotFound, Throttled, Transient, UserError
+from stoker.errors import (
+    InvalidRequest,
+    Misnamed,
+    NoCapacity,
+    NotFound,
+    QuotaExceeded,
+    Throttled,
+    Transient,
+    UserError,
+)
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
-from stoker.providers.gce import catalog, labels, leftovers, names, offers, operations, places, request, settings
+from stoker.providers.gce import (
+    catalog,
+    labels,
+    leftovers,
+    names,
+    offers,
+    operations,
+    places,
+    quotas,
+    request,
+    settings,
+)
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api, Scoped
 from stoker.providers.gce.errors import AlreadyThere, InUse, refusal
 from stoker.providers.gce.owners import Owner, owner_of
 from stoker.providers.gce.places import Place, instance_id, is_id, region_of, split_id
+from stoker.providers.gce.verdicts import said
 from stoker.providers.registry import Context
 from stoker.spec import Resources, Spec, is_port
 
@@ -121,6 +142,12 @@ class GceProvider:
 
         rehearsal.rehearse(self._api, *launches)
 
+    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
+        """Raise UserError where the project's quotas forbid all of these. Asks only about GPUs."""
+        from stoker.providers.gce import rehearsal
+
+        rehearsal.check_limits(self._api, offerings, nodes)
+
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, requests: tuple[HttpRequest, ...]) -> tuple[Instance, ...]:
@@ -135,6 +162,9 @@ class GceProvider:
                 # Ours, and not known everywhere yet. The request has failed for good; another claim makes another.
                 raise NoCapacity(str(error)) from error
             raise
+        except QuotaExceeded as error:
+            page = quotas.page(Place.of(last.region or "").project)
+            raise QuotaExceeded(f"{said(error)}; ask for more at {page}") from error
 
     def _insert(self, last: HttpRequest) -> tuple[Instance, ...]:
         try:

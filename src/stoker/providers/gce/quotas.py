@@ -127,3 +127,19 @@ def allowed(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit
     return any(
         all(known[metric].most >= count for metric, count in needs(each, nodes, known).items()) for each in offerings
     )
+
+
+def closed(offerings: Iterable[Offering], nodes: int, known: Mapping[str, Limit]) -> tuple[Limit, ...]:
+    """The limits of zero under which none of these can ever be had; none where one of them may be."""
+    found: dict[str, Limit] = {}
+    for offering in offerings:
+        zero = [known[metric] for metric in needs(offering, nodes, known) if known[metric].most <= 0]
+        if not zero:
+            return ()
+        found |= {limit.metric: limit for limit in zero}
+    return tuple(found.values())
+
+
+def page(project: str) -> str:
+    """Where a person asks for more."""
+    return f"https://console.cloud.google.com/iam-admin/quotas?project={project}"

@@ -8,13 +8,14 @@ makes. So a job that names nothing costs one call, for the network.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from stoker.errors import InvalidRequest, Misnamed, NotFound, ProviderError
+from stoker.errors import InvalidRequest, Misnamed, NotFound, ProviderError, UserError
+from stoker.model import Offering
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import identity, images, network
+from stoker.providers.gce import identity, images, network, quotas
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import fix_of
@@ -41,6 +42,27 @@ def rehearse(api: Api, *launches: tuple[HttpRequest, ...]) -> None:
             raise
         except ProviderError:
             continue
+
+
+def check_limits(api: Api, offerings: Sequence[Offering], nodes: int) -> None:
+    """Raise UserError where the project may have none of these, spot or standard. Two calls, and none for machines
+    without GPUs: those are never forbidden altogether. What this person may not look at is left to the launch.
+    """
+    if not offerings or not all(each.gpus for each in offerings):
+        return
+    place = Place.of(offerings[0].region or "")
+    try:
+        with api.hurried():
+            project = api.get(f"/compute/v1/projects/{place.project}")
+            region = api.get(f"/compute/v1/projects/{place.project}/regions/{place.region}")
+    except ProviderError:
+        return
+    zero = quotas.closed(offerings, nodes, quotas.limits(region, project))
+    if zero:
+        kinds = ", ".join(dict.fromkeys(str(each.gpu) for each in offerings))
+        told = " and ".join(f"{each.metric} {'' if each.everywhere else f'in {place.region} '}is 0" for each in zero)
+        page = quotas.page(place.project)
+        raise UserError(f"{place.project} may have no {kinds}: its quota {told}; ask for more at {page}")
 
 
 def image(api: Api, place: Place, source: str) -> Mapping[str, Any]:
