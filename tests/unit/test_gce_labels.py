@@ -215,6 +215,6 @@ class TestPlaces:
         assert said in str(raised.value)
 
     def test_a_project_is_told_by_its_id(self) -> None:
-        with pytest.raises(UserError, match="'My Project' is no id of a project"):
+        with pytest.raises(UserError, match="'My Project' is no project; a project id is lower-case letters"):
             places.check(Place("My Project", "us-central1"))
         places.check(Place("vision-1", "us-south1"), ("us-south1-a", "us-south1-ai1b"))

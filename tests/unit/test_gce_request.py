@@ -416,7 +416,7 @@ class TestWhatIsRefused:
             ({"region": "us-central1-a"}, "resources.region: Compute Engine has no region"),
             ({"region": "vision-1/us-central1", "zones": ("us-east1-b",)}, "resources.zones: us-east1-b is not in"),
             ({"disk_bytes": 5_000_000_000}, "resources.disk: Compute Engine's disks have 10GB at least"),
-            ({"gce": GceResources(project="My Project")}, "resources.gce.project: 'My Project' is no id"),
+            ({"gce": GceResources(project="My Project")}, "resources.gce.project: 'My Project' is no project"),
             ({"gce": GceResources(network="my network")}, "resources.gce.network: 'my network' is none"),
             ({"gce": GceResources(service_account="a b")}, "resources.gce.service_account: 'a b' is no account"),
             ({"gce": GceResources(scopes=("a b",))}, "resources.gce.scopes: 'a b' is no scope"),

@@ -50,7 +50,7 @@ def examine(provider: GceProvider, spec: Spec, store: str) -> Iterator[Finding]:
         yield Finding("place", False, str(error))
         return
     except ProviderError as error:
-        yield from _no_project(error, who, place.project)
+        yield from _no_project(error, who, place.project, places.named_by(spec.resources))
         if not isinstance(error, AuthDenied) or switched_off(error):
             return
         project = {}
@@ -75,7 +75,7 @@ def examine(provider: GceProvider, spec: Spec, store: str) -> Iterator[Finding]:
         yield from part()
 
 
-def _no_project(error: ProviderError, who: str, project: str) -> Iterator[Finding]:
+def _no_project(error: ProviderError, who: str, project: str, named: str) -> Iterator[Finding]:
     """A project that does not tell about itself: it is not there, nobody may look, or Compute Engine is off."""
     if switched_off(error):
         yield Finding("credentials", True, who)
@@ -85,8 +85,8 @@ def _no_project(error: ProviderError, who: str, project: str) -> Iterator[Findin
         yield Finding("project", None, said(error), to_learn(error, "compute.projects.get"))
     elif isinstance(error, NotFound):
         yield Finding("credentials", True, who)
-        fix = "set resources.gce.project, or GOOGLE_CLOUD_PROJECT, to the id of a project: `gcloud projects list`"
-        yield Finding("project", False, said(error), fix)
+        detail, _, fix = places.no_project(project, named).partition("; ")
+        yield Finding("project", False, detail, fix)
     else:
         # Nobody has said yes to these credentials so far.
         yield Finding("credentials", verdict(error), said(error), _CREDENTIALS)

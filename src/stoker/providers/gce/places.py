@@ -22,6 +22,8 @@ from stoker.spec import Resources
 # As every tool of Google's reads them.
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _REGION_VARIABLE = "CLOUDSDK_COMPUTE_REGION"
+_PROJECT_FIELD = "resources.gce.project"
+YOUR_PROJECTS = "`gcloud projects list` shows yours"
 # `us-central1`, `northamerica-northeast2`, `europe-west12`.
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 # `vision-1`, and those of a domain: `example.com:vision-1`.
@@ -70,24 +72,47 @@ def find(resources: Resources, default_project: str | None = None) -> Place:
                 f"resources.region: name a region, such as us-central1, or set {_REGION_VARIABLE}",
             )
         place = Place(project, region)
-    check(place, resources.zones)
+    check(place, resources.zones, named_by(resources))
     return place
 
 
 def environment_project() -> str | None:
     """The project by the variables that Google's own tools read."""
-    return next((found for name in _PROJECT_VARIABLES if (found := os.environ.get(name))), None)
+    variable = _project_variable()
+    return os.environ[variable] if variable else None
 
 
-def check(place: Place, zones: Iterable[str] = ()) -> None:
-    """Raise UserError for a project or region that cannot be, and for a zone that is not in it."""
-    check_project(place.project)
+def named_by(resources: Resources) -> str:
+    """Where the project of these resources is named, for who has to correct it: a field, a variable, or neither."""
+    if "/" in (resources.region or ""):
+        return "resources.region"
+    if resources.gce is not None and resources.gce.project:
+        return _PROJECT_FIELD
+    return _project_variable() or "your Google credentials"
+
+
+def _project_variable() -> str | None:
+    return next((name for name in _PROJECT_VARIABLES if os.environ.get(name)), None)
+
+
+def no_project(project: str, named: str) -> str:
+    """That there is no such project, in one line that says what to do. `named` is who names it."""
+    return f"{named}: there is no project {project}, or none that you may see; {YOUR_PROJECTS}"
+
+
+def check(place: Place, zones: Iterable[str] = (), named: str = _PROJECT_FIELD) -> None:
+    """Raise UserError for a project or region that cannot be, and for a zone that is not in it.
+
+    `named` is who names the project.
+    """
+    check_project(place.project, named)
     check_region(place.region, zones)
 
 
-def check_project(project: str) -> None:
+def check_project(project: str, named: str = _PROJECT_FIELD) -> None:
     if not _PROJECT.fullmatch(project):
-        raise UserError(f"resources.gce.project: {project!r} is no id of a project, which is not its name")
+        rule = "a project id is lower-case letters, digits and -"
+        raise UserError(f"{named}: {project!r} is no project; {rule}; {YOUR_PROJECTS}")
 
 
 def check_region(region: str, zones: Iterable[str] = ()) -> None:

@@ -107,7 +107,11 @@ class GceProvider:
         kept = self._offered.get(key)
         if kept is not None and time.monotonic() - kept[0] < _OFFERS_FOR_S:
             return kept[1]
-        found = offers.live(self._api, resources, place)
+        try:
+            found = offers.live(self._api, resources, place)
+        except NotFound as error:
+            # Of lists of a whole project, only that can be missing.
+            raise Misnamed(places.no_project(place.project, places.named_by(resources))) from error
         fresh_s = time.monotonic() - _OFFERS_FOR_S
         self._offered = {key: kept for key, kept in self._offered.items() if kept[0] > fresh_s}
         self._offered[key] = (time.monotonic(), found)
