@@ -1,4 +1,4 @@
-"""A project that is not there, or cannot be, is one line that says who names it, and where the right ones are listed."""
+"""A project that is not there, or cannot be, is one line: who names it, and where the right ones are listed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_or_the_field_or_the_credentials(google: Google) -> None:
     with pytest.raises(Misnamed, match=r"^resources\.gce\.project: there is no project"):
         connected(google).offerings(resources(project=WRONG))
     google.project = WRONG
-    with pytest.raises(Misnamed, match="^your Google credentials: there is no project"):
+    with pytest.raises(Misnamed, match=r"^your Google credentials: there is no project"):
         connected(google).offerings(resources())
     asked = Resources(provider="gce", region=f"{WRONG}/{REGION}", machine=("n2-standard-4",))
     with pytest.raises(Misnamed, match=r"^resources\.region: there is no project"):
