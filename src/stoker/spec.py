@@ -254,8 +254,9 @@ class Spec:
     env: dict[str, str] = part("environment variables", form="env", factory=dict)
     setup: str | None = part("commands to run before the first start on a machine", default=None)
     secrets: dict[str, str] = part(
-        "environment variables by reference: env, aws-sm:NAME, aws-ssm:NAME or gcp-sm:NAME; "
-        "never in the spec, the log or the bucket in clear",
+        "environment variables by reference: env, env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME, each with `#KEY` "
+        "for one value of a JSON object, and tokens: aws-codeartifact:DOMAIN, aws-ecr, gcp-token; read on the machine "
+        "for each attempt, masked in the log, never in the spec or the bucket",
         form="secrets",
         factory=dict,
     )
@@ -315,6 +316,8 @@ class Submission:
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
     # The agents that its machines install, by Python and architecture (`cp311-x86_64`), each by its digest.
     bundles: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Programs that its machines fetch when they need them, by name and architecture (`uv-x86_64`), each by its digest.
+    tools: dict[str, str] = dataclasses.field(default_factory=dict)
     # On `local`, which computer and home: its Python and folders are there, and only there can its nodes be seen.
     place: str | None = None
     # What the client filled in because nothing may be unbounded, told to the user.

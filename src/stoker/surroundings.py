@@ -9,14 +9,18 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stoker import references
+from stoker.agent.masker import SHORTEST_BYTES
+from stoker.agent.masking import can_mask
 from stoker.errors import UserError
 from stoker.finding import find_job
+from stoker.jobfile.honour import set_fields
 from stoker.model import Capabilities
 from stoker.spec import Input, Spec
 from stoker.store import Store
@@ -29,6 +33,10 @@ STORE_ENVIRON = {
         "AWS_ENDPOINT_URL",
         "AWS_ENDPOINT_URL_S3",
         "AWS_ENDPOINT_URL_LOGS",
+        "AWS_ENDPOINT_URL_SECRETSMANAGER",
+        "AWS_ENDPOINT_URL_SSM",
+        "AWS_ENDPOINT_URL_CODEARTIFACT",
+        "AWS_ENDPOINT_URL_ECR",
         "AWS_REGION",
         "AWS_DEFAULT_REGION",
         "AWS_ALLOW_HTTP",
@@ -37,6 +45,7 @@ STORE_ENVIRON = {
         "STORAGE_EMULATOR_HOST",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER",
         "GOOGLE_CLOUD_PROJECT",
     ),
 }
@@ -187,9 +196,36 @@ def _input(name: str, source: Input, capabilities: Capabilities, folder: Path) -
 
 
 def _check_secrets(spec: Spec) -> None:
+    for field, reference in _references(spec):
+        variable = _variable(field, reference)
+        if variable is None:
+            continue
+        if variable not in os.environ:
+            raise UserError(f"{field}: {variable} is not set in your environment; export it first")
+        if not os.environ[variable]:
+            raise UserError(f"{field}: {variable} is empty in your environment; export the secret first")
+
+
+def unmasked(spec: Spec) -> tuple[str, ...]:
+    """A line for each secret of the submitter's that is too short to be masked in the log."""
+    found = ((field, _variable(field, reference)) for field, reference in _references(spec))
+    short = [field for field, variable in found if variable and not can_mask(os.environ.get(variable, ""))]
+    return tuple(f"{field}: is shorter than {SHORTEST_BYTES} bytes, and is not masked in the log" for field in short)
+
+
+def _variable(field: str, reference: str) -> str | None:
+    """The variable that holds a secret, where a variable does."""
+    wanted = references.parse(reference)
+    return (wanted.name or field.rpartition(".")[2]) if wanted.kind == "env" else None
+
+
+def _references(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every secret that the job refers to, by the field."""
     for name, reference in spec.secrets.items():
-        if reference == "env" and name not in os.environ:
-            raise UserError(f"secrets.{name}: {name} is not set in your environment; export it first")
+        yield f"secrets.{name}", reference
+    for name, value, info in set_fields(spec):
+        if info.form == "reference":
+            yield name, str(value)
 
 
 def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Store | None) -> str:

@@ -72,7 +72,8 @@ class _Metrics:
 def report(step: object = None, **metrics: object) -> None:
     """Tell Stoker how it goes: `report(step=3, loss=0.5)`. Numbers, or anything `float()` takes, NaN included.
 
-    Never raises: what is no number is left out, and a full disk loses the line, not the training.
+    Never raises: what is no number is left out, and so is what has a secret in its name; a full disk loses the line,
+    not the training.
     """
     channel = os.environ.get("STOKER_CHANNEL")
     if not channel:
@@ -82,6 +83,9 @@ def report(step: object = None, **metrics: object) -> None:
     if number is not None and number == number and abs(number) < 2**53:
         head["step"] = int(number)
     values = {name: value for name, raw in metrics.items() if (value := _number(raw)) is not None}
+    secrets = [os.environ.get(name) for name in os.environ.get("STOKER_SECRETS", "").split(",")]
+    if any(secrets):
+        values = {name: value for name, value in values.items() if not any(one and one in name for one in secrets)}
     import json
 
     line = json.dumps(head | values)

@@ -67,7 +67,7 @@ def test_a_name_covers_only_what_is_below_it() -> None:
         ("inputs.mode:mount", "inputs: {a: {from: b, mode: mount}}", "inputs.a: cloud cannot honour mode: mount"),
         ("inputs.mode:copy", "inputs: {a: b}", "inputs.a: cloud cannot honour mode: copy"),
         ("secrets:aws-sm", "secrets: {A: 'aws-sm:x'}", "secrets.A: cloud cannot honour references of the kind aws-sm"),
-        ("secrets:env", "secrets: {A: env}", "secrets.A: cloud cannot honour references of the kind env"),
+        ("secrets:env", "secrets: {A: env}", "secrets.A: a variable of your computer cannot go to cloud's"),
     ],
 )
 def test_choices_are_honoured_one_by_one(choice: str, text: str, message: str) -> None:

@@ -219,7 +219,7 @@ def test_the_smallest() -> None:
         ("run: x\nparams: {'a b': 1}\n", "stoker.yaml:2: params.a b: a name here is"),
         ("run: x\nparams: {--a: 1}\n", "stoker.yaml:2: params.--a: a name here is"),
         ("run: x\nsecrets: {A: env}\nenv: {A: b}\n", "stoker.yaml:2: secrets.A: is in env as well; keep one of them"),
-        ("run: x\nsecrets: {A: 'aws-sm:'}\n", "stoker.yaml:2: secrets.A: expected env, aws-sm:NAME"),
+        ("run: x\nsecrets: {A: 'aws-sm:'}\n", "stoker.yaml:2: secrets.A: expected env, env:NAME, aws-sm:NAME"),
         ("run: x\ninputs: {a: 5}\n", "stoker.yaml:2: inputs.a: expected a URL or path, or {from: …, mode: …}, found"),
         ("run: x\ninputs: {a: {mode: copy}}\n", "stoker.yaml:2: inputs.a.from: is missing"),
         (
@@ -245,7 +245,7 @@ def test_a_mistake_is_one_line_with_place_field_and_advice(text: str, message: s
 def test_the_value_of_a_would_be_secret_is_never_repeated() -> None:
     message = problem("run: x\nsecrets: {KEY: hunter2}\n")
     assert "hunter2" not in message
-    assert message.startswith("stoker.yaml:2: secrets.KEY: expected env, aws-sm:NAME, aws-ssm:NAME or gcp-sm:NAME")
+    assert message.startswith("stoker.yaml:2: secrets.KEY: expected env, env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:")
 
 
 def test_mistakes_on_the_command_line_name_the_flag() -> None:

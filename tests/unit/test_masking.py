@@ -97,7 +97,8 @@ def test_the_masker_is_no_member_and_is_neither_frozen_nor_killed(host: Host, tm
 
 def test_what_was_forked_and_holds_the_output_is_waited_for_only_until_it_is_killed(host: Host, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    text = "import os, time\nif os.fork() == 0:\n    os.setsid(); os.write(1, b'child\\n'); time.sleep(600)\nos.write(1, b'parent\\n')"
+    child = "os.setsid(); os.write(1, b'child\\n'); time.sleep(600)"
+    text = f"import os, time\nif os.fork() == 0:\n    {child}\nos.write(1, b'parent\\n')"
     run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
     eventually(lambda: run.poll() is not None and b"child" in log.read_bytes())
     host.group.kill()

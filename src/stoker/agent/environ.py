@@ -24,6 +24,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("STOKER_INPUT_<NAME>", "folder (or URL, for `mode: stream`) of each input"),
     ("STOKER_PARAMS", "the parameters as JSON"),
     ("STOKER_NOTICE_FILE", "appears on a notice; JSON with the time that is left"),
+    ("STOKER_SECRETS", "the names of the variables that hold secrets, set apart by commas, where there are any"),
     ("STOKER_CHANNEL", "folder through which `stoker.train` talks to the agent"),
     ("MASTER_ADDR, MASTER_PORT", "where rank 0 is"),
     ("NUM_NODES, NODE_RANK, NODES", "how many nodes, which one this is, and their addresses in rank order"),
@@ -90,6 +91,8 @@ def _contract(submission: Submission, place: Place) -> dict[str, str]:
         "NODE_RANK": str(place.rank),
         "NODES": ",".join(place.addresses),
     }
+    if submission.spec.secrets:
+        env["STOKER_SECRETS"] = ",".join(submission.spec.secrets)
     if place.outputs is not None:
         env["STOKER_OUTPUT_DIR"] = str(place.outputs)
     for name, where in place.inputs.items():

@@ -1,10 +1,9 @@
-"""What a machine needs before its set-up: code, inputs, secrets. All of it may be repeated."""
+"""What a machine needs before its set-up: code and inputs. All of it may be repeated."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from stoker import layout
@@ -76,21 +75,6 @@ def _fetch_input(name: str, source: str, target: Path) -> Path:
         raise SetupFailed(f"inputs.{name}: there is nothing at {source}", user=True)
     done.touch()
     return target
-
-
-def resolve_secrets(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Secrets by reference. Only `env` works without a cloud; the values go into the process's environment alone."""
-    found: dict[str, str] = {}
-    for name, reference in secrets.items():
-        if reference != "env":
-            raise SetupFailed(f"secrets.{name}: {reference} cannot be read on this machine", user=True)
-        if name not in environ:
-            raise SetupFailed(
-                f"secrets.{name}: not set in the environment that launched this node; set it where you run stoker",
-                user=True,
-            )
-        found[name] = environ[name]
-    return found
 
 
 def count_gpus() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,10 @@ from stoker.agent.enclosure import Command, Enclosure
 from stoker.agent.environ import Place, lay_library, training_environment
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.gang import Agreement
+from stoker.agent.masker import SHORTEST_BYTES
+from stoker.agent.masking import can_mask
 from stoker.agent.node import Node
+from stoker.agent.secrets import fetch_all
 from stoker.command import shell_argv
 from stoker.fold import JobState
 from stoker.spec import Submission
@@ -49,13 +52,13 @@ class Readying:
         self._check = check
 
     def run(self, state: JobState, submission: Submission) -> Ready:
-        """Code, inputs, secrets, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
+        """Code, secrets, inputs, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
         sagemaker.check(self._enclosure, self._paths, submission.spec)
+        secrets = self._secrets(submission.spec.secrets)
         inputs = self._ask(lambda: prepare.fetch_inputs(submission, self._paths))
         claim = state.claim(self._node.config.claim)
         assert claim is not None
-        secrets = prepare.resolve_secrets(submission.spec.secrets, os.environ)
         ready = Ready(inputs, secrets, machine=claim.offering.machine)
         lay_library(self._paths.lib)
         steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check)
@@ -64,6 +67,13 @@ class Readying:
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
         return ready
+
+    def _secrets(self, references: Mapping[str, str]) -> dict[str, str]:
+        """Their values, anew for each attempt: tokens expire, and people change passwords."""
+        found = self._ask(lambda: fetch_all(references, os.environ))
+        for name in (name for name, value in found.items() if not can_mask(value)):
+            self._node.say(f"secrets.{name} is shorter than {SHORTEST_BYTES} bytes, and is not masked in the log")
+        return found
 
     def _command(self, submission: Submission, ready: Ready, argv: tuple[str, ...]) -> Command:
         """A command that sees what the training will see, as far as it is known yet."""

@@ -3,9 +3,9 @@
 The names that stand in `Capabilities.honours` are the public dotted names of fields, such as `resources.region`,
 `environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is taken as well). A name honours
 everything below it: `environment` covers `environment.conda`. Two fields are honoured choice by choice, and each
-choice must be listed: `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`,
-`secrets:aws-ssm`, `secrets:gcp-sm`. What needs no help from a provider is in ALWAYS_HONOURED and need not be listed;
-neither need a provider's own section, which is `resources.` and its name.
+choice must be listed: `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`
+and the other kinds of `stoker.references`. What needs no help from a provider is in ALWAYS_HONOURED and need not be
+listed; neither need a provider's own section, which is `resources.` and its name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker import references
 from stoker.errors import SpecError
 from stoker.jobfile.document import Layer
 from stoker.jobfile.fields import Field, fields_of, provider_sections
@@ -131,10 +132,23 @@ def _check(parsed: Parsed, provider: str, capabilities: Capabilities) -> None:
     else:
         problem = f"{provider} cannot honour {first.what}"
         advice = "leave it out or choose another provider"
+        if first.name.startswith("secrets:"):
+            problem, advice = _about_secret(first.name, provider, capabilities)
     also = f" (the same goes for {', '.join(demand.field for demand in others)})" if others else ""
     message = f"{first.field}: {problem}; {advice}{also}"
     origin = parsed.where(first.field)
     raise SpecError(f"{origin}: {message}" if origin is not None else message)
+
+
+def _about_secret(name: str, provider: str, capabilities: Capabilities) -> tuple[str, str]:
+    """What is wrong with a reference, and which would do instead."""
+    kinds = tuple(kind for kind in references.KINDS if f"secrets:{kind}" in capabilities.honours)
+    stored = tuple(kind for kind in kinds if kind.endswith(("-sm", "-ssm")))
+    if name == "secrets:env" and stored:
+        problem = f"a variable of your computer cannot go to {provider}'s machines without being written down"
+        return problem, f"keep it where they can read it and write {references.expected(stored)}"
+    problem = f"{provider} cannot honour references of the kind {name.partition(':')[2]}"
+    return problem, f"write {references.expected(kinds)}" if kinds else "leave it out or choose another provider"
 
 
 def _refused(spec: Spec, provider: str, capabilities: Capabilities) -> Iterator[_Demand]:
@@ -145,7 +159,7 @@ def _refused(spec: Spec, provider: str, capabilities: Capabilities) -> Iterator[
 
 
 def _demands(spec: Spec, provider: str) -> Iterator[_Demand]:
-    for name, value, info in _set_fields(spec, ""):
+    for name, value, info in set_fields(spec):
         if name.startswith("resources.") and name.split(".")[1] in provider_sections() - {provider}:
             continue
         if info.form == "inputs":
@@ -165,13 +179,13 @@ def _demands(spec: Spec, provider: str) -> Iterator[_Demand]:
             yield _Demand(f"resources.{section}", f"resources.{section}")
 
 
-def _set_fields(part: object, path: str) -> Iterator[tuple[str, object, Field]]:
+def set_fields(part: object, path: str = "") -> Iterator[tuple[str, object, Field]]:
     """Every field that is not as it would be by itself."""
     for key, info in fields_of(type(part)).items():
         value = getattr(part, info.name)
         dotted = f"{path}.{key}" if path else key
         if info.section is not None and value is not None:
-            yield from _set_fields(value, dotted)
+            yield from set_fields(value, dotted)
         elif info.required or value != info.default:
             yield dotted, value, info
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stoker import references
 from stoker.jobfile.fields import Field, fields_of
 from stoker.jobfile.render import written
 from stoker.jobfile.schema import json_schema
@@ -162,8 +163,8 @@ These work everywhere: ALWAYS.
 
 The rest depends on the provider; one that cannot honour a field that is set says so before anything starts. Those who
 write a provider list the names of fields in `Capabilities.honours`; a name covers everything below it. Inputs are
-honoured by mode (`inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`) and secrets by kind (`secrets:env`,
-`secrets:aws-sm`, `secrets:aws-ssm`, `secrets:gcp-sm`), each listed by itself.
+honoured by mode (`inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`) and secrets by kind
+(KINDS), each listed by itself.
 
 On a provider that costs money, a job with neither `max_runtime` nor `max_cost` gets 24 h, and is told so.
 """
@@ -176,6 +177,7 @@ def reference_markdown() -> str:
     sections = "".join(_tables(Spec, ""))
     always = ", ".join(f"`{name}`" for name in sorted(ALWAYS_HONOURED))
     closing = _CLOSING.replace("ALWAYS", f"{always} and the provider's own part of `resources`")
+    closing = closing.replace("KINDS", ", ".join(f"`secrets:{kind}`" for kind in references.KINDS))
     return f"{_INTRODUCTION}{EXAMPLE}```\n\n## The fields\n{sections}{closing}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker import references
 from stoker.jobfile.fields import Field, fields_of
 from stoker.jobfile.render import written
 from stoker.spec import Input, Spec
@@ -47,12 +48,9 @@ _FORMS: dict[str, Schema] = {
     "secrets": {
         "type": "object",
         "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
-        "additionalProperties": {"type": "string", "pattern": r"^(env|(aws-sm|aws-ssm|gcp-sm):\S+)$"},
+        "additionalProperties": {"type": "string", "pattern": f"^({references.PATTERN})$"},
     },
-    "reference": {
-        "type": "string",
-        "pattern": r"^(env|aws-sm|aws-ssm|gcp-sm|aws-codeartifact):\S+$|^(aws-ecr|gcp-token)$",
-    },
+    "reference": {"type": "string", "pattern": f"^({references.NAMELESS_PATTERN})$"},
     "packages": _WORDS,
     "regexes": {"type": "object", "additionalProperties": {"type": "string", "format": "regex"}},
     "mapping": {"type": "object"},

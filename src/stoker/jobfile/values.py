@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stoker import references
 from stoker.command import number_text
 from stoker.errors import SpecError
 from stoker.jobfile import forms
@@ -26,11 +27,9 @@ _PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _PARAM_RULE = "letters, digits, `_`, `.` and `-`, a letter first"
 _LABEL = re.compile(r"[^\s=]{1,128}")
 _LABEL_RULE = "without spaces and `=`, at most 128 long"
-_SECRET = re.compile(r"env|(?:aws-sm|aws-ssm|gcp-sm):\S+")
-# As above for a password that has no name of its own, and tokens that are made where they are needed.
-_REFERENCE = re.compile(
-    r"env:[A-Za-z_][A-Za-z0-9_]*|(?:aws-sm|aws-ssm|gcp-sm):\S+|aws-codeartifact:[^\s@]+(?:@\d+)?|aws-ecr|gcp-token"
-)
+_SECRET = re.compile(references.PATTERN)
+# For what has no name of its own that a variable could share.
+_REFERENCE = re.compile(references.NAMELESS_PATTERN)
 # A name that ends in `-` would tell apt to remove the package.
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](?::[a-z0-9-]+)?(?:[=/][A-Za-z0-9.+:~-]+)?")
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
@@ -180,7 +179,7 @@ def _secrets(node: Node, path: str) -> dict[str, str]:
     for key, dotted, child in _items(node, path, _VARIABLE, _VARIABLE_RULE):
         if not isinstance(child.value, str) or not _SECRET.fullmatch(child.value):
             # What stands there may be the secret itself, so it is not repeated.
-            wanted = "env, aws-sm:NAME, aws-ssm:NAME or gcp-sm:NAME"
+            wanted = f"env, {references.expected()}"
             raise child.origin.error(dotted, f"expected {wanted}; the secret itself never belongs here")
         found[key] = child.value
     return found
@@ -190,8 +189,7 @@ def _reference(node: Node, path: str) -> str:
     if isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
         return node.value
     # What stands there may be the secret itself, so it is not repeated.
-    wanted = "env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME, aws-codeartifact:DOMAIN, aws-ecr or gcp-token"
-    raise node.origin.error(path, f"expected {wanted}; the secret itself never belongs here")
+    raise node.origin.error(path, f"expected {references.expected()}; the secret itself never belongs here")
 
 
 def _packages(node: Node, path: str) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class GoogleAuthTokens:
 
     refresh_threshold = timedelta(minutes=4)
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: Path, kind: str, scopes: tuple[str, ...] = _SCOPES) -> None:
         if not _installed():
             raise UserError(f"{path}: credentials of type {kind} need google-auth: pip install 'stoker[gcp]'")
         auth = importlib.import_module("google.auth")
@@ -99,7 +99,7 @@ class GoogleAuthTokens:
             lines = str(error).splitlines() or [type(error).__name__]
             raise UserError(f"{path} cannot be used as Google credentials: {lines[0][:300]}") from error
         scoped = importlib.import_module("google.auth.credentials").with_scopes_if_required
-        self._credentials: Any = scoped(found, _SCOPES)
+        self._credentials: Any = scoped(found, scopes)
         self._lock = threading.Lock()
 
     def __call__(self) -> dict[str, object]:

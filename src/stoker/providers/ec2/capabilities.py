@@ -29,6 +29,10 @@ CAPABILITIES = Capabilities(
             "resources.region",
             "resources.zones",
             "retry.hold_on_failure",
+            "secrets:aws-codeartifact",
+            "secrets:aws-ecr",
+            "secrets:aws-sm",
+            "secrets:aws-ssm",
         }
     ),
     interrupts=True,

@@ -30,6 +30,8 @@ CAPABILITIES = Capabilities(
             "resources.region",
             "resources.zones",
             "retry.hold_on_failure",
+            "secrets:gcp-sm",
+            "secrets:gcp-token",
         }
     ),
     interrupts=True,

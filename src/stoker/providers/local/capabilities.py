@@ -25,7 +25,13 @@ CAPABILITIES = Capabilities(
             "resources.machine",
             "resources.memory",
             "resources.zones",
+            "secrets:aws-codeartifact",
+            "secrets:aws-ecr",
+            "secrets:aws-sm",
+            "secrets:aws-ssm",
             "secrets:env",
+            "secrets:gcp-sm",
+            "secrets:gcp-token",
         }
     ),
     interrupts=True,

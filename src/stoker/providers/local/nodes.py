@@ -48,6 +48,7 @@ _OF_TRAINING = {
     "STOKER_OUTPUT_DIR",
     "STOKER_PARAMS",
     "STOKER_NOTICE_FILE",
+    "STOKER_SECRETS",
 }
 _DRAFT = ".new-"
 _TRASH = ".old-"

@@ -1,0 +1,193 @@
+"""Secrets by reference: read where they are used, anew for each attempt, and kept in memory alone.
+
+See `stoker.references` for how they are written. What is read goes into the environment of what the job runs
+(`Command.secrets`), and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from stoker import references
+from stoker.agent.prepare import SetupFailed
+from stoker.aws.imds import ImdsError
+from stoker.errors import UserError
+from stoker.google.metadata import MetadataError
+from stoker.references import Reference
+
+_log = logging.getLogger(__name__)
+
+# How long a service that does not answer, or refuses a machine's new credentials, is asked again.
+PATIENCE_S = 120.0
+# A metadata service is near, and where there is none it does not answer, either.
+_METADATA_PATIENCE_S = 6.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+
+
+class _Later(Exception):
+    """Not now. `patience_s` is for how long it is worth asking again, `hint` what else it may be."""
+
+    def __init__(self, why: str, patience_s: float | None = None, hint: str = "") -> None:
+        super().__init__(why)
+        self.patience_s = PATIENCE_S if patience_s is None else patience_s
+        self.hint = hint
+
+
+class _Never(Exception):
+    """Refused for good: what is wrong, and what to do."""
+
+
+def fetch_all(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of the job's `secrets`, by variable. Raises SetupFailed."""
+    named = {name: f"env:{name}" if reference == "env" else reference for name, reference in secrets.items()}
+    return {name: fetch(f"secrets.{name}", reference, environ) for name, reference in named.items()}
+
+
+def fetch(
+    field: str, reference: str, environ: Mapping[str, str], *, sleep: Callable[[float], None] = time.sleep
+) -> str:
+    """The secret that `reference` names, for `field`. Not empty.
+
+    Asks again for a while where a service does not answer. Raises SetupFailed, naming the field: `user` where it was
+    refused, or is not there; not `user` where there was no answer.
+    """
+    try:
+        wanted = references.parse(reference)
+    except ValueError as error:
+        raise SetupFailed(f"{field}: {error}", user=True) from None
+    began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    while True:
+        try:
+            return _text(wanted, _read(wanted, environ))
+        except _Never as refused:
+            raise SetupFailed(f"{field}: {refused}", user=True) from None
+        except _Later as later:
+            if time.monotonic() + pause_s - began_s >= later.patience_s:
+                hint = f"; {later.hint}" if later.hint else ""
+                raise SetupFailed(f"{field}: {later}{hint}", user=bool(later.hint)) from None
+            _log.warning("%s: %s; asking again", field, later)
+        sleep(pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+
+def _read(wanted: Reference, environ: Mapping[str, str]) -> bytes:
+    if wanted.kind == "env":
+        return _from_variable(wanted.name, environ)
+    return _from_aws(wanted, environ) if wanted.kind.startswith("aws-") else _from_google(wanted, environ)
+
+
+def _from_variable(name: str, environ: Mapping[str, str]) -> bytes:
+    if name not in environ:
+        raise _Never(f"{name} is not set in the environment that launched this node; set it where you run stoker")
+    return os.fsencode(environ[name])
+
+
+def _text(wanted: Reference, value: bytes) -> str:
+    """As a variable holds it."""
+    if wanted.key is not None:
+        value = _member(wanted.key, value)
+    if not value:
+        raise _Never("is empty; put the secret there")
+    if b"\0" in value:
+        raise _Never("holds a NUL byte, which no variable can; keep it as base64")
+    return os.fsdecode(value)
+
+
+def _member(key: str, value: bytes) -> bytes:
+    try:
+        tree = json.loads(value)
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        raise _Never(f"is no JSON object, so that there is no {key!r} in it; leave `#{key}` away")
+    if key not in tree:
+        raise _Never(f"has no {key!r}; it has {', '.join(sorted(tree)) or 'nothing'}")
+    found = tree[key]
+    return (found if isinstance(found, str) else json.dumps(found)).encode()
+
+
+# ── AWS ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_aws(wanted: Reference, environ: Mapping[str, str]) -> bytes:
+    from stoker.aws import identity
+    from stoker.aws.secrets import Aws, AwsError
+
+    try:
+        who = identity.find(environ)
+    except identity.NoIdentity as error:
+        raise _Never(str(error)) from None
+    except ImdsError as error:
+        hint = "there are no AWS credentials; set AWS_ACCESS_KEY_ID, or give the machine a profile"
+        raise _Later(str(error), _METADATA_PATIENCE_S, hint) from None
+    aws = Aws(who, environ)
+    try:
+        match wanted.kind:
+            case "aws-sm":
+                return aws.secret(wanted.name)
+            case "aws-ssm":
+                return aws.parameter(wanted.name)
+            case "aws-codeartifact":
+                return aws.artifact_token(wanted.name, wanted.detail).encode()
+            case _:
+                return aws.registry_password(wanted.detail).encode()
+    except AwsError as error:
+        if error.later:
+            raise _Later(str(error)) from None
+        if error.stale:
+            if who.machine:
+                raise _Later(str(error)) from None
+            raise _Never(f"AWS does not take your credentials: {error}") from None
+        if error.absent:
+            place = aws.region_of(wanted.name)
+            raise _Never(f"there is no {wanted.name} in {place}; correct the name, or give the ARN") from None
+        if error.denied:
+            raise _Never(_aws_denied(wanted, who.machine, error)) from None
+        raise _Never(str(error)) from None
+
+
+def _aws_denied(wanted: Reference, machine: bool, error: Exception) -> str:
+    whose = "the machine's role" if machine else "your AWS credentials"
+    written = f"{wanted.kind}:{wanted.name}" if wanted.name else wanted.kind
+    advice = f"; `stoker iam ec2 --secret {written}` says what allows it" if machine else ""
+    return f"{whose} may not read {written}: {error}{advice}"
+
+
+# ── Google ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_google(wanted: Reference, environ: Mapping[str, str]) -> bytes:
+    from stoker.google import secrets as google
+
+    try:
+        who = google.find(environ)
+    except UserError as error:
+        raise _Never(str(error)) from None
+    except MetadataError as error:
+        hint = (
+            "there are no Google credentials; `gcloud auth application-default login`, or give the machine an account"
+        )
+        raise _Later(str(error), _METADATA_PATIENCE_S, hint) from None
+    except google.GoogleError as error:
+        raise _Later(str(error)) from None
+    if wanted.kind == "gcp-token":
+        return who.token.encode()
+    try:
+        return google.SecretManager(who, environ).access(wanted.name, wanted.detail)
+    except google.GoogleError as error:
+        if error.later or (error.stale and who.machine):
+            raise _Later(str(error)) from None
+        if error.absent:
+            version = f", version {wanted.detail}," if wanted.detail else ""
+            place = "" if "/" in wanted.name else f" in {who.project}"
+            raise _Never(f"there is no {wanted.name}{version}{place}; correct the name, or add a version") from None
+        if error.denied:
+            whose = "the machine's account" if who.machine else "your Google credentials"
+            advice = f"; `stoker iam gce --secret gcp-sm:{wanted.name}` says what allows it" if who.machine else ""
+            raise _Never(f"{whose} may not read gcp-sm:{wanted.name}: {error}{advice}") from None
+        raise _Never(str(error)) from None

@@ -1,0 +1,192 @@
+"""Read secrets, and make tokens that expire, with signed requests. Standard library alone.
+
+https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_GetSecretValue.html
+https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_GetParameter.html
+https://docs.aws.amazon.com/codeartifact/latest/APIReference/API_GetAuthorizationToken.html
+https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from stoker.aws.identity import Identity, domain_of
+from stoker.aws.sigv4 import sign
+
+_TIMEOUT_S = 10.0
+_ANSWER_BYTES = 1 << 20
+
+_ABSENT = ("ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound")
+_DENIED = ("AccessDeniedException", "AccessDenied", "KMSAccessDeniedException")
+# Credentials that are not taken: of a machine they may be old or not known everywhere yet.
+_STALE = (
+    "ExpiredTokenException",
+    "ExpiredToken",
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "IncompleteSignature",
+)
+_LATER = ("ThrottlingException", "TooManyRequestsException", "LimitExceededException", "InternalServiceError")
+
+
+class AwsError(OSError):
+    """It refused (`code` is its word for that), or did not answer (`code` is empty)."""
+
+    def __init__(self, code: str, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+        self.absent = code in _ABSENT
+        self.denied = code in _DENIED
+        self.stale = code in _STALE
+        self.later = not code or status >= 500 or status == 429 or code.startswith(_LATER)
+
+
+@dataclass(frozen=True)
+class _Service:
+    """`name` is what requests are signed for, `host` what addresses begin with, `variable` ends an override's name."""
+
+    name: str
+    host: str
+    variable: str
+
+
+_SECRETS = _Service("secretsmanager", "secretsmanager", "SECRETSMANAGER")
+_PARAMETERS = _Service("ssm", "ssm", "SSM")
+_ARTIFACTS = _Service("codeartifact", "codeartifact", "CODEARTIFACT")
+_REGISTRY = _Service("ecr", "api.ecr", "ECR")
+
+
+class Aws:
+    """AWS as somebody. Every method raises AwsError."""
+
+    def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
+        self._identity = identity
+        self._environ = environ
+        # What the service's clock is ahead of ours by, where it complained.
+        self._ahead = timedelta(0)
+
+    def region_of(self, name: str) -> str:
+        """Of an ARN its own, else the default."""
+        parts = name.split(":")
+        return parts[3] if len(parts) > 5 and parts[0] == "arn" and parts[3] else self._identity.region
+
+    def secret(self, name: str) -> bytes:
+        """The current version of a secret, by name or ARN."""
+        tree = self._rpc(_SECRETS, self.region_of(name), "secretsmanager.GetSecretValue", {"SecretId": name})
+        text, binary = tree.get("SecretString"), tree.get("SecretBinary")
+        if isinstance(text, str):
+            return text.encode("utf-8", "surrogateescape")
+        return _decoded(binary, "GetSecretValue")
+
+    def parameter(self, name: str) -> bytes:
+        """A parameter, decrypted, by name or ARN."""
+        params = {"Name": name, "WithDecryption": True}
+        tree = self._rpc(_PARAMETERS, self.region_of(name), "AmazonSSM.GetParameter", params)
+        return _text(tree.get("Parameter"), "Value", "GetParameter").encode()
+
+    def artifact_token(self, domain: str, owner: str) -> str:
+        """A token for a domain of CodeArtifact. It lasts for as long as the credentials do, up to 12 hours."""
+        query = f"domain={quote(domain, safe='')}" + (f"&domain-owner={owner}" if owner else "")
+        url = f"{self._endpoint(_ARTIFACTS, self._identity.region)}/v1/authorization-token?{query}"
+        tree = self._post(_ARTIFACTS, self._identity.region, url, {}, b"", "GetAuthorizationToken")
+        return _text(tree, "authorizationToken", "GetAuthorizationToken")
+
+    def registry_password(self, region: str) -> str:
+        """The password of the user `AWS` for every registry of a region that these credentials reach. 12 hours."""
+        target = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
+        tree = self._rpc(_REGISTRY, region or self._identity.region, target, {})
+        data = tree.get("authorizationData")
+        first = data[0] if isinstance(data, list) and data else None
+        token = _text(first, "authorizationToken", "GetAuthorizationToken")
+        return _decoded(token, "GetAuthorizationToken").decode().partition(":")[2]
+
+    def _endpoint(self, service: _Service, region: str) -> str:
+        named = self._environ.get(f"AWS_ENDPOINT_URL_{service.variable}") or self._environ.get("AWS_ENDPOINT_URL")
+        if not region:
+            raise AwsError("NoRegion", "no region is named; set AWS_REGION, or give the ARN")
+        domain = self._identity.domain if region == self._identity.region else domain_of(region)
+        return (named or f"https://{service.host}.{region}.{domain}").rstrip("/")
+
+    def _rpc(self, service: _Service, region: str, target: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": target}
+        url = self._endpoint(service, region) + "/"
+        return self._post(service, region, url, headers, json.dumps(params).encode(), target.rpartition(".")[2])
+
+    def _post(
+        self, service: _Service, region: str, url: str, headers: Mapping[str, str], body: bytes, operation: str
+    ) -> dict[str, Any]:
+        """One request; a second one at once where only the clock was wrong."""
+        for again in (True, False):
+            now = datetime.now(timezone.utc) + self._ahead
+            digest = hashlib.sha256(body).hexdigest()
+            signed = sign("POST", url, self._identity.credentials, region, now, headers, digest, service.name)
+            status, told, data = _send(url, signed, body)
+            if status == 200:
+                return _parsed(data)
+            tree = _parsed(data)
+            named = str(tree.get("__type") or told.get("x-amzn-errortype") or tree.get("code") or status)
+            code = named.rpartition("#")[2].partition(":")[0]
+            if not (again and code == "InvalidSignatureException" and self._mind_clock(told.get("date", ""))):
+                break
+        said = tree.get("message") or tree.get("Message") or ""
+        raise AwsError(code, f"{operation} was answered with {code}{f': {said}' if said else ''}", status)
+
+    def _mind_clock(self, date: str) -> bool:
+        """Whether the service's clock is another one."""
+        try:
+            ahead = parsedate_to_datetime(date).astimezone(timezone.utc) - datetime.now(timezone.utc)
+        except (ValueError, TypeError):
+            return False
+        self._ahead = ahead
+        # The service tolerates minutes.
+        return abs(ahead) > timedelta(minutes=1)
+
+
+def _send(url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.netloc, timeout=_TIMEOUT_S)
+    try:
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        connection.request("POST", target, body=body, headers=dict(headers))
+        answer = connection.getresponse()
+        told = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, told, answer.read(_ANSWER_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise AwsError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
+    finally:
+        connection.close()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        tree = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _text(tree: object, name: str, operation: str) -> str:
+    value = tree.get(name) if isinstance(tree, dict) else None
+    if not isinstance(value, str):
+        # What the answer is stays untold: it may hold what nobody should see.
+        raise AwsError("", f"{operation} was answered without {name}")
+    return value
+
+
+def _decoded(value: object, operation: str) -> bytes:
+    try:
+        return base64.b64decode(str(value), validate=True)
+    except (binascii.Error, ValueError):
+        raise AwsError("", f"{operation} was answered with something that cannot be read") from None

@@ -1,0 +1,161 @@
+"""Read secrets from Secret Manager, as the machine's service account or as a person. Standard library alone, but for
+kinds of credentials that only google-auth can read.
+
+https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from stoker.errors import UserError
+from stoker.google.metadata import Metadata
+from stoker.stores.google_accounts import GoogleAuthTokens, credentials_file
+
+_ENDPOINT = "https://secretmanager.googleapis.com"
+_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
+_TOKENS = "https://oauth2.googleapis.com/token"
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_TIMEOUT_S = 10.0
+_ANSWER_BYTES = 1 << 20
+
+
+class GoogleError(OSError):
+    """It refused (`status` is its word for that), or did not answer (`status` is empty)."""
+
+    def __init__(self, status: str, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+        self.absent = status == "NOT_FOUND"
+        self.denied = status == "PERMISSION_DENIED"
+        self.stale = status == "UNAUTHENTICATED" or code == 401
+        self.later = not status or code >= 500 or code == 429
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A token, and the project it is used in unless something else is said. `machine`: of its service account."""
+
+    token: str = field(repr=False)
+    project: str
+    machine: bool
+    # Who is billed for a person's questions.
+    billed: str = ""
+
+
+def find(environ: Mapping[str, str], metadata: Metadata | None = None) -> Identity:
+    """The person's application-default credentials, else the machine's account.
+
+    Raises UserError for a file that cannot be used, GoogleError, and MetadataError where only the machine could tell.
+    """
+    path = credentials_file()
+    if path is None:
+        metadata = metadata or Metadata()
+        return Identity(metadata.token()[0], (metadata.get("project/project-id") or "").strip(), machine=True)
+    tree = _read(path)
+    named = environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
+    billed = str(tree.get("quota_project_id") or "")
+    project = str(named or tree.get("project_id") or billed)
+    kind = str(tree.get("type") or "")
+    token = _login(tree) if kind == "authorized_user" else _from_library(path, kind)
+    return Identity(token, project, machine=False, billed=billed if kind == "authorized_user" else "")
+
+
+class SecretManager:
+    """Secret Manager as somebody."""
+
+    def __init__(self, identity: Identity, environ: Mapping[str, str]) -> None:
+        self._identity = identity
+        where = environ.get(_VARIABLE) or _ENDPOINT
+        self._endpoint = (where if "://" in where else "http://" + where).rstrip("/")
+
+    def access(self, name: str, version: str) -> bytes:
+        """A version of a secret, by name or as `projects/…/secrets/…`. Raises GoogleError."""
+        if "/" not in name:
+            if not self._identity.project:
+                raise GoogleError(
+                    "NO_PROJECT", "no project is known; set GOOGLE_CLOUD_PROJECT, or write the whole name"
+                )
+            name = f"projects/{self._identity.project}/secrets/{name}"
+        if "/versions/" not in name:
+            name = f"{name}/versions/{version or 'latest'}"
+        headers = {"Authorization": "Bearer " + self._identity.token}
+        if self._identity.billed:
+            headers["X-Goog-User-Project"] = self._identity.billed
+        status, tree = _send("GET", f"{self._endpoint}/v1/{quote(name, safe='/:')}:access", headers)
+        if status != 200:
+            raise _refusal(status, tree)
+        payload = tree.get("payload")
+        data = payload.get("data") if isinstance(payload, dict) else None
+        try:
+            # An empty secret has no data.
+            return base64.b64decode(str(data or ""), validate=True)
+        except (binascii.Error, ValueError):
+            raise GoogleError("", "the secret was answered with something that cannot be read") from None
+
+
+def _refusal(status: int, tree: Mapping[str, Any]) -> GoogleError:
+    told = tree.get("error")
+    told = told if isinstance(told, dict) else {}
+    word, said = str(told.get("status") or status), str(told.get("message") or "")
+    return GoogleError(word, f"versions.access was answered with {word}{': ' + said if said else ''}", status)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as Google credentials: {error}") from None
+    return tree if isinstance(tree, dict) else {}
+
+
+def _login(tree: Mapping[str, Any]) -> str:
+    """A token for a person, from what `gcloud auth application-default login` left."""
+    form = {"grant_type": "refresh_token"}
+    form |= {name: str(tree.get(name) or "") for name in ("client_id", "client_secret", "refresh_token")}
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    status, answer = _send("POST", str(tree.get("token_uri") or _TOKENS), headers, urlencode(form).encode())
+    token = answer.get("access_token")
+    if status == 200 and isinstance(token, str):
+        return token
+    if 400 <= status < 500 and status != 429:
+        raise UserError("Google no longer takes your login; `gcloud auth application-default login`")
+    raise GoogleError("", f"Google did not answer to your login: {status}")
+
+
+def _from_library(path: Path, kind: str) -> str:
+    try:
+        return str(GoogleAuthTokens(path, kind, (_SCOPE,))()["token"])
+    except UserError:
+        raise
+    except Exception as error:
+        # google-auth's errors are many; which of them pass, they do not all tell.
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise GoogleError("", f"Google did not answer to your credentials: {lines[0][:300]}") from error
+
+
+def _send(method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.netloc, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, parts.path, body=body, headers=dict(headers))
+        answer = connection.getresponse()
+        data = answer.read(_ANSWER_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise GoogleError("", f"{parts.netloc} does not answer: {error or type(error).__name__}") from None
+    finally:
+        connection.close()
+    try:
+        tree = json.loads(data or b"{}")
+    except ValueError:
+        tree = {}
+    return answer.status, tree if isinstance(tree, dict) else {}
