@@ -41,6 +41,7 @@ demo: $(BIN)/stoker
 
 test: $(VENV)/.test
 	@sh scripts/need-machines.sh $(BIN)/python
+	@sh scripts/need-sagemaker.sh $(BIN)/python
 	@$(ISOLATED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 bench: $(VENV)/.test
