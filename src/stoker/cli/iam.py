@@ -25,6 +25,13 @@ _END = "END-OF-STOKER-IAM"
 )
 @click.option("--input", "inputs", metavar="URL", multiple=True, help="A bucket or folder that jobs read.")
 @click.option("--logs", metavar="NAME", help="What jobs name as logs.cloudwatch, or logs.cloud_logging, where they do.")
+@click.option(
+    "--secret",
+    "secrets",
+    metavar="REFERENCE",
+    multiple=True,
+    help="What jobs refer to in `secrets`, such as aws-sm:NAME, gcp-sm:NAME or aws-ecr.",
+)
 @click.option("--policy", metavar="NAME", help="Print this policy alone, for the cloud's own command line.")
 @json_option
 @store_option
@@ -34,6 +41,7 @@ def command(
     job: str | None,
     inputs: tuple[str, ...],
     logs: str | None,
+    secrets: tuple[str, ...],
     policy: str | None,
     as_json: bool,
 ) -> None:
@@ -55,7 +63,7 @@ def command(
         forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in registry.capabilities(provider).stores)
         raise UserError(f"no store is named; set STOKER_STORE, or give --store, as {forms}")
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
-    found = granting.grants(url, job=job, inputs=inputs, logs=logs)
+    found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]
         if not chosen:

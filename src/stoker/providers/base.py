@@ -270,12 +270,18 @@ class Granting(Protocol):
     """A provider's module `iam`. Asks nobody."""
 
     def grants(
-        self, store: str, *, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None
+        self,
+        store: str,
+        *,
+        job: str | None = None,
+        inputs: tuple[str, ...] = (),
+        logs: str | None = None,
+        secrets: tuple[str, ...] = (),
     ) -> Grants:
         """For this store. `job`: machines that may write for jobs of that name alone. `inputs`: what they may read.
-        `logs`: the group of the cloud's own log service that they may write to.
+        `logs`: the group of the cloud's own log service that they may write to. `secrets`: references that they follow.
 
-        Raises UserError for a store that the provider's machines cannot reach.
+        Raises UserError for a store, or a secret, that the provider's machines cannot reach.
         """
 
 

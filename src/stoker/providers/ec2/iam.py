@@ -14,7 +14,7 @@ from stoker import layout
 from stoker.errors import UserError
 from stoker.finding import SUFFIX_LENGTH
 from stoker.providers.base import Grant, Grants
-from stoker.providers.ec2 import permissions, tags
+from stoker.providers.ec2 import permissions, secret_access, tags
 from stoker.providers.ec2.permissions import allow, arn
 from stoker.providers.ec2.request import DEFAULT_PROFILE
 
@@ -30,14 +30,21 @@ _GOVERNED = (f"{layout.JOBS}*/log/", layout.ACTIVE, layout.INDEX, layout.GOVERNO
 _NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, "policy/", layout.WORK)
 
 
-def grants(store: str, *, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None) -> Grants:
-    """The policies for one store. Pure. Raises UserError for what is no bucket, and no name of a job."""
+def grants(
+    store: str,
+    *,
+    job: str | None = None,
+    inputs: tuple[str, ...] = (),
+    logs: str | None = None,
+    secrets: tuple[str, ...] = (),
+) -> Grants:
+    """The policies for one store. Pure. Raises UserError for what is no bucket, no name of a job, no secret here."""
     place = _Place.of(store, "--bucket")
     if job is not None and _NAME.fullmatch(job) is None:
         raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
     return Grants(
-        (_person(place, store), _governor(place, store), _node(place, job, inputs, logs), _interrupter(store)),
-        _notes(job),
+        (_person(place, store), _governor(place, store), _node(place, job, inputs, logs, secrets), _interrupter(store)),
+        (*_notes(job), secret_access.NOTE) if secrets else _notes(job),
     )
 
 
@@ -124,7 +131,7 @@ def _governor(place: _Place, store: str) -> Grant:
     return Grant("governor", about, policy, commands=commands)
 
 
-def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | None) -> Grant:
+def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]) -> Grant:
     own = "" if job is None else f"{job}-{'?' * SUFFIX_LENGTH}/"
     work = place.objects(layout.WORK + own)
     reads = [folder + own if folder in (layout.JOBS, layout.WORK) else folder for folder in _NODE_READS]
@@ -140,6 +147,7 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
     if logs is not None:
         group = f"arn:aws:logs:*:*:log-group:{logs}"
         statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))
+    statements += secret_access.statements(secrets)
     role = _role(job)
     trust = _trust(permissions.machine_service())
     whose = "any job" if job is None else f"jobs called {job}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from stoker import layout
+from stoker import layout, references
 from stoker.errors import UserError
 from stoker.providers.base import Grant, Grants
 from stoker.providers.gce import permissions
@@ -33,6 +33,7 @@ _CREATOR = "roles/storage.objectCreator"
 _ACTOR = "roles/iam.serviceAccountUser"
 _TUNNEL = "roles/iap.tunnelResourceAccessor"
 _LOGGER = "roles/logging.logWriter"
+_ACCESSOR = "roles/secretmanager.secretAccessor"
 
 # Who may write what: see `stoker.layout`.
 _SUBMITTED = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.ACTIVE, layout.INDEX, "check/")
@@ -40,14 +41,21 @@ _GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.P
 _NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, "policy/", layout.WORK)
 
 
-def grants(store: str, *, job: str | None = None, inputs: tuple[str, ...] = (), logs: str | None = None) -> Grants:
-    """The roles and bindings for one store. Pure. Raises UserError for what is no bucket, and no name of a job."""
+def grants(
+    store: str,
+    *,
+    job: str | None = None,
+    inputs: tuple[str, ...] = (),
+    logs: str | None = None,
+    secrets: tuple[str, ...] = (),
+) -> Grants:
+    """The roles and bindings for one store. Pure. Raises UserError for what is no bucket, name of a job, or secret."""
     bucket = _Bucket.of(store, "--bucket")
     if job is not None and _NAME.fullmatch(job) is None:
         raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
     account = _account(job)
     return Grants(
-        (_node(bucket, job, account, inputs, logs), _person(bucket, account), _governor(bucket, account)),
+        (_node(bucket, job, account, inputs, logs, secrets), _person(bucket, account), _governor(bucket, account)),
         _notes(job, account),
     )
 
@@ -89,7 +97,8 @@ class _Condition:
 
 @dataclass(frozen=True)
 class _Binding:
-    """A role on something, for one member. `on`: `project`, a bucket's address, or a service account."""
+    """A role on something, for one member. `on`: `project`, a bucket's address, a secret (`projects/…/secrets/NAME`, or
+    without its project), or a service account."""
 
     on: str
     role: str
@@ -149,7 +158,9 @@ class _Bucket:
 # ── Who gets what ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _node(bucket: _Bucket, job: str | None, account: str, inputs: tuple[str, ...], logs: str | None) -> Grant:
+def _node(
+    bucket: _Bucket, job: str | None, account: str, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]
+) -> Grant:
     # A condition knows how names begin, and nothing of their length.
     own = "" if job is None else f"{job}-"
     reads = [folder + own if folder in (layout.JOBS, layout.WORK) else folder for folder in _NODE_READS]
@@ -168,6 +179,8 @@ def _node(bucket: _Bucket, job: str | None, account: str, inputs: tuple[str, ...
         bindings.append(there.reads("stoker: read inputs", ""))
     if logs is not None:
         bindings.append(_Binding("project", _LOGGER))
+    # By itself, since it is the one thing that the machine may read of its project's secrets.
+    bindings += [_Binding(_secret(text), _ACCESSOR) for text in secrets if text != "gcp-token"]
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the machines of {whose}: read jobs, code and agents, write under work/, delete themselves"
     commands = (
@@ -217,6 +230,20 @@ def _grant(
         "bindings": [binding.told() for binding in bindings],
     }
     return Grant(name, about, policy, commands=commands)
+
+
+def _secret(text: str) -> str:
+    """A secret as it is bound to, from a reference. Raises UserError for one that machines here cannot follow."""
+    try:
+        wanted = references.parse(text)
+    except ValueError:
+        wanted = None
+    if wanted is None or wanted.kind != "gcp-sm":
+        raise UserError(
+            "--secret: machines on Compute Engine read gcp-sm:NAME or gcp-token; give what the job file has"
+        )
+    name = wanted.name.partition("/versions/")[0]
+    return name if "/" in name else f"secrets/{name}"
 
 
 def _account(job: str | None) -> str:
@@ -281,6 +308,10 @@ def _bind(binding: _Binding) -> str:
         what = 'projects add-iam-policy-binding "$PROJECT"'
     elif binding.on.startswith("gs://"):
         what = f'storage buckets add-iam-policy-binding {shlex.quote(binding.on)} --project "$PROJECT"'
+    elif "secrets/" in binding.on:
+        project, _, name = binding.on.rpartition("secrets/")
+        where = shlex.quote(project.removeprefix("projects/").rstrip("/")) if project else '"$PROJECT"'
+        what = f"secrets add-iam-policy-binding {shlex.quote(name)} --project {where}"
     else:
         what = f'iam service-accounts add-iam-policy-binding "{_email(binding.on)}" --project "$PROJECT"'
     # Where a policy has conditions, gcloud wants to be told of a binding that has none.

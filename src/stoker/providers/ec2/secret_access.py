@@ -1,0 +1,67 @@
+"""What a machine's role needs to read the secrets that jobs refer to, and to make their tokens. Asks nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker import references
+from stoker.errors import UserError
+from stoker.providers.ec2.permissions import allow
+from stoker.references import Reference
+
+# What is read besides the token, which by itself opens nothing.
+_ARTIFACT_READS = ["codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"]
+_IMAGE_READS = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+
+NOTE = (
+    "A secret or parameter that is encrypted with a key of your own also needs kms:Decrypt on that key; with AWS's own "
+    "keys it does not."
+)
+
+
+def statements(secrets: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One or two for each reference. Raises UserError for one that machines on EC2 cannot follow."""
+    found: list[dict[str, Any]] = []
+    for number, text in enumerate(secrets, 1):
+        found += _statements(number, _parsed(text))
+    return found
+
+
+def _parsed(text: str) -> Reference:
+    kinds = tuple(kind for kind in references.KINDS if kind.startswith("aws-"))
+    try:
+        wanted = references.parse(text)
+    except ValueError:
+        wanted = None
+    if wanted is None or wanted.kind not in kinds:
+        raise UserError(f"--secret: machines on EC2 read {references.expected(kinds)}; give what the job file has")
+    return wanted
+
+
+def _statements(number: int, wanted: Reference) -> list[dict[str, Any]]:
+    name = wanted.name
+    match wanted.kind:
+        case "aws-sm":
+            # Six characters of Secrets Manager's own end every ARN.
+            where = name if name.startswith("arn:") else f"arn:aws:secretsmanager:*:*:secret:{name}-??????"
+            return [allow(f"ReadSecret{number}", "secretsmanager:GetSecretValue", where)]
+        case "aws-ssm":
+            # A version or a label is no part of the resource.
+            where = (
+                name if name.startswith("arn:") else f"arn:aws:ssm:*:*:parameter/{name.partition(':')[0].lstrip('/')}"
+            )
+            return [allow(f"ReadSecret{number}", "ssm:GetParameter", where)]
+        case "aws-codeartifact":
+            owner = wanted.detail or "*"
+            domain = f"arn:aws:codeartifact:*:{owner}:domain/{name}"
+            bearer = {"StringEquals": {"sts:AWSServiceName": "codeartifact.amazonaws.com"}}
+            return [
+                allow(f"MakeToken{number}", "codeartifact:GetAuthorizationToken", domain),
+                allow(f"BearToken{number}", "sts:GetServiceBearerToken", "*", bearer),
+                allow(f"ReadPackages{number}", _ARTIFACT_READS, f"arn:aws:codeartifact:*:{owner}:repository/{name}/*"),
+            ]
+        case _:
+            return [
+                allow(f"MakeToken{number}", "ecr:GetAuthorizationToken", "*"),
+                allow(f"ReadImages{number}", _IMAGE_READS, "arn:aws:ecr:*:*:repository/*"),
+            ]
