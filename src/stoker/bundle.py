@@ -52,6 +52,7 @@ _KEPT_FOR_S = 30 * 86400.0
 # Of this package, what only those who submit, govern or look need. Everything else is the agent's.
 _CLIENT_ONLY = (
     "bundle.py",
+    "choosing.py",
     "cli/",
     "client.py",
     "finding.py",
@@ -67,6 +68,7 @@ _CLIENT_ONLY = (
     "submitting.py",
     "surroundings.py",
     "testing/",
+    "tools.py",
     "web/",
 )
 # Of the clouds, the node's side.

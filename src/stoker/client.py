@@ -54,6 +54,7 @@ from stoker.submitting import (
     connect,
     fitting_offerings,
     pack_agents,
+    pack_tools,
     place_of,
     prepare,
     submitter,
@@ -123,6 +124,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     if isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)
     bundles, unserved = pack_agents(provider, spec, fitting)
+    tools, _ = pack_tools(provider, spec, fitting)
     return Prepared(
         spec=spec,
         capabilities=provider.capabilities,
@@ -133,6 +135,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         code=submission.code,
         environ=submission.environ if provider.capabilities.here else store_environ(store.url),
         bundles=bundles,
+        tools=tools,
         place=place_of(provider),
         origin=found,
     )

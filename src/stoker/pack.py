@@ -61,6 +61,8 @@ class Packed:
     commit: str | None
     dirty: bool | None
     warnings: tuple[str, ...]
+    # Everything in it, relative to the folder.
+    names: frozenset[str] = frozenset()
 
     @property
     def code(self) -> Code:
@@ -123,6 +125,7 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None)
         commit=source.commit,
         dirty=source.dirty,
         warnings=tuple(walk.warnings),
+        names=frozenset(entry.name for entry in entries),
     )
 
 

@@ -1,4 +1,4 @@
-"""Delete jobs, and the code and agents that only they used: buckets are not unbounded either."""
+"""Delete jobs, and what only they used: code, agents, environments. Buckets are not unbounded either."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from datetime import datetime, timedelta, timezone
 from stoker import index, layout, log
 from stoker.errors import StoreError
 from stoker.finding import all_jobs
-from stoker.store import Store
+from stoker.store import Meta, Store
 
 # Twice as long as a submission may rely on code it found (`sending.CODE_FRESH_FOR`).
 COLLECT_AFTER = timedelta(days=1)
+# An environment that no machine has used for so long.
+UNUSED_FOR = timedelta(days=30)
 _BATCH = 1000
 
 
@@ -40,6 +42,50 @@ def collect_code(store: Store) -> int:
 def collect_bundles(store: Store) -> int:
     """The same for agents that no job's machines install any more."""
     return _collect(store, layout.BUNDLES, _bundles_of)
+
+
+def collect_tools(store: Store) -> int:
+    """The same for programs that no job's machines fetch any more."""
+    return _collect(store, layout.TOOLS, _tools_of)
+
+
+def collect_environments(store: Store) -> int:
+    """Delete environments that no machine used for long, and what was left of those that were never finished.
+
+    Answers how many environments went. A machine that is just restoring one makes its own instead.
+    """
+    now = datetime.now(timezone.utc)
+    below: dict[str, list[Meta]] = {}
+    for meta in store.list(layout.ENVIRONMENTS):
+        below.setdefault(meta.key.removeprefix(layout.ENVIRONMENTS).partition("/")[0], []).append(meta)
+    gone = 0
+    for key, found in below.items():
+        manifest = layout.environment_manifest(layout.ENVIRONMENTS, key)
+        if now - max(meta.modified for meta in found) > UNUSED_FOR:
+            # Without its manifest the rest is nothing, whenever this is cut short.
+            store.delete([manifest])
+            store.delete(meta.key for meta in found)
+            gone += 1
+        else:
+            needed = _parts_of(store, manifest)
+            old = [meta.key for meta in found if now - meta.modified > COLLECT_AFTER]
+            unneeded = [one for one in old if needed is not None and one.rpartition("/")[2] not in needed]
+            store.delete(
+                one for one in unneeded if one not in (manifest, layout.environment_used(layout.ENVIRONMENTS, key))
+            )
+    return gone
+
+
+def _parts_of(store: Store, manifest: str) -> set[str] | None:
+    """The parts that a manifest names: none where there is no manifest. None: it cannot be known."""
+    found = store.get(manifest)
+    if found is None:
+        return set()
+    try:
+        tree = json.loads(found.data)
+        return {str(part["digest"]) for part in (tree["listing"], *tree["parts"])}
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _collect(store: Store, prefix: str, needed_by: Callable[[Store, str], set[str]]) -> int:
@@ -85,13 +131,21 @@ def _code_of(store: Store, job: str) -> set[str]:
 
 def _bundles_of(store: Store, job: str) -> set[str]:
     """The agents that a job refers to. Raises StoreError as above."""
+    return {layout.bundle(digest) for digest in _digests_of(store, job, "bundles", "agent")}
+
+
+def _tools_of(store: Store, job: str) -> set[str]:
+    return {layout.tool(digest) for digest in _digests_of(store, job, "tools", "program")}
+
+
+def _digests_of(store: Store, job: str, field: str, what: str) -> list[str]:
     found = store.get(layout.spec(job))
     if found is None:
-        return set()
+        return []
     try:
-        return {layout.bundle(str(digest)) for digest in (json.loads(found.data).get("bundles") or {}).values()}
+        return [str(digest) for digest in (json.loads(found.data).get(field) or {}).values()]
     except (ValueError, AttributeError) as error:
-        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no agent is collected") from None
+        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no {what} is collected") from None
 
 
 def _delete_below(store: Store, prefix: str) -> None:

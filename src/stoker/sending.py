@@ -73,7 +73,7 @@ class _Uncertain(StoreError):
 def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
     me = submitter()
     code = _put_code(prepared, store, written)
-    _put_agents(prepared, store)
+    _put_programs(prepared, store)
     submission = Submission(
         job="",
         spec=prepared.spec,
@@ -81,6 +81,7 @@ def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
         code=code,
         environ=prepared.environ or {},
         bundles={built.tag: built.digest for built in prepared.bundles},
+        tools={tool.name: tool.digest for tool in prepared.tools},
         place=prepared.place,
         defaulted=prepared.told,
         origin=prepared.origin,
@@ -99,7 +100,7 @@ def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
         store.put(marker, b"")
     if code is not None and store.head(layout.code(code.digest)) is None:
         _put_code(prepared, store, [])
-    _put_agents(prepared, store)
+    _put_programs(prepared, store)
     return job
 
 
@@ -152,12 +153,17 @@ def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | No
     return Code(digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty)
 
 
-def _put_agents(prepared: Prepared, store: Store) -> None:
+def _put_programs(prepared: Prepared, store: Store) -> None:
     if prepared.bundles:
         from stoker import bundle
 
         for built in prepared.bundles:
             bundle.send(store, built)
+    if prepared.tools:
+        from stoker import tools
+
+        for tool in prepared.tools:
+            tools.send(store, tool)
 
 
 def _refresh_code(store: Store, code: Code) -> None:

@@ -143,9 +143,18 @@ class PackageIndex:
 class Container:
     """Run the training inside a container; the agent stays outside."""
 
-    image: str = part("image to run")
+    image: str = part(
+        "image to run, or AWS's Deep Learning Container by alias: `dlc/pytorch:2.5-py311`, with `-cpu` or `@REGION`",
+        form="image",
+    )
     engine: Literal["docker", "podman"] = part("docker or podman", default="docker")
-    run: dict[str, Any] = part("any flag of `docker run`, such as `shm_size: 16g`", form="mapping", factory=dict)
+    run: dict[str, Any] = part("any flag of `docker run`, such as `shm_size: 16g`", form="flags", factory=dict)
+    entrypoint: bool = part("run the training by the image's own entry point", default=False)
+    secret: str | None = part(
+        "where the registry's `user:password` is kept; ECR and Artifact Registry take the machine's own identity",
+        form="reference",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -157,14 +166,21 @@ class Environment:
         form="version",
         default=None,
     )
-    requirements: str | None = part("requirements file, pyproject or lock file", default=None)
+    requirements: str | None = part(
+        "file of Python packages to install: requirements*.txt, pyproject.toml, uv.lock or pylock.toml; default: "
+        "requirements.txt at the root of the code; `none`: nothing",
+        default=None,
+    )
     conda: str | None = part("conda environment file", default=None)
     apt: tuple[str, ...] = part(
         "Debian packages; never installed on the submitter's own computer, where they must be there already",
         form="packages",
         default=(),
     )
-    system_packages: bool | None = part("keep what the image's Python has installed", default=None)
+    system_packages: bool | None = part(
+        "the training sees what the image's Python has installed, such as its PyTorch; what is replaced of it is told",
+        default=None,
+    )
     wheels: Literal["pack"] | None = part(
         "`pack` gathers wheels at submission, for machines without an index", default=None
     )
@@ -184,8 +200,15 @@ class Environment:
 class Input:
     """A data set the training reads."""
 
-    source: str = part("a URL, or a file or folder of the submitter's")
-    mode: InputMode = part("copy it before the start, mount it, or stream it", default="copy")
+    source: str = part("a URL, or a file or folder of the submitter's, which is sent to the store once")
+    mode: InputMode = part(
+        "copy it before the start, mount it with what the machine has for that, or stream it: only pass the URL",
+        default="copy",
+    )
+    shard: bool = part(
+        "each node takes its part: every so-many-th file in the order of their names, as many as there are nodes",
+        default=False,
+    )
 
 
 @dataclass(frozen=True)

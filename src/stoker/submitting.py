@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
+from stoker.choosing import choose_requirements
 from stoker.core.placement import acceptable
 from stoker.errors import (
     InvalidRequest,
@@ -33,6 +34,7 @@ from stoker.surroundings import localise, missing_script, store_environ, submitt
 if TYPE_CHECKING:
     from stoker.bundle import Built
     from stoker.providers.imaging import Python
+    from stoker.tools import Tool
 
 Say = Callable[[str], None]
 
@@ -91,6 +93,8 @@ class Prepared:
     environ: dict[str, str] | None = None
     # The agents that its machines install.
     bundles: tuple[Built, ...] = ()
+    # Programs that its machines may need.
+    tools: tuple[Tool, ...] = ()
     place: str | None = None
     origin: str | None = None
 
@@ -151,16 +155,33 @@ def prepare(
     if lost and not offline:
         raise UserError(lost[0])
     packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
+    try:
+        spec, chosen = choose_requirements(spec, code_folder, packed.names) if packed else (spec, ())
+        tools, unfetched = pack_tools(provider, spec, fitting, offline=offline)
+    except BaseException:
+        if packed is not None:
+            packed.path.unlink(missing_ok=True)
+        raise
     prepared = Prepared(
         spec=spec,
         capabilities=provider.capabilities,
         offerings=fitting,
         offered=offered,
         folder=code_folder,
-        told=(*told, *new, *unserved, *lost, *unmasked(spec), *_spot_left_out(spec, fitting, offered)),
+        told=(
+            *told,
+            *chosen,
+            *new,
+            *unserved,
+            *unfetched,
+            *lost,
+            *unmasked(spec),
+            *_spot_left_out(spec, fitting, offered),
+        ),
         packed=packed,
         environ=environ,
         bundles=bundles,
+        tools=tools,
         place=place_of(provider),
     )
     if not offline and isinstance(provider, Rehearses):
@@ -227,8 +248,22 @@ def pack_agents(
     # It needs the metadata of installed packages, which takes longer to import than most commands run.
     from stoker.bundle import build_all
 
-    wanted = provider.architectures(offerings) if isinstance(provider, KnowsArchitectures) else {"x86_64"}
-    return build_all(wanted, offline=offline, oldest=_oldest_python(spec, offerings))
+    return build_all(_architectures(provider, offerings), offline=offline, oldest=_oldest_python(spec, offerings))
+
+
+def pack_tools(
+    provider: Provider, spec: Spec, offerings: tuple[Offering, ...], *, offline: bool = False
+) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """The programs for these machines, where the job needs any, and a line for each that is not here yet."""
+    from stoker.tools import build_all, needs_uv
+
+    if not provider.capabilities.bundled or not needs_uv(spec):
+        return (), ()
+    return build_all(_architectures(provider, offerings), offline=offline)
+
+
+def _architectures(provider: Provider, offerings: tuple[Offering, ...]) -> set[str]:
+    return provider.architectures(offerings) if isinstance(provider, KnowsArchitectures) else {"x86_64"}
 
 
 def _oldest_python(spec: Spec, offerings: tuple[Offering, ...]) -> Python | None:

@@ -98,7 +98,8 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     _check_secrets(spec)
     inputs = {name: _input(name, source, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
-    if capabilities.here:
+    # A container has Pythons of its own.
+    if capabilities.here and environment.container is None:
         environment = replace(environment, python=find_python(environment.python, folder))
     resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
     return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from)

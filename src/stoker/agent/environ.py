@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stoker
-from stoker.command import params_json
+from stoker.command import input_variable, params_json
 from stoker.spec import Submission
 
 CONTRACT: tuple[tuple[str, str], ...] = (
@@ -21,7 +21,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("STOKER_ATTEMPT", "1, 2, …: goes up with every restart; usable as a fence for outside effects"),
     ("STOKER_CHECKPOINT_DIR", "save here; what is here at the start was restored"),
     ("STOKER_OUTPUT_DIR", "plain files that are synced to the store, where `outputs` is set"),
-    ("STOKER_INPUT_<NAME>", "folder (or URL, for `mode: stream`) of each input"),
+    ("STOKER_INPUT_<NAME>", "folder or file of each input, or its URL for `mode: stream`; `-` in a name is `_` here"),
     ("STOKER_PARAMS", "the parameters as JSON"),
     ("STOKER_NOTICE_FILE", "appears on a notice; JSON with the time that is left"),
     ("STOKER_SECRETS", "the names of the variables that hold secrets, set apart by commas, where there are any"),
@@ -58,12 +58,15 @@ class Place:
 
 
 def training_environment(base: Mapping[str, str], submission: Submission, place: Place) -> dict[str, str]:
-    """The whole environment of the training. The spec's own `env` wins over everything but the contract."""
+    """The whole environment of the training. The spec's own `env` wins over everything but the contract.
+
+    `base` is what it finds set where it runs (`Enclosure.environ`).
+    """
     spec = submission.spec
     env = {name: value for name, value in base.items() if not name.startswith(_PRIVATE)}
-    env.update(submission.environ)
-    if spec.environment.python:
-        folder = os.path.dirname(spec.environment.python)  # noqa: PTH120 - textual: the link itself is the environment
+    python = spec.environment.python or ""
+    if "/" in python:
+        folder = os.path.dirname(python)  # noqa: PTH120 - textual: the link itself is the environment
         env["PATH"] = f"{folder}{os.pathsep}{env.get('PATH', os.defpath)}"
     env.update(place.environ)
     env.setdefault("PYTHONUNBUFFERED", "1")
@@ -96,7 +99,7 @@ def _contract(submission: Submission, place: Place) -> dict[str, str]:
     if place.outputs is not None:
         env["STOKER_OUTPUT_DIR"] = str(place.outputs)
     for name, where in place.inputs.items():
-        env["STOKER_INPUT_" + "".join(c if c.isalnum() else "_" for c in name).upper()] = where
+        env[input_variable(name)] = where
     env |= {
         "PET_NNODES": str(nodes),
         "PET_NODE_RANK": str(place.rank),

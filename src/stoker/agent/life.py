@@ -42,6 +42,7 @@ from stoker.index import read_submission
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
+from stoker.processes.unmounting import unmount_below
 from stoker.spec import Spec, Submission, master_port
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ _FAR_ASK_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
+# What an environment gets to be kept in for the next time, where the training was over sooner.
+_KEEP_LAST_S = 60.0
 # What the copy of the log gets to take the last lines, before and after the exit is written.
 _COPY_FIRST_S = 2.0
 _COPY_LAST_S = 10.0
@@ -87,6 +90,7 @@ class Life:
         group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
         self.enclosure: Enclosure = Host(group)
         self.training = Training(self.enclosure, self.wake)
+        self.readying: Readying | None = None
         self.ready = Ready({}, {})
         self.sync: CheckpointSync | None = None
         self.outputs: OutputSync | None = None
@@ -134,16 +138,28 @@ class Life:
         )
         self.metrics.start()
         self.beat.change(phase="setup", address=self.node.machine.address() if self.config.rank == 0 else None)
-        self.ready = Readying(self.node, self.enclosure, self._ask, self._leave_if_told).run(state, submission)
+        self._enclose(submission)
+        self.readying = Readying(self.node, self.enclosure, self._ask, self._leave_if_told)
+        self.ready = self.readying.run(state, submission)
         state = self._wait_until_allowed()
         claim = state.claim(self.config.claim)
         assert claim is not None and claim.attempt is not None
         if spec.limits.max_runtime_s is not None:
             spent = sum(c.closed.trained_s for c in state.since_opened() if c.closed)
             self._runtime_left_s = spec.limits.max_runtime_s - spent
-        self.beat.change(phase="restoring")
+        self.beat.change(phase="restoring", image=self.enclosure.image)
         agreement = self._agree(state, submission)
         return self._train(submission, agreement, claim.attempt)
+
+    def _enclose(self, submission: Submission) -> None:
+        """Known only now: whether everything runs on the machine itself."""
+        if submission.spec.environment.container is None:
+            return
+        # Most jobs need none of this.
+        from stoker.agent.container.container import Container
+
+        self.enclosure = Container(self.node, submission, self._ask, self._leave_if_told)
+        self.training = Training(self.enclosure, self.wake)
 
     # ── Before the training ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,7 +263,7 @@ class Life:
         resumed = f", resuming from {agreement.checkpoint.partition('-')[2]}" if agreement.checkpoint else ""
         self.node.say(f"attempt {attempt}{resumed}")
         try:
-            self.training.start(command, self.paths.train_log)
+            self.training.start(replace(command, main=True), self.paths.train_log)
         except OSError as error:
             what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
             raise SetupFailed(f"run: {what} on this machine", user=True, code=127) from error
@@ -260,7 +276,7 @@ class Life:
         else:
             self._end(ending)
         said = sagemaker.failure(self.paths, self.ready.secrets) if spec.environment.contract is not None else ""
-        return judge(self.trained, self.paths.root, self.enclosure.group.folder, said)
+        return judge(self.trained, self.paths.root, self.enclosure.group.folder, said, self.enclosure.fault)
 
     def _end(self, ending: Ending) -> None:
         """The training hears of it before anything else happens; then every second is for what can be resumed from."""
@@ -360,7 +376,9 @@ class Life:
         progress = self.metrics.progress if self.metrics is not None else None
         left = complete(left, saved, progress, self.logs.tail())
         written = self.node.write_exit(left, closing.exit_by_s())
-        self.enclosure.close()
+        if not holding:
+            self.enclosure.close()
+        unmount_below(self.paths.mounts)
         if self.copy is not None:
             # A copy for people must not keep the next attempt waiting: what is slow comes after the exit.
             self.copy.drain(min(_COPY_LAST_S, max(0.0, closing.exit_by_s() - time.monotonic())))
@@ -368,11 +386,16 @@ class Life:
         if holding:
             if written:
                 self._hold()
+            self.enclosure.close()
             self.beat.stop()
         self.watch.stop()
 
     def _flush_rest(self, left: Exit, closing: Closing) -> Exit:
         """What resumes is safe. With little time left each of the rest gets its share, and the exit keeps its own."""
+        if self.readying is not None:
+            keep_by_s = time.monotonic() + _KEEP_LAST_S
+            # A machine that is taken away has no time for it.
+            self.readying.settle(lambda: 0.0 if self.notices.look() is not None else keep_by_s)
         self.logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
         if self.metrics is not None:
             self.metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)

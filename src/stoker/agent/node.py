@@ -8,20 +8,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from stoker import codec, layout
 from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.logs import say
 from stoker.errors import StokerError
 from stoker.model import Exit, NoticeFact
-from stoker.providers.base import Machine
+from stoker.providers.base import KeepsEnvironments, Machine
 from stoker.store import Store
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # How long an agent tries to make its last words durable before it gives the machine back without them.
 FLUSH_LIMIT_S = 1800.0
 _LONGEST_PAUSE_S = 5.0
+
+
+class Ask(Protocol):
+    """Ask the store until it answers. Raises whatever tells this node to go."""
+
+    def __call__(self, question: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,18 @@ class Node:
     key: str
     # Those of the boots before it on the same machine.
     earlier: tuple[str, ...] = ()
+
+    @property
+    def environments(self) -> Path:
+        """Where environments are made, which may outlive this node. Seen in a container under the same path."""
+        if isinstance(self.machine, KeepsEnvironments):
+            return self.machine.environments
+        return self.paths.root.parent / "environments"
+
+    @property
+    def inputs(self) -> Path:
+        """Where copies of inputs are kept, beside the environments. Seen in a container under the same path, too."""
+        return self.environments.parent / "inputs"
 
     def say(self, text: str) -> None:
         """Tell the user, in the job's log."""

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from stoker.agent import folders, prepare, sagemaker
 from stoker.agent.enclosure import Command, Enclosure
 from stoker.agent.environ import Place, lay_library, training_environment
+from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.gang import Agreement
+from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
-from stoker.agent.node import Node
+from stoker.agent.node import Ask, Node
 from stoker.agent.secrets import fetch_all
 from stoker.command import shell_argv
 from stoker.fold import JobState
 from stoker.spec import Submission
-
-T = TypeVar("T")
-
-
-class Ask(Protocol):
-    """Ask the store until it answers. Raises whatever tells this node to go."""
-
-    def __call__(self, question: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +34,9 @@ class Ready:
     environ: dict[str, str] = field(default_factory=dict)
     # As its cloud calls this kind of machine.
     machine: str = ""
+    # What is set where it runs, before the job adds to it, and the GPUs that are seen there.
+    base: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
 
 
 class Readying:
@@ -50,23 +48,59 @@ class Readying:
         self._enclosure = enclosure
         self._ask = ask
         self._check = check
+        self._packages: Packages | None = None
 
     def run(self, state: JobState, submission: Submission) -> Ready:
         """Code, secrets, inputs, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
         sagemaker.check(self._enclosure, self._paths, submission.spec)
         secrets = self._secrets(submission.spec.secrets)
-        inputs = self._ask(lambda: prepare.fetch_inputs(submission, self._paths))
+        inputs = Inputs(self._node, self._check).bring(submission.spec.inputs)
         claim = state.claim(self._node.config.claim)
         assert claim is not None
-        ready = Ready(inputs, secrets, machine=claim.offering.machine)
         lay_library(self._paths.lib)
         steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check)
+        self._enter(submission, inputs, steps)
+        ready = Ready(
+            inputs,
+            secrets,
+            machine=claim.offering.machine,
+            base=self._enclosure.environ(submission.environ),
+            gpus=self._enclosure.gpus,
+        )
+        ready = replace(ready, environ=self._install(submission, ready, steps))
         if submission.spec.setup:
             command = self._command(submission, ready, shell_argv(submission.spec.setup))
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
         return ready
+
+    def settle(self, until_s: Callable[[], float]) -> None:
+        """Wait for what the set-up left to be done behind the training's back, until that monotonic time at most."""
+        if self._packages is not None:
+            self._packages.settle(until_s)
+
+    def _install(self, submission: Submission, ready: Ready, steps: Steps) -> dict[str, str]:
+        """Python packages. Answers the variables with which they are found."""
+        command = partial(self._command, submission, ready)
+        image = self._enclosure.image or ""
+        packages = Packages(self._node, submission, steps, command, self._ask, self._check, image=image)
+        self._packages = packages
+        return packages.make()
+
+    def _enter(self, submission: Submission, inputs: Mapping[str, str], steps: Steps) -> None:
+        """Where the commands run, with all that they see: what lies outside of the node's own folder is named."""
+        self._enclosure.open(steps.timed)
+        spec = submission.spec
+        checkpoints, outputs = folders.checkpoint_folder(self._paths, spec), folders.output_folder(self._paths, spec)
+        made = [folder for folder in (checkpoints, outputs, self._node.environments) if folder is not None]
+        for folder in made:
+            folder.mkdir(parents=True, exist_ok=True)
+        # Under the name that they have, and under those that it may be a link to.
+        brought = [
+            path for where in inputs.values() if "://" not in where for path in (Path(where), Path(where).resolve())
+        ]
+        self._enclosure.enter(made, brought, sagemaker.mounts(self._paths, spec))
 
     def _secrets(self, references: Mapping[str, str]) -> dict[str, str]:
         """Their values, anew for each attempt: tokens expire, and people change passwords."""
@@ -93,7 +127,7 @@ def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agre
         rank=node.config.rank,
         addresses=agreement.addresses,
         port=agreement.port,
-        gpus=prepare.count_gpus(),
+        gpus=ready.gpus,
         code=paths.code,
         checkpoints=folders.checkpoint_folder(paths, spec),
         channel=paths.channel,
@@ -107,7 +141,7 @@ def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agre
 
 def make_command(node: Node, submission: Submission, ready: Ready, place: Place, argv: tuple[str, ...]) -> Command:
     """A command that sees what the job's contract promises. Lays what it is to see; may be repeated."""
-    env = training_environment(os.environ, submission, place)
+    env = training_environment(ready.base, submission, place)
     command = Command(argv, env, node.paths.code, ready.secrets)
     if submission.spec.environment.contract is None:
         return command

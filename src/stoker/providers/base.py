@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from stoker.model import Capabilities, Instance, InstanceState, Leftover, NoticeFact, Offering
@@ -319,3 +320,12 @@ class Machine(Protocol):
 
     def power_off(self) -> None:
         """Give the machine back. On `local` this ends the process and does not return."""
+
+
+@runtime_checkable
+class KeepsEnvironments(Protocol):
+    """A machine that outlives its nodes: what one of them installed, the next one finds."""
+
+    @property
+    def environments(self) -> Path:
+        """The folder for it. All nodes of the machine see the same."""

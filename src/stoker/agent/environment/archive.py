@@ -152,15 +152,18 @@ def read_part(folder: Path, listing: Listing, begin: int, end: int) -> bytearray
 
 
 def lay_out(folder: Path, listing: Listing) -> None:
-    """Everything but the files' bytes. The folder must not be there."""
+    """Everything but the files' bytes, and the links. The folder must not be there."""
     folder.mkdir(parents=True)
     for item in listing.items:
         path = folder / item.path
         if item.kind == "folder":
             path.mkdir()
         elif item.kind == "file" and item.size == 0:
-            _open(path, item)
-    # Links come last, so that nothing is ever written through one.
+            path.touch(_mode(item), exist_ok=False)
+
+
+def lay_links(folder: Path, listing: Listing) -> None:
+    """The links. They come last, so that nothing is ever written through one."""
     for item in listing.items:
         if item.kind == "link":
             (folder / item.path).symlink_to(item.target)
@@ -171,11 +174,7 @@ def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
     root = str(folder) + "/"
     view = memoryview(data)
     for item, offset, length, at in listing.spans(begin, begin + len(data)):
-        handle = os.open(
-            root + item.path,
-            os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-            0o755 if item.executable else 0o644,
-        )
+        handle = os.open(root + item.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(item))
         try:
             done = 0
             while done < length:
@@ -184,5 +183,5 @@ def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
             os.close(handle)
 
 
-def _open(path: Path, item: Item) -> None:
-    path.touch(0o755 if item.executable else 0o644)
+def _mode(item: Item) -> int:
+    return 0o755 if item.executable else 0o644

@@ -18,12 +18,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 from stoker import codec, layout
 from stoker.agent.environment.archive import (
     PART_BYTES,
     Listing,
+    lay_links,
     lay_out,
     read_part,
     write_part,
@@ -41,6 +43,8 @@ _FETCHING_THREADS = 8
 _QUICK_LEVEL = 1
 # More than any listing takes; what is larger is not one.
 _MANIFEST_LIMIT = 16 * 1024**2
+_WORTH_TELLING_S = 1.0
+_LOOK_EVERY_S = 0.2
 # How exact the time of the last use is: a write each time would be too many.
 _USED_EVERY = timedelta(days=1)
 
@@ -82,6 +86,14 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A copy, and where it is kept."""
+
+    place: str
+    kept: Kept
+
+
+@dataclass(frozen=True)
 class Cache:
     """The environments that a job's machines may use, in one store."""
 
@@ -93,40 +105,43 @@ class Cache:
         """Shared by all jobs; and one's own, for machines that may touch nothing else."""
         return layout.environments(), layout.environments(self.job)
 
-    def restore(self, key: str, platform: str, folder: Path) -> Kept | None:
-        """Make the folder what was kept; None where nothing was, or it may not be read.
+    def find(self, key: str) -> Found | None:
+        """The copy that was kept; None where there is none, or it may not be read.
 
-        May be repeated. Raises Damaged for a copy that cannot be used, StoreError when the store does not answer.
+        Raises Damaged for one that cannot be read, StoreError when the store does not answer.
         """
         for place in self._places:
+            manifest = layout.environment_manifest(place, key)
             try:
-                kept = self._restore(place, key, platform, folder)
+                found = self.store.get(manifest, limit=_MANIFEST_LIMIT)
             except StoreDenied as error:
                 _log.info("%s", error)
                 continue
-            if kept is not None:
-                self._mark_used(place, key)
-                return kept
+            if found is not None:
+                try:
+                    return Found(place, codec.loads(Kept, found.data, where=manifest))
+                except CodecError as error:
+                    raise Damaged(f"its manifest cannot be read ({error})", manifest) from None
         return None
 
-    def _restore(self, place: str, key: str, platform: str, folder: Path) -> Kept | None:
+    def restore(self, found: Found, key: str, platform: str, folder: Path) -> None:
+        """Make the folder what was kept. May be repeated.
+
+        Raises Damaged for a copy that is not whole or not of this kind, StoreError when the store does not answer.
+        """
+        place, kept = found.place, found.kept
         manifest = layout.environment_manifest(place, key)
-        found = self.store.get(manifest, limit=_MANIFEST_LIMIT)
-        if found is None:
-            return None
-        try:
-            kept = codec.loads(Kept, found.data, where=manifest)
-            listing = Listing.load(self._fetch(place, kept, kept.listing))
-        except CodecError as error:
-            raise Damaged(f"its manifest cannot be read ({error})", manifest) from None
         if (kept.key, kept.platform) != (key, platform):
             raise Damaged(f"it was made for {kept.platform}, and this is {platform}", manifest)
+        try:
+            listing = Listing.load(self._fetch(place, kept, kept.listing))
+        except CodecError as error:
+            raise Damaged(f"its listing cannot be read ({error})", manifest) from None
         spans = listing.parts(kept.part_bytes) if kept.part_bytes > 0 else []
         if len(spans) != len(kept.parts):
             raise Damaged("its manifest and its listing do not agree", manifest)
         if folder.exists():
             shutil.rmtree(folder)
-        lay_out(folder, listing)
 
         def bring(part: Part, begin: int, end: int) -> None:
             data = self._fetch(place, kept, part)
@@ -134,9 +149,15 @@ class Cache:
                 raise Damaged("a part has another length than it should", manifest)
             write_part(folder, listing, begin, data)
 
-        calls = [lambda part=part, span=span: bring(part, *span) for part, span in zip(kept.parts, spans, strict=True)]
-        run_all(calls, min(_FETCHING_THREADS, 2 + (os.cpu_count() or 1)))
-        return kept
+        try:
+            lay_out(folder, listing)
+            calls = [partial(bring, part, *span) for part, span in zip(kept.parts, spans, strict=True)]
+            if calls:
+                run_all(calls, min(_FETCHING_THREADS, 2 + (os.cpu_count() or 1)))
+            lay_links(folder, listing)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise Damaged(f"its listing makes no sense ({error})", manifest) from None
+        self._mark_used(place, key)
 
     def _fetch(self, place: str, kept: Kept, part: Part) -> bytes:
         manifest = layout.environment_manifest(place, kept.key)
@@ -150,6 +171,12 @@ class Cache:
             return zlib.decompress(found.data) if kept.compressed else found.data
         except zlib.error as error:
             raise Damaged(f"a part of it is not what was kept ({error})", manifest, name) from None
+
+    def names(self, found: Found) -> tuple[str, ...]:
+        """The keys of everything that is kept of a copy."""
+        kept = found.kept
+        parts = [layout.environment_part(found.place, kept.key, part.digest) for part in (kept.listing, *kept.parts)]
+        return (layout.environment_manifest(found.place, kept.key), *parts)
 
     def discard(self, damaged: Damaged) -> None:
         """Take a copy away that cannot be used, as far as this machine may. Raises StoreError."""
@@ -194,8 +221,8 @@ class Cache:
             return part
 
         first = send(listing.dump())
-        calls = [lambda span=span: send(read_part(folder, listing, *span)) for span in listing.parts(PART_BYTES)]
-        parts = tuple(run_all([_politely(call) for call in calls], _PACKING_THREADS)) if calls else ()
+        calls = [partial(_send_part, send, folder, listing, *span) for span in listing.parts(PART_BYTES)]
+        parts = tuple(run_all(calls, _PACKING_THREADS)) if calls else ()
         kept = Kept(key, platform, first, parts, PART_BYTES, listing.size, compressed)
         if self.store.create(manifest, codec.dumps(kept)):
             return True
@@ -226,16 +253,11 @@ class Cache:
             _log.info("%s", error)
 
 
-def _politely(call: Callable[[], Part]) -> Callable[[], Part]:
-    """The same on a thread that gives way to everybody else on this machine."""
-
-    def polite() -> Part:
-        with suppress(OSError):
-            # Linux knows this for each thread.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_NICE)
-        return call()
-
-    return polite
+def _send_part(send: Callable[[bytearray], Part], folder: Path, listing: Listing, begin: int, end: int) -> Part:
+    with suppress(OSError):
+        # Linux knows this for each thread: it gives way to everybody else on this machine.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_NICE)
+    return send(read_part(folder, listing, begin, end))
 
 
 class Keeping:
@@ -246,7 +268,7 @@ class Keeping:
     ) -> None:
         self._wanted = True
         self._say = say
-        self._work = lambda: cache.keep(key, platform, folder, listing, lambda: self._wanted)
+        self._work = partial(cache.keep, key, platform, folder, listing, lambda: self._wanted)
         self._size = listing.size
         self._thread = threading.Thread(target=self._run, daemon=True, name="keep-environment")
         self._thread.start()
@@ -262,7 +284,11 @@ class Keeping:
         except (StokerError, OSError) as error:
             self._say(f"the environment is not kept for the next time: {error}")
 
-    def settle(self, seconds: float) -> None:
-        """Wait for it, but no longer than this; then it is left as it is."""
-        self._thread.join(max(0.0, seconds))
+    def settle(self, until_s: Callable[[], float]) -> None:
+        """Wait for it, until that monotonic time and no longer; then it is left as it is."""
+        self._thread.join(_WORTH_TELLING_S if until_s() > time.monotonic() else 0.0)
+        if self._thread.is_alive() and (left_s := until_s() - time.monotonic()) > 0:
+            self._say(f"the environment is still being kept for the next time; that gets {left_s:.0f} s more")
+        while self._thread.is_alive() and time.monotonic() < until_s():
+            self._thread.join(_LOOK_EVERY_S)
         self._wanted = False

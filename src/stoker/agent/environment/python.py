@@ -52,18 +52,17 @@ exec "$found" -I -c "$2" "$3"
 
 # Printed on one line behind a mark: a Python may greet before it does what it is told.
 _MARK = "stoker-python "
-# Reading what every package says of itself takes a while: only where it is asked for.
+# Looking into every package takes a while: only where it is asked for.
 _ASK = """\
 import json, os, platform, site, sys, sysconfig
 from importlib import metadata
-installed, scripts = {}, {}
-for each in reversed(list(metadata.distributions()) if "packages" in sys.argv else []):
-    if each.metadata["Name"]:
-        installed[each.metadata["Name"]] = each.version
-        scripts.update({one.name: one.value for one in each.entry_points if one.group == "console_scripts"})
+scripts = {}
+for each in metadata.distributions() if "scripts" in sys.argv else ():
+    scripts.update({one.name: one.value for one in each.entry_points if one.group == "console_scripts"})
+frameworks = {}
 for name in ("torch", "tensorflow", "jax"):
     try:
-        installed[name] = metadata.version(name)
+        frameworks[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
 named = os.path.join(os.path.dirname(sys.executable), "python")
@@ -76,7 +75,7 @@ print("\\nstoker-python " + json.dumps({
     "environment": sys.prefix != sys.base_prefix,
     "plain": os.path.exists(named) and os.path.samefile(named, sys.executable),
     "sites": [path for path in site.getsitepackages() if os.path.isdir(path)],
-    "installed": installed,
+    "frameworks": frameworks,
     "scripts": scripts,
     "search": os.environ.get("PATH", ""),
 }))
@@ -99,9 +98,9 @@ class Python:
     plain: bool
     # Where its packages are.
     sites: tuple[str, ...]
-    # Name and version of every package, and name and entry point of every command that they bring, where that was
-    # asked for; else frameworks alone.
-    installed: dict[str, str]
+    # PyTorch and the like, with their versions.
+    frameworks: dict[str, str]
+    # The commands that its packages bring, each with its entry point, where they were asked for.
     scripts: dict[str, str]
     # PATH as it was there.
     search: str
@@ -112,14 +111,14 @@ class Python:
         return os.path.dirname(self.path)  # noqa: PTH120
 
 
-def find(steps: Steps, command: MakeCommand, wanted: str | None, *, packages: bool = False) -> Python:
+def find(steps: Steps, command: MakeCommand, wanted: str | None, *, scripts: bool = False) -> Python:
     """The Python that is meant: the first on the PATH, a path, a version, or a conda environment by its name.
 
-    `packages`: it is asked for all that is installed in it.
+    `scripts`: it is asked for the commands of its packages as well.
 
     Raises SetupFailed, in one line, when there is none.
     """
-    answer = steps.ask(_FIELD, command(("sh", "-c", _FIND, "sh", wanted or "", _ASK, "packages" if packages else "")))
+    answer = steps.ask(_FIELD, command(("sh", "-c", _FIND, "sh", wanted or "", _ASK, "scripts" if scripts else "")))
     line = next((line for line in reversed(answer.text.splitlines()) if line.startswith(_MARK)), None)
     if answer.code == 9:
         raise SetupFailed(_missing(wanted, answer.text.split()), user=True)
@@ -151,7 +150,7 @@ def _read(text: str) -> Python:
         environment=tree["environment"],
         plain=tree["plain"],
         sites=tuple(tree["sites"]),
-        installed=dict(tree["installed"]),
+        frameworks=dict(tree["frameworks"]),
         scripts=dict(tree["scripts"]),
         search=tree["search"],
     )

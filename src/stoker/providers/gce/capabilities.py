@@ -16,8 +16,11 @@ CAPABILITIES = Capabilities(
     silence_s=180.0,
     honours=frozenset(
         {
+            "environment.container",
             "environment.contract",
             "environment.python",
+            "environment.requirements",
+            "environment.system_packages",
             "inputs.mode:copy",
             "inputs.mode:stream",
             "logs.cloud_logging",

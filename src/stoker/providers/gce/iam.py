@@ -36,9 +36,9 @@ _LOGGER = "roles/logging.logWriter"
 _ACCESSOR = "roles/secretmanager.secretAccessor"
 
 # Who may write what: see `stoker.layout`.
-_SUBMITTED = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.ACTIVE, layout.INDEX, "check/")
+_SUBMITTED = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.TOOLS, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.PLACES, "probes/")
-_NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, "policy/", layout.WORK)
+_NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.TOOLS, "policy/", layout.WORK)
 
 
 def grants(

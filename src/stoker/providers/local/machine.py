@@ -10,6 +10,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from stoker.home import home
 from stoker.model import NoticeFact
 from stoker.providers.local.folder import NodeFolder, read_json, ring
 
@@ -58,6 +59,10 @@ class LocalMachine:
             if _is_free(port):
                 return port
         return preferred
+
+    @property
+    def environments(self) -> Path:
+        return home() / "environments"
 
     def wake_governors(self) -> None:
         """Whoever waits for this store's nodes is woken at once."""

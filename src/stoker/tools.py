@@ -1,0 +1,136 @@
+"""Programs that machines fetch from the store when a job needs them: uv, for machines of each architecture.
+
+They are kept under the home, compressed, and in the store by their digest. An agent carries none of them: most jobs
+need none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+from stoker import layout
+from stoker.errors import UserError
+from stoker.home import home, make_home
+from stoker.removing import COLLECT_AFTER
+from stoker.requirements import NOTHING
+from stoker.spec import Spec
+from stoker.store import Store
+
+_WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
+# What uv's wheels for Linux have been called, and may be: pip takes these names to the letter.
+_PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_28", "manylinux_2_31")
+_FETCH_LIMIT_S = 180
+_LEVEL = 6
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program on this computer. `digest` is of the compressed file, and its name in the store."""
+
+    name: str
+    digest: str
+    path: Path
+
+
+def needs_uv(spec: Spec) -> bool:
+    """Whether the job's machines install packages."""
+    return spec.environment.requirements not in (None, NOTHING)
+
+
+def build_all(architectures: Iterable[str], *, offline: bool = False) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """uv for these machines, and a line for each architecture that it is not there for.
+
+    `offline`: no package index is asked. Raises UserError where it cannot be had.
+    """
+    tools: list[Tool] = []
+    missing: list[str] = []
+    for arch in sorted(architectures):
+        path = _kept(arch)
+        problem = "" if path.exists() else _build(arch, path, offline)
+        if path.exists():
+            tools.append(Tool(f"uv-{arch}", hashlib.sha256(path.read_bytes()).hexdigest(), path))
+        elif offline:
+            missing.append(
+                f"environment.requirements: uv for {arch} machines is not here yet; the run itself fetches it"
+            )
+        else:
+            raise UserError(
+                f"environment.requirements: uv for {arch} machines cannot be had ({problem}); "
+                "let pip reach its index once, or choose another resources.machine"
+            )
+    return tuple(tools), tuple(missing)
+
+
+def send(store: Store, tool: Tool) -> None:
+    """Put it into the store, once. An old one is made young again, so that it is not collected now. Idempotent."""
+    key = layout.tool(tool.digest)
+    there = store.head(key)
+    if there is None:
+        store.create(key, tool.path.read_bytes())
+    elif datetime.now(timezone.utc) - there.modified > COLLECT_AFTER / 2:
+        store.put(key, tool.path.read_bytes())
+
+
+def _kept(arch: str) -> Path:
+    return home() / "tools" / f"uv-{metadata.version('uv')}-{arch}.gz"
+
+
+def _build(arch: str, path: Path, offline: bool) -> str:
+    """Best effort. Answers what went wrong, or nothing."""
+    machine = "arm64" if platform.machine() in ("aarch64", "arm64") else platform.machine()
+    if machine == arch and sys.platform == "linux":
+        from uv import find_uv_bin
+
+        _keep(path, Path(find_uv_bin()).read_bytes())
+        return ""
+    if offline:
+        return "no index was asked"
+    with tempfile.TemporaryDirectory(prefix="stoker-uv-") as folder:
+        problem = _download(arch, folder)
+        for wheel in Path(folder).glob("uv-*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = [one for one in archive.namelist() if one.endswith("/scripts/uv")]
+                _keep(path, archive.read(name))
+    return problem
+
+
+def _download(arch: str, folder: str) -> str:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", "--retries=1", f"--dest={folder}"]
+    command += [f"--platform={name}_{_WHEEL_ARCH[arch]}" for name in _PLATFORMS]
+    command += [f"uv=={metadata.version('uv')}"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+    return lines[-1].removeprefix("ERROR: ") if ran.returncode and lines else ""
+
+
+def _keep(path: Path, program: bytes) -> None:
+    """Appears as a whole. The same program gives the same bytes; those of other versions go."""
+    make_home()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(gzip.compress(program, _LEVEL, mtime=0))
+        Path(draft).replace(path)
+        version = metadata.version("uv")
+        for other in path.parent.glob("uv-*.gz"):
+            if not other.name.startswith(f"uv-{version}-"):
+                other.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path.parent} cannot be written: {error}; set STOKER_HOME to a folder of yours") from None
