@@ -95,6 +95,10 @@ def _well_spelt(_: str) -> bool:
     return False
 
 
+def _possible(_: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Catalog(Generic[T]):
     """The machine types of one cloud."""
@@ -110,6 +114,8 @@ class Catalog(Generic[T]):
     examples: tuple[str, ...]
     # Whether a name that the table does not have surely is a slip of the pen, though it looks like one.
     misspelt: Callable[[str], bool] = _well_spelt
+    # Why the cloud has no such machine, and what to do, though its name is made as names are; empty where it may have.
+    impossible: Callable[[str], str] = _possible
     # What a job may ask of this cloud alone: in words, by the field below `resources`; and why a machine cannot do it.
     wishes: Callable[[Resources], Mapping[str, str]] = _no_wishes
     misfit: Callable[[T, Resources], str] = _no_misfit
@@ -160,6 +166,9 @@ class Catalog(Generic[T]):
             if name not in self.table() and (not self.name.fullmatch(name) or self.misspelt(name)):
                 close = get_close_matches(name.lower(), self.table(), n=3, cutoff=0.5) or self.examples
                 raise UserError(f"resources.machine: {self.cloud} has no machine type {name!r}; {_choices(close)}")
+            why = self.impossible(name)
+            if why:
+                raise UserError(f"resources.machine: {name}: {why}")
         # Twice the same name would be twice the same offering.
         return [self.facts(name) for name in dict.fromkeys(names)]
 

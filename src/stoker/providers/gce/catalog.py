@@ -29,6 +29,7 @@ __all__ = [
     "serves",
     "size",
     "table",
+    "takes_gpus",
     "unchecked",
     "why_none",
 ]
@@ -119,6 +120,11 @@ def attached(name: str) -> tuple[str, str | None, int]:
     return base, accelerator or None, int(count) if count.isdigit() else 0
 
 
+def takes_gpus(name: str) -> bool:
+    """Whether GPUs can be attached to it: https://cloud.google.com/compute/docs/gpus#n1-gpus. Others bring theirs."""
+    return name.startswith("n1-")
+
+
 def family(name: str) -> str:
     """`a2-highgpu` of `a2-highgpu-8g`, `n1+nvidia-tesla-t4` of whatever that is attached to."""
     base, accelerator, _ = attached(name)
@@ -161,6 +167,13 @@ def _misspelt(name: str) -> bool:
     return spelling.is_slip(base.split("-")[1:2], classes) or bool(gpu and spelling.is_slip([gpu], ACCELERATORS))
 
 
+def _impossible(name: str) -> str:
+    base, accelerator, count = attached(name)
+    if accelerator is None or takes_gpus(base):
+        return ""
+    return f"only N1 machines take attached GPUs; write n1-standard-8+{accelerator}:{count}, or a type that brings GPUs"
+
+
 def _from_row(name: str, row: Mapping[str, Any]) -> MachineType:
     return MachineType(
         name=name,
@@ -182,6 +195,7 @@ _CATALOG = machines.Catalog(
     name=_LOOKS_LIKE_A_TYPE,
     examples=("g2-standard-8", "a2-highgpu-1g", "n1-standard-8+nvidia-tesla-t4:1"),
     misspelt=_misspelt,
+    impossible=_impossible,
 )
 fitting = _CATALOG.fitting
 serves = _CATALOG.serves
