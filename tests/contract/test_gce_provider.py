@@ -224,7 +224,8 @@ if isolated():
             google_cloud.calls(reset=True)
             provider.rehearse(provider.build(order(store=store, nodes=nodes)))
             assert google_cloud.calls(reset=True) == {"networks.get": 1}
-            provider.rehearse(provider.build(naming(order(store=store, nodes=nodes), reservation="held")))
+            there = naming(order(store=store, nodes=nodes), reservation="held")
+            provider.rehearse(provider.build(replace(there, offering=replace(OFFERING, zone=f"{REGION}-b"))))
             assert not google_cloud.left()
 
         @pytest.mark.parametrize("nodes", [1, 2])
@@ -273,6 +274,25 @@ if isolated():
             assert not isinstance(raised.value, Misnamed) and "resources.gce.reservation" in str(raised.value)
             there = replace(asked, claim=2, offering=replace(OFFERING, zone=f"{REGION}-b"))
             assert len(self.launch(provider, there)) == 1
+
+        def test_a_reservation_is_for_machines_of_its_type(
+            self, provider: Provider, order: OrderFactory, store: str
+        ) -> None:
+            asked = naming(order(store=store), reservation="held")
+            other = replace(asked, offering=replace(OFFERING, machine="n1-standard-4", zone=f"{REGION}-b"))
+            with pytest.raises(InvalidRequest, match="No available resources in specified reservations"):
+                provider.launch(provider.build(other))
+            assert isinstance(provider, Rehearses)
+            with pytest.raises(Misnamed, match="held is for n2-standard-2 in us-central1-b, and not for n1-standard-4"):
+                provider.rehearse(provider.build(other))
+
+        def test_only_what_is_reserved_is_offered(self, provider: Provider) -> None:
+            resources = Resources(
+                provider="gce", machine=(MACHINE,), region=PLACE, spot="prefer", gce=GceResources(reservation="held")
+            )
+            found = provider.offerings(resources)
+            assert {each.zone for each in found if not each.spot} == {f"{REGION}-b"}
+            assert len({each.zone for each in found if each.spot}) > 1
 
     def naming(order: LaunchOrder, **names: str) -> LaunchOrder:
         """An order that names these in `resources.gce`."""

@@ -61,6 +61,8 @@ class Google:
         self.labels = {"stoker-store": "gs_3a_2f_2fmy-bucket_2fteam", "stoker-job": "gpt-ab12", "stoker-claim": "1"}
         self.machines: list[dict[str, Any]] = []
         self.reserved = {"block-7": ZONE}
+        # What each of them is for, where it tells.
+        self.reserved_machines: dict[str, dict[str, Any]] = {}
         self.answers: list[tuple[str, str, Any]] = []
         self.usual: list[tuple[str, str, Any]] = [
             ("GET", BASE, {"quotas": [limit("GPUS_ALL_REGIONS", 0), limit("CPUS_ALL_REGIONS", 64)]}),
@@ -84,7 +86,11 @@ class Google:
         return {"items": {f"zones/{ZONE}": {"instances": self.machines}}}
 
     def _reserved(self) -> Any:
-        return {"items": {f"zones/{zone}": {"reservations": [{"name": name}]} for name, zone in self.reserved.items()}}
+        def told(name: str) -> dict[str, Any]:
+            properties = self.reserved_machines.get(name)
+            return {"name": name} | ({"specificReservation": {"instanceProperties": properties}} if properties else {})
+
+        return {"items": {f"zones/{zone}": {"reservations": [told(name)]} for name, zone in self.reserved.items()}}
 
     def _allowed(self, body: Any) -> Any:
         return {"permissions": [name for name in body["permissions"] if name not in self.denied]}

@@ -302,7 +302,7 @@ def test_the_reservation(google: Google) -> None:
     for none in (None, "any", "none"):
         assert "reservation" not in found(google, spec(gce=GceResources(reservation=none)))
     held = spec(gce=GceResources(reservation="block-7"))
-    assert found(google, held)["reservation"].detail == f"block-7 in {ZONE}"
+    assert found(google, held)["reservation"].detail == f"block-7 ({ZONE})"
     # Also where the job would rather have spot machines, whose requests do not name it.
     told = found(google, spec(spot="prefer", gce=GceResources(reservation="blokc-7")))["reservation"]
     assert told.ok is False and "there is no reservation blokc-7 in vision-1/us-central1" in told.detail
@@ -431,7 +431,8 @@ def test_a_governor_may_call_what_it_calls_and_nothing_else(google: Google) -> N
         with pytest.raises(Transient, match="not listed yet"):
             provider.launch(asked)
     instance = f"{ZONE}.{NUMBER}"
-    provider.offerings(Resources(region=PLACE, machine=("n1-standard-8+nvidia-tesla-t4:1",)))
+    held = GceResources(reservation="block-7")
+    provider.offerings(Resources(region=PLACE, machine=("n1-standard-8+nvidia-tesla-t4:1",), gce=held))
     provider.list_instances(PLACE)
     provider.state([instance], PLACE)
     provider.why_gone(instance, PLACE)

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
 from stoker.model import Offering
 from stoker.providers.base import Finding
-from stoker.providers.gce import identity, images, network, overrides, permissions, places, quotas, rehearsal
+from stoker.providers.gce import (
+    identity,
+    images,
+    network,
+    overrides,
+    permissions,
+    places,
+    quotas,
+    rehearsal,
+    reservations,
+)
 from stoker.providers.gce.client import Api, check_installed
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import LATER, ROLES, enable, fix_of, said, switched_off, to_learn, verdict
@@ -292,21 +302,22 @@ class _Checks:
 
     def reservation(self) -> Iterator[Finding]:
         """The reservation that the job names: it is in one zone, and so are the machines that use it."""
-        wanted = self._gce_resources.reservation
-        if wanted in (None, "any", "none"):
+        wanted = reservations.named(self._spec.resources)
+        if wanted is None:
             return
         try:
-            zones = rehearsal.reservation(self._api, self._place, wanted)
+            held = reservations.find(self._api, self._place, wanted)
         except ProviderError as error:
             yield self._not_there("reservation", error, "compute.reservations.list")
             return
-        where = ", ".join(zones)
-        offered = {each.zone for each in self._offered if not each.spot}
-        if offered and not offered & set(zones):
-            detail = f"{wanted} is in {where}, where this job's machines are not"
-            yield Finding("reservation", False, detail, f"set resources.zones to [{where}]")
+        standard = [each for each in self._offered if not each.spot]
+        wrong = reservations.problem(
+            wanted, held, [each.machine for each in standard], [each.zone for each in standard]
+        )
+        if standard and wrong is not None:
+            yield Finding("reservation", False, *wrong)
         else:
-            yield Finding("reservation", True, f"{wanted} in {where}")
+            yield Finding("reservation", True, f"{wanted} ({', '.join(map(str, held))})")
 
     def overrides(self) -> Iterator[Finding]:
         """What the job merges into its request: asks nobody, and a launch would be too late to say it."""

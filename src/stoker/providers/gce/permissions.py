@@ -55,6 +55,11 @@ GOVERNOR: tuple[Permission, ...] = (
     Permission("compute.regionOperations.get", "whether several were", ("regionOperations.wait",)),
     Permission("compute.machineTypes.list", "which zones have a machine type", ("machineTypes.aggregatedList",)),
     Permission("compute.acceleratorTypes.list", "which zones have a GPU", ("acceleratorTypes.aggregatedList",)),
+    Permission(
+        "compute.reservations.list",
+        "which machines the job's reservation is for, and where",
+        ("reservations.aggregatedList",),
+    ),
     Permission("compute.disks.list", "disks that were left behind", ("disks.aggregatedList",)),
     Permission("compute.resourcePolicies.list", "placement policies that were left behind", ("resourcePolicies.list",)),
     *_LAUNCHING,
@@ -89,7 +94,7 @@ REHEARSE: tuple[Permission, ...] = (
     Permission(
         "compute.resourcePolicies.get", "whether the job's placement policy is there", ("resourcePolicies.get",)
     ),
-    Permission("compute.reservations.list", "whether the job's reservation is there", ("reservations.aggregatedList",)),
+    *(each for each in GOVERNOR if each.name == "compute.reservations.list"),
 )
 CHECK: tuple[Permission, ...] = (
     Permission("compute.instances.list", "whether the region answers", ("instances.aggregatedList",)),

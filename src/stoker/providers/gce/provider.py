@@ -25,6 +25,7 @@ from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offeri
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
 from stoker.providers.gce import (
+    asked,
     catalog,
     labels,
     leftovers,
@@ -34,12 +35,13 @@ from stoker.providers.gce import (
     places,
     quotas,
     request,
+    reservations,
     settings,
 )
 from stoker.providers.gce.capabilities import CAPABILITIES
 from stoker.providers.gce.client import Api, Scoped
 from stoker.providers.gce.errors import AlreadyThere, InUse, refusal
-from stoker.providers.gce.owners import Owner, owner_of
+from stoker.providers.gce.owners import owner_of
 from stoker.providers.gce.places import Place, instance_id, is_id, region_of, split_id
 from stoker.providers.gce.verdicts import said
 from stoker.providers.registry import Context
@@ -108,7 +110,7 @@ class GceProvider:
         if kept is not None and time.monotonic() - kept[0] < _OFFERS_FOR_S:
             return kept[1]
         try:
-            found = offers.live(self._api, resources, place)
+            found = reservations.kept_for(self._api, resources, place, offers.live(self._api, resources, place))
         except NotFound as error:
             # Of lists of a whole project, only that can be missing.
             raise Misnamed(places.no_project(place.project, places.named_by(resources))) from error
@@ -172,7 +174,7 @@ class GceProvider:
 
     def _insert(self, last: HttpRequest) -> tuple[Instance, ...]:
         try:
-            operation = self._api.send(last.method, last.path, last.body, what=_what(last))
+            operation = self._api.send(last.method, last.path, last.body, what=asked.machine_type(last))
         except AlreadyThere:
             # Google has forgotten the id of the request, or never knew it: the name stands for the claim meanwhile.
             return self._standing(last)
@@ -198,7 +200,7 @@ class GceProvider:
         """The operation of a launch, once it has succeeded. What it failed with is final: asked again under the same
         id, Google tells of the same failure."""
         try:
-            return operations.finished(self._api, operation, _what(last), _LAUNCH_S)
+            return operations.finished(self._api, operation, asked.machine_type(last), _LAUNCH_S)
         except operations.Unfinished:
             raise
         except NotFound as error:
@@ -222,13 +224,13 @@ class GceProvider:
         if operation.get("operationGroupId"):
             place = Place.of(sent.region or "")
             made = operations.grouped(self._api, place.project, operation["operationGroupId"])
-        told, asked = _owner(sent), _names(sent)
+        told, wanted = asked.owner(sent), asked.names(sent)
         found = []
         for each in made:
             if each.get("operationType") != "insert" or not each.get("targetId") or each.get("error"):
                 continue
             zone, name = _target(each["targetLink"])
-            if name not in asked:
+            if name not in wanted:
                 continue
             found.append(
                 Instance(
@@ -243,18 +245,18 @@ class GceProvider:
                     zone=zone,
                 )
             )
-        if len(found) < len(asked):
+        if len(found) < len(wanted):
             # It succeeded, so they are there: a list lags, or a zone gave no answer.
-            raise Transient(f"{_what(sent)}: launched, and not listed yet")
+            raise Transient(f"{asked.machine_type(sent)}: launched, and not listed yet")
         return tuple(sorted(found, key=lambda instance: instance.rank))
 
     def _standing(self, sent: HttpRequest) -> tuple[Instance, ...]:
         """The machines that stand for this request already."""
-        told, asked = _owner(sent), _names(sent)
+        told, wanted = asked.owner(sent), asked.names(sent)
         found = [each for each in self.list_instances(sent.region) if (each.job, each.claim) == (told.job, told.claim)]
-        if len(found) < len(asked):
+        if len(found) < len(wanted):
             # Not listed yet, or another's under a name that tells of our store and claim, which nobody takes by chance.
-            raise Transient(f"{_what(sent)}: launched before, and not listed yet")
+            raise Transient(f"{asked.machine_type(sent)}: launched before, and not listed yet")
         return tuple(found)
 
     # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -385,30 +387,6 @@ class GceProvider:
             region=str(place),
             zone=zone,
         )
-
-
-def _owner(sent: HttpRequest) -> Owner:
-    """Whose machines a request makes."""
-    told = owner_of(_properties(sent).get("labels") or {})
-    if told is None:
-        raise InvalidRequest(f"not a request of the gce provider: {sent.path}")
-    return told
-
-
-def _names(sent: HttpRequest) -> frozenset[str]:
-    """What the machines of a request are called."""
-    return frozenset(sent.body.get("perInstanceProperties") or (sent.body.get("name"),))
-
-
-def _properties(sent: HttpRequest) -> Mapping[str, Any]:
-    """What a machine shall be like: a bulk request tells that apart."""
-    found: Mapping[str, Any] = sent.body.get("instanceProperties", sent.body)
-    return found
-
-
-def _what(sent: HttpRequest) -> str:
-    """What a request is about, for people: the machine type."""
-    return _last(str(_properties(sent).get("machineType", "machines")))
 
 
 def _target(link: str) -> tuple[str, str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from stoker.errors import InvalidRequest, Misnamed, NotFound, ProviderError, UserError
 from stoker.model import Offering
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import identity, images, network, quotas
+from stoker.providers.gce import asked, identity, images, network, quotas, reservations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import fix_of
@@ -88,25 +89,24 @@ def policy(api: Api, place: Place, name: str) -> Mapping[str, Any]:
     return _get(api, path, "resources.gce.placement_policy", what)
 
 
-def reservation(api: Api, place: Place, name: str) -> tuple[str, ...]:
-    """The zones of this region that have such a reservation. Another project's is told as
-    `projects/PROJECT/reservations/NAME`."""
-    parts = name.split("/")
-    project = parts[1] if parts[0] == "projects" and len(parts) > 2 else place.project
-    own = parts[parts.index("reservations") + 1] if "reservations" in parts[:-1] else parts[-1]
-    asked = {"filter": f'name = "{own}"'}
-    listed = api.scoped(f"/compute/v1/projects/{quote(project)}/aggregated/reservations", "reservations", asked)
-    # A zone that gives no answer may have it.
-    zones = tuple(zone for zone, each in listed.within(place.region).items if each.get("name") == own)
-    if not zones:
-        raise NotFound(f"resources.gce.reservation: there is no reservation {own} in {project}/{place.region}")
-    return zones
+@dataclass(frozen=True)
+class _Reserved:
+    """A look at the reservation that a request for such a machine in such a zone names."""
+
+    machine: str
+    zone: str | None
+
+    def __call__(self, api: Api, place: Place, name: str) -> None:
+        held = reservations.find(api, place, name)
+        wrong = reservations.problem(name, held, [self.machine], [self.zone] if self.zone else [])
+        if wrong is not None:
+            raise Misnamed(f"{reservations.FIELD}: {'; '.join(wrong)}")
 
 
 def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_Look, str]]:
     """What these requests name, and how to look at it."""
     *before, last = requests
-    machine = last.body.get("instanceProperties", last.body)
+    machine = asked.properties(last)
     for card in machine.get("networkInterfaces") or ():
         if card.get("subnetwork") or card.get("network"):
             yield network.look, str(card.get("subnetwork") or card["network"])
@@ -124,7 +124,7 @@ def _named(requests: tuple[HttpRequest, ...], place: Place) -> Iterator[tuple[_L
     affinity = machine.get("reservationAffinity") or {}
     if affinity.get("consumeReservationType") == "SPECIFIC_RESERVATION":
         for name in affinity.get("values") or ():
-            yield reservation, str(name)
+            yield _Reserved(asked.machine(last), asked.zone(last)), str(name)
 
 
 def _get(api: Api, path: str, field: str, what: str) -> Mapping[str, Any]:

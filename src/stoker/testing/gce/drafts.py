@@ -112,7 +112,7 @@ class _Drafting:
 
     def draft(self) -> Draft:
         machine = self._machine()
-        self._check_reservation()
+        self._check_reservation(machine)
         image, disk, attached = self._disk()
         scheduling = self._scheduling(bool(machine.accelerator or self._asked.get("guestAccelerators")))
         body = {
@@ -149,12 +149,18 @@ class _Drafting:
             raise invalid(at, link, f"Machine type with name '{tail(link)}' does not exist in zone '{self._zone}'.")
         return machine
 
-    def _check_reservation(self) -> None:
+    def _check_reservation(self, machine: MachineType) -> None:
+        """One that is targeted by its name is there, and for such machines."""
         affinity = self._asked.get("reservationAffinity") or {}
         for name in affinity.get("values") or ():
-            if (tail(name), self._zone) not in {(each.name, each.zone) for each in RESERVATIONS}:
+            found = [each for each in RESERVATIONS if (each.name, each.zone) == (tail(name), self._zone)]
+            if not found:
                 told = f"The resource '{self._home}/reservations/{tail(name)}' was not found."
                 raise invalid(f"{self._field}.reservationAffinity.values", name, told)
+            spot = (self._asked.get("scheduling") or {}).get("provisioningModel") == "SPOT"
+            if spot or self._asked.get("guestAccelerators") or found[0].machine != machine.name:
+                told = "No available resources in specified reservations."
+                raise invalid(f"{self._field}.reservationAffinity", affinity, told)
 
     def _must_be_here(self, link: str, kind: str, at: str) -> None:
         wanted = f"{self._home}/{kind}/{tail(link)}"
