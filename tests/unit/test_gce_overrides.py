@@ -19,6 +19,9 @@ from stoker.providers.gce import overrides
 ROOT = Path(__file__).parents[2]
 
 
+LABELS = "labels are lower-case letters, digits, _ and -, 63 at most, and names begin with a letter"
+
+
 def said(given: dict[str, Any], nodes: int = 1) -> str:
     with pytest.raises(UserError) as raised:
         overrides.check(given, nodes)
@@ -62,6 +65,10 @@ def said(given: dict[str, Any], nodes: int = 1) -> str:
             ".labels.team: must be one value, no list and no mapping, as Compute Engine takes it",
         ),
         ({"disks": ["data"]}, ".disks[0]: must be a mapping, as Compute Engine takes it"),
+        ({"labels": {"Team": "Vision"}}, f".labels.Team: Compute Engine's {LABELS}; write team: vision"),
+        ({"labels": {"7": "x"}}, f".labels.7: Compute Engine's {LABELS}; write tag-7: x"),
+        ({"labels": {"team": "a b"}}, f".labels.team: Compute Engine's {LABELS}; write team: a-b"),
+        ({"labels": {"team": 7}}, ".labels.team: must be text, found 7; put it into quotes"),
         (
             {"disks": [{"autoDelete": True, "initializeParams": {"labels": {"stoker-job": "x"}}}]},
             ".disks[0].initializeParams.labels.stoker-job: is Stoker's own; leave it out",
@@ -87,7 +94,7 @@ def test_several_nodes_are_asked_for_with_other_fields() -> None:
 def test_what_is_fine(nodes: int) -> None:
     whole: dict[str, Any] = {
         "minCpuPlatform": "Intel Ice Lake",
-        "labels": {"cost-centre": "7", "team": None},
+        "labels": {"cost-centre": "7", "team": None, "größe": "ü_1", "empty": ""},
         "tags": {"items": ["training"]},
         "advancedMachineFeatures": {"threadsPerCore": 1},
         "metadata": {"items": [{"key": "enable-oslogin", "value": "TRUE"}]},

@@ -106,6 +106,46 @@ def _problem(key: str, value: str) -> str | None:
     return None
 
 
+def remarks(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """That tags which Google has no letters for are kept under other names, in one line: nobody would find them."""
+    odd = [key for key, value in tags.items() if (encode_key(key), encode(value)) != (key, value)]
+    if not odd:
+        return ()
+    key, value = odd[0], tags[odd[0]]
+    kept = f"tag {key} is kept as {encode_key(key)}={encode(value)}"
+    more = f", and {len(odd) - 1} more alike" if len(odd) > 1 else ""
+    advice = f"write {_key_like(key)}: {_like(value)} to filter by it"
+    capitals = (key + value).lower() != key + value
+    rule = "labels are lower-case" if capitals else "labels have an alphabet of their own"
+    return (f"Compute Engine's {rule}: {kept}{more}; {advice}",)
+
+
+def fault(key: str, value: object) -> str:
+    """Why Google would not take such a label as it is, and what it would take; empty where it would."""
+    if not isinstance(value, str):
+        return f"must be text, found {value!r}; put it into quotes"
+    if _is_label(value) and _is_label(key) and key[:1].isalpha():
+        return ""
+    rule = f"labels are lower-case letters, digits, _ and -, {LENGTH} at most, and names begin with a letter"
+    return f"Compute Engine's {rule}; write {_key_like(key)}: {_like(value)}"
+
+
+def _like(text: str) -> str:
+    """What somebody may have meant, in letters that are kept as they are."""
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:LENGTH] or "none"
+
+
+def _key_like(text: str) -> str:
+    found = _like(text)
+    return found if found[0].isalpha() else f"tag-{found}"[:LENGTH]
+
+
+def _is_label(text: str) -> bool:
+    """Letters of any script will do that are not capitals."""
+    plain = all(each in "_-" or (each.isalnum() and each == each.lower()) for each in text)
+    return plain and len(text) <= LENGTH
+
+
 def _fitting(text: str) -> str:
     while len(found := encode(text)) > LENGTH:
         text = text[:-1]

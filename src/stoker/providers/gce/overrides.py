@@ -72,9 +72,13 @@ def check(overrides: Mapping[str, Any], nodes: int) -> None:
 
 
 def _check_labels(where: str, told: Mapping[str, Any]) -> None:
-    for key in told:
+    for key, value in told.items():
         if str(key).startswith(labels.OURS):
             raise UserError(f"{where}.{key}: is Stoker's own; leave it out")
+        # None takes one away.
+        problem = labels.fault(str(key), value) if value is not None else ""
+        if problem:
+            raise UserError(f"{where}.{key}: {problem}")
 
 
 def _problems(where: str, value: Any, kind: str) -> Iterator[str]:
