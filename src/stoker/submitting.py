@@ -62,6 +62,14 @@ class PlansFromTables(Protocol):
 
 
 @runtime_checkable
+class Remarks(Protocol):
+    """A provider that does some things otherwise than a person may think."""
+
+    def remarks(self, spec: Spec) -> tuple[str, ...]:
+        """What is no mistake and should be known all the same, a line each for the plan. Asks nobody."""
+
+
+@runtime_checkable
 class KnowsLimits(Protocol):
     """A provider whose cloud tells how much of its machines an account may have."""
 
@@ -177,6 +185,7 @@ def prepare(
             *lost,
             *unmasked(spec),
             *_spot_left_out(spec, fitting, offered),
+            *(provider.remarks(spec) if isinstance(provider, Remarks) else ()),
         ),
         packed=packed,
         environ=environ,

@@ -154,6 +154,22 @@ class TestNames:
         assert names.rank(name) is None
 
 
+def test_tags_that_are_kept_under_another_name_are_told_in_one_line() -> None:
+    assert labels.remarks({"team": "vision", "cost-centre": "7"}) == ()
+    (capitals,) = labels.remarks({"Team": "Vision"})
+    assert capitals == (
+        "Compute Engine's labels are lower-case: tag Team is kept as k_00_54eam=_56ision; "
+        "write team: vision to filter by it"
+    )
+    (escaped,) = labels.remarks({"cost_centre": "7"})
+    assert escaped == (
+        "Compute Engine's labels have an alphabet of their own: tag cost_centre is kept as cost_5fcentre=7; "
+        "write cost-centre: 7 to filter by it"
+    )
+    (several,) = labels.remarks({"team": "vision", "Owner": "jane@example.com", "Team": "x"})
+    assert several.endswith(", and 1 more alike; write owner: jane-example-com to filter by it")
+
+
 class TestPlaces:
     @pytest.mark.parametrize("text", ["vision-1/us-central1", "example.com:vision-1/europe-west4"])
     def test_a_place_is_read_back(self, text: str) -> None:

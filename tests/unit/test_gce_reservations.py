@@ -32,7 +32,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Google:
 
 
 def job(**resources: Any) -> Spec:
-    asked = {
+    asked: dict[str, Any] = {
         "provider": "gce",
         "region": PLACE,
         "machine": ("n2-standard-4",),
@@ -111,6 +111,15 @@ def test_what_is_attached_belongs_to_the_type(google: Google) -> None:
     a100 = {"acceleratorType": "nvidia-tesla-a100", "acceleratorCount": 1}
     google.reserved_machines = {"block-7": {"machineType": "a2-highgpu-1g", "guestAccelerators": [a100]}}
     rehearse(google, Offering("gce", "a2-highgpu-1g", ZONE, False, region=PLACE, gpu="A100-40GB", gpus=1))
+
+
+def test_the_plan_says_that_spot_does_not_use_it(google: Google) -> None:
+    told = connected(google).remarks(job(spot="prefer"))
+    assert told == (
+        "resources.gce.reservation: block-7 holds on-demand machines; spot ones come first, and do not use it",
+    )
+    assert connected(google).remarks(job(spot="never")) == ()
+    assert connected(google).remarks(job(spot="prefer", gce=GceResources(reservation="any"))) == ()
 
 
 # ── Attached GPUs ─────────────────────────────────────────────────────────────────────────────────────────────────────

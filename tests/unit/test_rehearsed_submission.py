@@ -94,3 +94,12 @@ def test_what_the_plan_had_is_frozen(place: Path, monkeypatch: pytest.MonkeyPatc
     with prepare(place, monkeypatch, Cloud(lambda: None)) as prepared:
         assert prepared.spec.resources.gpus == Gpus("A100", 1, most=2)
         assert prepared.spec.resources.region == "mars-1"
+
+
+def test_what_should_be_known_is_in_the_plan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Remarking(Cloud):
+        def remarks(self, spec: Spec) -> tuple[str, ...]:
+            return (f"of {spec.name}",)
+
+    with prepare(place, monkeypatch, Remarking(lambda: None)) as prepared:
+        assert prepared.told[-1] == "of job"

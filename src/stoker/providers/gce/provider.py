@@ -100,6 +100,10 @@ class GceProvider:
             raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
         request.check(spec)
 
+    def remarks(self, spec: Spec) -> tuple[str, ...]:
+        """What is done otherwise than somebody may think, a line each."""
+        return (*labels.remarks(spec.tags), *reservations.remarks(spec.resources))
+
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """Machine types × zones × spot or standard, best first. Offline, from the project's own tables."""
         place = self._place(resources)

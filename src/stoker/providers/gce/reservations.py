@@ -44,6 +44,14 @@ def named(resources: Resources) -> str | None:
     return None if name in _NO_NAMES else name
 
 
+def remarks(resources: Resources) -> tuple[str, ...]:
+    """That machines which the job would rather have do not use what it names."""
+    name = named(resources)
+    if name is None or resources.spot != "prefer":
+        return ()
+    return (f"{FIELD}: {name} holds on-demand machines; spot ones come first, and do not use it",)
+
+
 def find(api: Api, place: Place, name: str) -> tuple[Held, ...]:
     """Those of this name in the region. Another project's is told as `projects/PROJECT/reservations/NAME`.
 
