@@ -10,6 +10,7 @@
         heartbeat  notice  exit  log/<n>  metrics/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
     work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
+    work/<job>/image                                  agents, create-only: what the container's image was
     work/<job>/outputs/<claim>/…                      agents; plain files
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
@@ -174,6 +175,10 @@ def blob(job: str, rank: int, digest: str) -> str:
 
 def blobs(job: str) -> str:
     return f"work/{job}/blobs/"
+
+
+def image(job: str) -> str:
+    return f"work/{job}/image"
 
 
 def outputs(job: str, claim: int) -> str:

@@ -402,8 +402,20 @@ class Heartbeat:
     metrics: dict[str, float] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     ack: Ack | None = None
+    # The very image of its container: `repository@sha256:…`, or what this machine's engine knows it by.
+    image: str | None = None
     # Things a person should know: a store that is down, a disk that fills.
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImageFact:
+    """The image that the name in the spec meant when a node first had it. Later attempts take the same one."""
+
+    name: str
+    id: str
+    # `repository@sha256:…`; None for one that no registry knows.
+    digest: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,22 @@ what a command is told about them holds in both.
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from stoker.agent.masking import Run, open_output
+from stoker.agent.prepare import count_gpus
 from stoker.processes import Group
 
-__all__ = ["Command", "Enclosure", "Host", "Mount", "Run"]
+__all__ = ["Command", "Enclosure", "Host", "Members", "Mount", "Run"]
+
+# Runs a block as a step of the set-up: by the name that people know it by, and how to have it done sooner.
+Timed = Callable[[str, str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,50 @@ class Command:
     mounts: tuple[Mount, ...] = ()
     # In a container: as root, whoever the training is there. On the machine itself, as whoever the agent is.
     root: bool = False
+    # The training itself, which an image's own entry point may be wanted around.
+    main: bool = False
+
+
+class Members(Protocol):
+    """Everybody who runs in an enclosure, as of `stoker.processes.Group`."""
+
+    @property
+    def folder(self) -> str | None: ...
+
+    def members(self) -> set[int]: ...
+
+    def freeze(self, timeout_s: float = 5.0) -> bool: ...
+
+    def kill(self, timeout_s: float = 10.0) -> bool: ...
 
 
 class Enclosure(Protocol):
-    """One for each life of an agent."""
+    """One for each life of an agent: opened, entered, closed."""
 
     @property
-    def group(self) -> Group:
+    def group(self) -> Members:
         """Everybody who runs in here."""
+
+    @property
+    def image(self) -> str | None:
+        """What names the very bytes of a container's image, once it is open; None on the machine itself."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a command sees."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why a command did not end by itself, where its enclosure was taken away around it."""
+
+    def open(self, timed: Timed) -> None:
+        """Have ready what takes long. Raises SetupFailed."""
+
+    def enter(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> None:
+        """Before the first command: what all of them see besides the node's own folder. Raises SetupFailed."""
+
+    def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
+        """What a command finds set before the job adds to it. `submitted` is what the submitter sent along."""
 
     def spawn(self, command: Command, log: Path) -> Run:
         """Start a command, its output at the end of `log`, its secrets masked. It dies with the thread that calls this.
@@ -60,8 +102,24 @@ class Enclosure(Protocol):
 class Host:
     """The machine itself."""
 
+    image: str | None = None
+    fault: str | None = None
+
     def __init__(self, group: Group) -> None:
         self.group = group
+
+    @property
+    def gpus(self) -> int:
+        return count_gpus()
+
+    def open(self, timed: Timed) -> None:
+        """It is."""
+
+    def enter(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> None:
+        """Everything is to be seen here; each command brings its own mounts."""
+
+    def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
+        return {**os.environ, **submitted}
 
     def spawn(self, command: Command, log: Path) -> Run:
         with open_output(log, command.secrets) as output:

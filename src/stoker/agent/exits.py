@@ -46,8 +46,8 @@ def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, trained: Trained,
     )
 
 
-def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "") -> Exit:
-    """How a training that started has ended. `said` is its own word about a failure."""
+def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "", fault: str | None = None) -> Exit:
+    """How a training that started has ended. `said` is its own word about a failure; `fault` is what befell it."""
     ended = trained.ended
     assert ended is not None
     if ended.ending is not None:
@@ -56,6 +56,8 @@ def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "") 
         return make_exit("interrupted", ended.ending.why, ended.ending.reason, trained)
     if ended.code == 0:
         return make_exit("succeeded", "finished", "the command finished", trained)
+    if fault is not None:
+        return make_exit("infrastructure", "finished", fault, trained)
     how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.code}"
     reason = f"the command ended with {how}: {said}" if said else f"the command ended with {how}"
     left = make_exit("failed", "finished", reason, trained)

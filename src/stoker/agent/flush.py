@@ -29,7 +29,7 @@ from stoker.spec import Submission
 _log = logging.getLogger(__name__)
 
 _COPY_S = 10.0
-_INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_from", "checkpoint", "metrics")
+_INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_from", "checkpoint", "metrics", "image")
 
 
 def flush(node: Node) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stoker import codec, layout
 from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.container.sweep import sweep
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
 from stoker.agent.node import Node
@@ -57,6 +58,7 @@ def run_agent(root: Path) -> int:
     )
     _log.info("agent of %s, claim %d, rank %d, boot %d", config.job, config.claim, config.rank, boot)
     if boot:
+        sweep(root)
         flush(node)
     else:
         Life(node).run()

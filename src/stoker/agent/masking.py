@@ -46,6 +46,10 @@ class Output:
         self.stream = stream
         self._masking = masking
 
+    @property
+    def masked(self) -> bool:
+        return self._masking is not None
+
     def of(self, run: Run) -> Run:
         """The command that was started with this output, which ends when its output is in the log."""
         return run if self._masking is None else _MaskedRun(run, self._masking)
@@ -57,17 +61,17 @@ def can_mask(value: str) -> bool:
 
 
 @contextmanager
-def open_output(log: Path, secrets: Mapping[str, str]) -> Iterator[Output]:
+def open_output(log: Path, secrets: Mapping[str, str], pipe: Path | None = None) -> Iterator[Output]:
     """The output of a command that is started within the block: at the end of `log`, without these secrets' values.
 
-    Raises OSError.
+    `pipe` is a named one, for a command that inherits nothing and opens its output itself. Raises OSError.
     """
     values = [os.fsencode(value) for value in secrets.values() if can_mask(value)]
     if not values:
         with log.open("ab", buffering=0) as file:
             yield Output(file.fileno())
         return
-    reader, writer = os.pipe()
+    reader, writer = os.pipe() if pipe is None else _open_ends(pipe)
     masking = None
     try:
         with suppress(OSError):
@@ -82,6 +86,13 @@ def open_output(log: Path, secrets: Mapping[str, str]) -> Iterator[Output]:
             os.close(reader)
         raise
     os.close(writer)
+
+
+def _open_ends(pipe: Path) -> tuple[int, int]:
+    # Reading first, and not waiting: nobody has opened it for writing yet.
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    return reader, os.open(pipe, os.O_WRONLY)
 
 
 class _Masking:

@@ -14,16 +14,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.agent.enclosure import Command, Enclosure, Run
+from stoker.agent.enclosure import Command, Enclosure, Members, Run
 from stoker.agent.environ import write_notice
 from stoker.model import ExitWhy, SaveTimes
-from stoker.processes import Group, Process, stat_of
+from stoker.processes import Process, stat_of
 
 # How often the training's end, and the reasons to end it, are looked at. A wake-up costs tens of microseconds.
 _LOOK_EVERY_S = 0.1
 _ENDING_LOOK_S = 0.02
 
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+# They pass a signal on to the one program that they run, whatever that is.
+_INITS = frozenset({"tini", "tini-static", "docker-init", "podman-init", "catatonit", "dumb-init"})
 
 
 @dataclass(frozen=True)
@@ -172,11 +174,12 @@ def reserve(grace_s: float) -> float:
     return min(10.0, max(0.3, grace_s * 0.25))
 
 
-def ask(root: int, group: Group) -> None:
+def ask(root: int, group: Members) -> None:
     """SIGTERM for the command, and through shells for what they run.
 
     Not for the whole group: a data loader's workers that died of it would break the very save that is asked for. A
-    shell passes no signal on, so what it runs is asked as well.
+    shell passes no signal on, so what it runs is asked as well. An init does: what it runs is asked in its place, for
+    many a script takes a second signal as a reason not to save.
     """
     members = {pid: process for pid in group.members() if (process := Process.of(pid)) is not None}
     children: dict[int, list[int]] = {}
@@ -186,9 +189,11 @@ def ask(root: int, group: Group) -> None:
     targets, look = [], [root]
     while look:
         pid = look.pop()
-        targets.append(pid)
-        if _name(pid) in _SHELLS:
-            look += children.get(pid, [])
+        name, below = _name(pid), children.get(pid, [])
+        if name not in _INITS or not below:
+            targets.append(pid)
+        if name in _SHELLS | _INITS:
+            look += below
     # Children first: a shell that dies of the signal would otherwise leave them without a parent to be found by.
     for pid in reversed(targets):
         if pid in members:

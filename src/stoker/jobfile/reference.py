@@ -109,6 +109,8 @@ _FORM_NAMES = {
     "packages": "text or list",
     "inputs": "names to a source, or `{from, mode}`",
     "regexes": "names to regular expressions",
+    "image": "text",
+    "flags": "mapping of flags",
     "mapping": "mapping",
 }
 _TYPE_NAMES = {str: "text", bool: "`true` or `false`", int: "whole number", float: "number"}

@@ -53,6 +53,8 @@ _FORMS: dict[str, Schema] = {
     "reference": {"type": "string", "pattern": f"^({references.NAMELESS_PATTERN})$"},
     "packages": _WORDS,
     "regexes": {"type": "object", "additionalProperties": {"type": "string", "format": "regex"}},
+    "image": {"type": "string"},
+    "flags": {"type": "object"},
     "mapping": {"type": "object"},
 }
 _TYPES: dict[Any, Schema] = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker import references
 from stoker.command import number_text
+from stoker.containers import dlc, flags
 from stoker.errors import SpecError
 from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
@@ -32,6 +33,7 @@ _SECRET = re.compile(references.PATTERN)
 _REFERENCE = re.compile(references.NAMELESS_PATTERN)
 # A name that ends in `-` would tell apt to remove the package.
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](?::[a-z0-9-]+)?(?:[=/][A-Za-z0-9.+:~-]+)?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 _EMPTY_COMMAND = "is empty; say what to run, such as `run: python train.py`"
@@ -201,6 +203,28 @@ def _packages(node: Node, path: str) -> tuple[str, ...]:
     return found
 
 
+def _image(node: Node, path: str) -> str:
+    found = text(node, path)
+    problem = dlc.problem(found)
+    if problem is None and (not _IMAGE.fullmatch(found) or "://" in found):
+        problem = (
+            f"{found!r} is not the name of an image; write one such as pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
+        )
+    if problem is not None:
+        raise node.origin.error(path, problem)
+    return found
+
+
+def _flags(node: Node, path: str) -> dict[str, Any]:
+    found = _mapping(node, path)
+    for name, value in found.items():
+        problem = flags.problem(name, value)
+        if problem is not None:
+            child = node.value[name] if isinstance(node.value, dict) else node
+            raise child.origin.error(f"{path}.{name}", problem)
+    return found
+
+
 def _regexes(node: Node, path: str) -> dict[str, str]:
     found = {}
     for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
@@ -277,6 +301,8 @@ FORMS: dict[str, Reader] = {
     "secrets": _secrets,
     "reference": _reference,
     "packages": _packages,
+    "image": _image,
+    "flags": _flags,
     "regexes": _regexes,
     "mapping": _mapping,
 }

@@ -8,6 +8,7 @@ terminate        appears when somebody wants the machine off
 interrupt.json   appears when somebody wants it reclaimed
 notice.json      appears when it will be reclaimed; its deadline is in this computer's monotonic time
 sessions         sessions of its processes, where there are no cgroups
+container.json   its agent may have a container (stoker.agent.container.sweep)
 node.log         the supervisor's own words
 agent.log        the agent's
 """
@@ -67,6 +68,7 @@ class NodeFolder:
         self.interrupt = path / "interrupt.json"
         self.notice = path / "notice.json"
         self.sessions = path / "sessions"
+        self.container = path / "container.json"
         self.log = path / "node.log"
         self.agent_log = path / "agent.log"
         self.live = path.parent / "live" / path.name

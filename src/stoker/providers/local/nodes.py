@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stoker.agent.container.sweep import sweep
 from stoker.errors import Transient
 from stoker.model import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
@@ -218,6 +219,7 @@ def _bury(node: NodeFolder, lock: int, state: State) -> InstanceState:
         if not group.kill(BURY_S):
             return "stopping"
         group.close()
+    sweep(node.path)
     _entomb(node, state, "its supervisor died")
     return "gone"
 

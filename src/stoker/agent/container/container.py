@@ -1,0 +1,308 @@
+"""A container as an enclosure: see the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from stoker import codec, layout
+from stoker.agent.container import create, registry, surroundings
+from stoker.agent.container.door import ENTER, Door, inside
+from stoker.agent.container.engine import FIELD, Answer, Engine
+from stoker.agent.container.group import Cell, ContainerGroup
+from stoker.agent.container.images import Image, Images
+from stoker.agent.container.registry import Login
+from stoker.agent.container.sweep import Record, container_name, record_of, remove, write_record
+from stoker.agent.enclosure import Command, Mount
+from stoker.agent.masking import Run, open_output
+from stoker.agent.node import Ask, Node
+from stoker.agent.prepare import SetupFailed
+from stoker.agent.secrets import fetch
+from stoker.containers import dlc
+from stoker.facts import read_fact
+from stoker.model import ImageFact, Known
+from stoker.processes import Process
+from stoker.processes.unmounting import mounted_below
+from stoker.spec import Submission
+
+# Of this machine's variables, those that mean the same inside.
+_PASSED_ON = (
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    "AWS_REGION",
+    "GCE_METADATA_HOST",
+    "GCE_METADATA_IP",
+    *(name for word in ("http_proxy", "https_proxy", "no_proxy") for name in (word, word.upper())),
+)
+# Of the submitter's, those that mean its own programs.
+_OF_THE_HOST = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
+_LOST = "the container was ended from outside"
+# How long the engine may take to tell that a command is dead which the kernel knows to be.
+_CLIENT_S = 15.0
+
+
+class Container:
+    """One for each life of an agent."""
+
+    def __init__(self, node: Node, submission: Submission, ask: Ask, check: Callable[[], None]) -> None:
+        spec = submission.spec.environment.container
+        assert spec is not None
+        self._spec = spec
+        self._wants_gpus = submission.spec.resources.gpus is not None
+        self._node = node
+        self._root = node.paths.root
+        self._ask = ask
+        self._engine = Engine(spec.engine, check)
+        self._name = container_name(self._root)
+        self._door = Door(self._root / "door")
+        self._around = surroundings.look(spec.engine)
+        self._image: Image | None = None
+        self._owner = (self._around.uid, self._around.gid)
+        self._written: tuple[Path, ...] = ()
+        self._fault: str | None = None
+        self.group = ContainerGroup(lambda: remove(spec.engine, self._name))
+
+    # ── Before it is there ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def image(self) -> str | None:
+        """What names the very bytes of its image, once that is known."""
+        return self._image.known_as if self._image is not None else None
+
+    @property
+    def gpus(self) -> int:
+        return create.visible_gpus(self._spec.run, self._around)
+
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
+        found = dict(self._image.environ) if self._image is not None else {}
+        found |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if create.sees_all_gpus(self._spec.run, self._around) and "CUDA_VISIBLE_DEVICES" in os.environ:
+            found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        found |= {name: value for name, value in submitted.items() if name not in _OF_THE_HOST}
+        if create.chooses_user(self._blueprint((), ()), self._around):
+            # Nobody of that number lives in the image.
+            found["HOME"] = str(self._home)
+        return found
+
+    def open(self, timed: Callable[[str, str], AbstractContextManager[None]]) -> None:
+        """Have the image here. Raises SetupFailed, and whatever the checks raise."""
+        if self._wants_gpus and self._around.gpus and not self.gpus:
+            raise SetupFailed(
+                f"{FIELD}: the container would see no GPU: the NVIDIA Container Toolkit is not on this machine; choose "
+                f"an image that has it (resources.image), or leave resources.gpus out",
+                user=True,
+            )
+        self._private = registry.private_place(os.environ) / self._name
+        name = dlc.resolve(self._spec.image, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
+        before = self._recorded()
+        write_record(self._root, Record(self._engine.program, str(self._private)))
+        images = Images(self._engine, self._login, self._private, self._node.say, timed)
+        self._image = images.bring(name, before)
+        if before is None:
+            self._image = self._record(self._image, images)
+        self._node.say(f"container: {name} ({self._image.known_as})" if name != self.image else f"container: {name}")
+
+    def _recorded(self) -> ImageFact | None:
+        """What an earlier attempt, or another node of this one, has taken the name for."""
+        found = self._ask(lambda: read_fact(self._node.store, layout.image(self._node.config.job), ImageFact))
+        return found.value.value if isinstance(found, Known) and found.value is not None else None
+
+    def _record(self, image: Image, images: Images) -> Image:
+        """The first one counts, for all nodes."""
+        key, data = layout.image(self._node.config.job), codec.dumps(image.fact)
+        if self._ask(lambda: self._node.store.create(key, data)):
+            return image
+        first = self._recorded()
+        return image if first is None or first == image.fact else images.bring(image.name, first)
+
+    def _login(self, reference: str) -> Login | None:
+        """A password for the registry of an image, anew for each pull: tokens expire. Raises SetupFailed."""
+        where = registry.registry_of(reference)
+        if self._spec.secret is not None:
+            secret, field = self._spec.secret, f"{FIELD}.secret"
+            return registry.make_login(where, fetch(field, secret, os.environ), field)
+        own = registry.reference_of(where)
+        if own is None or registry.knows(where, os.environ):
+            return None
+        return registry.make_login(where, fetch(f"{FIELD}.image", own, os.environ), f"{FIELD}.image")
+
+    # ── Making it ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def enter(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> None:
+        """Make it and start it, with the node's folder and these. Raises SetupFailed."""
+        self._door.open()
+        self._written = (self._root, *written)
+        if not self._around.privileged:
+            self._home.mkdir(exist_ok=True)
+        remove(self._engine.program, self._name)
+        made = self._engine.ask(*create.arguments(self._blueprint((*written, *read), mounts), self._around))
+        if made.code:
+            raise self._refused(made)
+        started = self._engine.ask("start", self._name)
+        if started.code:
+            raise self._refused(started)
+        identity, init = self._inspect()
+        if not self._door.hear_begun(lambda: Process.of(init) is None):
+            raise SetupFailed(
+                f"{FIELD}: the container ended at once; is there a `sh` in {self._spec.image}?", user=True
+            )
+        self.group.cell = Cell.of(identity, init)
+        self._settle_owner(init)
+
+    def _blueprint(self, folders: Sequence[Path], mounts: Sequence[Mount]) -> create.Blueprint:
+        config = self._node.config
+        labels = {"stoker.job": config.job, "stoker.node": config.instance, "stoker.rank": str(config.rank)}
+        return create.Blueprint(
+            engine=self._engine.program,
+            name=self._name,
+            image=self._image.id if self._image is not None else self._spec.image,
+            door=self._door.folder,
+            labels=labels,
+            folders=(self._root, *folders),
+            mounts=mounts,
+            run=self._spec.run,
+        )
+
+    def _inspect(self) -> tuple[str, int]:
+        answer = self._engine.ask("inspect", "--type=container", self._name)
+        try:
+            found = json.loads(answer.out)[0]
+            return str(found["Id"]), int(found["State"]["Pid"])
+        except (ValueError, LookupError, TypeError):
+            raise SetupFailed(f"{FIELD}: the container ended at once: {answer.said}", user=True) from None
+
+    def _refused(self, answer: Answer) -> SetupFailed:
+        """What the engine does not like is what the person wrote, unless it was not there to ask."""
+        what = f"{FIELD}: {self._engine.program}: {answer.said}"
+        if '"sh"' in answer.err:
+            what = f"{FIELD}.image: there is no `sh` in {self._spec.image}, which a training needs: {answer.said}"
+        return SetupFailed(what, user=not answer.passing)
+
+    def _settle_owner(self, init: int) -> None:
+        """Whoever the container runs as must be somebody whom this agent can save, signal and clean up after."""
+        try:
+            seen = os.stat(f"/proc/{init}")  # noqa: PTH116 - no path
+        except OSError:
+            raise SetupFailed(
+                f"{FIELD}: {self._engine.program} does not run on this machine: its processes are not here", user=True
+            ) from None
+        self._owner = (seen.st_uid, seen.st_gid)
+        if self._around.privileged or seen.st_uid == self._around.uid:
+            return
+        raise SetupFailed(
+            f"{FIELD}.run.user: only root could save and remove what another user of the container writes, and this "
+            f"agent is the user {self._around.uid}; leave it out",
+            user=True,
+        )
+
+    @property
+    def _home(self) -> Path:
+        return self._root / "home"
+
+    # ── Commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def spawn(self, command: Command, log: Path) -> Run:
+        cell = self.group.cell
+        if cell is None:
+            raise SetupFailed(f"{FIELD}: the container is not there", user=False)
+        argv = command.argv
+        if command.main and self._spec.entrypoint and self._image is not None:
+            argv = (*self._image.entrypoint, *argv)
+        self._give_away()
+        entrance = self._door.entrance()
+        try:
+            with open_output(log, command.secrets, entrance.out) as output, tempfile.TemporaryFile() as complaints:
+                out = inside(entrance.out) if output.masked else str(log)
+                words = [inside(entrance.words), out, inside(entrance.reply), *argv]
+                user = ("--user=0",) if command.root else ()
+                arguments = ("exec", f"--workdir={command.cwd}", *user, self._name, "sh", "-c", ENTER, "stoker", *words)
+                client = self._engine.spawn(arguments, stderr=complaints)
+                said = entrance.pass_in({**command.env, **command.secrets}, lambda: client.poll() is not None)
+                if said is None or not said.isdigit():
+                    code = client.wait()
+                    if said == "missing":
+                        raise FileNotFoundError(2, "no such program", argv[0])
+                    complaints.seek(0)
+                    raise self._not_begun(Answer(code, "", complaints.read().decode(errors="replace")))
+                run = ContainerRun(client, cell.find(int(said)), self._why_gone)
+                return output.of(run)
+        finally:
+            entrance.close()
+
+    def _not_begun(self, answer: Answer) -> SetupFailed:
+        gone = self._why_gone(answer.code)
+        return SetupFailed(f"{FIELD}: {gone or answer.said}", user=gone is None and not answer.passing)
+
+    def _why_gone(self, code: int) -> str | None:
+        """After a command ended: None while the container is there; else what happened to it."""
+        if code == 0:
+            return None
+        answer = self._engine.ask("inspect", "--type=container", "--format={{.State.Running}}", self._name)
+        if answer.away:
+            self._fault = f"{self._engine.program} went away: {answer.said}"
+        elif answer.out.strip() != "true":
+            self._fault = _LOST
+        return self._fault
+
+    def _give_away(self) -> None:
+        """Let a container that runs as another user write where a training writes."""
+        uid, gid = self._owner
+        if not self._around.privileged or uid == 0:
+            return
+        for top in self._written:
+            mounted = mounted_below(top)
+            for folder, below, files in os.walk(top):
+                # A bucket that is mounted is nobody's to give away.
+                below[:] = [name for name in below if os.path.join(folder, name) not in mounted]  # noqa: PTH118
+                for path in (folder, *(os.path.join(folder, name) for name in (*below, *files))):  # noqa: PTH118
+                    status = os.lstat(path)
+                    if (status.st_uid, status.st_gid) != (uid, gid):
+                        os.lchown(path, uid, gid)
+
+    def close(self) -> None:
+        self.group.kill()
+        self._door.close()
+        if not record_of(self._root).exists():
+            return
+        if remove(self._engine.program, self._name):
+            record_of(self._root).unlink(missing_ok=True)
+        self.group.cell = None
+
+
+class ContainerRun:
+    """A command in a container, and the engine's client that waits for its end."""
+
+    def __init__(self, client: subprocess.Popen[bytes], pid: int, why_gone: Callable[[int], str | None]) -> None:
+        self._client = client
+        self._why_gone = why_gone
+        self._code: int | None = None
+        self.pid = pid
+        self._process = Process.of(pid) if pid else None
+
+    def poll(self) -> int | None:
+        if self._code is None and self._client.poll() is not None:
+            if self._process is not None and self._process.alive and self._why_gone(1) is None:
+                return None  # The client was killed, not the command, which nobody else can tell the end of.
+            self._code = self._client.returncode if self._client.returncode >= 0 else 137
+            self._why_gone(self._code)
+        return self._code
+
+    def wait(self) -> int:
+        dead_s: float | None = None
+        while (code := self.poll()) is None:
+            if self._process is None or not self._process.alive:
+                dead_s = dead_s or time.monotonic()
+                if time.monotonic() - dead_s > _CLIENT_S:
+                    self._client.kill()
+            time.sleep(0.005)
+        return code

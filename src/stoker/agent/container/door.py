@@ -1,0 +1,163 @@
+"""The door of a container: named pipes in a folder that both sides see. Nothing that goes through is ever on a disk.
+
+alive       held open by the agent alone; the container's first program reads from it, and ends when it ends
+begun       that program says that it is there
+*.words     the variables of a command, secrets among them, as a shell reads them
+*.reply     which process the command became, by the container's own numbers
+*.out       its output, where a masker has to see it first
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import select
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+# Where the folder is seen inside: not where it lies, for whoever runs there may not be let through to that place.
+INSIDE = "/run/stoker"
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOOK_EVERY_S = 0.005
+
+# Brings a command in: its variables from a pipe, its output to a file or a pipe, then the word that it is there. What
+# follows is its argv. `command -v` so that a program that is missing is told from a program that ends with 127.
+ENTER = """. "$1" && exec >>"$2" 2>&1 || exit 125
+reply=$3; shift 3
+command -v "$1" >/dev/null || { echo missing >"$reply"; exit 127; }
+echo $$ >"$reply"
+exec "$@"
+"""
+
+
+class Door:
+    """One for each container."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._alive = self._begun = -1
+
+    @property
+    def alive(self) -> Path:
+        return self.folder / "alive"
+
+    @property
+    def begun(self) -> Path:
+        return self.folder / "begun"
+
+    def open(self) -> None:
+        """Make it anew. From here on whoever reads `alive` knows that this process lives."""
+        self.close()
+        # Who will run inside is known only when it runs, so everybody may go through; but nobody can look around here,
+        # and the pipes through which secrets go have names that cannot be guessed.
+        self.folder.mkdir()
+        self.folder.chmod(0o711)
+        for pipe in (self.alive, self.begun):
+            _make_pipe(pipe)
+        # For reading as well: so it can be opened before anybody else has. Children do not have it (PEP 446).
+        self._alive = os.open(self.alive, os.O_RDWR)
+        self._begun = os.open(self.begun, os.O_RDONLY | os.O_NONBLOCK)
+
+    def hear_begun(self, gone: Callable[[], bool]) -> bool:
+        """Whether the container's first program is there. False: it is `gone`."""
+        return _hear(self._begun, gone) is not None
+
+    def close(self) -> None:
+        """The container ends. Repeating is harmless."""
+        if self._alive >= 0:
+            os.close(self._alive)
+            os.close(self._begun)
+            self._alive = self._begun = -1
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def entrance(self) -> Entrance:
+        """For one command."""
+        return Entrance(self.folder, secrets.token_hex(16))
+
+
+class Entrance:
+    """The pipes of one command. Closed when it is inside."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.words, self.reply, self.out = (folder / f"{name}.{what}" for what in ("words", "reply", "out"))
+        for pipe in (self.words, self.reply, self.out):
+            _make_pipe(pipe)
+        self._answers = os.open(self.reply, os.O_RDONLY | os.O_NONBLOCK)
+
+    def pass_in(self, variables: Mapping[str, str], gone: Callable[[], bool]) -> str | None:
+        """Hand the variables over, and hear what the command became: its number, or `missing`. None: it is `gone`."""
+        handle = self._open_words(gone)
+        if handle is None:
+            return None
+        try:
+            os.set_blocking(handle, True)
+            _write(handle, _exports(variables))
+        except BrokenPipeError:
+            return None
+        finally:
+            os.close(handle)
+        return _hear(self._answers, gone)
+
+    def close(self) -> None:
+        os.close(self._answers)
+        for pipe in (self.words, self.reply, self.out):
+            pipe.unlink(missing_ok=True)
+
+    def _open_words(self, gone: Callable[[], bool]) -> int | None:
+        while True:
+            try:
+                return os.open(self.words, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+            # Nobody reads yet.
+            if gone():
+                return None
+            time.sleep(_LOOK_EVERY_S)
+
+
+def inside(pipe: Path) -> str:
+    """How whoever is inside names a pipe of the door."""
+    return f"{INSIDE}/{pipe.name}"
+
+
+def _make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+    # Whatever the umask is.
+    path.chmod(0o666)
+
+
+def _hear(pipe: int, gone: Callable[[], bool]) -> str | None:
+    """One line from a pipe. None: whoever would say it is `gone`."""
+    heard = b""
+    while not heard.endswith(b"\n"):
+        # Asked first: what was said before it went is still there.
+        left = gone()
+        if select.select([pipe], [], [], _LOOK_EVERY_S)[0]:
+            part = os.read(pipe, 64)
+            heard += part
+            if part:
+                continue
+            # Somebody opened it, said nothing yet, and closed it; it would be told again at once.
+            time.sleep(_LOOK_EVERY_S)
+        if left:
+            return None
+    return heard.decode("ascii", "replace").strip()
+
+
+def _exports(variables: Mapping[str, str]) -> bytes:
+    """As `sh` reads them. It has no way to set a variable whose name is no name."""
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items() if _VARIABLE.fullmatch(name))
+    return os.fsencode("".join(lines))
+
+
+def _write(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]

@@ -1,0 +1,173 @@
+"""The image: had from its registry where it is not here, and known by its digest ever after."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.agent.container import registry
+from stoker.agent.container.engine import FIELD, Answer, Engine
+from stoker.agent.container.registry import Login
+from stoker.agent.prepare import SetupFailed
+from stoker.model import ImageFact
+
+# A registry that stumbles is asked again.
+_PULLS = 3
+_PAUSE_S = 2.0
+_REMEDY = "choose a smaller image, or one in a registry of the machine's own region"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is on this machine."""
+
+    name: str
+    id: str
+    # `repository@sha256:…`; None for one that no registry knows.
+    digest: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    entrypoint: tuple[str, ...] = ()
+
+    @property
+    def known_as(self) -> str:
+        """What names these very bytes."""
+        return self.digest or self.id
+
+    @property
+    def fact(self) -> ImageFact:
+        return ImageFact(name=self.name, id=self.id, digest=self.digest)
+
+
+class Images:
+    """Those of one engine. `login` is asked for only when something has to be pulled, and may raise SetupFailed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        login: Callable[[str], Login | None],
+        private: Path,
+        say: Callable[[str], None],
+        timed: Callable[[str, str], AbstractContextManager[None]],
+    ) -> None:
+        self._engine = engine
+        self._login = login
+        self._private = private
+        self._say = say
+        self._timed = timed
+
+    def bring(self, name: str, before: ImageFact | None = None) -> Image:
+        """The image that an earlier attempt, or another node, had (`before`); else what the name means now.
+
+        Raises SetupFailed.
+        """
+        if before is not None:
+            found = self._bring_again(name, before)
+            if found is not None:
+                return found
+        found = self._find(name)
+        if found is None:
+            self._pull(name)
+            found = self._find(name)
+        if found is None:
+            raise SetupFailed(f"{FIELD}.image: {name} was pulled and is not there", user=False)
+        return found
+
+    def _bring_again(self, name: str, before: ImageFact) -> Image | None:
+        known_as = before.digest or before.id
+        found = self._find(known_as, name)
+        if found is None and before.digest is not None:
+            try:
+                self._pull(before.digest)
+            except SetupFailed as error:
+                self._say(
+                    f"the image of the first attempt cannot be had any more, so {name} is taken as it is: {error}"
+                )
+                return None
+            found = self._find(known_as, name)
+        if found is None:
+            self._say(f"the image of the first attempt ({known_as}) is not on this machine; {name} is taken as it is")
+        return found
+
+    def _find(self, reference: str, name: str | None = None) -> Image | None:
+        answer = self._engine.ask_first("image", "inspect", reference)
+        if answer.code:
+            return None
+        try:
+            return _read(json.loads(answer.out)[0], name or reference)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"{FIELD}: {self._engine.program} says nothing sensible of {reference}: {error}"
+            raise SetupFailed(what, user=False) from error
+
+    def _pull(self, reference: str) -> None:
+        login = self._login(reference)
+        within = registry.login_folder(login, self._private) if login else nullcontext(None)
+        with self._timed(f"{self._engine.program} pull {reference}", _REMEDY), within as folder:
+            for attempt in range(1, _PULLS + 1):
+                answer = self._engine.ask(*pull_arguments(self._engine.program, reference, folder))
+                if answer.code == 0:
+                    return
+                if not answer.passing or attempt == _PULLS:
+                    break
+                time.sleep(_PAUSE_S)
+        raise SetupFailed(f"{FIELD}.image: {_refusal(reference, answer)}", user=not answer.passing)
+
+
+def pull_arguments(engine: str, reference: str, login: Path | None) -> list[str]:
+    """What follows the engine's own name."""
+    if login is None:
+        return ["pull", "--quiet", reference]
+    if engine == "podman":
+        return ["pull", "--quiet", f"--authfile={login / 'config.json'}", reference]
+    return [f"--config={login}", "pull", "--quiet", reference]
+
+
+def _read(document: Mapping[str, object], name: str) -> Image:
+    config = document.get("Config") or {}
+    assert isinstance(config, Mapping)
+    digests = document.get("RepoDigests") or ()
+    assert isinstance(digests, (list, tuple))
+    variables = (word.partition("=") for word in config.get("Env") or ())
+    identity = str(document["Id"])
+    return Image(
+        name=name,
+        id=identity if identity.startswith("sha256:") else f"sha256:{identity}",
+        digest=_digest_of(name, tuple(map(str, digests))),
+        environ={key: value for key, _, value in variables},
+        entrypoint=_argv(config.get("Entrypoint")),
+    )
+
+
+def _argv(value: object) -> tuple[str, ...]:
+    """Older podman gives a text where docker gives a list."""
+    if isinstance(value, str):
+        return tuple(value.split())
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
+
+
+def _digest_of(name: str, digests: tuple[str, ...]) -> str | None:
+    """The one under the name that was asked for: the same image may be known to several registries."""
+    repository = _repository(name)
+    mine = [each for each in digests if each.partition("@")[0].endswith(repository)]
+    found = next(iter((*mine, *digests)), None)
+    # Podman gives digests to images that were never in any registry.
+    return None if found is None or found.startswith(("<none>", "localhost/")) else found
+
+
+def _repository(name: str) -> str:
+    name = name.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _refusal(reference: str, answer: Answer) -> str:
+    said = answer.said
+    lowered = said.lower()
+    if any(word in lowered for word in ("unauthorized", "denied", "no basic auth", "authentication required")):
+        return f"{reference} may not be pulled: {said}; set {FIELD}.secret, or let the machine's own role read it"
+    if any(word in lowered for word in ("not found", "unknown", "does not exist")):
+        return f"there is no {reference}: {said}"
+    return f"{reference} cannot be pulled: {said}"

@@ -1,0 +1,149 @@
+"""`environment.container.run`, as flags of `docker run`. Pure.
+
+A name is the flag's long name, with `_` or `-`; the plurals of Compose files are known as well. A list repeats the
+flag. A mapping repeats it with name and value, joined as that flag has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stoker.command import number_text
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
+
+_SINGULAR = {
+    "volumes": "volume",
+    "mounts": "mount",
+    "ulimits": "ulimit",
+    "devices": "device",
+    "labels": "label",
+    "sysctls": "sysctl",
+    "ports": "publish",
+    "extra-hosts": "add-host",
+    "networks": "network",
+}
+
+# What stands between name and value, where it is not `=`.
+_JOINTS = {
+    "add-host": ":",
+    "blkio-weight-device": ":",
+    "device-read-bps": ":",
+    "device-read-iops": ":",
+    "device-write-bps": ":",
+    "device-write-iops": ":",
+    "publish": ":",
+    "tmpfs": ":",
+    "volume": ":",
+}
+
+_LIVES = "Stoker starts the container and removes it with the job"
+_OUTPUT = "the output goes to the job's log"
+_VARIABLES = "everybody who may ask the engine sees it there; set `env` or `secrets` of the job"
+_OWN = {
+    "attach": _OUTPUT,
+    "cidfile": _LIVES,
+    "conmon-pidfile": _LIVES,
+    "detach": _LIVES,
+    "detach-keys": _OUTPUT,
+    "entrypoint": "set `container.entrypoint: true` to keep the image's",
+    "env": _VARIABLES,
+    "env-file": _VARIABLES,
+    "env-host": _VARIABLES,
+    "env-merge": _VARIABLES,
+    "environment": _VARIABLES,
+    "init": "Stoker puts an init into every container",
+    "interactive": _OUTPUT,
+    "log-driver": _OUTPUT,
+    "log-opt": _OUTPUT,
+    "name": "Stoker names the container, and finds it by its name",
+    "pidfile": _LIVES,
+    "pull": "the image is pulled before the container is made; the digest of the first attempt is kept",
+    "quiet": _OUTPUT,
+    "replace": _LIVES,
+    "restart": "Stoker starts it again; see `retry`",
+    "rm": _LIVES,
+    "rmi": _LIVES,
+    "sig-proxy": _LIVES,
+    "tty": _OUTPUT,
+    "workdir": "commands run in the code folder",
+}
+
+
+def problem(name: str, value: object) -> str | None:
+    """What is wrong with a flag, in words that follow its name; None when only the engine can tell."""
+    flag = _flag(name)
+    if len(name) == 1:
+        return "is a short flag; write its long name"
+    if not _NAME.fullmatch(name):
+        return "is not the name of a flag; write it without dashes in front, such as shm_size"
+    if flag in _OWN:
+        return f"is not yours to set: {_OWN[flag]}"
+    if value is None:
+        return "is empty; write true for a flag without a value"
+    if not _fits(value):
+        return "has to be a text, a number, true or false, or a list or a mapping of those"
+    return None
+
+
+def flags(run: Mapping[str, Any], engine: str) -> tuple[str, ...]:
+    """The flags of `create`, in the order they were written."""
+    return tuple(word for name, value in run.items() for word in _words(_flag(name), value, engine))
+
+
+def has(run: Mapping[str, Any], *names: str) -> bool:
+    """Whether any of these flags is set, however it was spelled."""
+    return any(_flag(name) in names for name in run)
+
+
+def _words(flag: str, value: Any, engine: str) -> Iterator[str]:
+    if flag == "gpus":
+        yield from _gpus(value, engine)
+        return
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        if not isinstance(each, Mapping):
+            yield f"--{flag}={_text(each)}"
+        elif flag == "mount":
+            # One mount is a whole mapping: `{type: bind, source: /data, target: /data, readonly: true}`.
+            yield f"--mount={','.join(f'{name}={_text(part)}' for name, part in each.items())}"
+        else:
+            joint = _JOINTS.get(flag, "=")
+            yield from (f"--{flag}={name}{joint}{_text(part)}" for name, part in each.items())
+
+
+def _gpus(value: Any, engine: str) -> Iterator[str]:
+    """`all`, a number, a list of indexes, or docker's own words (`device=0,1`). None at all: false, `none` or 0."""
+    if value in (False, "none", 0) or value == []:
+        return
+    if value is True:
+        value = "all"
+    if isinstance(value, str) and value.strip("'\"").startswith("device="):
+        value = value.strip("'\"").removeprefix("device=").split(",")
+    if engine == "docker":
+        # Commas part the options of this flag, so a list of devices stands in quotes of its own.
+        yield f'--gpus="device={",".join(map(str, value))}"' if isinstance(value, (list, tuple)) else f"--gpus={value}"
+        return
+    # Podman has GPUs as devices of the Container Device Interface: `nvidia-ctk cdi generate` names them.
+    indexes = value if isinstance(value, (list, tuple)) else range(value) if isinstance(value, int) else [value]
+    yield from (f"--device=nvidia.com/gpu={index}" for index in indexes)
+
+
+def _flag(name: str) -> str:
+    flag = name.replace("_", "-")
+    return _SINGULAR.get(flag, flag)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return number_text(value) if isinstance(value, (int, float)) else str(value)
+
+
+def _fits(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_fits(part) and not isinstance(part, (list, tuple)) for part in value)
+    if isinstance(value, Mapping):
+        return all(isinstance(part, (str, int, float, bool)) for part in value.values())
+    return isinstance(value, (str, int, float, bool))
