@@ -25,3 +25,9 @@ def make_home() -> None:
 def default_store_url() -> str:
     """`STOKER_STORE`, else a folder under the home."""
     return os.environ.get("STOKER_STORE") or (home() / "store").as_uri()
+
+
+def is_unnamed_store(url: str) -> bool:
+    """Whether it is the folder under the home, which is meant where nobody names a store."""
+    own = home() / "store"
+    return not os.environ.get("STOKER_STORE") and url in (own.as_uri(), Path(os.path.realpath(own)).as_uri())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,20 @@ def test_a_store_that_fails_is_named_once() -> None:
     told = found(Finding("credentials", True, "jane"))["store"]
     assert told.ok is False and "--store" in told.fix
     assert told.detail == "s3://bucket/team refused: no"
+
+
+def test_a_store_that_fails_is_no_reason_not_to_look_at_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Watching(Looking):
+        def checkup(self, spec: Any) -> Iterator[Finding]:
+            seen.append(spec.resources.machine)
+            return iter(())
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "stoker.yaml").write_text("run: train\nresources: {provider: ec2, machine: p4d.24xlarge}\n")
+    monkeypatch.chdir(tmp_path)
+    list(check._findings(Refusing(), Watching(), ()))  # type: ignore[arg-type]
+    assert seen == [("p4d.24xlarge",)]

@@ -76,6 +76,15 @@ def test_what_is_shared_names_no_provider_for_sure(tmp_path: Path, monkeypatch: 
     assert named_provider(gather(sets=["resources=ec2"])) is None
 
 
+@pytest.mark.parametrize("provider", ["gce", "ec2"])
+def test_where_no_store_is_named_none_is_blamed(folder: Path, provider: str) -> None:
+    (folder / "stoker.yaml").write_text(f"run: python train.py\nresources: {{provider: {provider}}}\n")
+    text = said(stoker(folder, "run", "-y"))
+    assert text == f"stoker: no store is named; set STOKER_STORE, or give --store, as {FORM[provider]}"
+    own = (folder.parent / "home" / "store").as_uri()
+    assert f"cannot reach {own}" in said(stoker(folder, "run", "-y", STOKER_STORE=own)), "somebody has named it"
+
+
 # ── `stoker iam` ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -201,7 +201,7 @@ def check_store(store: Store) -> Finding:
 
 def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> Iterator[Finding]:
     """What the provider itself can tell; else whether it answers at all."""
-    from stoker.errors import StokerError, UserError
+    from stoker.errors import UserError
     from stoker.providers.base import Checkup, Finding
     from stoker.spec import Resources, Spec
 
@@ -212,8 +212,6 @@ def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> I
         if sets:
             raise
         yield Finding("settings", False, str(error), "correct them, or look from another folder")
-    except StokerError:
-        pass  # The store does not answer, which was said above.
     if isinstance(provider, Checkup):
         yield from provider.checkup(spec)
     else:
@@ -223,10 +221,14 @@ def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> I
 def _wanted(name: str, store: Store, sets: tuple[str, ...]) -> Spec:
     """A job as the settings describe it. A job file that is for another provider says nothing here."""
     from stoker import layout
+    from stoker.errors import StoreError
     from stoker.jobfile import find_job_file, gather, layer_of, parse_job, resolve
     from stoker.providers import registry
 
-    house = store.get(layout.DEFAULTS)
+    try:
+        house = store.get(layout.DEFAULTS)
+    except StoreError:
+        house = None  # It does not answer, which was said above; the job in this folder is looked at all the same.
     first = layer_of({"run": "true", "resources": {"provider": name}}, "check")
 
     def layers(job_file: bool) -> tuple[Layer, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import click
 
@@ -58,10 +57,6 @@ def command(
     # Opening asks nobody, and gives the one spelling that tags are made of.
     named = bucket or click.get_current_context().find_root().obj
     granting, url = registry.iam(provider), open_store(named or default_store_url()).url
-    if named is None and "STOKER_STORE" not in os.environ:
-        # The default is a folder of this computer, which nobody has named: it is no mistake in it.
-        forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in registry.capabilities(provider).stores)
-        raise UserError(f"no store is named; set STOKER_STORE, or give --store, as {forms}")
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets)
     if policy is not None:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from stoker.errors import UserError
+from stoker.home import is_unnamed_store
 
 if TYPE_CHECKING:
     from stoker.providers.base import Capabilities, Granting, Machine, Provider
@@ -53,6 +54,9 @@ def check_store(name: str, url: str, option: str = "--store") -> None:
     schemes = capabilities(name).stores
     if schemes and url.partition("://")[0] not in schemes:
         forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in schemes)
+        if option == "--store" and is_unnamed_store(url):
+            # A folder of this computer, which nobody has named: it is no mistake in it.
+            raise UserError(f"no store is named; set STOKER_STORE, or give --store, as {forms}")
         how = f"set STOKER_STORE or --store to {forms}" if option == "--store" else f"give it as {forms}"
         raise UserError(f"{option}: machines on {name} cannot reach {url}; {how}")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
 from stoker.model import Offering
+from stoker.providers import registry
 from stoker.providers.base import Finding
 from stoker.providers.gce import (
     identity,
@@ -232,8 +233,11 @@ class _Checks:
 
     def bucket(self) -> Iterator[Finding]:
         """What only the bucket's own settings tell. That it can be written was tried before."""
-        if not self._store.startswith("gs://"):
-            yield Finding("bucket", False, f"machines cannot reach {self._store}", "use a gs:// store")
+        try:
+            registry.check_store(self._provider.name, self._store)
+        except UserError as error:
+            detail, _, fix = str(error).removeprefix("--store: ").partition("; ")
+            yield Finding("bucket", False, detail, fix)
             return
         if emulator_address():
             return  # Somebody else's storage, which has no such settings.
