@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ LOOK_S = 5.0
 # A restarted agent only flushes and exits; one that crashes again and again has a cause that stays.
 MOST_RESTARTS = 3
 FIRST_PAUSE_S = 0.2
+# How long maskers of output have for what is left in their pipes.
+MASKERS_S = 2.0
 
 
 class Supervisor:
@@ -153,12 +156,28 @@ class Supervisor:
             return "the agent was done"
         self._say(f"the agent ended with {code}")
         # Training dies with its agent, at once: nobody watches over it any more.
+        self._let_maskers_end()
         self._kill_everybody()
         if self._restarts >= MOST_RESTARTS:
             return f"the agent failed {self._restarts + 1} times"
         self._start_at = now + FIRST_PAUSE_S * 2**self._restarts
         self._restarts += 1
         return None
+
+    def _let_maskers_end(self) -> None:
+        """What stands between the training and its log may have its last words yet, and ends when all others have."""
+        until_s = time.monotonic() + MASKERS_S
+        while time.monotonic() < until_s:
+            members = self._group.members()
+            maskers = {pid for pid in members if _is_masker(pid)}
+            if not maskers:
+                return
+            others = {pid: process for pid in members - maskers if (process := Process.of(pid)) is not None}
+            # Looked at again, now that they are known: none of them can be somebody who has only got a member's number.
+            for pid in others.keys() & self._group.members():
+                with suppress(PermissionError):
+                    others[pid].signal(signal.SIGKILL)
+            time.sleep(0.005)
 
     # ── notices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -213,14 +232,6 @@ class Supervisor:
         while not self._group.kill(timeout_s=5.0):
             # Stuck in the kernel, a dead network disk for one. A machine that still has processes is not off.
             self._say(f"cannot be killed yet: {sorted(self._group.members())}")
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """What runs in a container is no process of this node's: it ends with its agent, and leaves the disk here."""
-        if self._node.container.exists():
-            from stoker.agent.container.sweep import sweep
-
-            sweep(self._node.path)
 
     def _tidy(self) -> None:
         """Code, inputs and checkpoints are in the store; logs and JSON stay for a while, for people."""
@@ -274,6 +285,15 @@ class Supervisor:
             os.write(2, f"{stamp()} {text}\n".encode())
         except OSError:
             return  # A full disk.
+
+
+def _is_masker(pid: int) -> bool:
+    """By its arguments, which anybody can have: whoever pretends lives a moment longer, and no more."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word.endswith(b"/stoker/agent/masker.py") for word in words[:5])
 
 
 def _nothing(_number: int, _frame: Any) -> None:
