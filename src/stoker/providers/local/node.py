@@ -232,6 +232,14 @@ class Supervisor:
         while not self._group.kill(timeout_s=5.0):
             # Stuck in the kernel, a dead network disk for one. A machine that still has processes is not off.
             self._say(f"cannot be killed yet: {sorted(self._group.members())}")
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """What runs in a container is no process of this node's: it ends with its agent, and leaves the disk here."""
+        if self._node.container.exists():
+            from stoker.agent.container.sweep import sweep
+
+            sweep(self._node.path)
 
     def _tidy(self) -> None:
         """Code, inputs and checkpoints are in the store; logs and JSON stay for a while, for people."""
