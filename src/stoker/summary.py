@@ -71,6 +71,8 @@ class AttemptSummary:
     # How the notice went, where there was one.
     noticed_at: datetime | None = None
     save: SaveTimes | None = None
+    # The newest that this attempt made durable: the next one goes on from it, whatever step was reached since.
+    checkpoint: CheckpointRef | None = None
     # The agent's clock at the end of the training: for the gap that people see.
     left_at: datetime | None = None
 
@@ -226,6 +228,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         cost=claim_cost(claim, now, held_h).spent,
         noticed_at=min((notice.at for notice in hard), default=None),
         save=next(iter(saves), None),
+        checkpoint=max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None),
         left_at=max((left.at for left in exits), default=None),
         nodes=tuple(_node(node.rank, node.instance, facts, now) for node in claim.launched or ()),
     )

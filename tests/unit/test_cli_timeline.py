@@ -8,9 +8,10 @@ from datetime import datetime, timedelta, timezone
 from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, checkpoint_name, describe, handover_line, news, outcome_text, timeline
-from stoker.model import CheckpointRef, Claimed, Closed, Ended, Entry, Offering, SaveTimes, Submitted
-from stoker.spec import Code
-from stoker.summary import AttemptSummary, NodeSummary, Summary
+from stoker.model import CheckpointRef, Claimed, Closed, Ended, Entry, Launched, Offering, SaveTimes, Submitted
+from stoker.spec import Code, Submission
+from stoker.summary import AttemptSummary, NodeSummary, Summary, summarize
+from stoker.testing.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
 
 START = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
 
@@ -168,6 +169,27 @@ def test_parameters_and_counts_are_written_as_people_write_them() -> None:
     assert "1 file, 480 B" in text and "with 1 reclaim\n" in text
     assert "flag=true  lr=0.001  name=a b  none=null" in text
     assert text.splitlines()[5].endswith("  none")
+
+
+def test_what_was_saved_is_the_checkpoint_and_not_the_step_that_some_node_had_reached() -> None:
+    ahead = replace(RECLAIMED, step=413, checkpoint=CheckpointRef("00000002/000003-step-412", "step-412", step=412))
+    assert handover_line(ahead, SECOND).startswith("notice → saved 412 → durable")
+    unnumbered = replace(ahead, checkpoint=CheckpointRef("00000002/000003-last", "last"))
+    assert handover_line(unnumbered, SECOND).startswith("notice → saved last → durable")
+
+
+def test_of_several_nodes_the_newest_checkpoint_is_the_attempts() -> None:
+    older, newer = (CheckpointRef(f"00000002/00000{n}-step-{n}", f"step-{n}", step=n) for n in (3, 4))
+    facts = {
+        2: (
+            make_facts(2, rank=0, left=make_exit("interrupted", "notice", step=4, checkpoint=newer)),
+            make_facts(2, rank=1, left=make_exit("interrupted", "notice", step=5, checkpoint=older)),
+        )
+    }
+    offering = Offering(provider="p", machine="m", zone="z", spot=True)
+    state = make_state(Claimed(offering, nodes=2), Launched(2, nodes(2, 2)))
+    (found,) = summarize(state, Submission(JOB, make_spec(nodes=2), "jane"), facts, START).attempts
+    assert found.checkpoint == newer and found.step == 5
 
 
 def test_followers_are_told_what_matters() -> None:

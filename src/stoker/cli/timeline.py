@@ -75,8 +75,16 @@ def _save_parts(attempt: AttemptSummary) -> list[str]:
         return ["saving"] if attempt.outcome is None else ["left no word of its save"]
     if save.durable_s is None:
         return ["nothing new saved"]
-    what = f"saved {attempt.step}" if attempt.step is not None else "saved"
-    return [what, f"durable {duration(save.durable_s)}"]
+    return [f"saved {_saved(attempt)}".rstrip(), f"durable {duration(save.durable_s)}"]
+
+
+def _saved(attempt: AttemptSummary) -> str:
+    """What was kept: the checkpoint by its step, or its name where the script tells none. Of several nodes, some may
+    have come a step further."""
+    kept = attempt.checkpoint
+    if kept is None:
+        return str(attempt.step) if attempt.step is not None else ""
+    return str(kept.step) if kept.step is not None else kept.name
 
 
 def _next_part(attempt: AttemptSummary, following: AttemptSummary) -> str:
