@@ -5,6 +5,7 @@
     code/<digest>.tar.gz                              submitter; shared by jobs with the same code
     bundles/<digest>.tar.gz                           submitter; agents that machines install, shared by jobs
     tools/<digest>.gz                                 submitter; programs that machines fetch when they need them
+    wheels/<digest>                                   submitter; packages for machines without an index, shared by jobs
     policy/…                                          the house
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>  metrics/<n>
@@ -35,6 +36,7 @@ GOVERNORS = "governors/"
 CODE = "code/"
 BUNDLES = "bundles/"
 TOOLS = "tools/"
+WHEELS = "wheels/"
 # No job is called so: each has a suffix.
 ENVIRONMENTS = "work/environments/"
 DRY = "dry/"
@@ -67,6 +69,11 @@ def bundle(digest: str) -> str:
 def tool(digest: str) -> str:
     """A program for machines, compressed; the digest is of what is kept."""
     return f"{TOOLS}{digest}.gz"
+
+
+def wheel(digest: str) -> str:
+    """A package, as its index had it."""
+    return f"{WHEELS}{digest}"
 
 
 def environments(job: str | None = None) -> str:

@@ -88,6 +88,11 @@ def _parts_of(store: Store, manifest: str) -> set[str] | None:
         return None
 
 
+def collect_wheels(store: Store) -> int:
+    """The same for packages that no job's machines install any more."""
+    return _collect(store, layout.WHEELS, _wheels_of)
+
+
 def _collect(store: Store, prefix: str, needed_by: Callable[[Store, str], set[str]]) -> int:
     now = datetime.now(timezone.utc)
     # A submission makes what it relies on younger than half a day, so what is old here has no job on the way.
@@ -136,6 +141,17 @@ def _bundles_of(store: Store, job: str) -> set[str]:
 
 def _tools_of(store: Store, job: str) -> set[str]:
     return {layout.tool(digest) for digest in _digests_of(store, job, "tools", "program")}
+
+
+def _wheels_of(store: Store, job: str) -> set[str]:
+    found = store.get(layout.spec(job))
+    if found is None:
+        return set()
+    try:
+        targets = json.loads(found.data).get("wheels") or {}
+        return {layout.wheel(str(wheel["digest"])) for wheels in targets.values() for wheel in wheels}
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no wheel is collected") from None
 
 
 def _digests_of(store: Store, job: str, field: str, what: str) -> list[str]:

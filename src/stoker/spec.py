@@ -327,6 +327,29 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A package for machines without an index. Its file's name and size; `digest` names it in the store."""
+
+    name: str
+    digest: str
+    size: int
+
+    @property
+    def project(self) -> str:
+        return self.name.split("-")[0]
+
+    @property
+    def version(self) -> str:
+        return self.name.split("-")[1]
+
+
+def wheels_target(python: str, arch: str) -> str:
+    """What machines a set of wheels is for, such as `3.12-x86_64`: the Python's version, whole or not, and processor."""
+    version = ".".join(python.split(".")[:2])
+    return f"{version}-{'arm64' if arch == 'aarch64' else arch}"
+
+
+@dataclass(frozen=True)
 class Submission:
     """`jobs/<job>/spec.json`: the spec with what was true when it was submitted. Never changes."""
 
@@ -341,6 +364,8 @@ class Submission:
     bundles: dict[str, str] = dataclasses.field(default_factory=dict)
     # Programs that its machines fetch when they need them, by name and architecture (`uv-x86_64`), each by its digest.
     tools: dict[str, str] = dataclasses.field(default_factory=dict)
+    # The wheels that its machines install from, by what machines they are for (`3.12-x86_64`).
+    wheels: dict[str, tuple[Wheel, ...]] = dataclasses.field(default_factory=dict)
     # On `local`, which computer and home: its Python and folders are there, and only there can its nodes be seen.
     place: str | None = None
     # What the client filled in because nothing may be unbounded, told to the user.

@@ -21,7 +21,14 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     from stoker.cli.printing import counted, say
     from stoker.errors import UserError
     from stoker.finding import find_job
-    from stoker.removing import collect_bundles, collect_code, collect_environments, collect_tools, ended_before
+    from stoker.removing import (
+        collect_bundles,
+        collect_code,
+        collect_environments,
+        collect_tools,
+        collect_wheels,
+        ended_before,
+    )
 
     if not jobs and older_s is None:
         raise UserError("name the jobs to delete, or give --older-than, such as --older-than 30d")
@@ -42,6 +49,8 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         say(f"{counted(collected, 'packed agent')} deleted that no job uses")
     if collected := collect_tools(store):
         say(f"{counted(collected, 'program')} deleted that no job uses")
+    if collected := collect_wheels(store):
+        say(f"{counted(collected, 'wheel')} deleted that no job uses")
     if collected := collect_environments(store):
         say(f"{counted(collected, 'environment')} deleted that no machine used for 30 days")
 

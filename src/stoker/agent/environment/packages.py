@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -17,13 +18,15 @@ from pathlib import Path
 from stoker import requirements
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.environment.cache import Cache, Damaged, Keeping
+from stoker.agent.environment.index import PackedWheels, PrivateIndex, Source, choose_wheels
 from stoker.agent.environment.python import MakeCommand, Python, find, put_first
 from stoker.agent.environment.shelf import Held, Shelf
 from stoker.agent.environment.steps import Steps
 from stoker.agent.environment.uv import find_program
-from stoker.agent.environment.venv import Index, Uv, Venv
+from stoker.agent.environment.venv import Uv, Venv
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
+from stoker.agent.secrets import fetch
 from stoker.errors import UserError
 from stoker.providers.base import KeepsEnvironments
 from stoker.requirements import NOTHING, Requirements
@@ -63,7 +66,7 @@ class Packages:
         self._held: Held | None = None
         self._keeping: Keeping | None = None
 
-    def make(self, *, python: str | None = None, index: Index | None = None, more: str = "") -> dict[str, str]:
+    def make(self, *, python: str | None = None, more: str = "") -> dict[str, str]:
         """Everything that the job asks for. Answers the variables with which the training finds it.
 
         `python` is a Python that an earlier step made. `more` is whatever else decides what is installed. Raises
@@ -75,12 +78,13 @@ class Packages:
             return self._chosen(wanted)
         files = self._read(name)
         base = find(self._steps, self._command, wanted, scripts=bool(self._wishes.system_packages))
-        uv = self._uv(index)
-        target = uv.target(files, self._node.paths.code)
+        uv = self._uv()
+        source = self._source(base)
+        target = uv.target(files, self._node.paths.code, source.pins if source else ())
         if uv.satisfied(base, target):
             self._node.say(f"{name}: everything is installed already in {base.path}, so no environment is made")
             return put_first(base, self._links) if wanted else {}
-        venv = self._held_venv(files, base, uv, target, more)
+        venv = self._held_venv(files, base, uv, source, target, more)
         for line in venv.report():
             self._node.say(line)
         return venv.environ()
@@ -106,41 +110,58 @@ class Packages:
         except UserError as error:
             raise SetupFailed(str(error), user=True) from None
 
-    def _uv(self, index: Index | None) -> Uv:
+    def _source(self, base: Python) -> Source | None:
+        """Where packages come from, where that is not PyPI. Nobody is asked yet."""
+        if self._submission.wheels:
+            wheels = choose_wheels(self._submission.wheels, base.version, platform.machine())
+            return PackedWheels(self._node.store, wheels, self._node.paths.root / "wheels", self._ask)
+        if self._wishes.index is None:
+            return None
+        return PrivateIndex(
+            self._wishes.index, lambda field, reference: self._ask(lambda: fetch(field, reference, os.environ))
+        )
+
+    def _uv(self) -> Uv:
         contained = self._wishes.container is not None
         shelf = self._node.environments
         shelf.mkdir(parents=True, exist_ok=True)
         program = self._ask(lambda: find_program(self._node.store, self._submission.tools, shelf, copied=contained))
         # The submitter's own cache has what other projects use; a container cannot see it, nor a machine have one.
         cache = None if self._here and not contained else shelf / "cache"
-        return Uv(self._steps, self._command, program, cache, index, self._node.paths.root)
+        return Uv(self._steps, self._command, program, cache, self._node.paths.root)
 
-    def _held_venv(self, files: Requirements, base: Python, uv: Uv, target: Path, more: str) -> Venv:
+    def _held_venv(
+        self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, more: str
+    ) -> Venv:
         """The environment, whole, and this process's to use."""
         # Commands of the set-up may install into it: then it is this node's alone where others would find it.
         own = self._here and self._submission.spec.setup is not None
         shelf = Shelf(self._node.paths.root / "environments" if own else self._node.environments)
-        key = self._key(files, base, uv, shelf, more)
+        key = self._key(files, base, uv, source, shelf, more)
         held = self._held = shelf.hold(key, self._check, self._node.say)
         venv = Venv(held.folder, base, uv, system=bool(self._wishes.system_packages))
         if held.complete:
             self._node.say(f"{files.name}: its environment is there already")
             return venv
         if self._here or not self._restored(held, base, files.name, venv):
+            if source is not None:
+                uv.use(source.open())
             self._build(held, base, files.name, target, venv)
+            if source is not None:
+                source.close()
         if self._here:
             shelf.prune()
         return venv
 
     def _restored(self, held: Held, base: Python, name: str, venv: Venv) -> bool:
         cache = Cache(self._node.store, self._submission.job)
-        platform = _platform(base)
+        made_for = _platform(base)
         try:
             found = self._ask(lambda: cache.find(held.key))
             if found is None:
                 return False
             with self._steps.timed(f"restore of {name}", "choose a machine with a quicker disk or network"):
-                self._ask(lambda: cache.restore(found, held.key, platform, held.folder))
+                self._ask(lambda: cache.restore(found, held.key, made_for, held.folder))
                 if not venv.runs():
                     raise Damaged("its Python does not run here", *cache.names(found))
         except Damaged as damaged:
@@ -162,7 +183,7 @@ class Packages:
         cache = Cache(self._node.store, self._submission.job)
         self._keeping = Keeping(cache, held.key, _platform(base), held.folder, listing, self._node.say)
 
-    def _key(self, files: Requirements, base: Python, uv: Uv, shelf: Shelf, more: str) -> str:
+    def _key(self, files: Requirements, base: Python, uv: Uv, source: Source | None, shelf: Shelf, more: str) -> str:
         """The digest of everything that decides what is installed, and where."""
         spec, wishes = self._submission.spec, self._wishes
         code = self._submission.code
@@ -178,7 +199,7 @@ class Packages:
             "platform": _platform(base),
             "image": self._image or spec.resources.image,
             "system": uv.installed(base) if wishes.system_packages else None,
-            "index": uv.index_args,
+            "index": source.identity if source is not None else None,
             "apt": wishes.apt,
             # Its scripts name the place.
             "folder": str(shelf.root),

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from stoker.agent.enclosure import Command
+from stoker.agent.environment.index import Index
 from stoker.agent.environment.python import MakeCommand, Python
 from stoker.agent.environment.steps import Answer, Step, Steps
 from stoker.agent.environment.uv import Change, read_changes
@@ -41,15 +42,6 @@ _ENTRY_POINT = re.compile(r"([A-Za-z_][\w.]*)\s*:\s*([A-Za-z_]\w*)\s*(?:\[.*\])?
 _REPORT = "stoker-report.txt"
 
 
-@dataclass(frozen=True)
-class Index:
-    """Where packages come from, as options and variables of uv. Secrets are apart from the rest."""
-
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
 class Uv:
     """uv, run where the training will run. `scratch` is a folder for its files, which is seen there, too."""
 
@@ -59,15 +51,18 @@ class Uv:
         command: MakeCommand,
         program: Path,
         cache: Path | None,
-        index: Index | None,
         scratch: Path,
     ) -> None:
         self.program = program
         self._steps = steps
         self._make = command
         self._cache = cache
-        self._index = index or Index()
+        self._index = Index()
         self._scratch = scratch
+
+    def use(self, index: Index) -> None:
+        """Install from there, from now on."""
+        self._index = index
 
     @property
     def index_args(self) -> tuple[str, ...]:
@@ -111,9 +106,14 @@ class Uv:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def target(self, files: Requirements, code: Path) -> Path:
-        """What `uv pip install` is to read: the file itself, or what its lock says, in the form for all tools."""
+    def target(self, files: Requirements, code: Path, pins: Sequence[str] = ()) -> Path:
+        """What `uv pip install` is to read: the file itself, or what its lock says, in the form for all tools.
+
+        `pins` is what the lock comes to where not the addresses in it are to be asked.
+        """
         path = code / files.name
+        if pins and files.kind in ("uv-lock", "pylock"):
+            return self.scratch("locked.txt", _lines(pins))
         if files.kind != "uv-lock":
             return path
         target = self._scratch / "pylock.toml"

@@ -25,9 +25,10 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"]
 
 # Who may write what: see `stoker.layout`.
-_SUBMITTED = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.TOOLS, layout.ACTIVE, layout.INDEX, "check/")
+_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS)
+_SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (f"{layout.JOBS}*/log/", layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, "places/", "probes/")
-_NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.TOOLS, "policy/", layout.WORK)
+_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
 
 
 def grants(

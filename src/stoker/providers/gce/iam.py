@@ -36,9 +36,10 @@ _LOGGER = "roles/logging.logWriter"
 _ACCESSOR = "roles/secretmanager.secretAccessor"
 
 # Who may write what: see `stoker.layout`.
-_SUBMITTED = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.TOOLS, layout.ACTIVE, layout.INDEX, "check/")
+_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS)
+_SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.PLACES, "probes/")
-_NODE_READS = (layout.JOBS, layout.CODE, layout.BUNDLES, layout.TOOLS, "policy/", layout.WORK)
+_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
 
 
 def grants(
