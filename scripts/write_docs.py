@@ -33,7 +33,8 @@ On a notice it gets SIGTERM, and `STOKER_NOTICE_FILE` appears, with JSON such as
 training is frozen, what it saved is committed, and it is killed. `stoker.train.interrupted()` and `time_left()` do the
 reading: see [checkpoints](checkpoints.md#on-a-notice).
 
-Secrets are variables under the names that `secrets` gives them. They are never in the spec, the log or the bucket.
+Secrets are variables under the names that `secrets` gives them. They are never in the spec, the log or the bucket: see
+[secrets](environments.md#secrets).
 """
 
 
