@@ -64,6 +64,7 @@ _CLIENT_ONLY = (
     "reading/",
     "reindexing.py",
     "removing.py",
+    "sagemaker/",
     "sending.py",
     "submitting.py",
     "surroundings.py",

@@ -95,7 +95,7 @@ def _flags(spec: Spec, values: dict[str, str], placed: set[str]) -> Mapping[str,
     left = {name: value for name, value in spec.params.items() if name not in placed}
     if spec.environment.contract == "sagemaker":
         own, _ = hyperparameters.split(left)
-        return hyperparameters.flags(own) if hyperparameters.script_of(spec.run) else {}
+        return hyperparameters.flags(own) if hyperparameters.takes_arguments(spec) else {}
     return {
         name: _flag(name, value, values[name])
         for name, value in left.items()

@@ -75,6 +75,13 @@ def script_of(run: str | tuple[str, ...]) -> str | None:
     return None
 
 
+def takes_arguments(spec: Spec) -> bool:
+    """Whether the command itself runs the script. One without a name of Python's or a shell's has to be named."""
+    named = entry_point(spec)
+    words = _words(spec.run) if isinstance(spec.run, str) else spec.run
+    return script_of(spec.run) is not None or any(word.removeprefix("./") == named for word in words)
+
+
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)

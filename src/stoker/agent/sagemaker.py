@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,11 @@ def check(enclosure: Enclosure, paths: NodePaths, spec: Spec) -> None:
     """
     if spec.environment.contract is None or spec.environment.container is not None:
         return
+    if spec.resources.provider != "local":
+        # A machine of the job's own has the folder. Else /opt would be covered for each command, and what a set-up
+        # adds to it would be gone with the command.
+        with suppress(OSError):
+            Path(ML).mkdir(parents=True, exist_ok=True)
     try:
         enclosure.spawn(Command(("true",), os.environ, Path("/"), mounts=mounts(paths, spec)), paths.train_log).wait()
     except NotMounted as error:

@@ -1,0 +1,96 @@
+"""What a training reads, as SageMaker's SDK says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.sagemaker.arguments import BadArgument
+
+# Where a single input goes that has no name.
+_DEFAULT_CHANNEL = "training"
+_MODES = {"File": "copy", "FastFile": "mount", "Pipe": "stream"}
+# Of an S3 source, what says nothing that a job could not be without.
+_PLAIN = {None, "S3Prefix"}
+
+
+class TrainingInput:
+    """A channel from S3. Stands in for `sagemaker.inputs.TrainingInput`, and for `s3_input` of version 1."""
+
+    def __init__(
+        self,
+        s3_data: str,
+        distribution: str | None = None,
+        compression: str | None = None,
+        content_type: str | None = None,
+        record_wrapping: str | None = None,
+        s3_data_type: str = "S3Prefix",
+        instance_groups: Any = None,
+        input_mode: str | None = None,
+        attribute_names: Any = None,
+        target_attribute_name: str | None = None,
+        shuffle_config: Any = None,
+        hub_access_config: Any = None,
+        model_access_config: Any = None,
+    ) -> None:
+        source = {"S3DataType": s3_data_type, "S3Uri": s3_data, "S3DataDistributionType": distribution}
+        more = {
+            "CompressionType": compression,
+            "ContentType": content_type,
+            "RecordWrapperType": record_wrapping,
+            "InputMode": input_mode,
+            "InstanceGroupNames": instance_groups,
+            "AttributeNames": attribute_names,
+            "TargetAttributeName": target_attribute_name,
+            "ShuffleConfig": shuffle_config,
+            "HubAccessConfig": hub_access_config,
+            "ModelAccessConfig": model_access_config,
+        }
+        said = {name: value for name, value in more.items() if value is not None}
+        self.config: dict[str, Any] = {"DataSource": {"S3DataSource": source}, **said}
+
+
+s3_input = TrainingInput
+
+
+def channels(inputs: object, default_mode: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The job's `inputs`, and a line for what cannot be honoured. Raises BadArgument for what is none at all."""
+    if inputs is None:
+        return {}, []
+    named = inputs if isinstance(inputs, Mapping) else {_DEFAULT_CHANNEL: inputs}
+    found: dict[str, dict[str, Any]] = {}
+    told: list[str] = []
+    for name, source in named.items():
+        found[name], lines = _channel(name, source, default_mode)
+        told += lines
+    return found, told
+
+
+def _channel(name: str, source: object, default_mode: str) -> tuple[dict[str, Any], list[str]]:
+    config = getattr(source, "config", None)
+    if isinstance(source, str):
+        config = {"DataSource": {"S3DataSource": {"S3Uri": source}}}
+    if not isinstance(config, Mapping):
+        raise BadArgument(f"inputs.{name}: expected a URL or a TrainingInput, found {source!r}")
+    s3 = config["DataSource"].get("S3DataSource")
+    if s3 is None:
+        raise BadArgument(f"inputs.{name}: file systems are not mounted; do that in stoker={{'setup': …}}, or use S3")
+    if s3.get("S3DataType") not in _PLAIN:
+        raise BadArgument(f"inputs.{name}: {s3['S3DataType']} is not read; give a prefix, or let the script read it")
+    mode = config.get("InputMode") or default_mode
+    if mode not in _MODES:
+        raise BadArgument(f"inputs.{name}: input_mode is File, FastFile or Pipe; found {mode!r}")
+    url = s3["S3Uri"]
+    made: dict[str, Any] = {"from": url.removeprefix("file://"), "mode": _MODES[mode]}
+    told = []
+    if s3.get("S3DataDistributionType") == "ShardedByS3Key":
+        made["shard"] = True
+    if mode == "Pipe":
+        told.append(f"inputs.{name}: not honoured: Pipe makes no pipes; SM_CHANNEL_{name.upper()} is the URL")
+    known = {"DataSource", "InputMode", "ContentType"}
+    told += [
+        f"inputs.{name}: not honoured: {key} {value!r}"
+        for key, value in config.items()
+        if key not in known and value is not None
+    ]
+    return made, told
