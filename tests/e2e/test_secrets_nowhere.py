@@ -18,7 +18,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from harness import World, until
+import yaml
+from harness import EXAMPLES, World, until
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from secret_services import Vault, vault_service
@@ -146,6 +147,15 @@ def test_a_set_up_that_fails_tells_no_secret(world: World, monkeypatch: pytest.M
     assert summary.phase == "failed"
     assert "`setup` exited with 3: no access with ***" in str(summary.attempts[0].reason)
     assert found_in(world.root, SECRET) == []
+
+
+def test_the_example(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_an-example")
+    world.write((EXAMPLES / "secrets" / "train.py").read_text())
+    fields = yaml.safe_load((EXAMPLES / "secrets" / "stoker.yaml").read_text())
+    summary = world.run(**fields)
+    assert summary.phase == "succeeded", world.story(summary.id)
+    assert world.lines(summary.id)[-2:] == ["signing in with a token of 13 letters", "left in by mistake: ***"]
 
 
 WAITS = """
