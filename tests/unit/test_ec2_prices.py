@@ -245,7 +245,7 @@ class TestTheCommand:
     def test_the_table_is_shown_with_source_date_and_age(self) -> None:
         result = CliRunner().invoke(cli, ["prices", "--region", "us-east-1"])
         assert result.exit_code == 0
-        assert "us-east-1  ec2, 2026-02-09, " in result.output
+        assert "us-east-1  ec2, 2026-02-09\n" in result.output
         assert " old" in result.output
         assert "karpenter-provider-aws" in result.output
         assert "p5.4xlarge" in result.output

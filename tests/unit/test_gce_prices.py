@@ -86,7 +86,7 @@ class TestTheCommand:
     def test_the_table_is_shown(self) -> None:
         result = CliRunner().invoke(cli, ["prices", "--provider", "gce", "--region", "us-central1"])
         assert result.exit_code == 0
-        assert "us-central1  gce, 2026-01-19, " in result.output
+        assert "us-central1  gce, 2026-01-19\n" in result.output
         assert "g2-standard-4" in result.output
 
     def test_json_has_everything(self) -> None:

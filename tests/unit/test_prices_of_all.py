@@ -57,6 +57,7 @@ def test_all_are_shown() -> None:
     assert (found["us-east-1"]["provider"], found["us-east1"]["provider"]) == ("ec2", "gce")
     told = CliRunner().invoke(cli, ["prices"]).output
     assert "us-east-1  ec2, " in told and "us-east1  gce, " in told
+    assert [line.split()[2] for line in told.splitlines() if "days old" in line] == ["ec2", "gce"], "once for each"
 
 
 def test_no_two_clouds_call_a_region_the_same() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,7 @@ def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: b
         if place:
             click.echo()
         _print(name, region, found, tables[name].featured(found.prices)[:_SHOWN])
+    _print_ages([(name, found) for name, _, found in shown])
 
 
 def _told(provider: str, found: RegionPrices) -> dict[str, Any]:
@@ -122,16 +123,26 @@ def _told(provider: str, found: RegionPrices) -> dict[str, Any]:
 def _print(provider: str, region: str, found: RegionPrices, names: list[str]) -> None:
     from stoker.cli.printing import counted, dollars
     from stoker.cli.printing import table as columns
-    from stoker.providers.pricing import OLD_DAYS
 
-    days = (datetime.now(timezone.utc).date() - found.date).days
-    age = counted(days, "day") + " old"
-    if days > OLD_DAYS:
-        age = click.style(age + "; --refresh asks for today's", fg="yellow")
-    click.echo(f"{click.style(region, bold=True)}  {provider}, {found.date.isoformat()}, {age}")
+    click.echo(f"{click.style(region, bold=True)}  {provider}, {found.date.isoformat()}")
     click.echo(f"  {found.source}; {counted(len(found.prices), 'price')}")
     rows = []
     for name in names:
         spot = f"spot {dollars(found.spot[name])}/h" if name in found.spot else ""
         rows.append([f"  {name}", f"{dollars(found.prices[name])}/h", spot])
     click.echo(columns((), rows))
+
+
+def _print_ages(shown: Sequence[tuple[str, RegionPrices]]) -> None:
+    """How old the oldest of each provider are, where that is old: once, however many regions were shown."""
+    from stoker.cli.printing import counted
+    from stoker.providers.pricing import OLD_DAYS
+
+    today = datetime.now(timezone.utc).date()
+    oldest: dict[str, int] = {}
+    for name, found in shown:
+        oldest[name] = max((today - found.date).days, oldest.get(name, 0))
+    for name, days in oldest.items():
+        if days > OLD_DAYS:
+            asks = f"`stoker prices --provider {name} --refresh` asks for today's"
+            click.secho(f"\nprices of {name} are up to {counted(days, 'day')} old; {asks}", fg="yellow")
