@@ -220,6 +220,7 @@ def _linked(short: Summary, state: JobState, spec: Spec, store: str) -> Summary:
                 link=links.machine(node.instance, region),
                 log_link=links.log(spec.logs, short.id, attempt.n, node.rank, region),
                 logs_query=links.own_logs(node.instance, region),
+                logs_link=links.own_logs_link(node.instance, region),
             )
             for node in attempt.nodes
         )

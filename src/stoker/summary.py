@@ -30,8 +30,9 @@ class NodeSummary:
     name: str | None = None
     link: str | None = None
     log_link: str | None = None
-    # What finds the cloud's own log of the machine, also when it is gone.
+    # What finds the cloud's own log of the machine, also when it is gone, and where a browser shows what it finds.
     logs_query: str | None = None
+    logs_link: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class AttemptSummary:
     save: SaveTimes | None = None
     # The newest that this attempt made durable: the next one goes on from it, whatever step was reached since.
     checkpoint: CheckpointRef | None = None
+    # The very image of its container.
+    image: str | None = None
     # The agent's clock at the end of the training: for the gap that people see.
     left_at: datetime | None = None
 
@@ -229,6 +232,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         noticed_at=min((notice.at for notice in hard), default=None),
         save=next(iter(saves), None),
         checkpoint=max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None),
+        image=next((beat.image for beat in beats if beat.image), None),
         left_at=max((left.at for left in exits), default=None),
         nodes=tuple(_node(node.rank, node.instance, facts, now) for node in claim.launched or ()),
     )

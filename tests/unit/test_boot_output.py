@@ -297,6 +297,11 @@ def test_on_compute_engine_a_query_finds_what_is_gone() -> None:
         "https://console.cloud.google.com/compute/instancesDetail/zones/us-central1-a/instances/42?project=vision-1"
     )
     assert google.own_logs(node, None) == 'resource.type="gce_instance" AND resource.labels.instance_id="42"'
+    assert google.own_logs_link(node, None) is None
+    assert google.own_logs_link(node, "vision-1/us-central1") == (
+        "https://console.cloud.google.com/logs/query;query=resource.type%3D%22gce_instance%22%20AND%20"
+        "resource.labels.instance_id%3D%2242%22;duration=P30D?project=vision-1"
+    )
     assert google.log(Logs(), "job", 1, 0, "vision-1/us-central1") is None
     shown = google.log(Logs(cloud_logging="stoker"), "job", 1, 0, "vision-1/us-central1")
     assert shown is not None and "labels.job%3D%22job%22" in shown and shown.endswith("?project=vision-1")

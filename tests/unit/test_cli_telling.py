@@ -10,6 +10,7 @@ from stoker.model import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef
 
 START = datetime(2026, 11, 16, tzinfo=timezone.utc)
 A, B, C = (Offering("gce", "n2-standard-2", f"us-central1-{zone}", True, price=0.05) for zone in "abc")
+DRY = "no capacity: n2-standard-2 spot in us-central1"
 FULL = "the zone has none left (ZONE_RESOURCE_POOL_EXHAUSTED)"
 
 
@@ -50,11 +51,11 @@ def test_each_offering_that_has_nothing_is_one_short_line() -> None:
     job.wait(1.0)
     assert job.told() == [
         "getting n2-standard-2 in us-central1-a, spot $0.0500/h (first attempt; spot first)",
-        "no capacity: n2-standard-2 spot in us-central1-a; getting n2-standard-2 in us-central1-b, spot $0.0500/h (next offering)",
-        "no capacity: n2-standard-2 spot in us-central1-b; getting n2-standard-2 in us-central1-c, spot $0.0500/h (next offering)",
+        f"{DRY}-a; getting n2-standard-2 in us-central1-b, spot $0.0500/h (next offering)",
+        f"{DRY}-b; getting n2-standard-2 in us-central1-c, spot $0.0500/h (next offering)",
     ]
     job.wait(5.0)
-    assert job.told() == ["no capacity: n2-standard-2 spot in us-central1-c"], "nothing follows: it is told by itself"
+    assert job.told() == [f"{DRY}-c"], "nothing follows: it is told by itself"
     job.wait(60.0)
     assert job.told() == []
 
@@ -92,4 +93,4 @@ def test_an_end_does_not_swallow_what_waits_to_be_told() -> None:
     job = Followed()
     job.tries(A)
     job.take(Ended(outcome="failed", rule="max-wait"), "limits.max_wait is reached")
-    assert job.told()[1:] == ["no capacity: n2-standard-2 spot in us-central1-a", "failed: limits.max_wait is reached"]
+    assert job.told()[1:] == [f"{DRY}-a", "failed: limits.max_wait is reached"]

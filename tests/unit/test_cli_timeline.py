@@ -8,7 +8,18 @@ from datetime import datetime, timedelta, timezone
 from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, checkpoint_name, describe, handover_line, news, outcome_text, timeline
-from stoker.model import CheckpointRef, Claimed, Closed, Ended, Entry, Launched, Offering, SaveTimes, Submitted
+from stoker.model import (
+    CheckpointRef,
+    Claimed,
+    Closed,
+    Ended,
+    Entry,
+    Launched,
+    NodeFacts,
+    Offering,
+    SaveTimes,
+    Submitted,
+)
 from stoker.spec import Code, Submission
 from stoker.summary import AttemptSummary, NodeSummary, Summary, summarize
 from stoker.testing.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
@@ -180,7 +191,7 @@ def test_what_was_saved_is_the_checkpoint_and_not_the_step_that_some_node_had_re
 
 def test_of_several_nodes_the_newest_checkpoint_is_the_attempts() -> None:
     older, newer = (CheckpointRef(f"00000002/00000{n}-step-{n}", f"step-{n}", step=n) for n in (3, 4))
-    facts = {
+    facts: dict[int, tuple[NodeFacts, ...]] = {
         2: (
             make_facts(2, rank=0, left=make_exit("interrupted", "notice", step=4, checkpoint=newer)),
             make_facts(2, rank=1, left=make_exit("interrupted", "notice", step=5, checkpoint=older)),
@@ -200,6 +211,37 @@ def test_followers_are_told_what_matters() -> None:
     assert told(Closed(claim=4, outcome="reclaimed", rule="notice")) == "claim 4 reclaimed: because"
     assert told(Closed(claim=4, outcome="dry", rule="no-capacity")) == "no capacity: because"
     assert told(Ended(outcome="failed", rule="x")) == "failed: because"
+
+
+def test_what_never_got_a_machine_is_told_by_what_was_asked_for() -> None:
+    offering = Offering(provider="gce", machine="n1-standard-4", zone="us-central1-a", spot=True)
+    refused = Closed(claim=2, outcome="refused", rule="QuotaExceeded")
+    state = make_state(Claimed(offering, nodes=1), refused)
+    asked = "the request for n1-standard-4 spot in us-central1-a"
+    assert describe(refused, state) == f"closed {asked}: refused [QuotaExceeded: the account may not have more]"
+    assert news(Entry(3, START, "because", refused), state) == f"{asked} was refused: because"
+    short = Closed(claim=2, outcome="dry", rule="QuotaExceeded")
+    assert news(Entry(3, START, "because", short), state) == f"{asked} came to nothing: because", (
+        "it is not for lack of machines"
+    )
+
+
+def test_rules_are_explained() -> None:
+    assert describe(Ended(outcome="failed", rule="no-offering"), None) == (
+        "failed [no-offering: nothing that is on offer can be launched]"
+    )
+    assert describe(Ended(outcome="failed", rule="user-error"), None) == "failed [user-error]"
+    text = job_text(replace(SUMMARY, phase="failed", rule="no-offering", reason="quota"))
+    assert "failed by the rule `no-offering` (nothing that is on offer can be launched): quota" in text
+    text = job_text(replace(SUMMARY, phase="failed", rule="user-error", reason="it broke"))
+    assert "failed by the rule `user-error`: it broke" in text
+
+
+def test_a_machines_own_logs_are_a_link_where_there_is_one() -> None:
+    node = NodeSummary(0, "z.7", name="stoker-gpt-0", logs_query="instance_id=7", logs_link="https://logs.example/7")
+    text = job_text(replace(SUMMARY, attempts=(replace(SECOND, nodes=(node,)),)))
+    assert any("logs of the machine" in line and "https://logs.example/7" in line for line in text.splitlines())
+    assert "instance_id=7" not in text
 
 
 def test_an_outcome_is_not_said_twice() -> None:

@@ -26,7 +26,7 @@ from stoker.cli.printing import (
     table,
     whole,
 )
-from stoker.cli.timeline import MOST_REASON, timeline
+from stoker.cli.timeline import MOST_REASON, rule_text, timeline
 from stoker.fold import JobState
 from stoker.store import Store
 from stoker.summary import Held, NodeSummary, Summary
@@ -62,6 +62,9 @@ def _facts(summary: Summary) -> list[list[str]]:
         rows.append(["clone of", summary.origin])
     if summary.code is not None:
         rows.append(["code", _code(summary)])
+    images = dict.fromkeys(attempt.image for attempt in summary.attempts if attempt.image)
+    if images:
+        rows.append(["image", ", then ".join(images)])
     if summary.params:
         rows.append(["params", "  ".join(f"{name}={_as_written(value)}" for name, value in summary.params.items())])
     rows.append(["trained", _trained(summary)])
@@ -155,7 +158,7 @@ def _links(summary: Summary) -> list[list[str]]:
     for what, links in (
         ("machine", [(node, node.link) for node in nodes]),
         ("log", [(node, node.log_link) for node in nodes]),
-        ("logs of the machine", [(node, node.logs_query) for node in nodes]),
+        ("logs of the machine", [(node, node.logs_link or node.logs_query) for node in nodes]),
     ):
         told = [(node, link) for node, link in links if link is not None]
         for node, link in told[:_MOST_LINKS]:
@@ -174,7 +177,9 @@ def _node_warnings(summary: Summary) -> list[str]:
 
 
 def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
-    lines = ["", f"  failed by the rule `{summary.rule}`: {summary.reason}"]
+    name, _, meaning = rule_text(summary.rule or "").partition(": ")
+    rule = f"`{name}` ({meaning})" if meaning else f"`{name}`"
+    lines = ["", f"  failed by the rule {rule}: {summary.reason}"]
     # Of a script that was asked to leave, the exit code says only that it did.
     own = summary.rule == "user-error"
     if own and summary.exit_code is not None and str(summary.exit_code) not in summary.reason:

@@ -136,6 +136,26 @@ def checkpoint_name(key: str) -> str:
     return key.rpartition("/")[2].partition("-")[2] or key
 
 
+# What a rule means, where its name alone says little to who has not read how Stoker works.
+_RULES = {
+    "AuthDenied": "a permission is missing",
+    "InvalidRequest": "the cloud will never take it as it is",
+    "Misnamed": "the job names what is not there",
+    "QuotaExceeded": "the account may not have more",
+    "boot-failed": "the machine could not start its agent",
+    "gone": "the machine is gone, and left no word",
+    "no-capacity": "sold out for now",
+    "no-offering": "nothing that is on offer can be launched",
+    "partial-gang": "not all nodes came",
+    "unexplained": "no other rule recognises how it ended",
+}
+
+
+def rule_text(rule: str) -> str:
+    """`no-offering: nothing that is on offer can be launched`."""
+    return f"{rule}: {_RULES[rule]}" if rule in _RULES else rule
+
+
 # ── Decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -152,9 +172,9 @@ def describe(event: Event, state: JobState | None) -> str:
         case Suspected(claim=claim, rank=rank):
             return f"suspected node {rank} of {_attempt(state, claim)}"
         case Draining(claim=claim, rule=rule):
-            return f"asked {_attempt(state, claim)} to save and leave [{rule}]"
+            return f"asked {_attempt(state, claim)} to save and leave [{rule_text(rule)}]"
         case Closed(claim=claim, outcome=outcome, rule=rule):
-            return f"closed {_attempt(state, claim)}: {outcome} [{rule}]"
+            return f"closed {_attempt(state, claim)}: {outcome} [{rule_text(rule)}]"
         case StopAsked():
             return "stop"
         case ResumeAsked():
@@ -162,7 +182,7 @@ def describe(event: Event, state: JobState | None) -> str:
         case Warned():
             return "warned"
         case Ended(outcome=outcome, rule=rule):
-            return f"{outcome} [{rule}]"
+            return f"{outcome} [{rule_text(rule)}]"
         case Opaque(name=name):
             return name
 
@@ -176,10 +196,14 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return f"getting {f'{nodes} × ' if nodes > 1 else ''}{offering_text(offering, nodes)} ({entry.reason})"
         case Launched(claim=claim):
             return f"{_attempt(state, claim)} has its machines: {entry.reason}"
-        case Closed(claim=claim, outcome="dry"):
+        case Closed(claim=claim, outcome="dry", rule="no-capacity"):
             # What exactly the cloud said fills lines; `explain` has it.
             dry = state.claim(claim) if state is not None else None
             return f"no capacity: {dry.offering.title if dry is not None else entry.reason}"
+        case Closed(claim=claim, outcome="dry"):
+            return f"{_attempt(state, claim)} came to nothing: {entry.reason}"
+        case Closed(claim=claim, outcome="refused"):
+            return f"{_attempt(state, claim)} was refused: {entry.reason}"
         case Closed(claim=claim, outcome=outcome):
             return f"{_attempt(state, claim)} {outcome_text(outcome, entry.reason)}"
         case Ended(outcome=outcome):
@@ -238,5 +262,8 @@ class Teller:
 
 
 def _attempt(state: JobState | None, claim: int) -> str:
+    """An attempt by its number; what never got machines by what was asked for."""
     found = state.claim(claim) if state is not None else None
-    return f"attempt {found.attempt}" if found is not None and found.attempt is not None else f"claim {claim}"
+    if found is None:
+        return f"claim {claim}"
+    return f"attempt {found.attempt}" if found.attempt is not None else f"the request for {found.offering.title}"

@@ -35,3 +35,6 @@ class Links(Protocol):
     def own_logs(self, instance: str, region: str | None) -> str | None:
         """The query that finds what the cloud itself logged about a machine, also when that is gone; None where there
         is no such thing."""
+
+    def own_logs_link(self, instance: str, region: str | None) -> str | None:
+        """Where a browser shows what that query finds; None where there is no such place, or it is not known."""

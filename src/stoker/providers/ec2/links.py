@@ -33,6 +33,10 @@ def own_logs(instance: str, region: str | None) -> None:
     """EC2 keeps a machine's console for an hour, and nothing that could be asked for later."""
 
 
+def own_logs_link(instance: str, region: str | None) -> None:
+    """Nor is it shown anywhere."""
+
+
 def _home(service: str, region: str | None) -> str:
     """Each partition has a console of its own."""
     domain = f"{region}.console.aws.amazon.com"

@@ -11,6 +11,8 @@ from stoker.providers.linking import Seat
 from stoker.spec import Logs
 
 _CONSOLE = "https://console.cloud.google.com"
+# As long as logs are kept by default.
+_LONGEST = "P30D"
 
 
 def name(seat: Seat) -> str:
@@ -32,10 +34,22 @@ def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> st
     if name is None or not region or "/" not in region:
         return None
     project = Place.of(region).project
-    found = quote(query(project, name, job, attempt, rank), safe="")
-    return f"{_CONSOLE}/logs/query;query={found}?project={project}"
+    return _explored(query(project, name, job, attempt, rank), project)
 
 
-def own_logs(instance: str, region: str | None) -> str | None:  # noqa: ARG001 - the number is enough
+def own_logs(instance: str, region: str | None) -> str:  # noqa: ARG001 - the number is enough
     """For Logs Explorer, or `gcloud logging read`: what Google and the machine's own agents logged about it."""
     return f'resource.type="gce_instance" AND resource.labels.instance_id="{split_id(instance)[1]}"'
+
+
+def own_logs_link(instance: str, region: str | None) -> str | None:
+    """The same, opened in Logs Explorer; None where the project is not known."""
+    if not region or "/" not in region:
+        return None
+    return _explored(own_logs(instance, region), Place.of(region).project)
+
+
+def _explored(filter: str, project: str) -> str:
+    """Logs Explorer with this filter. Without a time it would show the last hour alone."""
+    asked = f"query={quote(filter, safe='')};duration={_LONGEST}"
+    return f"{_CONSOLE}/logs/query;{asked}?project={project}"
