@@ -1,0 +1,141 @@
+"""`fit` runs the job; the examples run as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from harness import EXAMPLES, World, until
+
+from stoker.errors import UserError
+from stoker.sagemaker import PyTorch, UnexpectedStatusException
+
+
+def estimator(world: World, **arguments: object) -> PyTorch:
+    world.script("sagemaker_script.py")
+    usual = {"entry_point": "train.py", "source_dir": str(world.code), "instance_type": "local"}
+    return PyTorch(**{**usual, "environment": {"TRUTH": str(world.truth)}, **arguments})  # type: ignore[arg-type]
+
+
+def test_fit_runs_the_job_and_follows_it(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    (world.root / "data").mkdir()
+    (world.root / "data" / "one").write_text("first")
+    made = estimator(
+        world,
+        role="arn:x",
+        hyperparameters={"epochs": 2, "name": "fit"},
+        tags=[{"Key": "team", "Value": "vision"}],
+        metric_definitions=[{"Name": "loss", "Regex": "loss=([0-9.]+)"}],
+    )
+    made.fit({"train": f"file://{world.root}/data"}, job_name="My Job")
+    said = capfd.readouterr()
+    assert "epoch=2 loss=0.5000" in said.out
+    assert "[stoker] role: not honoured: " in said.err
+    job = made.latest_training_job
+    assert job is not None and made.jobs == [job]
+    assert job.name.startswith("my-job-")
+    summary = world.summary(job.name)
+    assert summary.outcome == "succeeded"
+    assert summary.tags == {"team": "vision"}
+    assert summary.metrics["loss"] == 0.5
+    assert made.model_data is not None
+    model = Path(unquote(urlsplit(made.model_data).path))
+    assert json.loads((model / "model.json").read_text()) == {"epochs": 2, "name": "fit"}
+    assert job.describe() == {
+        "TrainingJobName": job.name,
+        "TrainingJobStatus": "Completed",
+        "SecondaryStatus": "succeeded",
+        "ModelArtifacts": {"S3ModelArtifacts": made.model_data},
+    }
+    made.logs()
+    assert "epoch=1 loss=1.0000" in capfd.readouterr().out
+
+
+def test_a_job_that_fails_is_an_error_with_its_reason(world: World) -> None:
+    made = estimator(world, hyperparameters={"epochs": 3, "fail-at": 1})
+    with pytest.raises(UnexpectedStatusException, match="the loss is not a number: epoch 1") as failed:
+        made.fit(logs=False)
+    assert failed.value.actual_status == "Failed"
+    job = made.latest_training_job
+    assert job is not None
+    assert "the loss is not a number" in job.describe()["FailureReason"]
+
+
+def test_fit_may_leave_it_to_itself_and_be_waited_for_elsewhere(world: World) -> None:
+    """In a thread, as a notebook may: there nobody follows the signals of a terminal."""
+    made = estimator(world, hyperparameters={"epochs": 3, "wait-at": 2})
+    made.fit(wait=False)
+    job = made.latest_training_job
+    assert job is not None
+    world.training(job.name, step=2)
+    assert job.describe()["TrainingJobStatus"] == "InProgress"
+    assert made.model_data is None
+    waited = threading.Thread(target=job.wait)
+    waited.start()
+    job.stop()
+    waited.join(60)
+    assert not waited.is_alive()
+    assert job.describe()["TrainingJobStatus"] == "Stopped"
+    world.ended(job.name)
+
+
+def test_fit_goes_on_from_what_lies_at_checkpoint_s3_uri(world: World) -> None:
+    saved = world.root / "saved"
+    saved.mkdir()
+    (saved / "epoch-001.json").write_text(json.dumps({"learnt": 1}))
+    made = estimator(world, hyperparameters={"epochs": 2}, checkpoint_s3_uri=saved.as_uri())
+    made.fit(logs=False)
+    (start,) = world.journal("start")
+    assert start.step == 1
+    assert any(line.startswith("checkpoint_s3_uri: new checkpoints are in the store") for line in made.told)
+
+
+def test_stokers_own_words_come_last(world: World) -> None:
+    made = estimator(world, hyperparameters={"epochs": 1}, stoker={"tags": {"own": "yes"}, "checkpoints": {"keep": 7}})
+    made.fit(logs=False)
+    job = made.latest_training_job
+    assert job is not None
+    assert world.summary(job.name).tags == {"own": "yes"}
+
+
+def test_nothing_is_written_for_a_mistake(world: World) -> None:
+    with pytest.raises(UserError, match=r"^inputs\.x: "):
+        estimator(world).fit({"x": str(world.root / "nowhere")})
+    assert not list(world.folder.glob("jobs/*"))
+
+
+# ── The examples ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_example_through_a_reclaim(world: World) -> None:
+    shutil.copytree(EXAMPLES / "sagemaker", world.code, dirs_exist_ok=True)
+    started = world.start("run", "--set", "params.epochs=60", "--set", "params.pause=0.05")
+    job = until(lambda: next((path.name for path in world.folder.glob("jobs/*")), None), "it is submitted")
+    until(lambda: any("epoch=5 " in line for line in world.lines(job)), "it trains")
+    world.interrupt(job, grace_s=10)
+    assert started.wait(120) == 0
+    summary = world.ended(job)
+    assert [attempt.outcome for attempt in summary.attempts] == ["reclaimed", "succeeded"], world.story(job)
+    assert any(line.startswith("going on after epoch") for line in world.lines(job))
+    assert json.loads((world.outputs(job) / "model" / "line.json").read_text()).keys() == {"slope", "offset"}
+
+
+def test_the_example_with_the_call(world: World) -> None:
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / "sagemaker" / "fit.py"],
+        env=world.environ(),
+        cwd=world.root,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    model = next(line.split()[1] for line in ran.stdout.splitlines() if line.startswith("model: "))
+    line = json.loads((Path(unquote(urlsplit(model).path)) / "line.json").read_text())
+    assert line["slope"] == pytest.approx(2, abs=0.01)
+    assert line["offset"] == pytest.approx(1, abs=0.01)
