@@ -334,7 +334,7 @@ def _for_each(variable: str, what: str, bindings: list[_Binding]) -> str:
     again = f"stoker iam gce | {variable}=user:jane@example.com sh"
     return (
         f"for MEMBER in ${{{variable}:-}}; do\n{inside}\ndone\n"
-        f'[ -n "${{{variable}:-}}" ] || echo "next, for each {what}, this script once more: {again}"'
+        f'[ -n "${{{variable}:-}}" ] || echo "for each {what} who does not own the project, once more: {again}"'
     )
 
 
