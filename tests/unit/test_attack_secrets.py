@@ -56,3 +56,35 @@ def test_a_secret_by_reference_is_nowhere_in_the_store(tmp_path: Path, monkeypat
     client.submit(Job(run="python train.py", secrets={"MY_TOKEN": "env"}), store=str(tmp_path / "store"))
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_what_holds_a_secret_in_memory_does_not_print_it(tmp_path: Path) -> None:
+    """A traceback, a log line or a debugger shows these by their repr."""
+    from stoker.agent.enclosure import Command
+    from stoker.agent.ready import Ready
+    from stoker.aws.identity import Identity as AwsIdentity
+    from stoker.aws.sigv4 import Credentials
+    from stoker.google.secrets import Identity as GoogleIdentity
+
+    secret = "hunter2hunter2"
+    held = (
+        Command(("true",), {}, tmp_path, {"TOKEN": secret}),
+        Ready({}, {"TOKEN": secret}),
+        AwsIdentity(Credentials("AKIA", secret, secret), "us-east-1", machine=True),
+        GoogleIdentity(secret, "vision-1", machine=True),
+    )
+    for one in held:
+        assert secret not in repr(one), type(one)
+
+
+def test_a_secret_in_the_place_of_a_reference_is_not_repeated(tmp_path: Path) -> None:
+    for text in ("hunter2hunter2", "aws-sm: hunter2hunter2", "hunter2hunter2:env", "env:hunter2 hunter2"):
+        with pytest.raises(UserError, match=r"secrets.MY_TOKEN: expected env, env:NAME, aws-sm:NAME") as failure:
+            client.submit(Job(run="python train.py", secrets={"MY_TOKEN": text}), store=str(tmp_path / "store"))
+        assert "hunter2" not in str(failure.value)
+
+
+def test_an_empty_variable_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "")
+    with pytest.raises(UserError, match=r"secrets.MY_TOKEN: MY_TOKEN is empty in your environment"):
+        client.submit(Job(run="python train.py", secrets={"MY_TOKEN": "env"}), store=str(tmp_path / "store"))
