@@ -141,6 +141,7 @@ def bounded(fact: T) -> T:
             interval_s=_span_s(fact.interval_s),
             restored_from=_key(fact.restored_from),
             checkpoint=_checkpoint(fact.checkpoint),
+            image=_key(fact.image),
             warnings=tuple(text[:_REASON_CHARS] for text in fact.warnings[:_WARNINGS]),
         )
     if isinstance(fact, Exit):

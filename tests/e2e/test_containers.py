@@ -56,9 +56,7 @@ Path(os.environ["TRUTH"], "seen").write_text(json.dumps({
     data = world.root / "data"
     data.mkdir()
     (data / "x").write_text("an input")
-    ended = world.run(
-        params={"lr": 0.5}, outputs="artifacts", inputs={"data": str(data)}, environment=contained(world)
-    )
+    ended = world.run(params={"lr": 0.5}, outputs="artifacts", inputs={"data": str(data)}, environment=contained(world))
     assert ended.outcome == "succeeded", world.story(ended.id)
     seen = json.loads((world.truth / "seen").read_text())
     environ = seen["environ"]
@@ -71,3 +69,244 @@ Path(os.environ["TRUTH"], "seen").write_text(json.dumps({
     assert not {"STOKER_HOME", "STOKER_STORE", "VIRTUAL_ENV", "DOCKER_HOST"} & set(environ)
     assert (world.root / "store").exists()
     assert ended.last_checkpoint is not None
+
+
+def test_a_reclaimed_training_saves_and_the_next_one_goes_on_in_the_same_image(world: World, engine: Docker) -> None:
+    world.script("counter.py")
+    job = world.submit(
+        run="python train.py --steps 30 --pause 0.1",
+        outputs="artifacts",
+        resources={"spot": True},
+        environment=contained(world),
+    )
+    world.training(job, step=7)
+    # The name means another image from now on. This job goes on with the one that it began with.
+    engine.ask("tag", IMAGE, "stoker-test:kept")
+    engine.ask("rmi", IMAGE)
+    try:
+        world.interrupt(job, grace_s=20)
+        ended = world.ended(job)
+    finally:
+        engine.ask("tag", "stoker-test:kept", IMAGE)
+        engine.ask("rmi", "stoker-test:kept")
+    assert ended.outcome == "succeeded", world.story(job)
+    assert len(ended.attempts) == 2
+    # Through the shell that `run` is: one signal, and what it saved is what the next attempt began with.
+    (interrupted,) = world.journal("interrupted")
+    assert [record.step for record in world.journal("start")] == [0, interrupted.step]
+    assert (world.outputs(job) / "result.txt").read_text() == chain(30)
+    assert not world.journal("overlap")
+    save = ended.attempts[0].save
+    assert save is not None and save.saved_s is not None and save.saved_s < 5
+    assert world.cli("show", job).stdout.count("sha256:") == 1
+
+
+def test_a_training_that_will_not_go_is_halted_and_killed(world: World, engine: Docker) -> None:
+    world.script("counter.py")
+    job = world.submit(
+        run="python train.py --steps 600 --pause 0.05 --every 3 --stubborn 1",
+        resources={"spot": True},
+        environment=contained(world),
+    )
+    world.training(job, step=7)
+    world.interrupt(job, grace_s=2)
+    world.training(job, step=12, attempt=2)
+    world.cli("stop", job)
+    until(lambda: world.summary(job).phase in ("stopping", "stopped"), "it is asked to go")
+    starts = [record.step for record in world.journal("start")]
+    # What it saved last is whole, though it was killed in the middle of something.
+    assert len(starts) == 2 and starts[1] >= 6
+    for instance in {world.instance(job)} if world.state(job).open_claims else set():
+        world.terminate(instance)
+    world.ended(job)
+    assert not world.journal("overlap")
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "word"),
+    [
+        ("exit 3", 3, "exit code 3"),
+        (["python", "-c", "import sys; sys.exit(4)"], 4, "exit code 4"),
+        (["no-such-program"], 127, "there is no program 'no-such-program'"),
+    ],
+)
+def test_a_failing_command_is_the_users(world: World, engine: Docker, run: Any, code: int, word: str) -> None:
+    ended = world.run(run=run, environment=contained(world))
+    assert (ended.outcome, ended.rule, ended.exit_code) == ("failed", "user-error", code), world.story(ended.id)
+    assert word in ended.reason
+
+
+def test_a_kill_for_want_of_memory_is_told(world: World, engine: Docker) -> None:
+    world.write(
+        """
+import os, pathlib
+pathlib.Path(os.environ["TRUTH"], os.environ["STOKER_ATTEMPT"]).touch()
+if os.environ["STOKER_ATTEMPT"] == "1":
+    x = bytearray(300_000_000)
+    print("never")
+"""
+    )
+    ended = world.run(environment=contained(world, memory="100m", memory_swap="100m"))
+    assert ended.outcome == "succeeded", world.story(ended.id)
+    first = ended.attempts[0]
+    assert (first.rule, first.exit_code) == ("oom", 137), world.story(ended.id)
+
+
+def test_flags_are_seen_inside_and_steps_stay_there(world: World, engine: Docker) -> None:
+    world.write(
+        """
+import json, os, re
+from pathlib import Path
+status = Path("/proc/self/status").read_text()
+Path(os.environ["TRUTH"], "seen").write_text(json.dumps({
+    "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
+    "caps": re.search(r"CapEff:\\s*(\\w+)", status)[1],
+    "extra": Path("/extra/file").read_text(),
+    "files": re.search(r"Max open files\\s+(\\d+)", Path("/proc/self/limits").read_text())[1],
+    "links": sorted(os.listdir("/sys/class/net")),
+    "made": Path("/usr/local/made-by-setup").read_text(),
+    "entry": os.environ.get("FROM_ENTRY"),
+}))
+"""
+    )
+    extra = world.root / "extra"
+    extra.mkdir()
+    (extra / "file").write_text("mounted")
+    flags = {
+        "shm_size": "48m",
+        "cap_add": ["SYS_ADMIN", "NET_RAW"],
+        "ulimits": {"nofile": "512:512"},
+        "network": "none",
+        "volumes": [f"{extra}:/extra:ro"],
+        "pids_limit": 200,
+    }
+    environment = contained(world, **flags)
+    environment["container"]["entrypoint"] = True
+    ended = world.run(environment=environment, setup='echo once > /usr/local/made-by-setup; test -z "$FROM_ENTRY"')
+    assert ended.outcome == "succeeded", world.story(ended.id)
+    seen = json.loads((world.truth / "seen").read_text())
+    assert seen["shm"] == 48 * 1024 * 1024
+    assert int(seen["caps"], 16) & 1 << 21
+    assert (seen["extra"], seen["files"], seen["links"]) == ("mounted", "512", ["lo"])
+    assert seen["made"] == "once\n"
+    assert seen["entry"] == "python train.py"
+
+
+def test_no_secret_is_shown_to_anybody(world: World, engine: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2-and-more")
+    world.write(
+        """
+import os, pathlib, time
+truth = pathlib.Path(os.environ["TRUTH"])
+print("it is", os.environ["TOKEN"], flush=True)
+(truth / "length").write_text(str(len(os.environ["TOKEN"])))
+while not (truth / "go").exists():
+    time.sleep(0.05)
+"""
+    )
+    job = world.submit(secrets={"TOKEN": "env"}, environment=contained(world))
+    until(lambda: (world.truth / "length").exists(), "it has its secret")
+    (name,) = engine.containers()
+    assert "hunter2" not in json.dumps(engine.inspect(name))
+    assert "hunter2" not in engine.ask("logs", name, check=False)
+    shown = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    assert not [path for path in shown if path.exists() and b"hunter2" in path.read_bytes()]
+    places = (world.home, world.folder, engine.folder / "data")
+    kept = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(kept) > 1000
+    assert not [path for path in kept if b"hunter2" in path.read_bytes()]
+    (world.truth / "go").touch()
+    ended = world.ended(job)
+    assert ended.outcome == "succeeded" and (world.truth / "length").read_text() == "16"
+    assert "it is ***" in world.lines(job)
+
+
+@pytest.mark.parametrize("victim", ["agent", "supervisor", "both"])
+def test_a_container_does_not_outlive_its_agent(world: World, engine: Docker, victim: str) -> None:
+    world.script("counter.py")
+    job = world.submit(run="python train.py --steps 500 --pause 0.1", environment=contained(world))
+    world.training(job, step=3)
+    (name,) = engine.containers()
+    init = int(engine.inspect(name)["State"]["Pid"])
+    assert _threads(init) > 1
+    victims = world.processes("agent") + world.processes("supervisor")
+    if victim != "both":
+        victims = world.processes(victim)
+    # Nobody is left who could ask the engine for anything: a governor would clean up after the machine.
+    governors = world.processes("governor")
+    for process in governors:
+        process.signal(signal.SIGSTOP)
+    for process in victims:
+        process.signal(signal.SIGKILL)
+    until(lambda: name not in engine.containers(), "its container is off the disk", 30)
+    assert not Path(f"/proc/{init}").exists()
+    for process in governors:
+        process.signal(signal.SIGCONT)
+    world.training(job, step=3, attempt=2)
+    world.cli("stop", job)
+    world.ended(job)
+    assert not world.journal("overlap")
+
+
+def _threads(init: int) -> int:
+    children = Path(f"/proc/{init}/task/{init}/children")
+    return 1 + len(children.read_text().split()) if children.exists() else 2
+
+
+def test_what_the_engine_refuses_is_told_as_what_it_is(
+    world: World, engine: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write("print('never')")
+    wrong = contained(world)
+    wrong["container"]["image"] = "localhost:1/no/such:image"
+    flags = contained(world, no_such_flag=True)
+    for environment, rule, words in (
+        (flags, "user-error", "unknown flag: --no-such-flag"),
+        (contained(world, memory="much"), "user-error", "environment.container: docker: "),
+    ):
+        ended = world.run(environment=environment)
+        assert (ended.outcome, ended.rule) == ("failed", rule), world.story(ended.id)
+        assert words in ended.reason
+    for flag, word in (("name", "Stoker names the container"), ("detach", "is not yours"), ("e", "long name")):
+        refused = world.cli("run", "--set", f"environment.container={{image: x, run: {{{flag}: x}}}}", "--", "true")
+        assert refused.returncode == 2 and word in refused.stderr and f"run.{flag}" in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("user", ["1000:1000", "nobody"])
+def test_another_user_inside_can_work_and_is_cleaned_up_after(world: World, engine: Docker, user: str) -> None:
+    world.script("counter.py")
+    world.truth.chmod(0o777)
+    job = world.submit(
+        run="id -u; python train.py --steps 12 --pause 0.1",
+        outputs="artifacts",
+        resources={"spot": True},
+        environment=contained(world, user=user),
+    )
+    world.training(job, step=6)
+    world.interrupt(job, grace_s=20)
+    ended = world.ended(job)
+    assert ended.outcome == "succeeded" and len(ended.attempts) == 2, world.story(job)
+    assert ("1000" if user.startswith("1000") else "65534") in world.lines(job)
+    assert (world.outputs(job) / "result.txt").read_text() == chain(12)
+    assert not list(world.home.glob("nodes/*/*/code"))
+
+
+def test_a_visitor_is_inside_and_holds_nobody_up(world: World, engine: Docker) -> None:
+    world.script("counter.py")
+    job = world.submit(
+        name="visited",
+        run="python train.py --steps 500 --pause 0.1",
+        env={"COLOUR": "green"},
+        environment=contained(world),
+    )
+    world.training(job, step=2)
+    told = world.cli("exec", job, "--", "sh", "-c", 'cat /proc/1/comm; ls train.py; echo "$COLOUR $FROM_IMAGE"; exit 9')
+    assert (told.returncode, told.stdout) == (9, "docker-init\ntrain.py\ngreen yes\n"), told.stderr
+    missing = world.cli("exec", job, "--", "no-such-program")
+    assert missing.returncode == 127 and "no program 'no-such-program' in the container" in missing.stderr
+    world.start("exec", job, "--", "sleep", "1000")
+    until(lambda: "sleep 1000" in engine.ask("top", engine.containers()[0]), "somebody visits")
+    began = time.monotonic()
+    world.cli("stop", job)
+    world.ended(job)
+    assert time.monotonic() - began < 30

@@ -95,6 +95,9 @@ class Enclosure(Protocol):
         Raises OSError when the program or the folder is not there, NotMounted where its mounts are not allowed.
         """
 
+    def leave(self) -> None:
+        """Nobody will run in here any more. What takes a while begins to go; nobody waits for it."""
+
     def close(self) -> None:
         """Leave nothing running and nothing on the disk. Repeating is harmless."""
 
@@ -133,6 +136,9 @@ class Host:
                 mounts=[(str(mount.source), mount.target) for mount in command.mounts],
             )
         return output.of(run)
+
+    def leave(self) -> None:
+        """There is nothing to wait for."""
 
     def close(self) -> None:
         self.group.kill()

@@ -367,6 +367,8 @@ class Life:
             assert self._spec is not None
             minutes = f"{self._spec.retry.hold_on_failure_s / 60:.3g} minutes"
             self.node.say(f"if this ends the job, the machine is held for {minutes}; `stoker stop` gives it back")
+        else:
+            self.enclosure.leave()
         left = self._flush_rest(left, closing)
         if holding:
             self.beat.change(phase="held")

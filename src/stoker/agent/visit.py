@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.agent.config import NodePaths
+from stoker.agent.container.door import visit
+from stoker.agent.container.sweep import read_record
 from stoker.processes import NODE, TRAINING, stat_of
 
 # The visitor's own: where it sits, and what it can show.
@@ -22,6 +24,9 @@ def run_command(root: Path, command: Sequence[str]) -> int:
     found = training_environ(paths)
     if found is None:
         print("[stoker] the training does not run now: its environment is not there", file=sys.stderr)
+    record = read_record(root)
+    if record is not None:
+        visit(record.engine, root, command, paths.code, visitor_environ(found or {}))
     environ = visitor_environ(os.environ if found is None else found)
     try:
         os.chdir(paths.code if paths.code.is_dir() else root)

@@ -18,7 +18,7 @@ from stoker.agent.container.engine import FIELD, Answer, Engine
 from stoker.agent.container.group import Cell, ContainerGroup
 from stoker.agent.container.images import Image, Images
 from stoker.agent.container.registry import Login
-from stoker.agent.container.sweep import Record, container_name, record_of, remove, write_record
+from stoker.agent.container.sweep import Record, container_name, remove, write_record
 from stoker.agent.enclosure import Command, Mount
 from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
@@ -234,8 +234,9 @@ class Container:
                         raise FileNotFoundError(2, "no such program", argv[0])
                     complaints.seek(0)
                     raise self._not_begun(Answer(code, "", complaints.read().decode(errors="replace")))
-                run = ContainerRun(client, cell.find(int(said)), self._why_gone)
-                return output.of(run)
+                pid = cell.find(int(said))
+                self.group.add(pid)
+                return output.of(ContainerRun(client, pid, self._why_gone))
         finally:
             entrance.close()
 
@@ -269,14 +270,15 @@ class Container:
                     if (status.st_uid, status.st_gid) != (uid, gid):
                         os.lchown(path, uid, gid)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self.group.kill()
+        # Its first program ends with this, and the engine takes it off the disk.
         self._door.close()
-        if not record_of(self._root).exists():
-            return
-        if remove(self._engine.program, self._name):
-            record_of(self._root).unlink(missing_ok=True)
-        self.group.cell = None
+
+    def close(self) -> None:
+        # Not waited for: whoever looks after the machine sweeps, and a machine of a cloud is about to be off. The
+        # next attempt waits for this node to be gone.
+        self.leave()
 
 
 class ContainerRun:

@@ -16,15 +16,21 @@ import secrets
 import select
 import shlex
 import shutil
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from stoker.agent.container.sweep import container_name
 
 # Where the folder is seen inside: not where it lies, for whoever runs there may not be let through to that place.
 INSIDE = "/run/stoker"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOOK_EVERY_S = 0.005
+# How long an engine may take to let a person in.
+_VISIT_S = 30.0
 
 # Brings a command in: its variables from a pipe, its output to a file or a pipe, then the word that it is there. What
 # follows is its argv. `command -v` so that a program that is missing is told from a program that ends with 127.
@@ -32,6 +38,13 @@ ENTER = """. "$1" && exec >>"$2" 2>&1 || exit 125
 reply=$3; shift 3
 command -v "$1" >/dev/null || { echo missing >"$reply"; exit 127; }
 echo $$ >"$reply"
+exec "$@"
+"""
+
+
+# The same for a person, whose output is the person's own.
+_VISIT = """. "$1"; shift
+command -v "$1" >/dev/null || { echo "stoker: there is no program '$1' in the container" >&2; exit 127; }
 exec "$@"
 """
 
@@ -92,7 +105,7 @@ class Entrance:
 
     def pass_in(self, variables: Mapping[str, str], gone: Callable[[], bool]) -> str | None:
         """Hand the variables over, and hear what the command became: its number, or `missing`. None: it is `gone`."""
-        handle = self._open_words(gone)
+        handle = _open_for_reader(self.words, gone)
         if handle is None:
             return None
         try:
@@ -109,22 +122,41 @@ class Entrance:
         for pipe in (self.words, self.reply, self.out):
             pipe.unlink(missing_ok=True)
 
-    def _open_words(self, gone: Callable[[], bool]) -> int | None:
-        while True:
-            try:
-                return os.open(self.words, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-            # Nobody reads yet.
-            if gone():
-                return None
-            time.sleep(_LOOK_EVERY_S)
+
+def visit(engine: str, root: Path, command: Sequence[str], cwd: Path, variables: Mapping[str, str]) -> NoReturn:
+    """Become a command beside the training. Raises OSError when the container, or the engine, is not there."""
+    words = root / "door" / f"{secrets.token_hex(16)}.words"
+    _make_pipe(words)
+    if os.fork() == 0:
+        # Hands the variables over, and is gone. Nobody waits for it.
+        until_s = time.monotonic() + _VISIT_S
+        handle = _open_for_reader(words, lambda: time.monotonic() > until_s)
+        words.unlink(missing_ok=True)
+        if handle is not None:
+            os.set_blocking(handle, True)
+            _write(handle, _exports(variables))
+        os._exit(0)
+    terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
+    arguments = ("exec", "--interactive", *terminal, f"--workdir={cwd}", container_name(root))
+    os.execvp(engine, (engine, *arguments, "sh", "-c", _VISIT, "stoker", inside(words), *command))
 
 
 def inside(pipe: Path) -> str:
     """How whoever is inside names a pipe of the door."""
     return f"{INSIDE}/{pipe.name}"
+
+
+def _open_for_reader(pipe: Path, gone: Callable[[], bool]) -> int | None:
+    """Open it once somebody reads. None: whoever would is `gone`."""
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        if gone():
+            return None
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _make_pipe(path: Path) -> None:

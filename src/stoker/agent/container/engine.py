@@ -99,7 +99,7 @@ class Engine:
             ) from None
 
     def ask_first(self, *arguments: str) -> Answer:
-        """As `ask`, of an engine that may be starting just now. Raises SetupFailed when it is not there, or not ours."""
+        """As `ask`, of an engine that may be starting just now. Raises SetupFailed when it is not there or not ours."""
         until_s = time.monotonic() + _DAEMON_WAIT_S
         while True:
             answer = self.ask(*arguments)

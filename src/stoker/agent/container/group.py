@@ -45,6 +45,22 @@ class Cell:
         found = _listed(self.listing) if self.listing is not None else _in_namespace(self.init)
         return found - self.first
 
+    def without_visitors(self, commands: set[int]) -> set[int]:
+        """Those members that come from these commands.
+
+        Whoever is brought in has a parent outside. What such a one leaves behind has the container's init for a parent,
+        or, where everybody shares the machine's numbers, one outside, too: then nobody can be told from a visitor.
+        """
+        found = self.members()
+        if _namespace(self.init) == _namespace(os.getpid()):
+            return found
+        parents = {pid: stat.parent for pid in found if (stat := stat_of(pid)) is not None}
+        inside = found | self.first
+        visitors = {pid for pid, parent in parents.items() if parent not in inside and pid not in commands}
+        while more := {pid for pid, parent in parents.items() if parent in visitors and pid not in visitors}:
+            visitors |= more
+        return found - visitors
+
     def find(self, number: int) -> int:
         """The pid here of the process that has this number inside; 0 when it is gone."""
         depth = len(_numbers(self.init))
@@ -60,7 +76,12 @@ class ContainerGroup:
 
     def __init__(self, end: Callable[[], object]) -> None:
         self._end = end
+        self._commands: set[int] = set()
         self.cell: Cell | None = None
+
+    def add(self, command: int) -> None:
+        """A command that was brought in: what it forks belongs to it. A person's (`stoker exec`) is nobody's."""
+        self._commands.add(command)
 
     @property
     def folder(self) -> str | None:
@@ -69,7 +90,8 @@ class ContainerGroup:
     def members(self) -> set[int]:
         if self.cell is None:
             return set()
-        return {pid for pid in self.cell.members() if (stat := stat_of(pid)) is not None and stat.alive}
+        found = self.cell.without_visitors(self._commands)
+        return {pid for pid in found if (stat := stat_of(pid)) is not None and stat.alive}
 
     def freeze(self, timeout_s: float = 5.0) -> bool:
         # By signals, not by the cgroup's freezer: what version 1 froze cannot be killed, and a container whose agent
@@ -184,12 +206,9 @@ def _listed(folder: Path) -> set[int]:
 
 def _in_namespace(init: int) -> set[int]:
     """Everybody in the same namespace of processes, with all that they made, further namespaces too."""
-    try:
-        space = os.readlink(f"/proc/{init}/ns/pid")  # noqa: PTH115 - no path
-    except OSError:
-        return set()
-    if space == os.readlink("/proc/self/ns/pid"):  # noqa: PTH115
-        return set()  # `pid: host`: everybody on this machine is.
+    space = _namespace(init)
+    if not space or space == _namespace(os.getpid()):
+        return set()  # It is gone; or everybody on this machine is in it (`pid: host`).
     table = process_table()
     below: dict[int, list[int]] = {}
     for stat in table.values():
