@@ -106,6 +106,12 @@ def test_secrets_that_overlap_leave_nothing_between_them() -> None:
         assert shown.replace(MASK, b"") == b"<", (cut, shown)
 
 
+def test_half_a_secret_at_the_very_end_is_masked_and_a_few_letters_are_not() -> None:
+    """Whoever printed it was killed in the middle of it."""
+    assert masked(b"Bearer " + PLAIN[:15].encode(), PLAIN) == b"Bearer ***"
+    assert masked(b"asks", PLAIN, idle=True) == b"asks"
+
+
 def test_what_is_too_short_is_not_looked_for() -> None:
     assert masked(b"abc abc\n", "abc") == b"abc abc\n"
     assert not patterns(b"abc")
