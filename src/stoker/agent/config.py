@@ -3,7 +3,8 @@
 <node>/node.json        this configuration
 <node>/boots            how many agents have started on this machine
 <node>/code/            the unpacked code: the training's working folder
-<node>/inputs/<name>/
+<node>/inputs/<name>/   what is this node's alone of an input; copies are kept beside the node (see Node.inputs)
+<node>/mounts/<name>/   inputs that are mounted
 <node>/lib/             `stoker.train`, for the training to import
 <node>/train.log        what the training printed, written by the training itself
 <node>/agent.log        the agent's own words
@@ -54,6 +55,11 @@ class NodePaths:
     @property
     def inputs(self) -> Path:
         return self.root / "inputs"
+
+    @property
+    def mounts(self) -> Path:
+        """What is mounted, is mounted below this."""
+        return self.root / "mounts"
 
     @property
     def lib(self) -> Path:

@@ -24,6 +24,7 @@ from stoker.facts import read_fact
 from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import Exit, Heartbeat, Known
+from stoker.processes.unmounting import unmount_below
 from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def flush(node: Node) -> None:
     in force, or come: then what can be resumed from comes first, and the exit keeps its time.
     """
     notices = Notices(node)
+    unmount_below(node.paths.mounts)
     with _hearing(notices):
         _flush(node, notices)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.processes import NODE, Process, become_subreaper, make_group
+from stoker.processes.unmounting import unmount_below
 from stoker.providers.local.folder import (
     NodeFolder,
     NodePhase,
@@ -233,6 +234,8 @@ class Supervisor:
             # Stuck in the kernel, a dead network disk for one. A machine that still has processes is not off.
             self._say(f"cannot be killed yet: {sorted(self._group.members())}")
         self._sweep()
+        # Whoever served them is dead now; what is mounted is not of the node's own disk, and must not be tidied up.
+        unmount_below(self._node.path)
 
     def _sweep(self) -> None:
         """What runs in a container is no process of this node's: it ends with its agent, and leaves the disk here."""

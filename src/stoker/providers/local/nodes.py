@@ -23,6 +23,7 @@ from stoker.agent.container.sweep import sweep
 from stoker.errors import Transient
 from stoker.model import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
+from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import Terminated
 from stoker.providers.local.capabilities import KEEP_GONE_S
 from stoker.providers.local.folder import (
@@ -220,6 +221,7 @@ def _bury(node: NodeFolder, lock: int, state: State) -> InstanceState:
             return "stopping"
         group.close()
     sweep(node.path)
+    unmount_below(node.path)
     _entomb(node, state, "its supervisor died")
     return "gone"
 

@@ -1,0 +1,202 @@
+"""Have every input of a job on this machine, in the way that its mode says. May be repeated."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.agent.inputs.fetching import Fetch, size_text, time_text
+from stoker.agent.inputs.keeping import InUse, Kept, prune
+from stoker.agent.inputs.mounting import NotMountable, mount
+from stoker.agent.inputs.source import Listing, Shard, Source, local_path
+from stoker.agent.node import Node
+from stoker.agent.prepare import SetupFailed
+from stoker.errors import NoCredentials, StokerError, StoreUnavailable, UserError
+from stoker.parallel import run_watched
+from stoker.spec import Input
+from stoker.store import ObjectChanged
+
+T = TypeVar("T")
+
+# A source that is written to all the time is no data set.
+_MOST_CHANGES = 5
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_CREDENTIALS_S = 60.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Inputs:
+    """The inputs of one node. `kept` is where copies are kept. `check` is called all the time, and may raise."""
+
+    def __init__(self, node: Node, check: Callable[[], None], *, kept: Path | None = None) -> None:
+        self._kept = kept or node.inputs
+        self._own = node.paths.inputs
+        self._mounts = node.paths.mounts
+        self._shard = Shard(node.config.rank, node.config.nodes)
+        self._say = node.say
+        self._check = check
+
+    def bring(self, inputs: Mapping[str, Input]) -> dict[str, str]:
+        """Where each is: a folder, a file, or for `stream` the URL itself. Raises SetupFailed that names the input."""
+        where = {}
+        for name, wanted in inputs.items():
+            try:
+                where[name] = self._bring(name, wanted)
+            except SetupFailed:
+                raise
+            except (NotMountable, StokerError) as error:
+                # A store that does not answer never gets here: it is asked until it does.
+                raise SetupFailed(f"inputs.{name}: {error}", user=True) from error
+            except OSError as error:
+                raise SetupFailed(f"inputs.{name}: {_disk_text(error)}", user=True) from error
+        prune(self._kept)
+        return where
+
+    def _bring(self, name: str, wanted: Input) -> str:
+        if wanted.mode == "stream":
+            return wanted.source
+        shard = self._shard if wanted.shard and self._shard.nodes > 1 else None
+        path = local_path(wanted.source)
+        if path is not None:
+            return str(self._use_in_place(name, Path(path), shard))
+        say = partial(self._tell, name)
+        source = Source(wanted.source, say)
+        if wanted.mode == "mount":
+            return self._mount(name, source)
+        for _ in range(_MOST_CHANGES):
+            listing = self._ask(partial(source.list, shard), say)
+            _check_shards(listing.found, shard)
+            try:
+                return str(self._copy(name, listing, say))
+            except ObjectChanged as error:
+                say(f"{error}: it is changed while it is fetched; looking again at what is there")
+        raise SetupFailed(f"inputs.{name}: {wanted.source} keeps changing while it is fetched", user=True)
+
+    def _tell(self, name: str, text: str) -> None:
+        self._say(f"inputs.{name}: {text}")
+
+    # ── A folder of this machine ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _use_in_place(self, name: str, path: Path, shard: Shard | None) -> Path:
+        """On the submitter's own computer a folder needs no copy."""
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "is not there on this machine", str(path))
+        if shard is None or not path.is_dir():
+            return path
+        files = tuple(sorted(_walk(path)))
+        _check_shards(len(files), shard)
+        view = self._own / name
+        shutil.rmtree(view, ignore_errors=True)
+        for file in shard.of(files):
+            link = view / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path / file)
+        return view
+
+    # ── A copy ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _copy(self, name: str, listing: Listing, say: Callable[[str], None]) -> Path:
+        kept = Kept(self._kept, listing)
+        try:
+            whole = kept.take(self._check, lambda: say("another node of this machine is fetching it; waiting"))
+        except InUse:
+            # Somebody's training wrote into it. Theirs stays as it is.
+            kept = Kept(self._own / name, listing)
+            whole = kept.take(self._check, lambda: None)
+        what = f"{_files_text(listing)}, {size_text(listing.size)}"
+        if whole:
+            say(f"{what}, there already")
+            return kept.path
+        try:
+            self._fill(kept, what, say)
+        except BaseException:
+            kept.release()
+            raise
+        return kept.path
+
+    def _fill(self, kept: Kept, what: str, say: Callable[[str], None]) -> None:
+        parts = kept.missing()
+        wanted = sum(part.end - part.begin for part in parts)
+        free = shutil.disk_usage(kept.folder).free
+        if wanted > free:
+            raise OSError(errno.ENOSPC, f"{size_text(wanted)} are to come, and {size_text(free)} are free")
+        there = f"; {size_text(kept.listing.size - wanted)} are there" if wanted < kept.listing.size else ""
+        say(f"fetching {what} from {kept.listing.url}{there}")
+        began_s = time.monotonic()
+        Fetch(kept, parts, say).run(self._check)
+        kept.finish()
+        took_s = max(0.001, time.monotonic() - began_s)
+        say(f"fetched {size_text(wanted)} in {time_text(took_s)}, {size_text(wanted / took_s)}/s")
+
+    # ── A mount ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _mount(self, name: str, source: Source) -> str:
+        say = partial(self._tell, name)
+        # Asked first: who mounts it says in other words, or not at all, that it is not there or not allowed.
+        folder, file = self._ask(source.find, say)
+        self._mounts.mkdir(exist_ok=True)
+        target = self._mounts / name
+        tool = mount(folder, target, self._mounts / f"{name}.log", self._check, region=source.region)
+        say(f"{folder} is mounted with {tool}, to be read")
+        return str(target / file if file is not None else target)
+
+    def _ask(self, question: Callable[[], T], say: Callable[[str], None]) -> T:
+        """Ask the store until it answers. Credentials that do not come in time are an answer."""
+        began_s, pause_s, told = time.monotonic(), _FIRST_PAUSE_S, False
+        while True:
+            try:
+                return run_watched(question, self._check)
+            except StoreUnavailable as error:
+                if isinstance(error, NoCredentials) and time.monotonic() - began_s > _CREDENTIALS_S:
+                    raise
+                if not told:
+                    say(f"{error}; trying again")
+                    told = True
+            until_s = time.monotonic() + pause_s
+            while (left_s := until_s - time.monotonic()) > 0:
+                self._check()
+                time.sleep(min(0.1, left_s))
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+
+def _walk(folder: Path) -> list[str]:
+    """Every file below a folder, by its path in it. Links are followed once."""
+    found, seen = [], set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        identity = Path(path).stat()
+        if (identity.st_dev, identity.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((identity.st_dev, identity.st_ino))
+        found += [os.path.relpath(f"{path}/{file}", folder) for file in files]
+    return found
+
+
+def _check_shards(files: int, shard: Shard | None) -> None:
+    if shard is not None and files < shard.nodes:
+        raise UserError(f"{_count_text(files)} cannot be shared out among {shard.nodes} nodes")
+
+
+def _files_text(listing: Listing) -> str:
+    count = _count_text(len(listing.files))
+    return count if len(listing.files) == listing.found else f"{count} of {listing.found}"
+
+
+def _count_text(files: int) -> str:
+    return f"{files} file{'s' if files != 1 else ''}"
+
+
+def _disk_text(error: OSError) -> str:
+    if error.errno in _FULL:
+        own = error.strerror if error.filename is None and error.strerror != os.strerror(error.errno) else ""
+        full = f"this machine's disk is full: {own}" if own else "this machine's disk is full"
+        return f"{full}; make room, or ask for a larger one with resources.disk"
+    named = f"{error.filename}: " if error.filename else ""
+    return f"{named}{error.strerror or error}"
