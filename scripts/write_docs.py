@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from stoker.agent import sagemaker
 from stoker.agent.environ import CONTRACT
 from stoker.cli import reference as cli
 from stoker.jobfile import reference as jobfile
+from stoker.sagemaker.arguments import ARGUMENTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -33,6 +35,17 @@ On a notice it gets SIGTERM, and `STOKER_NOTICE_FILE` appears, with JSON such as
 training is frozen, what it saved is committed, and it is killed. `stoker.train.interrupted()` and `time_left()` do the
 reading: see [checkpoints](checkpoints.md#on-a-notice).
 
+## With `contract: sagemaker`
+
+These are set as well, as [SageMaker's toolkit](sagemaker-scripts.md) sets them, and the working folder is
+`/opt/ml/code`. They are CONTRACT in `src/stoker/agent/sagemaker.py`.
+
+| variable | meaning |
+|---|---|
+{sagemaker_rows}
+
+## Secrets
+
 Secrets are variables under the names that `secrets` gives them. They are never in the spec, the log or the bucket: see
 [secrets](environments.md#secrets).
 """
@@ -40,11 +53,28 @@ Secrets are variables under the names that `secrets` gives them. They are never 
 
 def environment_markdown() -> str:
     """The reference of the environment."""
+    return ENVIRONMENT.format(rows=_rows(CONTRACT), sagemaker_rows=_rows(sagemaker.CONTRACT))
+
+
+def _rows(contract: tuple[tuple[str, str], ...]) -> str:
     rows = []
-    for names, meaning in CONTRACT:
+    for names, meaning in contract:
         shown = ", ".join(f"`{name}`" for name in names.split(", "))
         rows.append(f"| {shown} | {meaning.replace('|', chr(92) + '|')} |")
-    return ENVIRONMENT.format(rows="\n".join(rows))
+    return "\n".join(rows)
+
+
+def sagemaker_markdown() -> str:
+    """The page as it is, with the table of arguments anew."""
+    begin, end = "<!-- arguments -->\n", "<!-- end of arguments -->"
+    before, _, rest = (DOCS / "sagemaker-scripts.md").read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    rows = ["| argument | in version 1 | | |", "|---|---|---|---|"]
+    for argument in ARGUMENTS:
+        old = f"`{argument.old}`" if argument.old else ""
+        fate = {"honoured": "", "named": "**not honoured**", "refused": "**refused**"}[argument.fate]
+        rows.append(f"| `{argument.name}` | {old} | {fate} | {argument.means} |")
+    return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
 
 
 def pages() -> dict[str, str]:
@@ -54,6 +84,7 @@ def pages() -> dict[str, str]:
         jobfile.SCHEMA: jobfile.schema_json(),
         cli.PAGE: cli.reference_markdown(),
         "environment.md": environment_markdown(),
+        "sagemaker-scripts.md": sagemaker_markdown(),
     }
 
 

@@ -35,7 +35,8 @@ _SCRIPT = re.compile(r"[^\s=]+\.(?:py|sh)")
 
 def split(params: Mapping[str, Scalar]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of the script's own, and of those that are between SageMaker and its toolkit."""
-    own, framework = {}, {}
+    own: dict[str, Any] = {}
+    framework: dict[str, Any] = {}
     for name, value in params.items():
         (framework if name.startswith(_PREFIX) or name in _OWN else own)[name] = _value(value)
     return own, framework

@@ -53,6 +53,19 @@ def test_a_script_runs_as_it_is(script: World) -> None:
     assert not Path("/opt/ml").exists(), "nobody else ever sees it"
 
 
+def test_outputs_may_name_a_folder_besides(world: World) -> None:
+    world.write(
+        "import os\n"
+        "open('figures/one', 'w').write('1')\n"
+        "open(os.environ['STOKER_OUTPUT_DIR'] + '/two', 'w').write('2')\n"
+        "open('/opt/ml/model/three', 'w').write('3')\n"
+    )
+    summary = world.run(outputs="figures", environment=ENVIRONMENT)
+    kept = world.outputs(summary.id)
+    found = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+    assert found == {"outputs/one", "outputs/two", "model/three"}, world.story(summary.id)
+
+
 def test_what_it_wrote_about_its_failure_is_the_reason(script: World) -> None:
     summary = script.run(params={"epochs": 3, "fail-at": 2}, environment=ENVIRONMENT)
     assert summary.outcome == "failed"

@@ -15,11 +15,13 @@ import pytest
 
 from stoker.agent import folders, sagemaker
 from stoker.agent.config import NodePaths
-from stoker.agent.enclosure import Command, Host
+from stoker.agent.enclosure import Command, Host, Mount
 from stoker.agent.environ import Place
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.sagemaker import Machine
 from stoker.command import command_argv
+from stoker.errors import SpecError
+from stoker.jobfile.job import Job
 from stoker.processes import TRAINING, NotMounted, make_group
 from stoker.spec import Checkpoints, Environment, Input, Spec, Submission
 
@@ -296,6 +298,24 @@ def test_the_outputs_are_the_contracts(paths: NodePaths) -> None:
     assert folders.outside(paths, "/opt/ml/output/data") == paths.root / "artifacts/data"
     assert folders.outside(paths, "/opt/ml/output/failure") == paths.root / "ml/output/failure"
     assert folders.output_folder(paths, replace(SPEC, environment=Environment())) is None
+
+
+@pytest.mark.parametrize("folder", ["/opt/ml/model", "/opt/ml/output/data/saves", "/opt/ml", "/opt/ml/input"])
+def test_checkpoints_where_something_else_belongs(folder: str) -> None:
+    job = Job(run="python t.py", environment={"contract": "sagemaker"}, checkpoints={"dir": folder})
+    with pytest.raises(SpecError, match=r"checkpoints\.dir: /opt/ml/\w+ is not for checkpoints; save to /opt/ml/check"):
+        job.spec()
+
+
+def test_a_folder_of_outputs_besides(paths: NodePaths) -> None:
+    for outputs, inside in (("figures", "/opt/ml/code/figures"), ("/data/figures", "/data/figures")):
+        spec = replace(SPEC, outputs=outputs)
+        command = sagemaker.enclose(Command(("x",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
+        assert Mount(paths.root / "artifacts" / "outputs", inside) in command.mounts
+        assert command.env["STOKER_OUTPUT_DIR"] == inside
+    assert (paths.code / "figures").is_dir()
+    assert folders.outputs_inside(replace(SPEC, outputs="/opt/ml/model")) is None
+    assert folders.outputs_inside(replace(SPEC, outputs="figures", environment=Environment())) is None
 
 
 def test_what_a_failure_says(paths: NodePaths) -> None:

@@ -7,6 +7,7 @@ With `contract: sagemaker` the training sees `/opt/ml`, which nobody else does (
         model/                /opt/ml/model
         data/                 /opt/ml/output/data
         intermediate/         /opt/ml/output/intermediate
+        outputs/              what `outputs` names, if it names another folder
     <node>/code/              /opt/ml/code
     <node>/hosts              /etc/hosts
 """
@@ -42,6 +43,14 @@ def output_folder(paths: NodePaths, spec: Spec) -> Path | None:
     if spec.environment.contract is not None:
         return artifacts(paths)
     return paths.code / spec.outputs if spec.outputs else None
+
+
+def outputs_inside(spec: Spec) -> str | None:
+    """Where the training has the folder that `outputs` names, if that is none of the contract's own."""
+    if spec.environment.contract is None or spec.outputs is None:
+        return None
+    folder = posixpath.normpath(posixpath.join(CODE, spec.outputs))
+    return None if folder in (MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE) else folder
 
 
 def artifacts(paths: NodePaths) -> Path:

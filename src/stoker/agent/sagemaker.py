@@ -130,6 +130,13 @@ def mounts(paths: NodePaths, spec: Spec) -> tuple[Mount, ...]:
     if not _names(paths).exists():
         _write_names(paths, {})
     found = [Mount(source, target) for target, source in tree.items()]
+    outputs = folders.outputs_inside(spec)
+    if outputs is not None:
+        kept = folders.artifacts(paths) / "outputs"
+        kept.mkdir(exist_ok=True)
+        if outputs.startswith(f"{ML}/"):
+            folders.outside(paths, outputs).mkdir(parents=True, exist_ok=True)
+        found.append(Mount(kept, outputs))
     return (*found, Mount(_names(paths), _HOSTS))
 
 
@@ -143,6 +150,9 @@ def enclose(command: Command, submission: Submission, place: Place, paths: NodeP
     inside = folders.checkpoints_inside(spec)
     if inside is not None:
         env["STOKER_CHECKPOINT_DIR"] = inside
+    outputs = folders.outputs_inside(spec)
+    if outputs is not None:
+        env["STOKER_OUTPUT_DIR"] = outputs
     return replace(command, env=env, cwd=Path(CODE), mounts=(*command.mounts, *seen))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from stoker.command import command_argv, input_variable
 from stoker.errors import SpecError, UserError
-from stoker.hyperparameters import CHECKPOINTS, ML, MODEL, OUTPUT_DATA
+from stoker.hyperparameters import CHECKPOINTS, ML, MODEL
 from stoker.jobfile.document import Origin
 from stoker.sources import read_address, read_deb
 from stoker.spec import Spec
@@ -30,8 +30,7 @@ def check_rules(spec: Spec, where: Where) -> None:
 def _check_folders(spec: Spec, where: Where) -> None:
     checkpoints = _folder(spec.checkpoints.dir, "checkpoints.dir", where)
     if spec.environment.contract == "sagemaker":
-        _check_sagemaker(spec, checkpoints, where)
-        return
+        _check_sagemaker(checkpoints, where)
     if spec.outputs is None:
         return
     outputs = _folder(spec.outputs, "outputs", where)
@@ -40,11 +39,8 @@ def _check_folders(spec: Spec, where: Where) -> None:
         raise where("outputs").error("outputs", f"{problem}: one is synced as it is, the other in commits")
 
 
-def _check_sagemaker(spec: Spec, checkpoints: str, where: Where) -> None:
+def _check_sagemaker(checkpoints: str, where: Where) -> None:
     """The contract has places of its own."""
-    if spec.outputs not in (None, MODEL, OUTPUT_DATA):
-        problem = f"with environment.contract: sagemaker it is {MODEL} and {OUTPUT_DATA}; leave it out"
-        raise where("outputs").error("outputs", problem)
     for taken in (MODEL, f"{ML}/output", f"{ML}/input"):
         if _within(checkpoints, taken) or _within(taken, checkpoints):
             problem = f"{taken} is not for checkpoints; save to {CHECKPOINTS}, which is the default"
@@ -88,7 +84,10 @@ def _check_variables(spec: Spec, where: Where) -> None:
         if name in spec.env:
             raise where(f"secrets.{name}").error(f"secrets.{name}", "is in env as well; keep one of them")
     seen: dict[str, str] = {}
-    for name in spec.inputs:
+    for name, source in spec.inputs.items():
+        if source.shard and source.mode != "copy":
+            path = f"inputs.{name}.shard"
+            raise where(path).error(path, f"shares out files that are copied; with mode: {source.mode}, leave it out")
         variable = input_variable(name)
         if variable in seen:
             problem = f"and {seen[variable]} would both be {variable}; rename one"
