@@ -41,6 +41,8 @@ class Inputs:
         self._mounts = node.paths.mounts
         self._shard = Shard(node.config.rank, node.config.nodes)
         self._say = node.say
+        # What the training has to see of this machine.
+        self.paths: list[Path] = []
         self._check = check
 
     def bring(self, inputs: Mapping[str, Input]) -> dict[str, str]:
@@ -62,10 +64,15 @@ class Inputs:
     def _bring(self, name: str, wanted: Input) -> str:
         if wanted.mode == "stream":
             return wanted.source
+        path = self._bring_here(name, wanted)
+        self.paths.append(path)
+        return str(path)
+
+    def _bring_here(self, name: str, wanted: Input) -> Path:
         shard = self._shard if wanted.shard and self._shard.nodes > 1 else None
         path = local_path(wanted.source)
         if path is not None:
-            return str(self._use_in_place(name, Path(path), shard))
+            return self._use_in_place(name, Path(path), shard)
         say = partial(self._tell, name)
         source = Source(wanted.source, say)
         if wanted.mode == "mount":
@@ -74,7 +81,7 @@ class Inputs:
             listing = self._ask(partial(source.list, shard), say)
             _check_shards(listing.found, shard)
             try:
-                return str(self._copy(name, listing, say))
+                return self._copy(name, listing, say)
             except ObjectChanged as error:
                 say(f"{error}: it is changed while it is fetched; looking again at what is there")
         raise SetupFailed(f"inputs.{name}: {wanted.source} keeps changing while it is fetched", user=True)
@@ -92,6 +99,8 @@ class Inputs:
             return path
         files = tuple(sorted(_walk(path)))
         _check_shards(len(files), shard)
+        # What the links lead to.
+        self.paths.append(path)
         view = self._own / name
         shutil.rmtree(view, ignore_errors=True)
         for file in shard.of(files):
@@ -137,7 +146,7 @@ class Inputs:
 
     # ── A mount ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _mount(self, name: str, source: Source) -> str:
+    def _mount(self, name: str, source: Source) -> Path:
         say = partial(self._tell, name)
         # Asked first: who mounts it says in other words, or not at all, that it is not there or not allowed.
         folder, file = self._ask(source.find, say)
@@ -145,7 +154,7 @@ class Inputs:
         target = self._mounts / name
         tool = mount(folder, target, self._mounts / f"{name}.log", self._check, region=source.region)
         say(f"{folder} is mounted with {tool}, to be read")
-        return str(target / file if file is not None else target)
+        return target / file if file is not None else target
 
     def _ask(self, question: Callable[[], T], say: Callable[[str], None]) -> T:
         """Ask the store until it answers. Credentials that do not come in time are an answer."""
