@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,8 @@ from pathlib import Path
 from stoker.agent import folders, prepare, sagemaker
 from stoker.agent.enclosure import Command, Enclosure
 from stoker.agent.environ import Place, lay_library, training_environment
+from stoker.agent.environment import apt
+from stoker.agent.environment.index import PrivateIndex
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.gang import Agreement
@@ -18,9 +20,10 @@ from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
 from stoker.agent.node import Ask, Node
-from stoker.agent.secrets import fetch_all
+from stoker.agent.secrets import fetch, fetch_all
 from stoker.command import shell_argv
 from stoker.fold import JobState
+from stoker.providers.base import KeepsEnvironments
 from stoker.spec import Submission
 
 
@@ -55,12 +58,13 @@ class Readying:
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
         sagemaker.check(self._enclosure, self._paths, submission.spec)
         secrets = self._secrets(submission.spec.secrets)
-        inputs = Inputs(self._node, self._check).bring(submission.spec.inputs)
+        brought = Inputs(self._node, self._check)
+        inputs = brought.bring(submission.spec.inputs)
         claim = state.claim(self._node.config.claim)
         assert claim is not None
         lay_library(self._paths.lib)
         steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check)
-        self._enter(submission, inputs, steps)
+        self._enter(submission, brought.paths, steps)
         ready = Ready(
             inputs,
             secrets,
@@ -70,7 +74,7 @@ class Readying:
         )
         ready = replace(ready, environ=self._install(submission, ready, steps))
         if submission.spec.setup:
-            command = self._command(submission, ready, shell_argv(submission.spec.setup))
+            command = self._with_index(submission, self._command(submission, ready, shell_argv(submission.spec.setup)))
             steps.run(Step("setup", command, "put what does not change into `environment`, which is kept"))
         steps.report()
         return ready
@@ -81,14 +85,20 @@ class Readying:
             self._packages.settle(until_s)
 
     def _install(self, submission: Submission, ready: Ready, steps: Steps) -> dict[str, str]:
-        """Python packages. Answers the variables with which they are found."""
+        """What the job wants installed, in this order. Answers the variables with which it is found."""
+        wishes = submission.spec.environment
+        if wishes.apt:
+            # A machine that outlives its nodes is somebody's own.
+            keep_out = wishes.container is None and isinstance(self._node.machine, KeepsEnvironments)
+            step = apt.step(wishes.apt, wishes.apt_mirror, self._fetch, ready.base, self._paths.code, keep_out=keep_out)
+            steps.run(step)
         command = partial(self._command, submission, ready)
         image = self._enclosure.image or ""
         packages = Packages(self._node, submission, steps, command, self._ask, self._check, image=image)
         self._packages = packages
         return packages.make()
 
-    def _enter(self, submission: Submission, inputs: Mapping[str, str], steps: Steps) -> None:
+    def _enter(self, submission: Submission, inputs: Sequence[Path], steps: Steps) -> None:
         """Where the commands run, with all that they see: what lies outside of the node's own folder is named."""
         self._enclosure.open(steps.timed)
         spec = submission.spec
@@ -97,10 +107,22 @@ class Readying:
         for folder in made:
             folder.mkdir(parents=True, exist_ok=True)
         # Under the name that they have, and under those that it may be a link to.
-        brought = [
-            path for where in inputs.values() if "://" not in where for path in (Path(where), Path(where).resolve())
-        ]
+        brought = [path for where in inputs for path in (where, where.resolve())]
         self._enclosure.enter(made, brought, sagemaker.mounts(self._paths, spec))
+
+    def _with_index(self, submission: Submission, command: Command) -> Command:
+        """The same command with the job's package index: what it installs comes from there, too."""
+        source = submission.spec.environment.index
+        if source is None:
+            return command
+        index = PrivateIndex(source, self._fetch).for_commands()
+        own = submission.spec.env
+        env = {name: value for name, value in index.env.items() if name not in own}
+        secrets = {name: value for name, value in index.secrets.items() if name not in own}
+        return replace(command, env={**command.env, **env}, secrets={**secrets, **command.secrets})
+
+    def _fetch(self, field: str, reference: str) -> str:
+        return self._ask(lambda: fetch(field, reference, os.environ))
 
     def _secrets(self, references: Mapping[str, str]) -> dict[str, str]:
         """Their values, anew for each attempt: tokens expire, and people change passwords."""

@@ -15,12 +15,17 @@ CAPABILITIES = Capabilities(
     silence_s=180.0,
     honours=frozenset(
         {
+            "environment.apt",
+            "environment.apt_mirror",
             "environment.container",
             "environment.contract",
+            "environment.index",
             "environment.python",
             "environment.requirements",
             "environment.system_packages",
+            "environment.wheels",
             "inputs.mode:copy",
+            "inputs.mode:mount",
             "inputs.mode:stream",
             "logs.cloudwatch",
             "resources.cpus",
