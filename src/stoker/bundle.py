@@ -56,6 +56,7 @@ _CLIENT_ONLY = (
     "cli/",
     "client.py",
     "finding.py",
+    "gathering.py",
     "git.py",
     "governor/",
     "jobfile/",
@@ -70,7 +71,9 @@ _CLIENT_ONLY = (
     "surroundings.py",
     "testing/",
     "tools.py",
+    "uploads.py",
     "web/",
+    "wheels.py",
 )
 # Of the clouds, the node's side.
 _NODE_SIDE = ("__init__.py", "capabilities.py", "machine.py")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from stoker import facts, index, layout, log
@@ -23,6 +24,7 @@ from stoker.core.snapshot import Action
 from stoker.errors import NotFound, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
+from stoker.gathering import taken_over
 from stoker.governor.background import carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
@@ -50,6 +52,7 @@ from stoker.store import Store, open_store
 from stoker.submitting import (
     KnowsLimits,
     Prepared,
+    architectures,
     check_reached,
     connect,
     fitting_offerings,
@@ -136,6 +139,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         environ=submission.environ if provider.capabilities.here else store_environ(store.url),
         bundles=bundles,
         tools=tools,
+        wheels=taken_over(spec, provider.capabilities, fitting, partial(architectures, provider), submission.wheels),
         place=place_of(provider),
         origin=found,
     )

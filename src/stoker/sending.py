@@ -82,6 +82,7 @@ def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
         environ=prepared.environ or {},
         bundles={built.tag: built.digest for built in prepared.bundles},
         tools={tool.name: tool.digest for tool in prepared.tools},
+        wheels=prepared.wheels.wheels if prepared.wheels is not None else {},
         place=prepared.place,
         defaulted=prepared.told,
         origin=prepared.origin,
@@ -164,6 +165,10 @@ def _put_programs(prepared: Prepared, store: Store) -> None:
 
         for tool in prepared.tools:
             tools.send(store, tool)
+    if prepared.wheels is not None:
+        from stoker import wheels
+
+        wheels.send(store, prepared.wheels)
 
 
 def _refresh_code(store: Store, code: Code) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -20,6 +21,7 @@ from stoker.errors import (
     UserError,
 )
 from stoker.finding import SUFFIX_LENGTH
+from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
 from stoker.home import home
 from stoker.jobfile import Layer, named_provider
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from stoker.bundle import Built
     from stoker.providers.imaging import Python
     from stoker.tools import Tool
+    from stoker.wheels import Gathered
 
 Say = Callable[[str], None]
 
@@ -103,6 +106,8 @@ class Prepared:
     bundles: tuple[Built, ...] = ()
     # Programs that its machines may need.
     tools: tuple[Tool, ...] = ()
+    # Packages for machines without an index.
+    wheels: Gathered | None = None
     place: str | None = None
     origin: str | None = None
 
@@ -166,6 +171,10 @@ def prepare(
     try:
         spec, chosen = choose_requirements(spec, code_folder, packed.names) if packed else (spec, ())
         tools, unfetched = pack_tools(provider, spec, fitting, offline=offline)
+        arches = partial(architectures, provider)
+        wheels, ungathered = pack_wheels(
+            spec, provider.capabilities, fitting, arches, code_folder, offline=offline or packed is None
+        )
     except BaseException:
         if packed is not None:
             packed.path.unlink(missing_ok=True)
@@ -182,6 +191,7 @@ def prepare(
             *new,
             *unserved,
             *unfetched,
+            *ungathered,
             *lost,
             *unmasked(spec),
             *_spot_left_out(spec, fitting, offered),
@@ -191,6 +201,7 @@ def prepare(
         environ=environ,
         bundles=bundles,
         tools=tools,
+        wheels=wheels,
         place=place_of(provider),
     )
     if not offline and isinstance(provider, Rehearses):
@@ -257,7 +268,7 @@ def pack_agents(
     # It needs the metadata of installed packages, which takes longer to import than most commands run.
     from stoker.bundle import build_all
 
-    return build_all(_architectures(provider, offerings), offline=offline, oldest=_oldest_python(spec, offerings))
+    return build_all(architectures(provider, offerings), offline=offline, oldest=_oldest_python(spec, offerings))
 
 
 def pack_tools(
@@ -268,10 +279,11 @@ def pack_tools(
 
     if not provider.capabilities.bundled or not needs_uv(spec):
         return (), ()
-    return build_all(_architectures(provider, offerings), offline=offline)
+    return build_all(architectures(provider, offerings), offline=offline)
 
 
-def _architectures(provider: Provider, offerings: tuple[Offering, ...]) -> set[str]:
+def architectures(provider: Provider, offerings: Iterable[Offering]) -> set[str]:
+    """The processors of these machines, such as `x86_64`."""
     return provider.architectures(offerings) if isinstance(provider, KnowsArchitectures) else {"x86_64"}
 
 

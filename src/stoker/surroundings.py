@@ -96,6 +96,7 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     Without a store, what is said about jobs in it stays as it is.
     """
     _check_secrets(spec)
+    _check_apt(spec, capabilities)
     inputs = {name: _input(name, source, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
     # A container has Pythons of its own.
@@ -205,6 +206,20 @@ def _check_secrets(spec: Spec) -> None:
             raise UserError(f"{field}: {variable} is not set in your environment; export it first")
         if not os.environ[variable]:
             raise UserError(f"{field}: {variable} is empty in your environment; export the secret first")
+
+
+def _check_apt(spec: Spec, capabilities: Capabilities) -> None:
+    """This computer is never changed: what is not installed on it cannot be had on `local`."""
+    if not spec.environment.apt or spec.environment.container is not None or not capabilities.here:
+        return
+    from stoker.agent.environment.apt import missing_here
+
+    missing = " ".join(missing_here(spec.environment.apt))
+    if missing:
+        advice = f"run `apt-get install {missing}` as root, or set environment.container"
+        raise UserError(
+            f"environment.apt: not installed on this computer, which Stoker never changes: {missing}; {advice}"
+        )
 
 
 def unmasked(spec: Spec) -> tuple[str, ...]:

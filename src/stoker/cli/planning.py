@@ -39,6 +39,9 @@ def show_plan(prepared: Prepared) -> None:
         say(f"  code: {counted(packed.files, 'file')}, {size(packed.size)} packed{revision}")
         for text in packed.warnings:
             warn(text)
+    if prepared.wheels is not None:
+        targets = ", ".join(sorted(prepared.wheels.wheels))
+        say(f"  wheels: {counted(len(prepared.wheels.digests), 'file')}, {size(prepared.wheels.size)}, for {targets}")
     for text in prepared.told:
         warn(text)
 

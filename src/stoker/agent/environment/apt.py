@@ -21,6 +21,8 @@ from stoker.spec import PackageIndex
 Fetch = Callable[[str, str], str]
 
 _FIELD = "environment.apt_mirror.secret"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_KEPT = ("home", "tmpdir", "http_proxy", "https_proxy", "no_proxy")
 _REMEDY = "choose an image that has these packages"
 
 # Positional arguments are the packages. One script for machines and containers, for only `sh` is in all of them.
@@ -125,13 +127,16 @@ def step(
     keep_out: bool,
 ) -> Step:
     """What installs them. `keep_out`: this is somebody's own computer, so it only looks. Raises SetupFailed."""
-    told: dict[str, str] = {"STOKER_APT_KEEP_OUT": "1"} if keep_out else {}
+    # The libraries and the Python of the training are not for the system's own programs.
+    told = {name: value for name, value in env.items() if name.lower() in _KEPT} | {"PATH": _PATH}
+    if keep_out:
+        told["STOKER_APT_KEEP_OUT"] = "1"
     secrets: dict[str, str] = {}
     if mirror is not None and not keep_out:
         more, secrets = _mirror(mirror, fetch)
         told |= more
     argv = ("sh", "-c", SCRIPT, "apt", *packages)
-    command = Command(argv, {**env, **told}, cwd, secrets, root=True)
+    command = Command(argv, told, cwd, secrets, root=True)
     return Step(f"apt ({', '.join(packages)})", command, _REMEDY)
 
 

@@ -50,7 +50,7 @@ class Source(Protocol):
 
     @property
     def pins(self) -> tuple[str, ...]:
-        """What a lock file comes to here, as `name==version`, where the files that it names are not the ones to use."""
+        """What the job's requirements come to, as `name==version`, where that is known already."""
 
     def open(self) -> Index:
         """Raises SetupFailed, and whatever tells this node to go. May be repeated."""

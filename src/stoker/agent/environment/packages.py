@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from stoker.errors import UserError
 from stoker.providers.base import KeepsEnvironments
 from stoker.requirements import NOTHING, Requirements
 from stoker.spec import Submission
+
+_log = logging.getLogger(__name__)
 
 _KEY_LENGTH = 32
 # Counted up when the same files would make another environment than before.
@@ -76,11 +79,14 @@ class Packages:
         name = self._wishes.requirements
         if name is None or name == NOTHING:
             return self._chosen(wanted)
+        _log.info("%s: finding out what is installed", name)
         files = self._read(name)
         base = find(self._steps, self._command, wanted, scripts=bool(self._wishes.system_packages))
         uv = self._uv()
         source = self._source(base)
-        target = uv.target(files, self._node.paths.code, source.pins if source else ())
+        # What the base has already may do: then the requirements are resolved anew, with that in mind.
+        pins = source.pins if source is not None and not self._wishes.system_packages else ()
+        target = uv.target(files, self._node.paths.code, pins)
         if uv.satisfied(base, target):
             self._node.say(f"{name}: everything is installed already in {base.path}, so no environment is made")
             return put_first(base, self._links) if wanted else {}

@@ -28,8 +28,6 @@ _SETTINGS = {
     "UV_PYTHON_DOWNLOADS": "never",
     "UV_NO_PROGRESS": "1",
     "NO_COLOR": "1",
-    # Compiled files stay good when they are restored elsewhere, with other times; who patches a package is heard.
-    "PYC_INVALIDATION_MODE": "CHECKED_HASH",
 }
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==((?:\d+!)?\d[A-Za-z0-9.+]*)$", re.MULTILINE)
 # As uv writes them. Some distributions name their packages' versions in ways that nobody else can read.
@@ -109,11 +107,11 @@ class Uv:
     def target(self, files: Requirements, code: Path, pins: Sequence[str] = ()) -> Path:
         """What `uv pip install` is to read: the file itself, or what its lock says, in the form for all tools.
 
-        `pins` is what the lock comes to where not the addresses in it are to be asked.
+        `pins` is what it comes to, where that is known already.
         """
         path = code / files.name
-        if pins and files.kind in ("uv-lock", "pylock"):
-            return self.scratch("locked.txt", _lines(pins))
+        if pins:
+            return self.scratch("pinned.txt", _lines(pins))
         if files.kind != "uv-lock":
             return path
         target = self._scratch / "pylock.toml"
@@ -226,7 +224,8 @@ class Venv:
                 f"--constraints={self._uv.scratch('pins.txt', _pin_lines(pins))}",
                 f"--excludes={self._uv.scratch('kept.txt', _lines(sorted(plan.kept)))}",
             )
-        arguments = (f"--python={self.python}", "--compile-bytecode", *_read_from(target), *extra, *self._uv.index_args)
+        # Nothing is compiled: that takes longer than all the rest, and the training compiles what it imports by itself.
+        arguments = (f"--python={self.python}", *_read_from(target), *extra, *self._uv.index_args)
         self._uv.run(name, remedy, "pip", "install", *arguments)
         if plan is not None:
             self._add_scripts()

@@ -1,0 +1,341 @@
+"""Packages for machines without an index: gathered at submission, kept in the store, installed from there alone.
+
+uv resolves the job's requirements for the machines that it may get: their Python and their processor, not this
+computer's. What it finds is fetched here, into the home, and sent to the store by its digest, once for all jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from stoker import layout
+from stoker.errors import UserError
+from stoker.home import home, make_home
+from stoker.parallel import run_all
+from stoker.removing import COLLECT_AFTER
+from stoker.requirements import Requirements
+from stoker.spec import PackageIndex, Wheel, wheels_target
+from stoker.store import Store
+
+FIELD = "environment.wheels"
+# As uv names machines: the C library of every image that is younger than 2018.
+_PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
+_SETTINGS = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+_COMPILE = ("--format=pylock.toml", "--only-binary=:all:", "--no-header", "--no-annotate", "--quiet")
+# How uv says that a package has none, or none that fits.
+_NO_WHEEL = re.compile(r"\b([a-z0-9][a-z0-9._-]*)(?:[=<>]=?[^ ]*)? ha(?:s|ve) no (?:usable )?wheels")
+_HINTED = re.compile(r"(?:Wheels are (?:required|available)|found wheels) for `([^`]+)`")
+_WORKERS = 8
+_KEPT_FOR_S = 30 * 86400.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Machines that wheels are for. `python` is the program itself, where it is on this computer."""
+
+    version: str
+    arch: str
+    python: str | None = None
+
+    @property
+    def name(self) -> str:
+        return wheels_target(self.version, self.arch)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Wheels by the machines that they are for, and where they lie; nowhere here for those that a clone takes over."""
+
+    wheels: dict[str, tuple[Wheel, ...]] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return sum({wheel.digest: wheel.size for wheels in self.wheels.values() for wheel in wheels}.values())
+
+    @property
+    def digests(self) -> set[str]:
+        return {wheel.digest for wheels in self.wheels.values() for wheel in wheels}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A wheel where its index has it. `digest` is what the index says, where it says anything."""
+
+    name: str
+    url: str
+    digest: str | None
+
+
+def gather(
+    code: Path, requirements: Requirements, targets: Iterable[Target], index: PackageIndex | None = None
+) -> Gathered:
+    """The wheels that these requirements come to on these machines, fetched. Raises UserError in one line."""
+    if requirements.local:
+        raise UserError(
+            f"{FIELD}: {requirements.name} installs a part of the code itself, which no index has a wheel of; leave "
+            "that line out (the training runs in the code folder and imports from it), or leave `wheels` out"
+        )
+    access = _Access(index)
+    wheels: dict[str, tuple[Wheel, ...]] = {}
+    files: dict[str, Path] = {}
+    for target in sorted(targets, key=lambda each: each.name):
+        found = _resolve(code, requirements, target, access)
+        fetched = run_all([partial(_fetch, access, each) for each in found], _WORKERS)
+        wheels[target.name] = tuple(wheel for wheel, _ in fetched)
+        files |= {wheel.digest: path for wheel, path in fetched}
+    _prune()
+    return Gathered(wheels, files)
+
+
+def send(store: Store, gathered: Gathered) -> None:
+    """Put them into the store, each once. Old ones are made young again, so that they are not collected now.
+
+    Idempotent. Raises UserError where one is there no more that only the store had.
+    """
+    run_all([partial(_send, store, digest, gathered.files.get(digest)) for digest in gathered.digests], _WORKERS)
+
+
+def _send(store: Store, digest: str, path: Path | None) -> None:
+    key = layout.wheel(digest)
+    there = store.head(key)
+    if there is not None and datetime.now(timezone.utc) - there.modified < COLLECT_AFTER / 2:
+        return
+    if there is None and path is not None:
+        store.put_file(path, layout.wheel)
+        return
+    data = path.read_bytes() if path is not None else None
+    if data is None:
+        found = store.get(key)
+        if found is None:
+            raise UserError("its wheels are not in the store any more; submit it again from the folder")
+        data = found.data
+    store.put(key, data)
+
+
+# ── What is needed ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _resolve(code: Path, requirements: Requirements, target: Target, access: _Access) -> list[_Found]:
+    with tempfile.TemporaryDirectory(prefix="stoker-wheels-") as folder:
+        source, locked = _source(code, requirements, Path(folder), access)
+        options = ["--no-deps"] if locked is not None else []
+        if target.python is not None:
+            options.append(f"--python={target.python}")
+        else:
+            options += [f"--python-version={target.version}", f"--python-platform={_PLATFORMS[target.arch]}"]
+        answer = access.uv("pip", "compile", str(source), *_COMPILE, *options, cwd=code)
+    if answer.returncode:
+        raise _unresolved(requirements.name, target, answer.stderr)
+    found: list[_Found] = []
+    lacking: list[str] = []
+    for package in _toml(answer.stdout).get("packages", []):
+        of_this = _wheels_of(package)
+        if not of_this:
+            lacking.append(str(package.get("name")))
+        found += of_this
+    if lacking:
+        raise _no_wheel(lacking, target)
+    for each in found:
+        if locked and each.digest not in locked:
+            raise UserError(f"{FIELD}: {each.name} is not what {requirements.name} was locked with; lock it again")
+    return found
+
+
+def _source(code: Path, requirements: Requirements, folder: Path, access: _Access) -> tuple[Path, set[str] | None]:
+    """What uv is to read, and for a lock the digests that it allows."""
+    path = code / requirements.name
+    match requirements.kind:
+        case "uv-lock":
+            options = ("--frozen", "--offline", "--quiet", "--no-header", "--no-emit-project", "--no-editable")
+            project = f"--project={path.parent}"
+            answer = access.uv("export", *options, project, "--format=requirements.txt", cwd=code)
+            if answer.returncode:
+                raise UserError(f"{requirements.name}: {_one_line(answer.stderr)}")
+            text = answer.stdout
+        case "pylock":
+            text = "".join(_locked_lines(_toml(path.read_text(encoding="utf-8"))))
+        case _:
+            return path, None
+    target = folder / "locked.txt"
+    target.write_text(text, encoding="utf-8")
+    return target, set(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
+
+
+def _locked_lines(lock: Mapping[str, Any]) -> Iterable[str]:
+    for package in lock.get("packages", []):
+        if "version" not in package:
+            continue
+        marker = f" ; {package['marker']}" if package.get("marker") else ""
+        digests = [each.digest for each in _wheels_of(package) if each.digest]
+        yield f"{package['name']}=={package['version']}{marker}" + "".join(f" --hash=sha256:{d}" for d in digests)
+        yield "\n"
+
+
+def _wheels_of(package: Mapping[str, Any]) -> list[_Found]:
+    """What a pylock says of a package's wheels. One that is named by its address is an archive there."""
+    entries = [*package.get("wheels", []), *([package["archive"]] if "archive" in package else [])]
+    found = []
+    for entry in entries:
+        url = str(entry.get("url") or Path(str(entry.get("path", ""))).absolute().as_uri())
+        name = unquote(urlsplit(url).path.rpartition("/")[2])
+        if name.endswith(".whl") and name.count("-") >= 4:
+            found.append(_Found(name, url, (entry.get("hashes") or {}).get("sha256")))
+    return found
+
+
+def _unresolved(name: str, target: Target, text: str) -> UserError:
+    plain = " ".join(text.split())
+    lacking = [each.split("==")[0] for each in (*_NO_WHEEL.findall(plain), *_HINTED.findall(plain))]
+    if lacking:
+        return _no_wheel(lacking, target)
+    return UserError(f"{FIELD}: {name} cannot be had for {_in_words(target)}: {_one_line(text)}")
+
+
+def _no_wheel(names: Sequence[str], target: Target) -> UserError:
+    return UserError(
+        f"{FIELD}: there is no wheel of {', '.join(dict.fromkeys(names))} for {_in_words(target)}; name a version that "
+        "has one, or build one (`pip wheel`) and give its folder in UV_FIND_LINKS"
+    )
+
+
+def _in_words(target: Target) -> str:
+    return f"Python {'.'.join(target.version.split('.')[:2])} on {target.arch}"
+
+
+def _one_line(text: str) -> str:
+    lines = [line.strip().removeprefix("error: ").removeprefix("cause: ") for line in text.splitlines()]
+    joined = "; ".join(line for line in lines if line and not line.startswith("warning:"))
+    return joined if len(joined) <= 400 else joined[:397] + "..."
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    found: dict[str, Any] = tomllib.loads(text)
+    return found
+
+
+# ── Fetching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Access:
+    """uv and the index, with what is needed to be let in. Passwords stay in variables of processes."""
+
+    def __init__(self, index: PackageIndex | None) -> None:
+        self._env = {**os.environ, **_SETTINGS}
+        self._known: dict[str, tuple[str, str]] = {}
+        for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
+            for word in os.environ.get(name, "").split():
+                self._learn(word.partition("=")[2] if re.match(r"[\w.-]+=", word) else word)
+        if index is not None:
+            self._open(index)
+
+    def _open(self, index: PackageIndex) -> None:
+        from stoker.agent.environment.index import PrivateIndex
+        from stoker.agent.prepare import SetupFailed
+        from stoker.agent.secrets import fetch
+
+        try:
+            opened = PrivateIndex(index, lambda path, ref: fetch(path, ref, os.environ)).for_commands()
+        except SetupFailed as error:
+            raise UserError(str(error)) from None
+        given = {**opened.env, **opened.secrets}
+        self._learn(given.pop("PIP_INDEX_URL"))
+        self._env |= given
+
+    def _learn(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.hostname and parts.username:
+            self._known[_place(url)] = (unquote(parts.username), unquote(parts.password or ""))
+
+    def uv(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        from uv import find_uv_bin
+
+        command = [find_uv_bin(), *arguments]
+        return subprocess.run(command, cwd=cwd, env=self._env, capture_output=True, text=True, check=False)
+
+    def fetch(self, url: str, target: Path) -> str:
+        """Fetch into a file. Answers the SHA-256. Raises OSError."""
+        import base64
+        import urllib.request
+
+        request = urllib.request.Request(url, headers={"User-Agent": "stoker"})
+        who = self._known.get(_place(url)) or _netrc(urlsplit(url).hostname or "")
+        if who is not None:
+            told = base64.b64encode(":".join(who).encode()).decode()
+            # Unredirected: many indexes send one on to a store of somebody else's.
+            request.add_unredirected_header("Authorization", f"Basic {told}")
+        digest = hashlib.sha256()
+        with urllib.request.urlopen(request, timeout=60) as answer, target.open("wb") as file:
+            for chunk in iter(lambda: answer.read(1 << 20), b""):
+                digest.update(chunk)
+                file.write(chunk)
+        return digest.hexdigest()
+
+
+def _place(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _netrc(host: str) -> tuple[str, str] | None:
+    import netrc
+
+    try:
+        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        return None
+    return (found[0] or "", found[2] or "") if found is not None else None
+
+
+def _fetch(access: _Access, found: _Found) -> tuple[Wheel, Path]:
+    """The wheel in the home, fetched if it is not there. Raises UserError."""
+    folder = home() / "wheels"
+    kept = folder / (found.digest or "-") / found.name
+    if not kept.exists():
+        make_home()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, draft = tempfile.mkstemp(dir=folder, suffix=".part")
+            os.close(handle)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error}; set STOKER_HOME to a folder of yours") from None
+        try:
+            digest = access.fetch(found.url, Path(draft))
+            if found.digest is not None and digest != found.digest:
+                raise UserError(f"{FIELD}: {found.name} is not what its index says it is; try again")
+            kept = folder / digest / found.name
+            kept.parent.mkdir(exist_ok=True)
+            Path(draft).replace(kept)
+        except OSError as error:
+            raise UserError(f"{FIELD}: {found.name} cannot be fetched from {_place(found.url)}: {error}") from None
+        finally:
+            Path(draft).unlink(missing_ok=True)
+    os.utime(kept.parent)
+    return Wheel(found.name, kept.parent.name, kept.stat().st_size), kept
+
+
+def _prune() -> None:
+    """Forget what was not used for long."""
+    with suppress(OSError):
+        for folder in (home() / "wheels").iterdir():
+            if time.time() - folder.stat().st_mtime > _KEPT_FOR_S:
+                shutil.rmtree(folder, ignore_errors=True) if folder.is_dir() else folder.unlink()

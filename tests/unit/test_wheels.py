@@ -1,0 +1,184 @@
+"""Wheels for machines without an index: gathered by the real uv from an index on loopback, for another machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from stoker import codec, layout, requirements, wheels
+from stoker.errors import UserError
+from stoker.removing import COLLECT_AFTER, collect_wheels
+from stoker.spec import PackageIndex, Spec, Submission
+from stoker.testing.memory import MemoryStore
+from stoker.testing.package_index import PackageIndex as Running
+from stoker.testing.package_index import make_wheel, package_index
+from stoker.wheels import Gathered, Target, gather, send
+
+PASSWORD = "hunter2/%#x y"
+X86 = Target("3.12", "x86_64")
+ARM = Target("3.10", "arm64")
+
+ALPHA = make_wheel("alpha", "1.0", requires=("beta>=1",))
+OLD = make_wheel("beta", "1.1", tag="cp310-cp310-manylinux_2_17_aarch64")
+NEW = make_wheel("beta", "1.2", tag="cp312-cp312-manylinux_2_17_x86_64")
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS", "UV_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    with package_index(ALPHA, OLD, NEW) as running:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", running.url)
+        yield running
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    return folder
+
+
+def gathered(code: Path, text: str, *targets: Target, index: PackageIndex | None = None) -> Gathered:
+    (code / "requirements.txt").write_text(text)
+    return gather(code, requirements.read(code, "requirements.txt"), targets, index)
+
+
+def names(found: Gathered) -> dict[str, list[str]]:
+    return {target: sorted(wheel.name for wheel in wheels) for target, wheels in found.wheels.items()}
+
+
+def test_what_other_machines_need_and_not_this_one(index: Running, code: Path) -> None:
+    found = gathered(code, "alpha\n", X86, ARM)
+    assert names(found) == {
+        "3.12-x86_64": [ALPHA.filename, NEW.filename],
+        "3.10-arm64": [ALPHA.filename, OLD.filename],
+    }
+    assert found.size == sum(len(one.data) for one in (ALPHA, OLD, NEW)), "what both need counts once"
+    for digest, path in found.files.items():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
+    # The second time nobody is asked for files.
+    index.requests.clear()
+    assert gathered(code, "alpha\n", X86, ARM) == found
+    assert not [path for path in index.requests if path.endswith(".whl")]
+
+
+def test_packages_without_a_wheel_are_named_in_one_line(index: Running, code: Path) -> None:
+    with pytest.raises(UserError) as failure:
+        gathered(code, "alpha\n", Target("3.13", "arm64"))
+    assert str(failure.value).startswith("environment.wheels: there is no wheel of beta for Python 3.13 on arm64; name")
+    assert "\n" not in str(failure.value)
+
+
+def test_what_no_index_has(index: Running, code: Path) -> None:
+    with pytest.raises(UserError, match=r"wheels: requirements.txt cannot be had .* nonesuch was not found"):
+        gathered(code, "nonesuch\n", X86)
+
+
+def test_parts_of_the_code_cannot_be_gathered(index: Running, code: Path) -> None:
+    (code / "lib").mkdir()
+    with pytest.raises(UserError, match="installs a part of the code itself"):
+        gathered(code, "alpha\n-e ./lib\n", X86)
+
+
+def test_a_private_index_without_showing_its_password(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INDEX_PASSWORD", PASSWORD)
+    with package_index(ALPHA, NEW, password=PASSWORD, user="jane") as running:
+        source = PackageIndex(running.url.replace("//", "//jane@"), "env:INDEX_PASSWORD")
+        assert len(gathered(code, "alpha\n", X86, index=source).digests) == 2
+        assert running.refused == 0
+        monkeypatch.setenv("INDEX_PASSWORD", "wrong")
+        with pytest.raises(UserError, match="401 Unauthorized") as failure:
+            gathered(code, "alpha<9\n", ARM, index=source)
+    assert "wrong" not in str(failure.value)
+    assert PASSWORD not in "".join(capfd.readouterr())
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".whl" for path in kept)
+    assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("kind", ["uv.lock", "pylock.toml"])
+def test_locks(kind: str, index: Running, code: Path) -> None:
+    (code / "pyproject.toml").write_text(
+        '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["alpha"]\n'
+    )
+    access = wheels._Access(None)
+    if kind == "uv.lock":
+        ran = access.uv("lock", cwd=code)
+    else:
+        ran = access.uv("pip", "compile", "pyproject.toml", "--universal", "-o", kind, "--format=pylock.toml", cwd=code)
+    assert ran.returncode == 0, ran.stderr
+    # A newer one that the lock does not know.
+    index.add(make_wheel("alpha", "2.0"))
+    found = gather(code, requirements.read(code, kind), [X86])
+    assert names(found) == {"3.12-x86_64": [ALPHA.filename, NEW.filename]}
+    # One that calls itself the same.
+    index.add(make_wheel("alpha", "1.0", files={"alpha.py": b"evil = True\n"}))
+    with pytest.raises(UserError, match=r"alpha-1.0-py3-none-any.whl is not what .* was locked with|hash"):
+        gather(code, requirements.read(code, kind), [X86])
+
+
+class Clock:
+    """The store's, moved by hand."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta(0)
+
+    def __call__(self) -> datetime:
+        return datetime.now(timezone.utc) + self.ahead
+
+
+def dates(store: MemoryStore) -> dict[str, datetime]:
+    return {meta.key: meta.modified for meta in store.list(layout.WHEELS)}
+
+
+def test_sent_once_and_made_young_again(index: Running, code: Path) -> None:
+    clock = Clock()
+    store = MemoryStore(clock)
+    found = gathered(code, "alpha\n", X86)
+    send(store, found)
+    sent = dates(store)
+    assert set(sent) == {layout.wheel(digest) for digest in found.digests}
+    send(store, found)
+    assert dates(store) == sent
+    # By a clone, which has no files: what nobody refers to now must not be collected under its hands.
+    clock.ahead = -COLLECT_AFTER
+    for key in sent:
+        there = store.get(key)
+        assert there is not None
+        store.put(key, there.data)
+    clock.ahead = timedelta(0)
+    send(store, Gathered(found.wheels))
+    assert min(dates(store).values()) > max(sent.values())
+
+
+def test_a_clone_whose_wheels_are_gone(index: Running, code: Path) -> None:
+    found = gathered(code, "alpha\n", X86)
+    with pytest.raises(UserError, match="not in the store any more"):
+        send(MemoryStore(Clock()), Gathered(found.wheels))
+
+
+def test_wheels_that_no_job_uses_are_collected(index: Running, code: Path) -> None:
+    clock = Clock()
+    store = MemoryStore(clock)
+    clock.ahead = -2 * COLLECT_AFTER
+    found = gathered(code, "alpha\n", X86, ARM)
+    send(store, found)
+    clock.ahead = timedelta(0)
+    submission = Submission("job-x", Spec("job", "true"), "jane", wheels={"3.12-x86_64": found.wheels["3.12-x86_64"]})
+    store.put(layout.spec("job-x"), codec.dumps(submission))
+    assert collect_wheels(store) == 1
+    assert set(dates(store)) == {layout.wheel(wheel.digest) for wheel in found.wheels["3.12-x86_64"]}
+    assert codec.loads(Submission, codec.dumps(submission)) == submission
