@@ -33,12 +33,12 @@ def gather(
     return tuple(layer for layer in layers if layer is not None)
 
 
-def named_provider(layers: Sequence[Layer]) -> str | None:
+def named_provider(layers: Sequence[Layer], *, shared: bool = False) -> str | None:
     """The provider that these name, whatever else is right or wrong in them; None where they name none.
 
-    Shared settings are not asked: others may overrule them.
+    Shared settings are asked only if told so: others may overrule them.
     """
-    root = merge_layers([layer for layer in layers if not layer.root.origin.shared])
+    root = merge_layers([layer for layer in layers if shared or not layer.root.origin.shared])
     for key in ("resources", "provider"):
         found = root.value.get(key) if isinstance(root.value, dict) else None
         if found is None:

@@ -140,12 +140,12 @@ class EstimatorBase:
 
     def _provider(self, store: Store) -> str:
         """The provider that everything together names."""
-        from stoker.jobfile import layer_of
-        from stoker.jobfile.parse import parse_layers
+        from stoker.jobfile import layer_of, named_provider
 
-        local = {"provider": "local"} if wanted_provider(self._said.get("instance_type")) == "local" else None
-        own = layer_of({"run": "true", "resources": local}, _SOURCE)
-        return parse_layers([*self._below(store), own, *self._own_layers()]).spec.resources.provider
+        wanted = wanted_provider(self._said.get("instance_type"))
+        own = [layer_of({"resources": {"provider": wanted}}, _SOURCE)] if wanted == "local" else []
+        found = named_provider([*self._below(store), *own, *self._own_layers()], shared=True)
+        return found or wanted
 
     def _below(self, store: Store) -> tuple[Layer, ...]:
         """What counts only where nobody says anything else: SageMaker's machines are EC2's."""
