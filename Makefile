@@ -46,6 +46,7 @@ test: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@sh scripts/need-machines.sh $(BIN)/python
+	@sh scripts/need-wheels.sh $(BIN)/python
 	@$(ISOLATED) $(BIN)/python -m bench
 
 lint: $(VENV)/.lint

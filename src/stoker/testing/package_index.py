@@ -41,7 +41,8 @@ class Wheel:
     @property
     def metadata(self) -> bytes:
         with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
-            (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+            # Some carry others inside.
+            (name,) = [one for one in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one)]
             return archive.read(name)
 
 

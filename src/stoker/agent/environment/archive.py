@@ -36,7 +36,7 @@ class Item:
     size: int = 0
     executable: bool = False
     target: str = ""
-    # When it was last written, by this machine's clock; not kept.
+    # When a file was last written. Compiled files name the time of their source, in seconds.
     modified_ns: int = 0
 
 
@@ -73,7 +73,7 @@ class Listing:
                 case "folder":
                     rows.append(["folder", item.path])
                 case "file":
-                    rows.append(["file", item.path, item.size, int(item.executable)])
+                    rows.append(["file", item.path, item.size, int(item.executable), item.modified_ns])
                 case "link":
                     rows.append(["link", item.path, item.target])
         return json.dumps(rows, ensure_ascii=True, separators=(",", ":")).encode()
@@ -94,8 +94,8 @@ def _item(row: list[object]) -> Item:
     match row:
         case ["folder", _]:
             return Item("folder", path)
-        case ["file", _, int(size), int(executable)] if size >= 0:
-            return Item("file", path, size, bool(executable))
+        case ["file", _, int(size), int(executable), int(modified_ns)] if size >= 0:
+            return Item("file", path, size, bool(executable), modified_ns=modified_ns)
         case ["link", _, str(target)]:
             return Item("link", path, target=target)
     raise ValueError(f"{row!r:.100} is no item")
@@ -104,6 +104,21 @@ def _item(row: list[object]) -> Item:
 def take_listing(folder: Path) -> Listing:
     """What there is in the folder now. Sockets and the like are left out."""
     return Listing(tuple(_walk(str(folder), "")))
+
+
+def with_compiled(listing: Listing, folder: Path) -> Listing:
+    """The listing, and what Python has compiled of its files since: the next machine need not do that again."""
+    known = {item.path for item in listing.items}
+    compiled = []
+    for item in take_listing(folder).items:
+        path = PurePosixPath(item.path)
+        if item.path in known or "__pycache__" not in path.parts:
+            continue
+        # `a/__pycache__/b.cpython-311.pyc` is of `a/b.py`. While it is written it has another name.
+        source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+        if item.kind == "folder" or (path.suffix == ".pyc" and str(source) in known):
+            compiled.append(item)
+    return Listing((*listing.items, *compiled))
 
 
 def _walk(folder: str, prefix: str) -> Iterator[Item]:
@@ -179,6 +194,9 @@ def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
             done = 0
             while done < length:
                 done += os.pwrite(handle, view[at + done : at + length], offset + done)
+            # One that lies in two parts may get another time. Then it is compiled once more, and that is all.
+            if offset + length == item.size:
+                os.utime(handle, ns=(item.modified_ns, item.modified_ns))
         finally:
             os.close(handle)
 

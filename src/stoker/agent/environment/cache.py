@@ -28,6 +28,7 @@ from stoker.agent.environment.archive import (
     lay_links,
     lay_out,
     read_part,
+    with_compiled,
     write_part,
 )
 from stoker.errors import CodecError, StokerError, StoreDenied
@@ -41,6 +42,8 @@ _PACKING_THREADS = 2
 _LEAST_NICE = 19
 _FETCHING_THREADS = 8
 _QUICK_LEVEL = 1
+# By then most trainings have imported what they need.
+_BEGIN_AFTER_S = 30.0
 # More than any listing takes; what is larger is not one.
 _MANIFEST_LIMIT = 16 * 1024**2
 _WORTH_TELLING_S = 1.0
@@ -261,24 +264,31 @@ def _send_part(send: Callable[[bytearray], Part], folder: Path, listing: Listing
 
 
 class Keeping:
-    """Puts an environment into the store behind the training's back, on threads that nobody has to wait for."""
+    """Puts an environment into the store behind the training's back, on threads that nobody has to wait for.
+
+    It begins a while after the training, when that has imported what it needs: what was compiled then is kept, too.
+    """
 
     def __init__(
         self, cache: Cache, key: str, platform: str, folder: Path, listing: Listing, say: Callable[[str], None]
     ) -> None:
         self._wanted = True
+        self._hurry = threading.Event()
         self._say = say
-        self._work = partial(cache.keep, key, platform, folder, listing, lambda: self._wanted)
-        self._size = listing.size
+        self._keep = partial(cache.keep, key, platform, folder)
+        self._folder = folder
+        self._listing = listing
         self._thread = threading.Thread(target=self._run, daemon=True, name="keep-environment")
         self._thread.start()
 
     def _run(self) -> None:
+        self._hurry.wait(_BEGIN_AFTER_S)
         began_s = time.monotonic()
         try:
-            if self._work():
+            listing = with_compiled(self._listing, self._folder)
+            if self._keep(listing, lambda: self._wanted):
                 self._say(
-                    f"the environment ({self._size / 1e6:,.0f} MB) is kept in the store for the next time; "
+                    f"the environment ({listing.size / 1e6:,.0f} MB) is kept in the store for the next time; "
                     f"that took {time.monotonic() - began_s:.1f} s"
                 )
         except (StokerError, OSError) as error:
@@ -286,6 +296,7 @@ class Keeping:
 
     def settle(self, until_s: Callable[[], float]) -> None:
         """Wait for it, until that monotonic time and no longer; then it is left as it is."""
+        self._hurry.set()
         self._thread.join(_WORTH_TELLING_S if until_s() > time.monotonic() else 0.0)
         if self._thread.is_alive() and (left_s := until_s() - time.monotonic()) > 0:
             self._say(f"the environment is still being kept for the next time; that gets {left_s:.0f} s more")
