@@ -56,6 +56,7 @@ from stoker.submitting import (
     check_reached,
     connect,
     fitting_offerings,
+    gather_inputs,
     pack_agents,
     pack_tools,
     place_of,
@@ -121,7 +122,9 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     layers = [spec_layer(submission.spec, found), *([assignments(sets)] if sets else [])]
     resolved = resolve(layers, registry.capabilities)
     provider = connect(resolved.spec, store)
-    spec = localise(resolved.spec, provider.capabilities, Path.cwd(), store)
+    spec, uploads = gather_inputs(
+        localise(resolved.spec, provider.capabilities, Path.cwd(), store), provider, store.url, store
+    )
     offered = provider.offerings(spec.resources)
     fitting = fitting_offerings(spec, provider, offered)
     if isinstance(provider, KnowsLimits):
@@ -139,6 +142,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         environ=submission.environ if provider.capabilities.here else store_environ(store.url),
         bundles=bundles,
         tools=tools,
+        uploads=uploads,
         wheels=taken_over(spec, provider.capabilities, fitting, partial(architectures, provider), submission.wheels),
         place=place_of(provider),
         origin=found,

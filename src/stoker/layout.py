@@ -6,6 +6,7 @@
     bundles/<digest>.tar.gz                           submitter; agents that machines install, shared by jobs
     tools/<digest>.gz                                 submitter; programs that machines fetch when they need them
     wheels/<digest>                                   submitter; packages for machines without an index, shared by jobs
+    inputs/<digest>/…  inputs/<digest>.json           submitter; folders of theirs as plain files, shared by jobs
     policy/…                                          the house
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>  metrics/<n>
@@ -37,6 +38,7 @@ CODE = "code/"
 BUNDLES = "bundles/"
 TOOLS = "tools/"
 WHEELS = "wheels/"
+INPUTS = "inputs/"
 # No job is called so: each has a suffix.
 ENVIRONMENTS = "work/environments/"
 DRY = "dry/"
@@ -92,6 +94,16 @@ def environment_part(place: str, key: str, digest: str) -> str:
 def environment_used(place: str, key: str) -> str:
     """When this was written, the environment was last used."""
     return f"{place}{key}/used"
+
+
+def input_files(digest: str) -> str:
+    """The folder of an input that a submitter sent: plain files."""
+    return f"{INPUTS}{digest}/"
+
+
+def input_marker(digest: str) -> str:
+    """How old it is says how long nobody has relied on those files."""
+    return f"{INPUTS}{digest}.json"
 
 
 def log_entry(job: str, seq: int) -> str:

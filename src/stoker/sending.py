@@ -165,6 +165,12 @@ def _put_programs(prepared: Prepared, store: Store) -> None:
 
         for tool in prepared.tools:
             tools.send(store, tool)
+    if prepared.uploads or any(wanted.source.startswith(store.url) for wanted in prepared.spec.inputs.values()):
+        from stoker import uploads
+
+        for upload in prepared.uploads:
+            uploads.send(store, upload)
+        uploads.refresh(store, prepared.spec)
     if prepared.wheels is not None:
         from stoker import wheels
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stoker.bundle import Built
     from stoker.providers.imaging import Python
     from stoker.tools import Tool
+    from stoker.uploads import Upload
     from stoker.wheels import Gathered
 
 Say = Callable[[str], None]
@@ -106,6 +107,8 @@ class Prepared:
     bundles: tuple[Built, ...] = ()
     # Programs that its machines may need.
     tools: tuple[Tool, ...] = ()
+    # Inputs from this computer.
+    uploads: tuple[Upload, ...] = ()
     # Packages for machines without an index.
     wheels: Gathered | None = None
     place: str | None = None
@@ -147,7 +150,8 @@ def prepare(
     provider = connect(spec, store, offline=offline)
     if isinstance(provider, Checks):
         provider.check(spec)
-    spec = localise(spec, provider.capabilities, folder, None if offline and not store.near else store)
+    asked = None if offline and not store.near else store
+    spec, uploads = gather_inputs(localise(spec, provider.capabilities, folder, asked), provider, store.url, asked)
     code_folder = folder / Path(spec.code).expanduser()
     if not code_folder.is_dir():
         problem = "is not a folder" if code_folder.exists() else "there is no such folder"
@@ -201,6 +205,7 @@ def prepare(
         environ=environ,
         bundles=bundles,
         tools=tools,
+        uploads=uploads,
         wheels=wheels,
         place=place_of(provider),
     )
@@ -254,6 +259,15 @@ def _spot_left_out(spec: Spec, fitting: Iterable[Offering], offered: Iterable[Of
         return ()
     asks = f"`stoker prices --provider {spec.resources.provider} --refresh` may bring one"
     return (f"spot is left out: limits.max_cost needs a known price; {asks}, or set limits.max_runtime instead",)
+
+
+def gather_inputs(spec: Spec, provider: Provider, url: str, store: Store | None) -> tuple[Spec, tuple[Upload, ...]]:
+    """As `uploads.gather`, which most jobs need not import."""
+    if provider.capabilities.here or all("://" in wanted.source for wanted in spec.inputs.values()):
+        return spec, ()
+    from stoker import uploads
+
+    return uploads.gather(spec, provider.capabilities, url, store)
 
 
 def pack_agents(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stoker import references
 from stoker.agent.masker import SHORTEST_BYTES
@@ -97,7 +97,7 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     """
     _check_secrets(spec)
     _check_apt(spec, capabilities)
-    inputs = {name: _input(name, source, capabilities, folder) for name, source in spec.inputs.items()}
+    inputs = {name: _input(name, source, spec, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
     # A container has Pythons of its own.
     if capabilities.here and environment.container is None:
@@ -186,15 +186,32 @@ def _after_options(words: list[str]) -> str | None:
     return None
 
 
-def _input(name: str, source: Input, capabilities: Capabilities, folder: Path) -> Input:
-    if "://" in source.source:
+def _input(name: str, source: Input, spec: Spec, capabilities: Capabilities, folder: Path) -> Input:
+    text = source.source
+    if text.startswith("file://"):
+        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
+    elif "://" in text:
+        if source.mode != "stream":
+            _check_reached(name, text, spec, capabilities)
         return source
-    path = Path(os.path.abspath(folder / Path(source.source).expanduser()))
+    path = Path(os.path.abspath(folder / Path(text).expanduser()))
     if not path.exists():
         raise UserError(f"inputs.{name}: {path} is not there; name a folder, a file or a URL")
-    if not capabilities.here:
-        raise UserError(f"inputs.{name}: {path} is on this computer, where the machines cannot reach it; give a URL")
     return replace(source, source=str(path))
+
+
+def _check_reached(name: str, url: str, spec: Spec, capabilities: Capabilities) -> None:
+    """Raise UserError for a bucket that the machines have no credentials for, and for what is no bucket."""
+    scheme = url.partition("://")[0]
+    if scheme not in STORE_ENVIRON:
+        forms = "s3://bucket/folder or gs://bucket/folder"
+        raise UserError(f"inputs.{name}: {scheme}:// cannot be copied; give {forms}, or pass the URL with mode: stream")
+    if capabilities.stores and scheme not in capabilities.stores:
+        reached = " and ".join(f"{one}://" for one in capabilities.stores)
+        raise UserError(
+            f"inputs.{name}: machines on {spec.resources.provider} have credentials for {reached}, and none for "
+            f"{scheme}://; copy the data there first, or pass the URL with mode: stream"
+        )
 
 
 def _check_secrets(spec: Spec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from stoker.providers import registry
 from stoker.providers.pricing import OLD_DAYS
 from stoker.spec import Spec
 from stoker.submitting import Prepared
+
+if TYPE_CHECKING:
+    from stoker.uploads import Upload
 
 _MOST_OFFERINGS = 5
 
@@ -39,11 +43,21 @@ def show_plan(prepared: Prepared) -> None:
         say(f"  code: {counted(packed.files, 'file')}, {size(packed.size)} packed{revision}")
         for text in packed.warnings:
             warn(text)
+    for upload in prepared.uploads:
+        say(f"  inputs.{upload.name}: {counted(len(upload.files), 'file')}, {size(upload.size)}{_sent(upload)}")
     if prepared.wheels is not None:
         targets = ", ".join(sorted(prepared.wheels.wheels))
         say(f"  wheels: {counted(len(prepared.wheels.digests), 'file')}, {size(prepared.wheels.size)}, for {targets}")
     for text in prepared.told:
         warn(text)
+
+
+def _sent(upload: Upload) -> str:
+    if upload.to_send is None:
+        return ", sent to the store once"
+    if not upload.to_send:
+        return ", in the store already"
+    return f", {'all' if upload.to_send == upload.size else size(upload.to_send)} to be sent"
 
 
 def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[str]]:

@@ -17,7 +17,7 @@ from stoker.cli.options import DURATION, jobs_argument, opened_store, store_opti
 @store_option
 def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """Delete ended jobs with their logs, checkpoints and outputs, and code that no other job uses."""
-    from stoker import client
+    from stoker import client, uploads
     from stoker.cli.printing import counted, say
     from stoker.errors import UserError
     from stoker.finding import find_job
@@ -51,6 +51,8 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         say(f"{counted(collected, 'program')} deleted that no job uses")
     if collected := collect_wheels(store):
         say(f"{counted(collected, 'wheel')} deleted that no job uses")
+    if collected := uploads.collect(store):
+        say(f"{counted(collected, 'uploaded input')} deleted that no job uses")
     if collected := collect_environments(store):
         say(f"{counted(collected, 'environment')} deleted that no machine used for 30 days")
 

@@ -83,7 +83,9 @@ def command(
         check_writable(store)
         show_plan(prepared)
         agree(prepared, yes=yes)
-        with working(f"uploading {size(prepared.packed.size)}" if prepared.packed is not None else "submitting"):
+        sent = sum(upload.to_send or 0 for upload in prepared.uploads)
+        sent += prepared.packed.size if prepared.packed is not None else 0
+        with working(f"uploading {size(sent)}" if sent else "submitting"):
             job = send(prepared, store)
         paid = prepared.capabilities.paid
     if detach:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from stoker.agent.inputs.fetching import Fetch, size_text, time_text
 from stoker.agent.inputs.keeping import InUse, Kept, prune
 from stoker.agent.inputs.mounting import NotMountable, mount
-from stoker.agent.inputs.source import Listing, Shard, Source, local_path
+from stoker.agent.inputs.source import Listing, Shard, Source, list_files, local_path
 from stoker.agent.node import Node
 from stoker.agent.prepare import SetupFailed
 from stoker.errors import NoCredentials, StokerError, StoreUnavailable, UserError
@@ -97,7 +97,7 @@ class Inputs:
             raise FileNotFoundError(errno.ENOENT, "is not there on this machine", str(path))
         if shard is None or not path.is_dir():
             return path
-        files = tuple(sorted(_walk(path)))
+        files = tuple(sorted(list_files(path)))
         _check_shards(len(files), shard)
         # What the links lead to.
         self.paths.append(path)
@@ -173,19 +173,6 @@ class Inputs:
                 self._check()
                 time.sleep(min(0.1, left_s))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
-
-
-def _walk(folder: Path) -> list[str]:
-    """Every file below a folder, by its path in it. Links are followed once."""
-    found, seen = [], set()
-    for path, folders, files in os.walk(folder, followlinks=True):
-        identity = Path(path).stat()
-        if (identity.st_dev, identity.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((identity.st_dev, identity.st_ino))
-        found += [os.path.relpath(f"{path}/{file}", folder) for file in files]
-    return found
 
 
 def _check_shards(files: int, shard: Shard | None) -> None:

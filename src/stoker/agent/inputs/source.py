@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -62,6 +64,20 @@ def local_path(source: str) -> str | None:
     if source.startswith("file://"):
         return unquote(source.removeprefix("file://").removeprefix("localhost"))
     return None if "://" in source else source
+
+
+def list_files(folder: Path) -> list[str]:
+    """Every file below a folder of this machine, by its path in it. Links are followed, and nowhere twice."""
+    found: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        identity = os.stat(path)  # noqa: PTH116 - a folder of many
+        if (identity.st_dev, identity.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((identity.st_dev, identity.st_ino))
+        found += [os.path.relpath(f"{path}/{file}", folder) for file in files]
+    return found
 
 
 class Source:

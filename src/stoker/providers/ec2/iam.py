@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"]
 
 # Who may write what: see `stoker.layout`.
-_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS)
+_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (f"{layout.JOBS}*/log/", layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, "places/", "probes/")
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)

@@ -36,7 +36,7 @@ _LOGGER = "roles/logging.logWriter"
 _ACCESSOR = "roles/secretmanager.secretAccessor"
 
 # Who may write what: see `stoker.layout`.
-_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS)
+_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.PLACES, "probes/")
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)

@@ -1,0 +1,224 @@
+"""Folders for machines elsewhere: sent once, by what is in them, and collected when nobody needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from stoker import layout, uploads
+from stoker.errors import UserError
+from stoker.providers import registry
+from stoker.spec import Input, Spec
+from stoker.surroundings import localise
+from stoker.testing.memory import MemoryStore
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = datetime.now(timezone.utc)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a").write_bytes(b"a")
+    (folder / "sub" / "b").write_bytes(b"bb")
+    return folder
+
+
+def spec(**inputs: Input | str) -> Spec:
+    wanted = {name: Input(one) if isinstance(one, str) else one for name, one in inputs.items()}
+    return Spec(name="job", run="true", inputs=wanted)
+
+
+def gather(store: MemoryStore, **inputs: Input | str) -> tuple[Spec, tuple[uploads.Upload, ...]]:
+    return uploads.gather(spec(**inputs), registry.capabilities("ec2"), store.url, store)
+
+
+def sent(store: MemoryStore) -> dict[str, bytes]:
+    found = {meta.key: store.get(meta.key) for meta in store.list(layout.INPUTS)}
+    return {key.partition("/")[2]: one.data for key, one in found.items() if one is not None and key[-5:] != ".json"}
+
+
+def test_a_folder_is_sent_once_as_plain_files(store: MemoryStore, data: Path, tmp_path: Path) -> None:
+    made, (upload,) = gather(store, data=str(data))
+    assert (upload.size, upload.to_send) == (3, 3)
+    assert made.inputs["data"].source == f"{store.url}/inputs/{upload.digest}"
+    uploads.send(store, upload)
+    assert sent(store) == {f"{upload.digest}/a": b"a", f"{upload.digest}/sub/b": b"bb"}
+    # The same contents elsewhere, and other times: not sent again.
+    moved = data.rename(tmp_path / "moved")
+    os.utime(moved / "a", (1, 1))
+    again, (upload,) = gather(store, data=str(moved))
+    assert again == made and upload.to_send == 0
+    writes = len(list(store.list("")))
+    uploads.send(store, upload)
+    assert len(list(store.list(""))) == writes
+
+
+def test_what_is_missing_of_a_folder_is_sent(store: MemoryStore, data: Path) -> None:
+    _, (upload,) = gather(store, data=str(data))
+    uploads.send(store, upload)
+    store.delete([f"{layout.input_files(upload.digest)}sub/b"])
+    _, (upload,) = gather(store, data=str(data))
+    assert upload.to_send == 2
+    uploads.send(store, upload)
+    assert len(sent(store)) == 2
+
+
+def test_names_and_contents_make_the_digest(store: MemoryStore, data: Path) -> None:
+    _, (first,) = gather(store, data=str(data))
+    (data / "a").write_bytes(b"A")
+    _, (second,) = gather(store, data=str(data))
+    (data / "a").rename(data / "c")
+    _, (third,) = gather(store, data=str(data))
+    assert len({first.digest, second.digest, third.digest}) == 3
+
+
+def test_a_file_is_a_file(store: MemoryStore, data: Path) -> None:
+    made, (upload,) = gather(store, data=str(data / "sub" / "b"))
+    assert made.inputs["data"].source == f"{store.url}/inputs/{upload.digest}/b"
+
+
+def test_links_are_followed_and_nowhere_twice(store: MemoryStore, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c").write_bytes(b"c")
+    (data / "link").symlink_to(tmp_path / "elsewhere")
+    (data / "loop").symlink_to(data)
+    (data / "file").symlink_to(data / "a")
+    _, (upload,) = gather(store, data=str(data))
+    assert [file.name for file in upload.files] == ["a", "file", "link/c", "sub/b"]
+
+
+def test_what_cannot_be_sent_is_named(store: MemoryStore, data: Path) -> None:
+    (data / "gone").symlink_to(data / "nothing")
+    with pytest.raises(UserError, match=r"^inputs\.data: .*/gone is a link to nothing; remove it"):
+        gather(store, data=str(data))
+    (data / "gone").unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(data / "socket"))
+        with pytest.raises(UserError, match=r"^inputs\.data: .*/socket is neither a file nor a folder"):
+            gather(store, data=str(data))
+    (data / "socket").unlink()
+    (data / "new\nline").touch()
+    with pytest.raises(UserError, match=r"^inputs\.data: no bucket keeps a file called '.*new\\nline'; rename it"):
+        gather(store, data=str(data))
+
+
+def test_an_empty_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"^inputs\.data: there is no file in .*/empty$"):
+        gather(store, data=str(tmp_path / "empty"))
+
+
+def test_a_file_that_changes_meanwhile_is_told(store: MemoryStore, data: Path) -> None:
+    _, (upload,) = gather(store, data=str(data))
+    (data / "a").write_bytes(b"other")
+    with pytest.raises(UserError, match=r"^inputs\.data: .*/a was changed meanwhile; submit again when it rests"):
+        uploads.send(store, upload)
+
+
+def submit(store: MemoryStore, made: Spec, job: str = "job-1") -> None:
+    from stoker import codec
+    from stoker.spec import Submission
+
+    store.put(layout.spec(job), codec.dumps(Submission(job, made, "me")))
+
+
+def test_what_no_job_refers_to_is_collected(store: MemoryStore, clock: Clock, data: Path) -> None:
+    made, (upload,) = gather(store, data=str(data), url="s3://other/inputs/x")
+    uploads.send(store, upload)
+    assert uploads.collect(store) == 0  # young
+    clock.now -= timedelta(days=2)
+    for meta in list(store.list(layout.INPUTS)):
+        found = store.get(meta.key)
+        assert found is not None
+        store.put(meta.key, found.data)
+    submit(store, made)
+    assert uploads.collect(store) == 0  # needed
+    store.delete([layout.spec("job-1")])
+    assert uploads.collect(store) == 1
+    assert list(store.list(layout.INPUTS)) == []
+
+
+def test_what_a_job_is_about_to_rely_on_is_not_collected(store: MemoryStore, clock: Clock, data: Path) -> None:
+    made, (upload,) = gather(store, data=str(data))
+    now = clock.now
+    clock.now = now - timedelta(days=2)
+    uploads.send(store, upload)
+    clock.now = now
+    uploads.refresh(store, made)
+    assert uploads.collect(store) == 0
+
+
+def test_a_clone_of_what_is_gone_is_refused(store: MemoryStore, data: Path) -> None:
+    made, (upload,) = gather(store, data=str(data))
+    with pytest.raises(UserError, match=r"^inputs\.data: its files are not in the store any more"):
+        uploads.refresh(store, made)
+    uploads.send(store, upload)
+    uploads.refresh(store, made)
+
+
+def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock, data: Path) -> None:
+    clock.now -= timedelta(days=2)
+    _, (upload,) = gather(store, data=str(data))
+    uploads.send(store, upload)
+    store.put(layout.spec("job-1"), json.dumps({"spec": 1}).encode())
+    with pytest.raises(Exception, match="no input is collected"):
+        uploads.collect(store)
+
+
+# ── Which URLs machines reach ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def localised(provider: str, source: str, mode: str = "copy", folder: Path = Path("/")) -> str:
+    from dataclasses import replace
+
+    wanted = spec(data=Input(source, mode=mode))  # type: ignore[arg-type]
+    wanted = replace(wanted, resources=replace(wanted.resources, provider=provider))
+    return localise(wanted, registry.capabilities(provider), folder, None).inputs["data"].source
+
+
+def test_a_bucket_of_another_cloud_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        localised("ec2", "gs://bucket/data")
+    assert str(refused.value) == (
+        "inputs.data: machines on ec2 have credentials for s3://, and none for gs://; copy the data there first, or "
+        "pass the URL with mode: stream"
+    )
+    assert localised("ec2", "gs://bucket/data", "stream") == "gs://bucket/data"
+    assert localised("ec2", "s3://other/data", "mount") == "s3://other/data"
+    assert localised("local", "gs://bucket/data") == "gs://bucket/data"
+
+
+def test_what_is_no_bucket_can_only_be_streamed() -> None:
+    with pytest.raises(UserError, match=r"^inputs\.data: https:// cannot be copied; give s3://bucket/folder or "):
+        localised("local", "https://example.com/x.tar")
+    assert localised("gce", "https://example.com/x.tar", "stream") == "https://example.com/x.tar"
+
+
+@pytest.mark.parametrize("provider", ["local", "gce"])
+def test_a_folder_by_its_url_is_a_folder(provider: str, data: Path) -> None:
+    assert localised(provider, data.as_uri()) == str(data)
+    assert localised(provider, "data", folder=data.parent) == str(data)
+    with pytest.raises(UserError, match=r"/nowhere is not there; name a folder, a file or a URL$"):
+        localised(provider, "nowhere", folder=data.parent)
