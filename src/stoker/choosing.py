@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,15 @@ from stoker import requirements
 from stoker.errors import UserError
 from stoker.requirements import FIELD, NOTHING, USUAL
 from stoker.spec import Spec
+
+
+def check_conda(spec: Spec, code: Path, packed: Collection[str]) -> None:
+    """Raise UserError where machines would not get the file that a conda environment is made from."""
+    name = spec.environment.conda
+    if name is None or posixpath.normpath(name) in packed:
+        return
+    problem = "is left out of the packed code" if (code / name).exists() else "is not in the code folder"
+    raise UserError(f"environment.conda: {name} {problem}; name an environment.yml below {code}")
 
 
 def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> tuple[Spec, tuple[str, ...]]:

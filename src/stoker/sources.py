@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from stoker.spec import PackageIndex
+from stoker.spec import Environment, PackageIndex
 
 _SCHEMES = ("http", "https", "file")
 # Who an index takes the bearer of such a token for.
@@ -68,6 +68,18 @@ def read_deb(text: str) -> DebSource:
     if not words:
         raise ValueError("expected an address such as https://mirror.example/debian")
     return DebSource(read_address(words[0]), options, " ".join(words[1:]))
+
+
+def private_variables(environment: Environment) -> frozenset[str]:
+    """The variables of this computer that hold passwords of what packages and images come from.
+
+    They are for what installs, and not for the training.
+    """
+    container = environment.container
+    sources = (environment.index, environment.apt_mirror, environment.conda_channel)
+    kept = [source.secret for source in sources if source is not None]
+    kept += [container.secret] if container is not None else []
+    return frozenset(each.removeprefix("env:") for each in kept if each is not None and each.startswith("env:"))
 
 
 def user_of(source: PackageIndex, address: Address) -> str:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from stoker.choosing import choose_requirements
+from stoker.choosing import check_conda, choose_requirements
 from stoker.core.placement import acceptable
 from stoker.errors import (
     InvalidRequest,
@@ -174,6 +174,8 @@ def prepare(
     packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
     try:
         spec, chosen = choose_requirements(spec, code_folder, packed.names) if packed else (spec, ())
+        if packed is not None:
+            check_conda(spec, code_folder, packed.names)
         tools, unfetched = pack_tools(provider, spec, fitting, offline=offline)
         arches = partial(architectures, provider)
         wheels, ungathered = pack_wheels(

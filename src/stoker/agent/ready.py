@@ -12,7 +12,9 @@ from stoker.agent import folders, prepare, sagemaker
 from stoker.agent.enclosure import Command, Enclosure
 from stoker.agent.environ import Place, lay_library, training_environment
 from stoker.agent.environment import apt
+from stoker.agent.environment.conda import Conda
 from stoker.agent.environment.index import PrivateIndex
+from stoker.agent.environment.making import Making
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.gang import Agreement
@@ -24,6 +26,7 @@ from stoker.agent.secrets import fetch, fetch_all
 from stoker.command import shell_argv
 from stoker.fold import JobState
 from stoker.providers.base import KeepsEnvironments
+from stoker.sources import private_variables
 from stoker.spec import Submission
 
 
@@ -51,7 +54,7 @@ class Readying:
         self._enclosure = enclosure
         self._ask = ask
         self._check = check
-        self._packages: Packages | None = None
+        self._making: Making | None = None
 
     def run(self, state: JobState, submission: Submission) -> Ready:
         """Code, secrets, inputs, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
@@ -69,7 +72,7 @@ class Readying:
             inputs,
             secrets,
             machine=claim.offering.machine,
-            base=self._enclosure.environ(submission.environ),
+            base=self._base(submission),
             gpus=self._enclosure.gpus,
         )
         ready = replace(ready, environ=self._install(submission, ready, steps))
@@ -81,8 +84,8 @@ class Readying:
 
     def settle(self, until_s: Callable[[], float]) -> None:
         """Wait for what the set-up left to be done behind the training's back, until that monotonic time at most."""
-        if self._packages is not None:
-            self._packages.settle(until_s)
+        if self._making is not None:
+            self._making.settle(until_s)
 
     def _install(self, submission: Submission, ready: Ready, steps: Steps) -> dict[str, str]:
         """What the job wants installed, in this order. Answers the variables with which it is found."""
@@ -92,11 +95,24 @@ class Readying:
             keep_out = wishes.container is None and isinstance(self._node.machine, KeepsEnvironments)
             step = apt.step(wishes.apt, wishes.apt_mirror, self._fetch, ready.base, self._paths.code, keep_out=keep_out)
             steps.run(step)
-        command = partial(self._command, submission, ready)
+        making = self._making = Making(self._node, submission, steps, self._ask, self._check)
         image = self._enclosure.image or ""
-        packages = Packages(self._node, submission, steps, command, self._ask, self._check, image=image)
-        self._packages = packages
-        return packages.make()
+        environ: dict[str, str] = {}
+        python: str | None = None
+        if wishes.conda is not None:
+            command = partial(self._command, submission, ready)
+            made = Conda(self._node, submission, steps, command, making, self._fetch, image=image).make()
+            environ, python = made.environ, made.python
+        # What was made so far is found by what comes next.
+        command = partial(self._command, submission, replace(ready, environ=environ))
+        packages = Packages(self._node, submission, steps, command, self._ask, making, image=image)
+        return environ | packages.make(python=python)
+
+    def _base(self, submission: Submission) -> dict[str, str]:
+        """What is set where it runs, without passwords that are not for the training."""
+        private = private_variables(submission.spec.environment)
+        found = self._enclosure.environ(submission.environ)
+        return {name: value for name, value in found.items() if name not in private}
 
     def _enter(self, submission: Submission, inputs: Sequence[Path], steps: Steps) -> None:
         """Where the commands run, with all that they see: what lies outside of the node's own folder is named."""

@@ -1,27 +1,21 @@
 """The Python packages of a job: installed once on a machine, in an environment of their own, and kept for the next one.
 
-The Python that is there may have everything already: then nothing is made. Else an environment is taken from this
-machine's shelf, restored from the store, or made with uv and then kept, in this order of preference.
+The Python that is there may have everything already: then nothing is made.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from stoker import requirements
-from stoker.agent.environment.archive import take_listing
-from stoker.agent.environment.cache import Cache, Damaged, Keeping
 from stoker.agent.environment.index import PackedWheels, PrivateIndex, Source, choose_wheels
+from stoker.agent.environment.making import Making, Recipe, digest_of
 from stoker.agent.environment.python import MakeCommand, Python, find, put_first
-from stoker.agent.environment.shelf import Held, Shelf
 from stoker.agent.environment.steps import Steps
 from stoker.agent.environment.uv import find_program
 from stoker.agent.environment.venv import Uv, Venv
@@ -29,13 +23,11 @@ from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch
 from stoker.errors import UserError
-from stoker.providers.base import KeepsEnvironments
 from stoker.requirements import NOTHING, Requirements
 from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
 
-_KEY_LENGTH = 32
 # Counted up when the same files would make another environment than before.
 _RECIPE = 1
 _REMEDY = "it is kept, so the next start on another machine is quick; pin versions, or use a lock file"
@@ -51,7 +43,7 @@ class Packages:
         steps: Steps,
         command: MakeCommand,
         ask: Ask,
-        check: Callable[[], None],
+        making: Making,
         *,
         image: str = "",
     ) -> None:
@@ -61,13 +53,9 @@ class Packages:
         self._steps = steps
         self._command = command
         self._ask = ask
-        self._check = check
+        self._making = making
         # What the training's container is made from, exactly; empty on the machine itself.
         self._image = image
-        # The machine stays when the job is over, and environments with it: they need no copy in the store.
-        self._here = isinstance(node.machine, KeepsEnvironments)
-        self._held: Held | None = None
-        self._keeping: Keeping | None = None
 
     def make(self, *, python: str | None = None, more: str = "") -> dict[str, str]:
         """Everything that the job asks for. Answers the variables with which the training finds it.
@@ -90,15 +78,10 @@ class Packages:
         if uv.satisfied(base, target):
             self._node.say(f"{name}: everything is installed already in {base.path}, so no environment is made")
             return put_first(base, self._links) if wanted else {}
-        venv = self._held_venv(files, base, uv, source, target, more)
+        venv = self._made(files, base, uv, source, target, more)
         for line in venv.report():
             self._node.say(line)
         return venv.environ()
-
-    def settle(self, until_s: Callable[[], float]) -> None:
-        """Wait for what is being kept, until that monotonic time and no longer. It may come closer meanwhile."""
-        if self._keeping is not None:
-            self._keeping.settle(until_s)
 
     @property
     def _links(self) -> Path:
@@ -106,7 +89,7 @@ class Packages:
 
     def _chosen(self, wanted: str | None) -> dict[str, str]:
         """Nothing is to be installed: only the Python has to be found."""
-        if wanted is None or (self._here and os.access(wanted, os.X_OK) and not self._wishes.container):
+        if wanted is None or (self._making.here and os.access(wanted, os.X_OK) and not self._wishes.container):
             return {}
         return put_first(find(self._steps, self._command, wanted), self._links)
 
@@ -133,70 +116,38 @@ class Packages:
         shelf.mkdir(parents=True, exist_ok=True)
         program = self._ask(lambda: find_program(self._node.store, self._submission.tools, shelf, copied=contained))
         # The submitter's own cache has what other projects use; a container cannot see it, nor a machine have one.
-        cache = None if self._here and not contained else shelf / "cache"
+        cache = None if self._making.here and not contained else shelf / "cache"
         return Uv(self._steps, self._command, program, cache, self._node.paths.root)
 
-    def _held_venv(
-        self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, more: str
-    ) -> Venv:
-        """The environment, whole, and this process's to use."""
-        # Commands of the set-up may install into it: then it is this node's alone where others would find it.
-        own = self._here and self._submission.spec.setup is not None
-        shelf = Shelf(self._node.paths.root / "environments" if own else self._node.environments)
-        key = self._key(files, base, uv, source, shelf, more)
-        held = self._held = shelf.hold(key, self._check, self._node.say)
-        venv = Venv(held.folder, base, uv, system=bool(self._wishes.system_packages))
-        if held.complete:
-            self._node.say(f"{files.name}: its environment is there already")
-            return venv
-        if self._here or not self._restored(held, base, files.name, venv):
-            if source is not None:
+    def _made(self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, more: str) -> Venv:
+        """The environment, whole."""
+        key = self._key(files, base, uv, source, more)
+        venv = Venv(self._making.folder(key), base, uv, system=bool(self._wishes.system_packages))
+
+        def build() -> None:
+            self._node.say(f"{files.name}: making an environment on Python {base.version} ({base.path})")
+            if source is None:
+                return venv.make(files.name, target, _REMEDY)
+            try:
                 uv.use(source.open())
-            self._build(held, base, files.name, target, venv)
-            if source is not None:
+                venv.make(files.name, target, _REMEDY)
+            finally:
                 source.close()
-        if self._here:
-            shelf.prune()
+
+        self._making.have(Recipe(files.name, key, _platform(base), venv.runs, build))
         return venv
 
-    def _restored(self, held: Held, base: Python, name: str, venv: Venv) -> bool:
-        cache = Cache(self._node.store, self._submission.job)
-        made_for = _platform(base)
-        try:
-            found = self._ask(lambda: cache.find(held.key))
-            if found is None:
-                return False
-            with self._steps.timed(f"restore of {name}", "choose a machine with a quicker disk or network"):
-                self._ask(lambda: cache.restore(found, held.key, made_for, held.folder))
-                if not venv.runs():
-                    raise Damaged("its Python does not run here", *cache.names(found))
-        except Damaged as damaged:
-            self._node.say(f"{name}: the environment that was kept cannot be used: {damaged}; it is made anew")
-            self._ask(partial(cache.discard, damaged))
-            return False
-        self._node.say(f"{name}: restored from the store ({found.kept.size / 1e6:,.0f} MB)")
-        held.finish(take_listing(held.folder))
-        return True
-
-    def _build(self, held: Held, base: Python, name: str, target: Path, venv: Venv) -> None:
-        self._node.say(f"{name}: making an environment on Python {base.version} ({base.path})")
-        venv.make(name, target, _REMEDY)
-        # Before anybody can change it.
-        listing = take_listing(held.folder)
-        held.finish(listing)
-        if self._here or self._node.config.rank != 0:
-            return  # The other nodes have just made the same.
-        cache = Cache(self._node.store, self._submission.job)
-        self._keeping = Keeping(cache, held.key, _platform(base), held.folder, listing, self._node.say)
-
-    def _key(self, files: Requirements, base: Python, uv: Uv, source: Source | None, shelf: Shelf, more: str) -> str:
+    def _key(self, files: Requirements, base: Python, uv: Uv, source: Source | None, more: str) -> str:
         """The digest of everything that decides what is installed, and where."""
         spec, wishes = self._submission.spec, self._wishes
         code = self._submission.code
         facts = {
             "recipe": _RECIPE,
             "name": files.name,
-            "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.files.items())},
+            "files": {
+                name: hashlib.sha256(data).hexdigest()
+                for name, data in sorted({**files.settings, **files.files}.items())
+            },
             "code": code.digest if files.local and code is not None else None,
             "uv": uv.version,
             "python": {
@@ -208,10 +159,10 @@ class Packages:
             "index": source.identity if source is not None else None,
             "apt": wishes.apt,
             # Its scripts name the place.
-            "folder": str(shelf.root),
+            "folder": str(self._making.root),
             "more": more,
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
+        return digest_of(facts)
 
 
 def _platform(base: Python) -> str:

@@ -65,8 +65,9 @@ class Steps:
         with self.timed(step.name, step.remedy):
             code = self._run(step.name, step.command, self._log)
         if code:
-            said = [line for line in last_lines(self._log, _QUOTED_LINES) if not line.startswith(PREFIX)]
-            what = f": {' | '.join(said)}" if said else " and printed nothing"
+            said = [line for line in last_lines(self._log, 2 * _QUOTED_LINES) if not line.startswith(PREFIX)]
+            telling = [" ".join(line.split()) for line in said if line.strip()][-_QUOTED_LINES:]
+            what = f": {' | '.join(telling)}" if telling else " and printed nothing"
             raise SetupFailed(f"`{step.name}` exited with {code}{what}", user=True, code=code)
 
     def ask(self, name: str, command: Command) -> Answer:

@@ -18,6 +18,8 @@ CAPABILITIES = Capabilities(
         {
             "environment.apt",
             "environment.apt_mirror",
+            "environment.conda",
+            "environment.conda_channel",
             "environment.container",
             "environment.contract",
             "environment.index",

@@ -1,0 +1,109 @@
+"""An environment is taken from this machine's shelf, else restored from the store, else made now and then kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from stoker.agent.environment.archive import take_listing
+from stoker.agent.environment.cache import Cache, Damaged, Keeping
+from stoker.agent.environment.shelf import Held, Shelf
+from stoker.agent.environment.steps import Steps
+from stoker.agent.node import Ask, Node
+from stoker.providers.base import KeepsEnvironments
+from stoker.spec import Submission
+
+_KEY_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to have one. `name` is what people know it by: the file that it is made from."""
+
+    name: str
+    # The digest of everything that decides what is in it, and where it lies.
+    key: str
+    # The machine that it is for: processor, C library and the like.
+    platform: str
+    # Whether one that was restored is of any use here.
+    runs: Callable[[], bool]
+    # Makes it, in a folder that is not there. Raises SetupFailed.
+    build: Callable[[], None]
+
+
+def digest_of(facts: Mapping[str, object]) -> str:
+    """A key."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
+
+
+class Making:
+    """The environments of one node's set-up. They are this process's to use for as long as it lives."""
+
+    def __init__(self, node: Node, submission: Submission, steps: Steps, ask: Ask, check: Callable[[], None]) -> None:
+        self._node = node
+        self._steps = steps
+        self._ask = ask
+        self._check = check
+        # The machine stays when the job is over, and environments with it: they need no copy in the store.
+        self.here = isinstance(node.machine, KeepsEnvironments)
+        # Commands of the set-up may install into it: then it is this node's alone where others would find it.
+        own = self.here and submission.spec.setup is not None
+        self._shelf = Shelf(node.paths.root / "environments" if own else node.environments)
+        self._cache = Cache(node.store, submission.job)
+        self._held: list[Held] = []
+        self._keeping: list[Keeping] = []
+
+    @property
+    def root(self) -> Path:
+        """Where they lie."""
+        return self._shelf.root
+
+    def folder(self, key: str) -> Path:
+        return self._shelf.folder(key)
+
+    def have(self, recipe: Recipe) -> None:
+        """The environment, whole. Raises SetupFailed, and whatever tells this node to go."""
+        held = self._shelf.hold(recipe.key, self._check, self._node.say)
+        self._held.append(held)
+        if held.complete:
+            self._node.say(f"{recipe.name}: its environment is there already")
+            return
+        if self.here or not self._restored(held, recipe):
+            self._build(held, recipe)
+        if self.here:
+            self._shelf.prune()
+
+    def settle(self, until_s: Callable[[], float]) -> None:
+        """Wait for what is being kept, until that monotonic time and no longer. It may come closer meanwhile."""
+        for keeping in self._keeping:
+            keeping.settle(until_s)
+
+    def _restored(self, held: Held, recipe: Recipe) -> bool:
+        try:
+            found = self._ask(lambda: self._cache.find(held.key))
+            if found is None:
+                return False
+            with self._steps.timed(f"restore of {recipe.name}", "choose a machine with a quicker disk or network"):
+                self._ask(lambda: self._cache.restore(found, held.key, recipe.platform, held.folder))
+                if not recipe.runs():
+                    raise Damaged("its Python does not run here", *self._cache.names(found))
+        except Damaged as damaged:
+            self._node.say(f"{recipe.name}: the environment that was kept cannot be used: {damaged}; it is made anew")
+            self._ask(partial(self._cache.discard, damaged))
+            return False
+        self._node.say(f"{recipe.name}: restored from the store ({found.kept.size / 1e6:,.0f} MB)")
+        held.finish(take_listing(held.folder))
+        return True
+
+    def _build(self, held: Held, recipe: Recipe) -> None:
+        recipe.build()
+        # Before anybody can change it.
+        listing = take_listing(held.folder)
+        held.finish(listing)
+        if self.here or self._node.config.rank != 0:
+            return  # The other nodes have just made the same.
+        self._keeping.append(Keeping(self._cache, held.key, recipe.platform, held.folder, listing, self._node.say))
