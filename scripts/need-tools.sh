@@ -11,6 +11,10 @@ command -v shellcheck >/dev/null || missing="$missing shellcheck"
 if [ "$(id -u)" = 0 ]; then
     command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
     command -v systemd-nspawn >/dev/null || missing="$missing systemd-container"
+    # Buckets that are mounted.
+    command -v rclone >/dev/null || missing="$missing rclone"
+    command -v s3fs >/dev/null || missing="$missing s3fs"
+    command -v fusermount3 >/dev/null || missing="$missing fuse3"
     test -e /usr/share/keyrings/debian-archive-keyring.gpg || missing="$missing debian-archive-keyring"
 fi
 [ -z "$missing" ] && exit 0
