@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from harness import World, fields, until
 
-from stoker.processes import open_for_writing
-
 ENVIRONMENT = {"contract": "sagemaker"}
 TOOLKIT = Path(sys.prefix) / "sagemaker"
 needs_toolkit = pytest.mark.skipif(not (TOOLKIT / ".installed").exists(), reason="SageMaker's toolkit is not installed")
@@ -107,30 +105,25 @@ def test_two_nodes_of_one_computer_each_see_their_own(script: World) -> None:
     assert not (kept / "data" / "report-algo-2.txt").exists()
 
 
-def test_a_file_that_is_still_open_is_not_torn(world: World) -> None:
-    """The agent sees the folder by another name than the training."""
+def test_what_it_is_still_writing_when_its_time_is_over_is_not_kept(world: World) -> None:
+    """The agent knows the folder by another name than the training does."""
     world.write(
-        "import os, time\n"
-        "file = open('/opt/ml/checkpoints/growing', 'wb', buffering=0)\n"
-        "file.write(b'half')\n"
+        "import os, signal, time\n"
+        "found = open(os.environ['TRUTH'] + '/found-' + os.environ['STOKER_ATTEMPT'], 'w')\n"
+        "print(sorted(os.listdir('/opt/ml/checkpoints')), file=found, flush=True)\n"
+        "if os.environ['STOKER_ATTEMPT'] != '1': raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "open('/opt/ml/checkpoints/whole', 'w').write('whole')\n"
-        "open(os.environ['TRUTH'] + '/ready', 'w').close()\n"
-        "while not os.path.exists(os.environ['TRUTH'] + '/go'): time.sleep(0.05)\n"
-        "file.write(b' and half')\n"
-        "file.close()\n"
+        "file = open('/opt/ml/checkpoints/growing', 'wb', buffering=0)\n"
+        "for _ in range(100000):\n"
+        "    file.write(b'x' * 4096)\n"
+        "    time.sleep(0.01)\n"
     )
     job = world.submit(environment=ENVIRONMENT)
-
-    def commits() -> list[Any]:
-        return [one for one in world.checkpoints(job) if one.complete]
-
-    until((world.truth / "ready").exists, "it is ready")
-    until(commits, "the whole one is saved")
-    (folder,) = world.home.glob("nodes/*/*/ml/checkpoints")
-    members = [process.pid for process in world.processes("training")]
-    assert open_for_writing(members, folder, ["/opt/ml/checkpoints"]) == {folder / "growing"}
-    (world.truth / "go").touch()
+    until(lambda: list(world.home.glob("nodes/*/*/ml/checkpoints/growing")), "it writes")
+    world.interrupt(job, grace_s=3)
     assert world.ended(job).outcome == "succeeded", world.story(job)
+    assert (world.truth / "found-2").read_text() == "['whole']\n", world.story(job)
 
 
 @needs_toolkit

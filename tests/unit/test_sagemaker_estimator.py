@@ -14,7 +14,9 @@ import pytest
 
 from stoker.command import command_argv
 from stoker.errors import UserError
+from stoker.jobfile import layer_of, resolve
 from stoker.jobfile.job import Job
+from stoker.providers import registry
 from stoker.sagemaker import Estimator, HuggingFace, PyTorch, TensorFlow, TrainingInput, s3_input
 from stoker.sagemaker.arguments import ARGUMENTS, BadArgument
 from stoker.sagemaker.estimator import EstimatorBase
@@ -193,6 +195,27 @@ def test_a_call_of_version_2(place: Path) -> None:
     assert [line.partition(":")[0] for line in told(estimator)] == ["role"]
 
 
+@pytest.mark.parametrize("provider", ["ec2", "gce", "local"])
+def test_every_provider_honours_what_a_call_becomes(provider: str) -> None:
+    estimator = pytorch(
+        use_spot_instances=True,
+        volume_size=100,
+        image_uri="image",
+        subnets=["subnet-1"],
+        checkpoint_local_path="/opt/ml/checkpoints",
+        metric_definitions=[{"Name": "loss", "Regex": "loss=(.*)"}],
+    )
+    inputs = {
+        "a": "s3://b/a",
+        "b": TrainingInput("s3://b/b", input_mode="FastFile", distribution="ShardedByS3Key"),
+        "c": TrainingInput("s3://b/c", input_mode="Pipe"),
+    }
+    fields = estimator._translate(inputs, None, provider).fields
+    layers = [layer_of(fields, "a call"), layer_of({"resources": {"provider": provider}}, "stoker")]
+    spec = resolve(layers, registry.capabilities).spec
+    assert spec.environment.contract == "sagemaker"
+
+
 def test_a_call_of_version_1() -> None:
     estimator = TensorFlow(
         entry_point="train.py",
@@ -358,6 +381,10 @@ def test_inputs(place: Path) -> None:
     }
     lines = told(estimator, inputs)
     assert "inputs.a: not honoured: Pipe makes no pipes; SM_CHANNEL_A is the URL" in lines
+    spread = TrainingInput("s3://b/x", distribution="ShardedByS3Key", input_mode="FastFile")
+    assert "shard" not in pytorch().job(spread)["inputs"]["training"]
+    (line,) = told(pytorch(), spread)
+    assert line == "inputs.training: not honoured: ShardedByS3Key is for File; every node sees all of it"
 
 
 @pytest.mark.parametrize(

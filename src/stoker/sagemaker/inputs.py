@@ -84,7 +84,10 @@ def _channel(name: str, source: object, default_mode: str) -> tuple[dict[str, An
     made: dict[str, Any] = {"from": url.removeprefix("file://"), "mode": _MODES[mode]}
     told = []
     if s3.get("S3DataDistributionType") == "ShardedByS3Key":
-        made["shard"] = True
+        if mode == "File":
+            made["shard"] = True
+        else:
+            told.append(f"inputs.{name}: not honoured: ShardedByS3Key is for File; every node sees all of it")
     if mode == "Pipe":
         told.append(f"inputs.{name}: not honoured: Pipe makes no pipes; SM_CHANNEL_{name.upper()} is the URL")
     known = {"DataSource", "InputMode", "ContentType"}
