@@ -116,7 +116,8 @@ def test_nothing_is_written_for_a_mistake(world: World) -> None:
 def test_the_example_through_a_reclaim(world: World) -> None:
     shutil.copytree(EXAMPLES / "sagemaker", world.code, dirs_exist_ok=True)
     started = world.start("run", "--set", "params.epochs=60", "--set", "params.pause=0.05")
-    job = until(lambda: next((path.name for path in world.folder.glob("jobs/*")), None), "it is submitted")
+    logs = lambda: world.folder.glob("jobs/*/log/*")  # noqa: E731
+    job = until(lambda: next((path.parts[-3] for path in logs()), None), "it is submitted")
     until(lambda: any("epoch=5 " in line for line in world.lines(job)), "it trains")
     world.interrupt(job, grace_s=10)
     assert started.wait(120) == 0
