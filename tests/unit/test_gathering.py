@@ -1,0 +1,87 @@
+"""For which machines wheels are gathered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from stoker import Job
+from stoker.errors import UserError
+from stoker.gathering import pack_wheels, taken_over
+from stoker.model import Offering
+from stoker.providers import registry
+from stoker.spec import Spec, Wheel
+
+
+def spec(provider: str, image: str | None = None, **environment: object) -> Spec:
+    resources = {"provider": provider} | ({"image": image} if image else {})
+    wishes = {"wheels": "pack", "requirements": "requirements.txt"} | environment
+    return Job(run="python train.py", resources=resources, environment=wishes).spec()
+
+
+def offering(machine: str, gpus: int = 0) -> Offering:
+    return Offering("ec2", machine, "us-east-1a", spot=False, price=1.0, on_demand_price=1.0, gpus=gpus)
+
+
+def arches(offerings: Iterable[Offering]) -> set[str]:
+    return {"arm64" if one.machine.startswith("c7g") else "x86_64" for one in offerings}
+
+
+def planned(wanted: Spec, *offerings: Offering) -> str:
+    capabilities = registry.capabilities(wanted.resources.provider)
+    found, told = pack_wheels(wanted, capabilities, offerings, arches, ..., offline=True)  # type: ignore[arg-type]
+    assert found is None
+    return "".join(told).rpartition("for ")[2]
+
+
+def test_the_python_of_a_known_image_and_every_processor() -> None:
+    assert planned(spec("ec2", "debian/12"), offering("c7i.large")) == "3.11-x86_64"
+    both = planned(spec("ec2", "ubuntu/22.04"), offering("c7i.large"), offering("c7g.large"))
+    assert both == "3.10-arm64, 3.10-x86_64"
+
+
+def test_a_version_that_is_named() -> None:
+    assert planned(spec("ec2", "ami-0123", python="3.12.4"), offering("c7i.large")) == "3.12-x86_64"
+
+
+def test_on_this_computer_its_own() -> None:
+    here = planned(spec("local", python=sys.executable), offering("local"))
+    assert here.startswith(f"3.{sys.version_info[1]}-")
+
+
+@pytest.mark.parametrize(
+    ("image", "environment"),
+    [
+        ("ami-0123", {}),
+        ("debian/12", {"python": "/opt/conda/bin/python"}),
+        ("debian/12", {"python": "pytorch"}),
+        ("debian/12", {"container": {"image": "trainer"}}),
+    ],
+)
+def test_where_nobody_knows_it_is_asked_for(image: str, environment: dict[str, object]) -> None:
+    with pytest.raises(
+        UserError, match=r"environment.wheels: nobody knows the version .* set environment.python to it"
+    ):
+        planned(spec("ec2", image, **environment), offering("c7i.large"))
+
+
+def test_nothing_to_gather() -> None:
+    wanted = spec("ec2", "debian/12", requirements="none")
+    with pytest.raises(
+        UserError, match=r"environment.wheels: there is nothing to gather; set environment.requirements"
+    ):
+        pack_wheels(wanted, registry.capabilities("ec2"), (offering("c7i.large"),), arches, ...)  # type: ignore[arg-type]
+    without = replace(wanted, environment=replace(wanted.environment, wheels=None))
+    assert pack_wheels(without, registry.capabilities("ec2"), (), arches, ...) == (None, ())  # type: ignore[arg-type]
+
+
+def test_a_clone_takes_over_what_fits() -> None:
+    wheels = {"3.11-x86_64": (Wheel("a-1-py3-none-any.whl", "0", 1),), "3.11-arm64": ()}
+    ec2 = registry.capabilities("ec2")
+    found = taken_over(spec("ec2", "debian/12"), ec2, (offering("c7i.large"),), arches, wheels)
+    assert found is not None and found.wheels == {"3.11-x86_64": wheels["3.11-x86_64"]}
+    with pytest.raises(UserError, match=r"gathered for 3.11-arm64, 3.11-x86_64, and this needs 3.13-x86_64; submit it"):
+        taken_over(spec("ec2", "debian/13"), ec2, (offering("c7i.large"),), arches, wheels)
