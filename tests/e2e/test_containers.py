@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -209,7 +208,7 @@ while not (truth / "go").exists():
     (name,) = engine.containers()
     assert "hunter2" not in json.dumps(engine.inspect(name))
     assert "hunter2" not in engine.ask("logs", name, check=False)
-    shown = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    shown = [entry / "cmdline" for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     assert not [path for path in shown if path.exists() and b"hunter2" in path.read_bytes()]
     places = (world.home, world.folder, engine.folder / "data")
     kept = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -310,3 +309,76 @@ def test_a_visitor_is_inside_and_holds_nobody_up(world: World, engine: Docker) -
     world.cli("stop", job)
     world.ended(job)
     assert time.monotonic() - began < 30
+
+
+def test_an_image_that_cannot_be_had_is_told_as_what_it_is(world: World, engine: Docker) -> None:
+    environment = contained(world)
+    environment["container"]["image"] = "stoker-no-such"
+    ended = world.run(run="true", environment=environment, limits={"max_wait": "5s"})
+    assert ended.outcome == "failed", world.story(ended.id)
+    # Nothing can be reached from here: that is no mistake of the user's, and is tried again.
+    assert [attempt.outcome for attempt in ended.attempts][:2] == ["infrastructure"] * 2, world.story(ended.id)
+    assert "environment.container.image: stoker-no-such cannot be pulled" in (ended.attempts[0].reason or "")
+
+
+def test_a_daemon_that_is_not_there_is_the_submitters_to_start(
+    world: World, engine: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{world.root}/nobody.sock")
+    ended = world.run(run="true", environment=contained(world))
+    assert (ended.outcome, ended.rule, len(ended.attempts)) == ("failed", "user-error", 1), world.story(ended.id)
+    assert "Cannot connect to the Docker daemon" in ended.reason
+
+
+def test_a_container_that_somebody_removes_is_lost_and_not_the_users_fault(world: World, engine: Docker) -> None:
+    world.script("counter.py")
+    job = world.submit(run="python train.py --steps 25 --pause 0.1 --every 2", environment=contained(world))
+    world.training(job, step=5)
+    engine.ask("rm", "--force", *engine.containers())
+    ended = world.ended(job)
+    assert ended.outcome == "succeeded", world.story(job)
+    assert (ended.attempts[0].outcome, ended.attempts[0].reason) == (
+        "infrastructure",
+        "the container was ended from outside",
+    )
+    assert [record.text for record in world.journal("finish")] == [chain(25)]
+
+
+def test_two_nodes_find_each_other(world: World, engine: Docker) -> None:
+    world.write(
+        """
+import os, socket, sys, time
+rank, port = int(os.environ["NODE_RANK"]), int(os.environ["MASTER_PORT"])
+if rank == 0:
+    with socket.create_server((os.environ["MASTER_ADDR"], port)) as server:
+        peer, _ = server.accept()
+        sys.exit(peer.recv(10) != b"hello")
+for _ in range(200):
+    try:
+        socket.create_connection((os.environ["MASTER_ADDR"], port)).sendall(b"hello")
+        break
+    except OSError:
+        time.sleep(0.05)
+else:
+    sys.exit(1)
+"""
+    )
+    ended = world.run(nodes=2, environment=contained(world))
+    assert ended.outcome == "succeeded", world.story(ended.id)
+
+
+def test_a_script_of_sagemakers_finds_its_tree(world: World, engine: Docker) -> None:
+    world.write(
+        """
+import os, pathlib, socket
+pathlib.Path("/opt/ml/model/weights").write_text(os.environ["SM_MODEL_DIR"])
+pathlib.Path("/opt/ml/checkpoints/one").write_text("x")
+assert os.getcwd() == "/opt/ml/code" and os.path.exists("/opt/ml/input/config/hyperparameters.json")
+socket.gethostbyname(os.environ["SM_CURRENT_HOST"])
+"""
+    )
+    environment = contained(world) | {"contract": "sagemaker"}
+    ended = world.run(environment=environment)
+    assert ended.outcome == "succeeded", world.story(ended.id)
+    assert [path.read_text() for path in world.outputs(ended.id).rglob("weights")] == ["/opt/ml/model"]
+    assert ended.last_checkpoint is not None

@@ -58,7 +58,7 @@ class Container:
         self._node = node
         self._root = node.paths.root
         self._ask = ask
-        self._engine = Engine(spec.engine, check)
+        self._engine = Engine(spec.engine, check, here=node.config.provider == "local")
         self._name = container_name(self._root)
         self._door = Door(self._root / "door")
         self._around = surroundings.look(spec.engine)

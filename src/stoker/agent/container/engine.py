@@ -66,9 +66,11 @@ class Answer:
 class Engine:
     """`docker` or `podman`, as this machine has it on its PATH. `check` is asked while it works, and may raise."""
 
-    def __init__(self, program: str, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, program: str, check: Callable[[], None] = lambda: None, *, here: bool = False) -> None:
+        """`here`: on the submitter's own computer, whose engine is the submitter's to start."""
         self.program = program
         self._check = check
+        self._here = here
 
     def ask(self, *arguments: str) -> Answer:
         """Run it to its end. Raises SetupFailed where the program is not there."""
@@ -100,7 +102,7 @@ class Engine:
 
     def ask_first(self, *arguments: str) -> Answer:
         """As `ask`, of an engine that may be starting just now. Raises SetupFailed when it is not there or not ours."""
-        until_s = time.monotonic() + _DAEMON_WAIT_S
+        until_s = time.monotonic() + (0.0 if self._here else _DAEMON_WAIT_S)
         while True:
             answer = self.ask(*arguments)
             if _FORBIDDEN.search(answer.err):
@@ -112,7 +114,7 @@ class Engine:
             if not answer.away:
                 return answer
             if time.monotonic() >= until_s:
-                raise SetupFailed(f"{FIELD}: {answer.said}", user=False)
+                raise SetupFailed(f"{FIELD}: {answer.said}", user=self._here)
             time.sleep(0.5)
 
 

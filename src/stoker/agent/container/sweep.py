@@ -9,12 +9,15 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 # An engine that hangs must not keep a machine from going off: the container has ended by itself when its agent did.
 _PATIENCE_S = 20.0
+_TRIES = 3
+_PAUSE_S = 0.2
 
 
 class Record(NamedTuple):
@@ -58,8 +61,12 @@ def sweep(root: Path) -> None:
         return
     shutil.rmtree(record.private, ignore_errors=True)
     shutil.rmtree(root / "door", ignore_errors=True)
-    if remove(record.engine, container_name(root)):
-        record_of(root).unlink(missing_ok=True)
+    for _ in range(_TRIES):
+        # An engine that is itself about to take it away may say that it cannot.
+        if remove(record.engine, container_name(root)):
+            record_of(root).unlink(missing_ok=True)
+            return
+        time.sleep(_PAUSE_S)
 
 
 def remove(engine: str, name: str) -> bool:

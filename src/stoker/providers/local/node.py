@@ -230,19 +230,26 @@ class Supervisor:
         ring(self._node.root)
 
     def _kill_everybody(self) -> None:
+        self._sweep()
         while not self._group.kill(timeout_s=5.0):
             # Stuck in the kernel, a dead network disk for one. A machine that still has processes is not off.
             self._say(f"cannot be killed yet: {sorted(self._group.members())}")
-        self._sweep()
         # Whoever served them is dead now; what is mounted is not of the node's own disk, and must not be tidied up.
         unmount_below(self._node.path)
 
     def _sweep(self) -> None:
-        """What runs in a container is no process of this node's: it ends with its agent, and leaves the disk here."""
-        if self._node.container.exists():
-            from stoker.agent.container.sweep import sweep
+        """End the container of the node's agent, whose processes may be no processes of this node.
 
-            sweep(self._node.path)
+        First, and after its agent alone: podman has a process here that tidies up when a container ends.
+        """
+        if not self._node.container.exists():
+            return
+        from stoker.agent.container.sweep import sweep
+
+        if self._agent is not None:
+            # Nobody has waited for it, so the number is still its own.
+            os.kill(self._agent, signal.SIGKILL)
+        sweep(self._node.path)
 
     def _tidy(self) -> None:
         """Code, inputs and checkpoints are in the store; logs and JSON stay for a while, for people."""

@@ -215,12 +215,13 @@ def _bury(node: NodeFolder, lock: int, state: State) -> InstanceState:
         return "running"  # On its way out, or a file system whose locks cannot be trusted.
     if not try_lock(lock, exclusive=True):
         return "stopping"  # Somebody else is at it.
+    # Its agent died with its supervisor.
+    sweep(node.path)
     group = find_group(NODE, node.owner, state.process, folder=state.cgroup, sessions=node.sessions)
     if group is not None:
         if not group.kill(BURY_S):
             return "stopping"
         group.close()
-    sweep(node.path)
     unmount_below(node.path)
     _entomb(node, state, "its supervisor died")
     return "gone"
