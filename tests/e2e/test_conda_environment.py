@@ -4,11 +4,12 @@ for each. It notes how it was called, makes a prefix, and shows the channel's pa
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from harness import World
+from harness import EXAMPLES, World
 from test_secrets_nowhere import found_in
 
 from stoker.errors import UserError
@@ -124,6 +125,14 @@ def test_a_channel_whose_password_is_nowhere(world: World, stand: Stand, monkeyp
     assert found_in(world.root, PASSWORD) == []
     assert not list(world.home.glob("nodes/*/*/.conda")), "its packages are left on the disk"
     assert not list(world.home.glob("nodes/*/*/code/.stoker-*"))
+
+
+@pytest.mark.parametrize("stand", ["conda"], indirect=True)
+def test_the_example(world: World, stand: Stand) -> None:
+    shutil.copytree(EXAMPLES / "conda", world.code, dirs_exist_ok=True)
+    ran = world.cli("run")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"in {prefix_of(world)}" in ran.stdout
 
 
 @pytest.mark.parametrize("stand", ["conda"], indirect=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import World, until
+from harness import EXAMPLES, World, until
 from test_secrets_nowhere import arguments, found_in
 
 from stoker import client
@@ -142,6 +143,25 @@ def lock(code: Path, index: PackageIndex) -> None:
     access = wheels._Access(Source(index.url.replace("//", "//jane@"), "env:COMPANY_TOKEN"))
     ran = access.uv("lock", cwd=code)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_example_of_wheels(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(EXAMPLES / "wheels", world.code, dirs_exist_ok=True)
+    module = b"def naturalsize(size):\n    return f'{size / 1e6:.1f} MB'\n"
+    with package_index(make_wheel("humanize", "4.9", files={"humanize.py": module})) as index:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        ran = world.cli("run")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "read 3.0 MB with a package out of the store" in ran.stdout
+
+
+def test_the_example_of_apt(world: World) -> None:
+    shutil.copytree(EXAMPLES / "apt", world.code, dirs_exist_ok=True)
+    planned = world.cli("run", "--dry-run", "--store", "s3://bucket/team")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    (world.code / "stoker.yaml").write_text("run: python3 train.py\nenvironment: {apt: [no-such-package]}\n")
+    refused = world.cli("run")
+    assert refused.returncode == 2 and "which Stoker never changes: no-such-package" in refused.stderr
 
 
 def test_the_plan_tells_what_wheels_weigh(world: World, private: PackageIndex) -> None:
