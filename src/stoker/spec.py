@@ -344,7 +344,7 @@ class Wheel:
 
 
 def wheels_target(python: str, arch: str) -> str:
-    """What machines a set of wheels is for, such as `3.12-x86_64`: the Python's version, whole or not, and processor."""
+    """What machines a set of wheels is for, such as `3.12-x86_64`: the version of their Python, and their processor."""
     version = ".".join(python.split(".")[:2])
     return f"{version}-{'arm64' if arch == 'aarch64' else arch}"
 

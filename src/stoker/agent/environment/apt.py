@@ -60,6 +60,8 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 
+# Images that were made small may lack these, and apt does not make them.
+mkdir -p /var/cache/apt/archives/partial /var/lib/apt/lists/partial /var/log/apt
 # Sources and lists of their own where there is a mirror: the machine's stay as they are. Nothing in here is secret.
 work=$(mktemp -d) && chmod 755 "$work" || exit 1
 trap 'rm -rf "$work"' EXIT

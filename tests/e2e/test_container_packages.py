@@ -1,0 +1,69 @@
+"""What is installed in a container, by a real docker: Debian packages as root, and packages from an index or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import World, until
+from test_secrets_nowhere import found_in
+
+from stoker.testing.deb_repository import deb_repository, make_deb
+from stoker.testing.engines import IMAGE, Docker, docker, why_no_docker
+from stoker.testing.package_index import make_wheel, package_index
+
+pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
+
+PASSWORD = "hunter2-Zm9v%#'x&9"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Docker]:
+    with docker() as made:
+        yield made
+
+
+@pytest.fixture
+def engine(daemon: Docker, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    monkeypatch.setenv("COMPANY_TOKEN", PASSWORD)
+    monkeypatch.setenv("UV_CACHE_DIR", str(world.root / "uv-cache"))
+    for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    yield daemon
+    until(lambda: not daemon.containers(), "every container is gone", 30)
+
+
+def contained(**run: Any) -> dict[str, Any]:
+    # Its own network has no way to a repository on loopback.
+    return {"image": IMAGE, "run": {"network": "host", **run}}
+
+
+@pytest.mark.parametrize("user", [None, "1000:1000"])
+def test_debian_packages_as_root_whoever_trains(world: World, engine: Docker, user: str | None) -> None:
+    world.write("import os\nprint(open('/usr/share/stoker-tiny/version').read(), 'as', os.getuid(), flush=True)\n")
+    run = {} if user is None else {"user": user}
+    with deb_repository(make_deb("stoker-tiny", "1.7"), password=PASSWORD) as repository:
+        mirror = {"url": f"[trusted=yes] {repository.url} ./", "secret": "env:COMPANY_TOKEN"}
+        job = world.submit(environment={"apt": ["stoker-tiny"], "apt_mirror": mirror, "container": contained(**run)})
+        ended = world.ended(job)
+    assert ended.phase == "succeeded", world.story(job)
+    lines = world.lines(job)
+    assert "1.7" in lines and (" as 0" if user is None else " as 1000") in lines
+    assert found_in(world.root, PASSWORD) == []
+
+
+def test_wheels_in_a_container(world: World, engine: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write("import alpha, sys\nprint('alpha', alpha.__version__, sys.version_info[:2], flush=True)\n")
+    (world.code / "requirements.txt").write_text("alpha\n")
+    python = engine.ask(
+        "run", "--rm", "--entrypoint=python3", IMAGE, "-c", "import sys; print(sys.version[:4])"
+    ).strip()
+    with package_index(make_wheel("alpha", "1.0", tag=f"cp{python.replace('.', '')}-none-any")) as index:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        wishes = {"wheels": "pack", "python": python, "container": contained()}
+        job = world.submit(environment=wishes)
+    ended = world.ended(job)
+    assert ended.phase == "succeeded", world.story(job)
+    assert f"alpha 1.0 ({python.replace('.', ', ')})" in world.lines(job)
