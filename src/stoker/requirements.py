@@ -58,8 +58,10 @@ class Requirements:
     # Relative to the code.
     name: str
     kind: Kind
-    # Every file that counts, by its path relative to the code: the file itself, what it includes, and uv's settings.
+    # Every file that it needs, by its path relative to the code: itself, and what it includes.
     files: dict[str, bytes]
+    # What uv reads besides where it is there.
+    settings: dict[str, bytes]
     # Parts of the code are installed, too: any change of the code may change what is installed.
     local: bool
 
@@ -98,8 +100,7 @@ def read(code: Path, name: str) -> Requirements:
             local = any(found["path"] != "." for found in _LOCKED_HERE.finditer(text))
         case "pylock":
             local = _LOCKED_HERE.search(text) is not None
-    _add_settings(code, files)
-    return Requirements(name, kind, files, local)
+    return Requirements(name, kind, files, _settings(code), local)
 
 
 def _add(code: Path, name: str, files: dict[str, bytes], why: str) -> None:
@@ -111,15 +112,17 @@ def _add(code: Path, name: str, files: dict[str, bytes], why: str) -> None:
         raise UserError(f"{FIELD}: {name} cannot be read ({error.strerror}){why}") from None
 
 
-def _add_settings(code: Path, files: dict[str, bytes]) -> None:
+def _settings(code: Path) -> dict[str, bytes]:
     """What uv reads by itself where it runs."""
+    found: dict[str, bytes] = {}
     for name, mark in (("uv.toml", b""), ("pyproject.toml", b"[tool.uv")):
         try:
             data = (code / name).read_bytes()
         except OSError:
             continue
         if mark in data:
-            files[name] = data
+            found[name] = data
+    return found
 
 
 def _read_includes(code: Path, name: str, files: dict[str, bytes]) -> bool:

@@ -1,0 +1,178 @@
+"""Files of packages: which are read, what they include, and when they install parts of the code itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker import requirements
+from stoker.choosing import choose_requirements
+from stoker.errors import UserError
+from stoker.spec import Environment, Spec
+
+LOCK = """\
+[[package]]
+name = "mine"
+source = { editable = "." }
+
+[[package]]
+name = "numpy"
+source = { registry = "https://index.test/simple" }
+"""
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("requirements.txt", "requirements"),
+        ("deps/requirements-gpu.txt", "requirements"),
+        ("pyproject.toml", "project"),
+        ("uv.lock", "uv-lock"),
+        ("pylock.toml", "pylock"),
+        ("pylock.gpu.toml", "pylock"),
+    ],
+)
+def test_kinds(name: str, kind: str) -> None:
+    assert requirements.kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("poetry.lock", "poetry export -o requirements.txt"),
+        ("Pipfile.lock", "pipenv requirements > requirements.txt"),
+        ("pdm.lock", "pdm export -f requirements -o requirements.txt"),
+        ("environment.yml", "set environment.conda: environment.yml"),
+        ("setup.py", "give requirements*.txt, pyproject.toml, uv.lock or pylock.toml"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_to_do(name: str, advice: str) -> None:
+    with pytest.raises(UserError) as refused:
+        requirements.kind_of(name)
+    assert str(refused.value).startswith("environment.requirements: ")
+    assert advice in str(refused.value)
+
+
+def test_everything_that_is_included_counts(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        requirements_txt="numpy\n-r deps/base.txt # shared\n--constraint=pins.txt\n-r https://host/other.txt\n",
+        deps__base_txt="-c ../pins.txt\n\\\n-rmore.txt\n",
+        deps__more_txt="-r base.txt\nrequests\n",
+        pins_txt="numpy==2\n",
+        uv_toml="[pip]\n",
+        pyproject_toml="[project]\n",
+    )
+    found = requirements.read(tmp_path, "./requirements.txt")
+    assert set(found.files) == {"requirements.txt", "deps/base.txt", "deps/more.txt", "pins.txt"}
+    assert not found.local
+    assert set(found.settings) == {"uv.toml"}
+    write(tmp_path, pyproject_toml="[tool.uv]\nindex-url = 'x'\n")
+    assert set(requirements.read(tmp_path, "requirements.txt").settings) == {"uv.toml", "pyproject.toml"}
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("-e .", True),
+        ("--editable=./libs/mine", True),
+        ("./libs/mine", True),
+        ("libs/mine[extra] ; python_version > '3'", True),
+        ("mine @ file:///srv/mine", True),
+        ("--find-links wheels", True),
+        ("-e git+https://host/mine.git#egg=mine", False),
+        ("mine @ https://host/mine.whl", False),
+        ("--find-links https://host/wheels", False),
+        ("--index-url https://host/simple", False),
+        ("numpy>=2 # ./not/this", False),
+    ],
+)
+def test_what_installs_parts_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
+    write(tmp_path, requirements_txt=f"{text}\n", libs__mine__setup_py="")
+    assert requirements.read(tmp_path, "requirements.txt").local is local
+
+
+def test_a_lock_counts_with_its_project(tmp_path: Path) -> None:
+    write(tmp_path, uv_lock=LOCK, pyproject_toml="[project]\n")
+    found = requirements.read(tmp_path, "uv.lock")
+    assert set(found.files) == {"uv.lock", "pyproject.toml"}
+    # The project itself is not installed.
+    assert not found.local
+    write(tmp_path, uv_lock=LOCK + '[[package]]\nname = "inner"\nsource = { directory = "libs/inner" }\n')
+    assert requirements.read(tmp_path, "uv.lock").local
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("missing.txt", "", "there is no missing.txt in the code folder"),
+        ("../requirements.txt", "", "is not inside the code folder"),
+        ("/etc/requirements.txt", "", "is not inside the code folder"),
+        ("requirements.txt", "-r gone.txt", "there is no gone.txt in the code folder, which requirements.txt includes"),
+        ("requirements.txt", "-r ../up.txt", "includes ../up.txt, which is not inside the code folder"),
+        ("uv.lock", "", "there is no pyproject.toml in the code folder, the project of uv.lock"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    if "/" not in name and name != "missing.txt":
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as refused:
+        requirements.read(tmp_path, name)
+    assert problem in str(refused.value)
+
+
+# ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def spec(**wishes: object) -> Spec:
+    return Spec(name="j", run="true", environment=Environment(**wishes))  # type: ignore[arg-type]
+
+
+def test_requirements_at_the_root_are_found_and_announced(tmp_path: Path) -> None:
+    write(tmp_path, requirements_txt="numpy\n")
+    chosen, told = choose_requirements(spec(), tmp_path, {"requirements.txt"})
+    assert chosen.environment.requirements == "requirements.txt"
+    assert told == (
+        "requirements.txt is installed before the training starts (environment.requirements; `none` leaves it)",
+    )
+
+
+def test_what_was_named_is_not_announced(tmp_path: Path) -> None:
+    write(tmp_path, requirements_txt="numpy\n", deps__gpu_txt="scipy\n")
+    chosen, told = choose_requirements(spec(requirements="deps/gpu.txt"), tmp_path, {"deps/gpu.txt"})
+    assert (chosen.environment.requirements, told) == ("deps/gpu.txt", ())
+
+
+@pytest.mark.parametrize(
+    "wishes", [{"requirements": "none"}, {"conda": "environment.yml"}], ids=["refused", "conda has its own"]
+)
+def test_nothing_is_found_where_nothing_is_wanted(tmp_path: Path, wishes: dict[str, str]) -> None:
+    write(tmp_path, requirements_txt="numpy\n")
+    asked = spec(**wishes)
+    assert choose_requirements(asked, tmp_path, {"requirements.txt"}) == (asked, ())
+
+
+def test_a_file_that_is_not_packed_is_not_found_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, requirements_txt="numpy\n")
+    assert choose_requirements(spec(), tmp_path, set()) == (spec(), ())
+
+
+@pytest.mark.parametrize("packed", [set(), {"requirements.txt"}])
+def test_a_file_that_was_named_must_be_packed_with_what_it_includes(tmp_path: Path, packed: set[str]) -> None:
+    write(tmp_path, requirements_txt="-r base.txt\n", base_txt="numpy\n")
+    with pytest.raises(UserError, match=r"is left out of the packed code .* add `!\S+` to .stokerignore"):
+        choose_requirements(spec(requirements="requirements.txt"), tmp_path, packed)
+
+
+def test_a_lock_keeps_nothing_of_the_image(tmp_path: Path) -> None:
+    write(tmp_path, pylock_toml="")
+    with pytest.raises(UserError, match=r"environment.system_packages: pylock.toml names every package"):
+        choose_requirements(spec(requirements="pylock.toml", system_packages=True), tmp_path, {"pylock.toml"})
