@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import World, fields, until
+from harness import EXAMPLES, World, fields, until
 
+from stoker import client
 from stoker.processes.unmounting import mounted_below
 from stoker.store import open_store
 from stoker.testing.machines.store_door import StoreDoor
@@ -81,6 +82,15 @@ if isolated():
             "STOKER_INPUT_TRAIN_SET": FILES,
         }
         assert f"[stoker] inputs.train-set: fetching 2 files, 2 B from {data}" in world.lines(job)
+
+    def test_the_example(world: World) -> None:
+        job = client.submit(str(EXAMPLES / "inputs" / "stoker.yaml"), store=world.url, detach=True)
+        assert world.ended(job).outcome == "succeeded", world.story(job)
+        lines = sorted(line for line in world.lines(job) if line.startswith("node "))
+        assert lines == [
+            "node 0 read part-0.csv, part-2.csv: y = 3.0 x -1.0",
+            "node 1 read part-1.csv, part-3.csv: y = 3.0 x -1.0",
+        ]
 
     def test_two_jobs_at_once_share_it(world: World, data: str) -> None:
         world.write(READER)

@@ -105,6 +105,7 @@ def test_every_field_at_once() -> None:
         ),
         inputs={
             "train": Input("s3://bucket/dataset"),
+            "tokens": Input("s3://bucket/tokens", shard=True),
             "val": Input("s3://bucket/val", "mount"),
             "cfg": Input("./configs"),
         },
@@ -227,6 +228,10 @@ def test_the_smallest() -> None:
             "stoker.yaml:2: inputs.a.mode: expected copy or mount or stream",
         ),
         ("run: x\ninputs: {a-b: x, a_b: y}\n", "stoker.yaml:2: inputs.a_b: and a-b would both be STOKER_INPUT_A_B"),
+        (
+            "run: x\ninputs:\n  a: {from: s3://b/c, mode: mount, shard: true}\n",
+            "stoker.yaml:3: inputs.a.shard: shares out files that are copied; with mode: mount, leave it out",
+        ),
         ("run: x\nmetrics: {loss: '('}\n", "stoker.yaml:2: metrics.loss: not a regular expression"),
         ("run: x\nmetrics: {loss: 'loss=.*'}\n", "stoker.yaml:2: metrics.loss: expected exactly one group"),
         ("run: x\nmetrics: {loss: '(a)(b)'}\n", "stoker.yaml:2: metrics.loss: expected exactly one group"),

@@ -76,6 +76,7 @@ environment:
 
 inputs:
   train: s3://bucket/dataset
+  tokens: {from: "s3://bucket/tokens", shard: true}
   val: {from: "s3://bucket/val", mode: mount}
   cfg: ./configs
 checkpoints: {dir: checkpoints, keep: 3, grace: 60s}
@@ -107,7 +108,7 @@ _FORM_NAMES = {
     "secrets": "names to references",
     "reference": "reference",
     "packages": "text or list",
-    "inputs": "names to a source, or `{from, mode}`",
+    "inputs": "names to a source, or `{from, mode, shard}`",
     "regexes": "names to regular expressions",
     "image": "text",
     "flags": "mapping of flags",
