@@ -1,0 +1,363 @@
+"""Environments in the store: whole or not at all, whoever dies, races, damages or forbids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from stoker import codec, layout
+from stoker.agent.environment import archive, cache
+from stoker.agent.environment.archive import Changed, Listing, is_whole, take_listing, with_compiled
+from stoker.agent.environment.cache import Cache, Damaged, Keeping, Kept
+from stoker.errors import CodecError, StoreDenied, StoreUnavailable
+from stoker.removing import UNUSED_FOR, collect_environments
+from stoker.store import open_store
+from stoker.testing.memory import Fault, MemoryStore
+
+HERE = "linux-x86_64 glibc-2.36 cpython-311"
+NOW = datetime.now(timezone.utc)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a hundred bytes: files lie in several of them, and several lie in one."""
+    monkeypatch.setattr(cache, "PART_BYTES", 100)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A folder such as an environment is."""
+    folder = tmp_path / "made"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").symlink_to("/usr/bin/python3")
+    (folder / "bin/tool").write_text("#!/bin/sh\n")
+    (folder / "bin/tool").chmod(0o755)
+    (folder / "lib/site").mkdir(parents=True)
+    (folder / "lib/empty").mkdir()
+    (folder / "lib64").symlink_to("lib")
+    (folder / "lib/site/__init__.py").touch()
+    for number in range(20):
+        (folder / f"lib/site/m{number}.py").write_bytes(bytes([number]) * (7 * number))
+    (folder / "lib/site/large.so").write_bytes(os.urandom(1234))
+    return folder
+
+
+def store(faults: Callable[[str, str], Fault | None] | None = None) -> MemoryStore:
+    return MemoryStore(lambda: NOW, faults=faults)
+
+
+def keep(kept_in: MemoryStore, folder: Path, key: str = "k", job: str = "job-abcd") -> bool:
+    return Cache(kept_in, job).keep(key, HERE, folder, take_listing(folder))
+
+
+def restore(kept_in: MemoryStore, folder: Path, key: str = "k", job: str = "job-abcd") -> bool:
+    """False: nothing is kept."""
+    found = Cache(kept_in, job).find(key)
+    if found is not None:
+        Cache(kept_in, job).restore(found, key, HERE, folder)
+    return found is not None
+
+
+def picture(folder: Path) -> dict[str, object]:
+    """All that there is, with modes and times."""
+    return {
+        str(path.relative_to(folder)): (
+            path.readlink()
+            if path.is_symlink()
+            else None
+            if path.is_dir()
+            else (path.read_bytes(), path.stat().st_mode & 0o777, path.stat().st_mtime_ns // 10**9)
+        )
+        for path in folder.rglob("*")
+    }
+
+
+def parts(kept_in: MemoryStore, place: str = layout.ENVIRONMENTS) -> list[str]:
+    return [meta.key for meta in kept_in.list(place) if len(meta.key.rpartition("/")[2]) == 64]
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["as it is", "compressed"])
+def test_what_was_kept_is_restored(made: Path, tmp_path: Path, near: bool) -> None:
+    kept_in = MemoryStore(lambda: NOW, near=near)
+    assert not restore(kept_in, tmp_path / "restored")
+    assert keep(kept_in, made)
+    # What is there of an attempt before this one is no hindrance.
+    (tmp_path / "restored/lib").mkdir(parents=True)
+    (tmp_path / "restored/left").touch()
+    assert restore(kept_in, tmp_path / "restored")
+    assert picture(tmp_path / "restored") == picture(made)
+    found = Cache(kept_in, "job-abcd").find("k")
+    assert found is not None and found.kept.compressed is not near and len(found.kept.parts) > 3
+
+
+def test_what_the_training_compiled_is_kept_and_nothing_else_that_is_new(made: Path) -> None:
+    before = take_listing(made)
+    compiled = made / "lib/site/__pycache__"
+    compiled.mkdir()
+    (compiled / "m3.cpython-311.pyc").write_bytes(b"compiled")
+    (compiled / "m4.cpython-311.pyc.140021").write_bytes(b"half")
+    (compiled / "new.cpython-311.pyc").write_bytes(b"of a package that the set-up added")
+    (made / "lib/site/new.py").write_text("")
+    added = {item.path for item in with_compiled(before, made).items} - {item.path for item in before.items}
+    assert added == {"lib/site/__pycache__", "lib/site/__pycache__/m3.cpython-311.pyc"}
+
+
+@pytest.mark.parametrize("change", ["written", "removed"])
+def test_an_environment_that_changed_meanwhile_is_not_kept(made: Path, change: str) -> None:
+    listing = take_listing(made)
+    if change == "written":
+        (made / "lib/site/m9.py").write_bytes(b"x" * 63)
+        os.utime(made / "lib/site/m9.py", ns=(1, 1))
+    else:
+        (made / "lib/site/m9.py").unlink()
+    kept_in = store()
+    with pytest.raises(Changed, match=r"m9.py was (changed|removed)"):
+        Cache(kept_in, "job-abcd").keep("k", HERE, made, listing)
+    assert Cache(kept_in, "job-abcd").find("k") is None
+
+
+# ── Attacks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PACKER = """\
+import os, sys, signal
+from pathlib import Path
+from stoker.agent.environment import cache
+from stoker.agent.environment.archive import take_listing
+from stoker.store import open_store
+cache.PART_BYTES = 100
+kept_in = open_store(sys.argv[1])
+put, left = kept_in.put, [5]
+def dying(key, data):
+    put(key, data)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+kept_in.put = dying
+folder = Path(sys.argv[2])
+cache.Cache(kept_in, "job-abcd").keep("k", sys.argv[3], folder, take_listing(folder))
+"""
+
+
+def test_killed_while_packing(made: Path, tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    died = subprocess.run([sys.executable, "-c", PACKER, url, str(made), HERE], check=False)
+    assert died.returncode == -signal.SIGKILL
+    kept_in = open_store(url)
+    assert len(list(kept_in.list(layout.ENVIRONMENTS))) == 5
+    cached = Cache(kept_in, "job-abcd")
+    assert cached.find("k") is None
+    assert cached.keep("k", HERE, made, take_listing(made))
+    found = cached.find("k")
+    assert found is not None
+    cached.restore(found, "k", HERE, tmp_path / "restored")
+    assert picture(tmp_path / "restored") == picture(made)
+
+
+def truncate(kept_in: MemoryStore, key: str) -> None:
+    found = kept_in.get(key)
+    assert found is not None
+    kept_in.put(key, found.data[:-1])
+
+
+def scramble(kept_in: MemoryStore, key: str) -> None:
+    found = kept_in.get(key)
+    assert found is not None
+    kept_in.put(key, bytes(byte ^ 1 for byte in found.data))
+
+
+@pytest.mark.parametrize(
+    ("attack", "told"),
+    [
+        (truncate, "a part of it is not what was kept"),
+        (scramble, "a part of it is not what was kept"),
+        (lambda kept_in, key: kept_in.delete([key]), "a part of it is missing"),
+    ],
+    ids=["truncated", "scrambled", "missing"],
+)
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_damaged_part_is_noticed_and_replaced(
+    made: Path, tmp_path: Path, attack: Callable[[MemoryStore, str], None], told: str, which: int
+) -> None:
+    kept_in = store()
+    keep(kept_in, made)
+    attack(kept_in, parts(kept_in)[which])
+    with pytest.raises(Damaged, match=told) as damaged:
+        restore(kept_in, tmp_path / "restored")
+    cached = Cache(kept_in, "job-abcd")
+    cached.discard(damaged.value)
+    assert cached.find("k") is None
+    assert keep(kept_in, made), "what is damaged stands in the way of what is whole"
+    assert restore(kept_in, tmp_path / "restored")
+    assert picture(tmp_path / "restored") == picture(made)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"key": "k"}'])
+def test_a_manifest_that_cannot_be_read_is_replaced(made: Path, text: bytes) -> None:
+    kept_in = store()
+    keep(kept_in, made)
+    kept_in.put(layout.environment_manifest(layout.ENVIRONMENTS, "k"), text)
+    with pytest.raises(Damaged, match="its manifest cannot be read") as damaged:
+        restore(kept_in, made)
+    Cache(kept_in, "job-abcd").discard(damaged.value)
+    assert keep(kept_in, made)
+
+
+@pytest.mark.parametrize("field", ["platform", "key"])
+def test_what_was_made_for_another_machine_is_not_used(made: Path, tmp_path: Path, field: str) -> None:
+    kept_in = store()
+    keep(kept_in, made)
+    name = layout.environment_manifest(layout.ENVIRONMENTS, "k")
+    found = kept_in.get(name)
+    assert found is not None
+    kept = codec.loads(Kept, found.data)
+    other = {"platform": "linux-aarch64 glibc-2.36 cpython-311"} if field == "platform" else {"key": "other"}
+    kept_in.put(name, codec.dumps(Kept(**{**kept.__dict__, **other})))
+    with pytest.raises(Damaged, match="it was made for"):
+        restore(kept_in, tmp_path / "restored")
+    assert not (tmp_path / "restored").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'[["file", "../up", 1, 0, 0]]',
+        b'[["link", "/etc/passwd", "x"]]',
+        b'[["file", "a", -1, 0, 0]]',
+        b'[["pipe", "a"]]',
+        b'{"a": 1}',
+        b"\xff",
+    ],
+)
+def test_a_listing_that_leads_out_is_refused(text: bytes) -> None:
+    with pytest.raises(CodecError):
+        Listing.load(text)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    listing = Listing.load(f'[["link", "in", "{outside}"], ["file", "in/file", 4, 0, 0]]'.encode())
+    archive.lay_out(tmp_path / "restored", listing)
+    with pytest.raises(OSError, match="No such file"):
+        archive.write_part(tmp_path / "restored", listing, 0, b"evil")
+    assert not list(outside.iterdir())
+
+
+def test_two_race_to_fill_it(made: Path, tmp_path: Path) -> None:
+    """Both have sent everything when they come to the manifest. One of them wins, and nothing of the other is left."""
+    meet = threading.Barrier(2)
+
+    def wait(call: str, key: str) -> None:
+        if call == "create":
+            meet.wait(30)
+
+    kept_in = store()
+    other = tmp_path / "other"
+    assert subprocess.run(["cp", "-a", str(made), str(other)], check=False).returncode == 0
+    (other / "lib/site/m7.py").write_bytes(b"made by another, with other bytes")
+    won: dict[str, bool] = {}
+    threads = [
+        threading.Thread(target=lambda f=folder: won.update({f.name: keep(kept_in.client(wait), f)}))
+        for folder in (made, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won.values()) == [False, True]
+    assert restore(kept_in, tmp_path / "restored")
+    winner = made if won["made"] else other
+    assert picture(tmp_path / "restored") == picture(winner)
+    found = Cache(kept_in, "job-abcd").find("k")
+    assert found is not None
+    assert set(parts(kept_in)) == set(Cache(kept_in, "job-abcd").names(found)[1:])
+
+
+def test_a_machine_that_may_write_only_what_is_its_own_job_keeps_it_there(made: Path, tmp_path: Path) -> None:
+    def denies(_call: str, key: str) -> Fault | None:
+        return None if key.startswith("work/job-abcd/") else Fault(error=StoreDenied("not yours"))
+
+    kept_in = store(denies)
+    assert keep(kept_in, made)
+    assert restore(kept_in, tmp_path / "restored")
+    assert picture(tmp_path / "restored") == picture(made)
+    # Another job does not see it.
+    assert Cache(kept_in, "other-abcd").find("k") is None
+
+
+def test_a_machine_that_may_write_nothing_goes_on_without(made: Path) -> None:
+    said: list[str] = []
+    kept_in = store(lambda call, _key: None if call in ("get", "head") else Fault(error=StoreDenied("not yours")))
+    keeping = Keeping(Cache(kept_in, "job-abcd"), "k", HERE, made, take_listing(made), said.append)
+    keeping.settle(lambda: time.monotonic() + 30)
+    assert said == ["the environment is not kept for the next time: not yours"]
+
+
+def test_the_exit_waits_for_so_long_and_no_longer(made: Path) -> None:
+    """A store that hangs keeps nobody's machine."""
+    begun, never = threading.Event(), threading.Event()
+
+    def hangs(call: str, _key: str) -> None:
+        if call == "put":
+            begun.set()
+            never.wait(60)
+
+    said: list[str] = []
+    keeping = Keeping(Cache(store(hangs), "job-abcd"), "k", HERE, made, take_listing(made), said.append)
+    keeping.settle(lambda: 0.0 if begun.is_set() else time.monotonic() + 30)
+    assert begun.is_set()
+    never.set()
+
+
+def test_an_outage_is_no_damage(made: Path, tmp_path: Path) -> None:
+    kept_in = store()
+    keep(kept_in, made)
+    kept_in.faults = lambda call, key: Fault() if call == "get" and len(key) > 60 else None
+    with pytest.raises(StoreUnavailable):
+        restore(kept_in, tmp_path / "restored")
+    kept_in.faults = None
+    assert restore(kept_in, tmp_path / "restored")
+    assert is_whole(tmp_path / "restored", take_listing(made))
+
+
+# ── Pruning ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_no_machine_used_for_long_is_collected(made: Path, tmp_path: Path) -> None:
+    now = [NOW - UNUSED_FOR - timedelta(days=2)]
+    kept_in = MemoryStore(lambda: now[0])
+    for key in ("old", "used"):
+        keep(kept_in, made, key)
+    now[0] = NOW - timedelta(days=2)
+    restore(kept_in, tmp_path / "restored", "used")
+    keep(kept_in, made, "new")
+    assert collect_environments(kept_in) == 1
+    left = {meta.key.split("/")[2] for meta in kept_in.list(layout.ENVIRONMENTS)}
+    assert left == {"used", "new"}
+    assert restore(kept_in, tmp_path / "restored", "used")
+    assert restore(kept_in, tmp_path / "restored", "new")
+
+
+def test_what_a_killed_packer_left_is_collected(made: Path, tmp_path: Path) -> None:
+    now = [NOW - timedelta(days=2)]
+    kept_in = MemoryStore(lambda: now[0])
+    keep(kept_in, made)
+    kept_in.put(layout.environment_part(layout.ENVIRONMENTS, "k", "f" * 64), b"left")
+    kept_in.put(layout.environment_part(layout.ENVIRONMENTS, "half", "e" * 64), b"left")
+    now[0] = NOW
+    young = layout.environment_part(layout.ENVIRONMENTS, "half", "d" * 64)
+    kept_in.put(young, b"somebody is at work")
+    assert collect_environments(kept_in) == 0
+    assert not kept_in.holds(layout.environment_part(layout.ENVIRONMENTS, "k", "f" * 64))
+    assert not kept_in.holds(layout.environment_part(layout.ENVIRONMENTS, "half", "e" * 64))
+    assert kept_in.holds(young)
+    assert restore(kept_in, tmp_path / "restored")
