@@ -100,7 +100,12 @@ def test_every_field_at_once() -> None:
             index=PackageIndex(url="https://packages.example/simple", secret="aws-sm:index"),
             apt_mirror=PackageIndex(url="https://mirror.example/debian", secret="gcp-sm:mirror"),
             conda_channel=PackageIndex(url="https://jane@packages.example/conda", secret="env:CONDA_PASSWORD"),
-            container=Container(image="trainer", run={"shm_size": "16g", "cap_add": ["SYS_ADMIN"]}),
+            container=Container(
+                image="registry.example/trainer",
+                run={"shm_size": "16g", "cap_add": ["SYS_ADMIN"]},
+                entrypoint=True,
+                secret="aws-sm:registry",
+            ),
             contract="sagemaker",
         ),
         inputs={

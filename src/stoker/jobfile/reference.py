@@ -71,7 +71,12 @@ environment:
   index: {url: "https://packages.example/simple", secret: "aws-sm:index"}
   apt_mirror: {url: "https://mirror.example/debian", secret: "gcp-sm:mirror"}
   conda_channel: {url: "https://jane@packages.example/conda", secret: "env:CONDA_PASSWORD"}
-  container: {image: trainer, engine: docker, run: {shm_size: 16g, cap_add: [SYS_ADMIN]}}
+  container:
+    image: registry.example/trainer
+    engine: docker
+    run: {shm_size: 16g, cap_add: [SYS_ADMIN]}
+    entrypoint: true
+    secret: aws-sm:registry
   contract: sagemaker
 
 inputs:
