@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the images that test machines boot, once. Needs root and the package mirror, so it runs outside the isolation.
+# Build the images that test machines boot and test containers run, once. Needs root and the package mirror, so it runs outside the isolation.
 # Where that cannot be, say why in one line: the tests that boot machines then skip themselves.
 set -eu
 python=$1
@@ -9,4 +9,5 @@ elif ! command -v mmdebstrap >/dev/null || ! command -v systemd-nspawn >/dev/nul
     echo "no test machines: mmdebstrap and systemd-container are missing" >&2
 else
     "$python" -c "from stoker.testing.machines.images import main; main()" || echo "no test machines: their images could not be built" >&2
+    "$python" -c "from stoker.testing.engines.docker import main; main()" || echo "no test containers: their image could not be built" >&2
 fi

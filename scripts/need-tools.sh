@@ -11,6 +11,10 @@ command -v shellcheck >/dev/null || missing="$missing shellcheck"
 if [ "$(id -u)" = 0 ]; then
     command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
     command -v systemd-nspawn >/dev/null || missing="$missing systemd-container"
+    # Containers.
+    command -v dockerd >/dev/null || missing="$missing docker.io"
+    command -v podman >/dev/null || missing="$missing podman"
+    command -v catatonit >/dev/null || missing="$missing catatonit"
     # Buckets that are mounted.
     command -v rclone >/dev/null || missing="$missing rclone"
     command -v s3fs >/dev/null || missing="$missing s3fs"
