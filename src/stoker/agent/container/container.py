@@ -128,13 +128,13 @@ class Container:
     def _login(self, reference: str) -> Login | None:
         """A password for the registry of an image, anew for each pull: tokens expire. Raises SetupFailed."""
         where = registry.registry_of(reference)
-        if self._spec.secret is not None:
-            secret, field = self._spec.secret, f"{FIELD}.secret"
-            return registry.make_login(where, fetch(field, secret, os.environ), field)
-        own = registry.reference_of(where)
-        if own is None or registry.knows(where, os.environ):
-            return None
-        return registry.make_login(where, fetch(f"{FIELD}.image", own, os.environ), f"{FIELD}.image")
+        reference_to, field = self._spec.secret, f"{FIELD}.secret"
+        if reference_to is None:
+            reference_to, field = registry.reference_of(where), f"{FIELD}.image"
+            if reference_to is None or registry.knows(where, os.environ):
+                return None
+        secret = self._ask(lambda: fetch(field, reference_to, os.environ))
+        return registry.make_login(where, secret, field)
 
     # ── Making it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

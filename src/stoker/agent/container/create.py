@@ -120,7 +120,7 @@ def _quoted(part: str) -> str:
 def _outermost(folders: Sequence[Path]) -> list[Path]:
     """Each folder once, and none that is part of another."""
     kept: list[Path] = []
-    for folder in sorted(set(folders), key=lambda folder: len(folder.parts)):
+    for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.parts)):
         if not any(folder.is_relative_to(other) for other in kept):
             kept.append(folder)
     return kept

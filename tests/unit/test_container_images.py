@@ -1,0 +1,265 @@
+"""Images: pulled with a login that nobody sees, and the same one again for later attempts. The engine is a script."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.agent.container import registry
+from stoker.agent.container.engine import Answer, Engine
+from stoker.agent.container.images import Images, pull_arguments
+from stoker.agent.container.registry import Login
+from stoker.agent.container.sweep import Record, container_name, read_record, record_of, sweep, write_record
+from stoker.agent.prepare import SetupFailed
+from stoker.model import ImageFact
+
+ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+
+# Keeps what it was asked, and what its configuration said; has the images that lie in a folder, each a JSON file.
+FAKE = """#!/usr/bin/env python3
+import json, os, pathlib, sys
+here = pathlib.Path(sys.argv[0]).parent
+words = sys.argv[1:]
+config = None
+for word in list(words):
+    name, _, value = word.partition("=")
+    if name == "--config":
+        config = pathlib.Path(value, "config.json").read_text()
+        words.remove(word)
+    elif name == "--authfile":
+        config = pathlib.Path(value).read_text()
+        words.remove(word)
+with (here / "asked").open("a") as file:
+    file.write(json.dumps({"words": words, "config": config}) + "\\n")
+known = json.loads((here / "images").read_text())
+remote = json.loads((here / "remote").read_text())
+if words[:2] == ["image", "inspect"]:
+    if words[2] not in known:
+        sys.exit(f"Error: No such image: {words[2]}")
+    print(json.dumps([known[words[2]]]))
+elif words[0] == "pull":
+    name = words[-1]
+    if name not in remote:
+        sys.exit("Error response from daemon: " + remote.get("*", "manifest unknown"))
+    known[name] = remote[name]
+    for digest in remote[name].get("RepoDigests", []):
+        known[digest] = remote[name]
+    known[remote[name]["Id"]] = remote[name]
+    (here / "images").write_text(json.dumps(known))
+"""
+
+
+def image(number: int, name: str = "repo/x") -> dict[str, Any]:
+    return {
+        "Id": f"sha256:{number}",
+        "RepoDigests": [f"other/y@sha256:d{number}", f"{name}@sha256:d{number}"],
+        "Config": {"Env": ["A=1", "B=x=y"], "Entrypoint": ["/entry", "--"]},
+    }
+
+
+class World:
+    """A folder with a fake engine in it."""
+
+    def __init__(self, folder: Path, program: str = "docker") -> None:
+        self.folder = folder
+        self.program = folder / program
+        self.program.write_text(FAKE)
+        self.program.chmod(0o755)
+        self.said: list[str] = []
+        self.timed: list[str] = []
+        self.login: Login | None = None
+        self.has({}, {})
+
+    def has(self, images: dict[str, Any], remote: dict[str, Any]) -> None:
+        (self.folder / "images").write_text(json.dumps(images))
+        (self.folder / "remote").write_text(json.dumps(remote))
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "asked").read_text().splitlines()]
+
+    def images(self) -> Images:
+        @contextmanager
+        def timed(name: str, remedy: str) -> Iterator[None]:
+            assert remedy
+            self.timed.append(name)
+            yield
+
+        engine = Engine(self.program.name)
+        return Images(engine, lambda _: self.login, self.folder / "private", self.said.append, timed)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("stoker.agent.container.images._PAUSE_S", 0.0)
+    return World(tmp_path)
+
+
+def test_what_is_here_is_not_pulled(world: World) -> None:
+    world.has({"repo/x:1": image(1)}, {})
+    found = world.images().bring("repo/x:1")
+    assert (found.id, found.known_as, found.entrypoint) == ("sha256:1", "repo/x@sha256:d1", ("/entry", "--"))
+    assert found.environ == {"A": "1", "B": "x=y"}
+    assert [each["words"][0] for each in world.asked] == ["image"] and not world.timed
+
+
+def test_a_login_is_in_a_file_that_goes_away(world: World) -> None:
+    world.has({}, {f"{ECR}/x:1": image(1, f"{ECR}/x")})
+    world.login = registry.make_login(ECR, "pass:word", "a field")
+    found = world.images().bring(f"{ECR}/x:1")
+    assert found.known_as == f"{ECR}/x@sha256:d1"
+    (pull,) = [each for each in world.asked if "pull" in each["words"]]
+    assert pull["words"] == ["pull", "--quiet", f"{ECR}/x:1"]
+    # base64 of AWS:pass:word
+    assert json.loads(pull["config"]) == {"auths": {ECR: {"auth": "QVdTOnBhc3M6d29yZA=="}}}
+    assert not (world.folder / "private").exists()
+    assert world.timed == [f"docker pull {ECR}/x:1"]
+    assert "pass" not in repr(world.login)
+
+
+def test_the_exact_command_lines_of_a_pull() -> None:
+    folder = Path("/dev/shm/stoker-x")
+    assert pull_arguments("docker", "a/b:1", folder) == ["--config=/dev/shm/stoker-x", "pull", "--quiet", "a/b:1"]
+    assert pull_arguments("podman", "a/b:1", folder) == [
+        "pull",
+        "--quiet",
+        "--authfile=/dev/shm/stoker-x/config.json",
+        "a/b:1",
+    ]
+    assert pull_arguments("docker", "a/b:1", None) == ["pull", "--quiet", "a/b:1"]
+
+
+def test_a_later_attempt_has_the_image_of_the_first(world: World) -> None:
+    before = ImageFact(name="repo/x:1", id="sha256:1", digest="repo/x@sha256:d1")
+    # The tag has moved on, and another machine has neither.
+    world.has({}, {"repo/x:1": image(2), "repo/x@sha256:d1": image(1)})
+    assert world.images().bring("repo/x:1", before).id == "sha256:1"
+    assert not world.said
+    # It is gone from the registry: what the name means now is taken, and told.
+    world.has({}, {"repo/x:1": image(2)})
+    assert world.images().bring("repo/x:1", before).id == "sha256:2"
+    assert "cannot be had any more" in world.said[0] and "manifest unknown" in world.said[0]
+    # One that no registry knows can only be here.
+    world.has({"sha256:1": image(1), "repo/x:1": image(2)}, {})
+    assert world.images().bring("repo/x:1", ImageFact("repo/x:1", "sha256:1")).id == "sha256:1"
+
+
+@pytest.mark.parametrize(
+    ("complaint", "user", "word"),
+    [
+        ("manifest for repo/x:1 not found: manifest unknown", True, "there is no repo/x:1"),
+        ("pull access denied for repo/x, repository does not exist or may require 'docker login'", True, "secret"),
+        ("Head https://r/v2: no basic auth credentials", True, "environment.container.secret"),
+        ("Get https://r/v2/: net/http: TLS handshake timeout", False, "cannot be pulled"),
+        ("dial tcp: lookup r on 1.1.1.1:53: no such host", False, "cannot be pulled"),
+        ("toomanyrequests: You have reached your pull rate limit", False, "cannot be pulled"),
+        ("write /var/lib/docker/x: no space left on device", False, "cannot be pulled"),
+        ("received unexpected HTTP status: 503 Service Unavailable", False, "cannot be pulled"),
+    ],
+)
+def test_whose_fault_it_is_that_it_cannot_be_pulled(world: World, complaint: str, user: bool, word: str) -> None:
+    world.has({}, {"*": complaint})
+    with pytest.raises(SetupFailed) as failed:
+        world.images().bring("repo/x:1")
+    assert failed.value.user is user
+    assert word in str(failed.value) and str(failed.value).startswith("environment.container.image: ")
+    assert "\n" not in str(failed.value)
+    # What may pass is asked for again.
+    assert len([each for each in world.asked if each["words"][0] == "pull"]) == (1 if user else 3)
+
+
+def test_an_engine_that_is_not_there_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupFailed, match=r"there is no podman on this machine.*engine: docker") as failed:
+        Engine("podman").ask("version")
+    assert failed.value.user
+
+
+@pytest.mark.parametrize(
+    ("said", "away", "passing"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", True, True),
+        ("error during connect: Get http://x: EOF", True, True),
+        ("unknown flag: --bogus\nSee 'docker create --help'.", False, False),
+    ],
+)
+def test_what_the_engine_says_is_told_in_one_line(said: str, away: bool, passing: bool) -> None:
+    answer = Answer(1, "", said)
+    assert (answer.away, answer.passing) == (away, passing)
+    assert "\n" not in answer.said and "See '" not in answer.said
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "reference"),
+    [
+        ("ubuntu", "docker.io", None),
+        ("pytorch/pytorch:2", "docker.io", None),
+        ("ghcr.io/a/b", "ghcr.io", None),
+        ("localhost/x", "localhost", None),
+        ("localhost:5000/x:1", "localhost:5000", None),
+        (f"{ECR}/a/b@sha256:1", ECR, "aws-ecr:eu-west-1"),
+        (
+            "123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/x",
+            "123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn",
+            "aws-ecr:cn-north-1",
+        ),
+        ("europe-west4-docker.pkg.dev/p/r/x:1", "europe-west4-docker.pkg.dev", "gcp-token"),
+        ("eu.gcr.io/p/x", "eu.gcr.io", "gcp-token"),
+        ("evil.gcr.io.example.com/x", "evil.gcr.io.example.com", None),
+        ("public.ecr.aws/x/y", "public.ecr.aws", None),
+    ],
+)
+def test_the_machines_own_identity_is_for_its_clouds_registries_alone(
+    name: str, where: str, reference: str | None
+) -> None:
+    assert registry.registry_of(name) == where
+    assert registry.reference_of(where) == reference
+
+
+def test_logins_by_registry() -> None:
+    assert registry.make_login("ghcr.io", "jane:to:ken", "f") == Login("ghcr.io", "jane", "to:ken")
+    assert registry.make_login("eu.gcr.io", "ya29.x", "f") == Login("eu.gcr.io", "oauth2accesstoken", "ya29.x")
+    assert registry.make_login("eu.gcr.io", '_json_key:{"a": 1}', "f") == Login("eu.gcr.io", "_json_key", '{"a": 1}')
+    with pytest.raises(SetupFailed, match=r"f: the secret has to be `user:password` for ghcr\.io"):
+        registry.make_login("ghcr.io", "token", "f")
+
+
+@pytest.mark.parametrize(
+    ("config", "known"),
+    [
+        ({"auths": {ECR: {}}}, True),
+        ({"credHelpers": {ECR: "ecr-login"}}, True),
+        ({"credsStore": "desktop"}, True),
+        ({"auths": {"ghcr.io": {}}}, False),
+        ({}, False),
+    ],
+)
+def test_who_has_logged_in_already_is_left_alone(tmp_path: Path, config: dict[str, Any], known: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert registry.knows(ECR, {"DOCKER_CONFIG": str(tmp_path)}) is known
+
+
+def test_nobody_but_an_agent_says_what_is_swept(world: World, tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    root.mkdir()
+    private = tmp_path / container_name(root)
+    private.mkdir()
+    write_record(root, Record("docker", str(private)))
+    assert read_record(root) == Record("docker", str(private))
+    sweep(root)
+    assert not private.exists() and not record_of(root).exists()
+    assert world.asked[-1]["words"] == ["rm", "--force", "--volumes", container_name(root)]
+    # What a training may have written there.
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    for text in ('{"engine": "docker", "private": "PRECIOUS"}', '{"engine": "/bin/sh", "private": "x"}', "[]", "x"):
+        record_of(root).write_text(text.replace("PRECIOUS", str(precious)))
+        sweep(root)
+    assert precious.exists() and len(world.asked) == 1
