@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import agent, checkpoints, ec2, environments, gce, inputs, logs, reclaim, scale, startup
+from bench import agent, checkpoints, containers, ec2, environments, gce, inputs, logs, reclaim, scale, startup
 from bench.figures import Figure, Measurement, document, table, text, verdict
 
 MEASUREMENTS: tuple[Measurement, ...] = (
@@ -25,6 +25,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *checkpoints.MEASUREMENTS,
     *scale.MEASUREMENTS,
     *environments.MEASUREMENTS,
+    *containers.MEASUREMENTS,
     *inputs.MEASUREMENTS,
     *ec2.MEASUREMENTS,
     *gce.MEASUREMENTS,

@@ -32,6 +32,7 @@ PROMISED = {
     "env_restore_ratio": "≤ 0.1",
     "input_fetch_ratio": "≤ 1.1",
     "env_vs_pip_ratio": "≤ 0.3",
+    "container_overhead_s": "≤ 0.5",
     "ec2_boot_overhead_s": "≤ 4",
     "agent_bundle_mb": "≤ 10",
     "ec2_calls_per_job": "≤ 15",
