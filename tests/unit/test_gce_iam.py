@@ -36,6 +36,7 @@ GOOGLES = {
 _STARTS = re.compile(r'resource\.name\.startsWith\("(.*)"\)')
 _EXTRACT = re.compile(r'resource\.name\.extract\("(.*)"\)(?:\.startsWith\("(.*)"\)| != "")')
 _TYPE = re.compile(r'resource\.type == "(.*)"')
+_IS = re.compile(r'resource\.name == "(.*)"')
 
 
 def policy(grants: Grants, name: str) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def holds(expression: str, kind: str, name: str) -> bool:
             return name.startswith(json.loads(f'"{found[1]}"'))
         if found := _TYPE.fullmatch(term):
             return kind == found[1]
+        if found := _IS.fullmatch(term):
+            return name == json.loads(f'"{found[1]}"')
         found = _EXTRACT.fullmatch(term)
         assert found is not None, term
         value = extracted(name, found[1])
@@ -227,6 +230,9 @@ def test_names_of_accounts_fit(job: str) -> None:
 def test_inputs_are_read_only() -> None:
     grants = iam.grants(STORE, inputs=("gs://data/imagenet",))
     assert may(grants, "node", READ, "train/1.tar", bucket="data", folder="imagenet/")
+    # An input may be one object.
+    assert may(grants, "node", READ, "imagenet", bucket="data", folder="")
+    assert not may(grants, "node", READ, "imagenet2", bucket="data", folder="")
     assert not may(grants, "node", READ, "x", bucket="data", folder="other/")
     assert may_list(grants, "node", bucket="data")
     for permission in (CREATE, DELETE):

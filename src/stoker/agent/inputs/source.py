@@ -98,35 +98,31 @@ class Source:
         return self._in_region(self._find)
 
     def _list(self, shard: Shard | None) -> Listing:
-        folder, single = self._open(self.url), self._single()
-        if single is not None:
-            bucket, meta = single
-            return Listing(self.url, bucket, (meta,), single=meta.key, found=1)
+        folder = self._open(self.url)
         files = _usable(self.url, [meta for meta in folder.list("") if meta.key])
-        if not files:
-            raise NothingThere(f"there is nothing at {self.url}")
-        return Listing(self.url, folder, shard.of(files) if shard else files, found=len(files))
+        if files:
+            return Listing(self.url, folder, shard.of(files) if shard else files, found=len(files))
+        bucket, meta = self._single()
+        return Listing(self.url, bucket, (meta,), single=meta.key, found=1)
 
     def _find(self) -> tuple[str, str | None]:
-        single = self._single()
-        if single is not None:
-            return self.url.rpartition("/")[0], single[1].key
-        if not _any(self._open(self.url).list("")):
-            raise NothingThere(f"there is nothing at {self.url}")
-        return self.url, None
+        if any(meta.key for meta in self._open(self.url).list("")):
+            return self.url, None
+        return self.url.rpartition("/")[0], self._single()[1].key
 
-    def _single(self) -> tuple[BucketStore, Meta] | None:
-        """The one object that the URL names, in the folder that it is in."""
-        place = self.url.partition("://")[2]
-        if place.endswith("/") or "/" not in place:
-            return None
+    def _single(self) -> tuple[BucketStore, Meta]:
+        """The one object that the URL names, in the folder that it is in.
+
+        Looked for where there is nothing below it: who may read a folder need not be allowed to ask for its name.
+        """
         above, _, name = self.url.rpartition("/")
-        bucket = self._open(above)
-        meta = bucket.head(name)
-        # An empty object may be how somebody made a folder of that name.
-        if meta is None or (not meta.size and _any(self._open(self.url).list(""))):
-            return None
-        return bucket, meta
+        # A bucket's own name is no object, and neither is what ends with a slash.
+        if name and not above.endswith(":/"):
+            bucket = self._open(above)
+            meta = bucket.head(name)
+            if meta is not None:
+                return bucket, meta
+        raise NothingThere(f"there is nothing at {self.url}")
 
     def _in_region(self, question: Callable[[], T]) -> T:
         # Where the bucket is not S3's, nobody needs to import it.
@@ -178,10 +174,6 @@ def _usable(url: str, found: list[Meta]) -> tuple[Meta, ...]:
             # Empty ones are how some programs make folders.
             raise ObjectNamesUnusable(f"{url}: {meta.key} is both an object and a folder, which no disk can hold")
     return tuple(sorted(files, key=lambda meta: meta.key))
-
-
-def _any(found: Iterable[Meta]) -> bool:
-    return any(meta.key for meta in found)
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -66,6 +66,11 @@ class _Place:
     def objects(self, *folders: str) -> list[str]:
         return [f"arn:aws:s3:::{self.bucket}/{self.prefix}{folder}*" for folder in folders]
 
+    def objects_or_itself(self) -> list[str]:
+        """What is below the folder; and the object of that name, since an input may be one."""
+        itself = [f"arn:aws:s3:::{self.bucket}/{self.prefix.rstrip('/')}"] if self.prefix else []
+        return [*itself, *self.objects("")]
+
     def listing(self, sid: str) -> dict[str, Any]:
         """Without it S3 answers 403 for what is absent, which says nothing, instead of 404.
 
@@ -144,7 +149,7 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
     for number, url in enumerate(inputs, 1):
         there = _Place.of(url, "--input")
         statements.append(there.listing(f"ListInput{number}"))
-        statements.append(allow(f"ReadInput{number}", "s3:GetObject", there.objects("")))
+        statements.append(allow(f"ReadInput{number}", "s3:GetObject", there.objects_or_itself()))
     if logs is not None:
         group = f"arn:aws:logs:*:*:log-group:{logs}"
         statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))

@@ -37,6 +37,7 @@ _ACCESSOR = "roles/secretmanager.secretAccessor"
 
 # Who may write what: see `stoker.layout`.
 _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
+_LISTS = 'resource.type == "storage.googleapis.com/Bucket"'
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.PLACES, "probes/")
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
@@ -138,8 +139,13 @@ class _Bucket:
         a condition (api.getAttribute), but whoever may not list gets 403 for an object that is not there, instead of
         404, and that question has no prefix. So it is the whole bucket that is listed.
         """
-        lists = 'resource.type == "storage.googleapis.com/Bucket"'
-        return self._bound(_READER, title, [lists, *map(self._under, folders)])
+        return self._bound(_READER, title, [_LISTS, *map(self._under, folders)])
+
+    def reads_input(self, title: str) -> _Binding:
+        """Read below the folder; and the object of that name, since an input may be one."""
+        name = f"projects/_/buckets/{self.name}/objects/{self.prefix.rstrip('/')}"
+        itself = [f"resource.name == {_text(name)}"] if self.prefix else []
+        return self._bound(_READER, title, [_LISTS, *itself, self._under("")])
 
     def creates(self, title: str, *folders: str, beside: Iterable[str] = ()) -> _Binding:
         return self._bound(_CREATOR, title, [*beside, *map(self._under, folders)])
@@ -177,7 +183,7 @@ def _node(
     ]
     for url in inputs:
         there = _Bucket.of(url, "--input")
-        bindings.append(there.reads("stoker: read inputs", ""))
+        bindings.append(there.reads_input("stoker: read inputs"))
     if logs is not None:
         bindings.append(_Binding("project", _LOGGER))
     # By itself, since it is the one thing that the machine may read of its project's secrets.
