@@ -97,6 +97,7 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     """
     _check_secrets(spec)
     _check_apt(spec, capabilities)
+    _check_engine(spec, capabilities)
     inputs = {name: _input(name, source, spec, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
     # A container has Pythons of its own.
@@ -223,6 +224,15 @@ def _check_secrets(spec: Spec) -> None:
             raise UserError(f"{field}: {variable} is not set in your environment; export it first")
         if not os.environ[variable]:
             raise UserError(f"{field}: {variable} is empty in your environment; export the secret first")
+
+
+def _check_engine(spec: Spec, capabilities: Capabilities) -> None:
+    container = spec.environment.container
+    if container is None or not capabilities.here or shutil.which(container.engine):
+        return
+    other = "docker" if container.engine == "podman" else "podman"
+    advice = f"set environment.container.engine: {other}" if shutil.which(other) else f"install {container.engine}"
+    raise UserError(f"environment.container: there is no {container.engine} on this computer; {advice}")
 
 
 def _check_apt(spec: Spec, capabilities: Capabilities) -> None:

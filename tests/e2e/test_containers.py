@@ -13,6 +13,7 @@ import pytest
 from harness import World, chain, until
 
 from stoker.testing.engines import IMAGE, Docker, docker, why_no_docker
+from stoker.testing.package_index import make_wheel
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
 
@@ -382,3 +383,21 @@ socket.gethostbyname(os.environ["SM_CURRENT_HOST"])
     assert ended.outcome == "succeeded", world.story(ended.id)
     assert [path.read_text() for path in world.outputs(ended.id).rglob("weights")] == ["/opt/ml/model"]
     assert ended.last_checkpoint is not None
+
+
+def test_packages_are_installed_for_the_images_own_python(world: World, engine: Docker) -> None:
+    wheels = world.root / "wheels"
+    wheels.mkdir()
+    wheel = make_wheel("leaf", "1.0")
+    (wheels / wheel.filename).write_bytes(wheel.data)
+    (world.code / "requirements.txt").write_text(f"--no-index\n--find-links {wheels}\nleaf\n")
+    world.write(
+        """
+import leaf, os, pathlib, sys
+pathlib.Path(os.environ["TRUTH"], "seen").write_text(f"{leaf.__file__} {sys.base_prefix}")
+"""
+    )
+    ended = world.run(environment=contained(world, volumes=[f"{wheels}:{wheels}:ro"]))
+    assert ended.outcome == "succeeded", world.story(ended.id)
+    where, base = (world.truth / "seen").read_text().split()
+    assert where.startswith(str(world.home / "environments")) and base == "/usr"

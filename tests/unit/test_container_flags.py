@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def test_a_container_has_what_a_training_on_the_machine_would_have() -> None:
     theirs = Surroundings(uid=1000, gid=100, gpus=0, toolkit=False, shm_bytes=0, selinux=False)
     assert _defaults("docker", theirs) == ["--network=host", "--user=1000:100"]
     assert _defaults("podman", theirs) == ["--network=host"]
+    assert _defaults("docker", replace(theirs, rootless=True)) == ["--network=host"]
     assert _defaults("docker", theirs, user="0") == ["--network=host", "--user=0"]
 
 

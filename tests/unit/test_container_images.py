@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.agent.container import registry
+from stoker.agent.container.door import ENTER, Door
 from stoker.agent.container.engine import Answer, Engine
 from stoker.agent.container.images import Images, pull_arguments
 from stoker.agent.container.registry import Login
@@ -244,6 +248,33 @@ def test_logins_by_registry() -> None:
 def test_who_has_logged_in_already_is_left_alone(tmp_path: Path, config: dict[str, Any], known: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert registry.knows(ECR, {"DOCKER_CONFIG": str(tmp_path)}) is known
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh", "ksh"])
+def test_what_goes_through_the_door_arrives_as_it_was(tmp_path: Path, shell: str) -> None:
+    program, *more = shell.split()
+    if shutil.which(program) is None:
+        pytest.skip(f"there is no {program} here")
+    door = Door(tmp_path / "door")
+    door.open()
+    # More than a pipe holds, and everything that a shell may take for its own.
+    variables = {"BIG": "x" * 100_000, "ODD": 'it\'s "so"\nnext $HOME `x` \\', "no-name": "left out"}
+    script = "import os, sys; print(len(os.environ['BIG']), os.environ['ODD']); sys.exit(7)"
+    for argv, said, code in (([sys.executable, "-c", script], None, 7), (["no-such-program"], "missing", 127)):
+        entrance = door.entrance()
+        words = [str(entrance.words), str(tmp_path / "out"), str(entrance.reply), *argv]
+        child = subprocess.Popen([program, *more, "-c", ENTER, "stoker", *words])
+        heard = entrance.pass_in(variables, lambda: child.poll() is not None)  # noqa: B023
+        assert heard == (said or str(child.pid)) and child.wait() == code
+        entrance.close()
+    assert (tmp_path / "out").read_text() == f"100000 {variables['ODD']}\n"
+    assert sorted(path.name for path in door.folder.iterdir()) == ["alive", "begun"]
+    # Nobody comes through: that is noticed, not waited for.
+    entrance = door.entrance()
+    assert entrance.pass_in(variables, lambda: True) is None
+    entrance.close()
+    door.close()
+    assert not door.folder.exists()
 
 
 def test_nobody_but_an_agent_says_what_is_swept(world: World, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Ready:
     # As its cloud calls this kind of machine.
     machine: str = ""
     # What is set where it runs, before the job adds to it, and the GPUs that are seen there.
-    base: dict[str, str] = field(default_factory=dict)
+    base: dict[str, str] = field(default_factory=dict, repr=False)
     gpus: int = 0
 
 

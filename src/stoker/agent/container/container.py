@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from stoker import codec, layout
@@ -144,8 +145,12 @@ class Container:
         self._written = (self._root, *written)
         if not self._around.privileged:
             self._home.mkdir(exist_ok=True)
-        remove(self._engine.program, self._name)
-        made = self._engine.ask(*create.arguments(self._blueprint((*written, *read), mounts), self._around))
+            self._look_for_own_daemon()
+        arguments = create.arguments(self._blueprint((*written, *read), mounts), self._around)
+        made = self._engine.ask(*arguments)
+        if made.code and "already in use" in made.err:
+            remove(self._engine.program, self._name)
+            made = self._engine.ask(*arguments)
         if made.code:
             raise self._refused(made)
         started = self._engine.ask("start", self._name)
@@ -158,6 +163,11 @@ class Container:
             )
         self.group.cell = Cell.of(identity, init)
         self._settle_owner(init)
+
+    def _look_for_own_daemon(self) -> None:
+        if self._engine.program == "docker":
+            options = self._engine.ask("info", "--format={{.SecurityOptions}}").out
+            self._around = replace(self._around, rootless="rootless" in options)
 
     def _blueprint(self, folders: Sequence[Path], mounts: Sequence[Mount]) -> create.Blueprint:
         config = self._node.config

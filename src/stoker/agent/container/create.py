@@ -64,9 +64,10 @@ def arguments(plan: Blueprint, around: Surroundings) -> list[str]:
 def chooses_user(plan: Blueprint, around: Surroundings) -> bool:
     """Whether the training runs as the agent's own user: else nobody but root could save or remove what it wrote.
 
-    Podman without root is the user, whatever number it has inside.
+    Podman, and a daemon of the user's own, are the user, whatever number it has inside.
     """
-    return plan.engine == "docker" and not around.privileged and not has(plan.run, "user", "userns")
+    own = plan.engine == "podman" or around.rootless
+    return not around.privileged and not own and not has(plan.run, "user", "userns")
 
 
 def sees_all_gpus(run: Mapping[str, Any], around: Surroundings) -> bool:

@@ -25,6 +25,8 @@ class Surroundings:
     # What processes of this machine may share in memory.
     shm_bytes: int
     selinux: bool
+    # The daemon is the user's own, and root inside is the user.
+    rootless: bool = False
 
     @property
     def privileged(self) -> bool:
