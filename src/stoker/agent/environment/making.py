@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -72,8 +73,13 @@ class Making:
         if held.complete:
             self._node.say(f"{recipe.name}: its environment is there already")
             return
-        if self.here or not self._restored(held, recipe):
-            self._build(held, recipe)
+        try:
+            if self.here or not self._restored(held, recipe):
+                self._build(held, recipe)
+        except BaseException:
+            # It is somebody else's turn.
+            held.release()
+            raise
         if self.here:
             self._shelf.prune()
 
@@ -94,6 +100,7 @@ class Making:
         except Damaged as damaged:
             self._node.say(f"{recipe.name}: the environment that was kept cannot be used: {damaged}; it is made anew")
             self._ask(partial(self._cache.discard, damaged))
+            shutil.rmtree(held.folder, ignore_errors=True)
             return False
         self._node.say(f"{recipe.name}: restored from the store ({found.kept.size / 1e6:,.0f} MB)")
         held.finish(take_listing(held.folder))

@@ -199,7 +199,10 @@ class Venv:
     def runs(self) -> bool:
         """Whether its Python does, and is of the version that it was made for."""
         text = "import platform; print('runs', platform.python_version())"
-        answer = self._uv.ask_other(str(self.python), "-I", "-c", text)
+        try:
+            answer = self._uv.ask_other(str(self.python), "-I", "-c", text)
+        except SetupFailed:
+            return False  # Of another processor, or not there at all.
         return answer.code == 0 and f"runs {self.base.version}" in answer.text.splitlines()
 
     def report(self) -> list[str]:

@@ -1,0 +1,107 @@
+"""uv for machines: from this computer's own installation, by its digest, and collected when no job needs it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+from stoker import codec, layout, tools
+from stoker.agent.environment.uv import find_program, tool_name
+from stoker.agent.prepare import SetupFailed
+from stoker.errors import UserError
+from stoker.removing import collect_tools
+from stoker.spec import Environment, Spec, Submission
+from stoker.store import Store, open_store
+
+# The architecture of this computer, and the other one.
+HERE = tool_name().removeprefix("uv-")
+ELSEWHERE = "arm64" if HERE == "x86_64" else "x86_64"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store((tmp_path / "store").as_uri())
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    # No index answers, wherever this runs.
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    return tmp_path / "home"
+
+
+def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: Path) -> None:
+    (tool,), missing = tools.build_all([HERE])
+    assert (tool.name, missing) == (f"uv-{HERE}", ())
+    for _ in range(2):
+        tools.send(store, tool)
+    assert [meta.key for meta in store.list(layout.TOOLS)] == [layout.tool(tool.digest)]
+    program = find_program(store, {tool.name: tool.digest}, tmp_path / "shelf", copied=False)
+    assert program.read_bytes() == Path(find_uv_bin()).read_bytes()
+    assert os.access(program, os.X_OK)
+    # Once is enough.
+    store.delete([layout.tool(tool.digest)])
+    assert find_program(store, {tool.name: tool.digest}, tmp_path / "shelf", copied=False) == program
+    assert sorted(path.name for path in program.parent.iterdir()) == ["uv"]
+
+
+def test_the_same_program_has_the_same_digest(home: Path) -> None:
+    (first,), _ = tools.build_all([HERE])
+    first.path.unlink()
+    (second,), _ = tools.build_all([HERE])
+    assert first == second
+
+
+def test_an_architecture_that_cannot_be_served(home: Path) -> None:
+    with pytest.raises(UserError, match=f"environment.requirements: uv for {ELSEWHERE} machines cannot be had"):
+        tools.build_all([ELSEWHERE])
+    built, missing = tools.build_all([HERE, ELSEWHERE], offline=True)
+    assert [tool.name for tool in built] == [f"uv-{HERE}"]
+    assert missing == (
+        f"environment.requirements: uv for {ELSEWHERE} machines is not here yet; the run itself fetches it",
+    )
+
+
+def test_what_is_not_what_was_submitted_is_not_run(store: Store, tmp_path: Path) -> None:
+    data = gzip.compress(b"#!/bin/sh\n")
+    digest = hashlib.sha256(data).hexdigest()
+    with pytest.raises(SetupFailed, match="uv is not in the store any more"):
+        find_program(store, {tool_name(): digest}, tmp_path / "shelf", copied=False)
+    store.put(layout.tool(digest), data[:-1])
+    with pytest.raises(SetupFailed, match="uv in the store is not what was submitted"):
+        find_program(store, {tool_name(): digest}, tmp_path / "shelf", copied=False)
+    assert not list((tmp_path / "shelf").rglob("uv"))
+
+
+def test_on_the_submitters_computer_it_is_the_installed_one(store: Store, tmp_path: Path) -> None:
+    assert find_program(store, {}, tmp_path / "shelf", copied=False) == Path(find_uv_bin())
+    # A container sees the shelf, and not where Stoker is installed.
+    copied = find_program(store, {}, tmp_path / "shelf", copied=True)
+    assert copied.is_relative_to(tmp_path / "shelf")
+    assert copied.read_bytes() == Path(find_uv_bin()).read_bytes()
+
+
+@pytest.mark.parametrize(("named", "needed"), [(None, False), ("none", False), ("requirements.txt", True)])
+def test_a_job_without_packages_needs_none(named: str | None, needed: bool) -> None:
+    assert tools.needs_uv(Spec(name="j", run="true", environment=Environment(requirements=named))) is needed
+
+
+def test_only_old_programs_that_no_job_fetches_are_collected(store: Store, tmp_path: Path) -> None:
+    job = Submission("j", Spec(name="j", run="true"), "me", tools={"uv-x86_64": "used" * 16})
+    store.put(layout.spec("j"), codec.dumps(job))
+    day = time.time() - 25 * 3600
+    for name in ("used", "left", "new!"):
+        store.put(layout.tool(name * 16), b"x")
+        if name != "new!":
+            os.utime(tmp_path / "store" / layout.tool(name * 16), (day, day))
+    assert collect_tools(store) == 1
+    assert {meta.key for meta in store.list(layout.TOOLS)} == {layout.tool("used" * 16), layout.tool("new!" * 16)}
