@@ -201,8 +201,12 @@ class BucketStore(ABC):
         options: GetOptions = {"if_match": meta.etag} if meta.etag else {}
         if (begin, end) != (0, meta.size):
             options["range"] = (begin, end)
+        result = obstore.get(client, meta.key, options=options)
+        # Some that speak like S3 do not know the condition.
+        if (result.meta["size"], result.meta["e_tag"] or "") != (meta.size, meta.etag):
+            raise ObjectChanged(f"{self._url}: {meta.key} is not any more what it was")
         # Not copied to `bytes`: it is only hashed, written and joined.
-        return memoryview(obstore.get(client, meta.key, options=options).bytes())
+        return memoryview(result.bytes())
 
     def _checked_parts(self, meta: Meta) -> Iterator[memoryview | None]:
         parts = self._parts(meta)
