@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from harness import World
+from harness import World, fields
 
 from stoker.testing.package_index import PackageIndex, make_wheel, package_index
 
 TRAIN = """\
 import sys
-from pathlib import Path
 import alpha
 print("alpha", alpha.__version__, "in", sys.prefix, flush=True)
 """
@@ -21,22 +20,65 @@ print("alpha", alpha.__version__, "in", sys.prefix, flush=True)
 def index(monkeypatch: pytest.MonkeyPatch, world: World) -> Iterator[PackageIndex]:
     """An index on loopback that uv uses, with a cache that nobody else has."""
     wheels = [make_wheel("alpha", version, requires=("beta",)) for version in ("1.0", "2.0")]
-    wheels += [make_wheel("beta", "1.0", scripts={"say-beta": "beta:main"})]
-    with package_index(*wheels) as served:
+    with package_index(*wheels, make_wheel("beta", "1.0")) as served:
         monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
         monkeypatch.setenv("UV_CACHE_DIR", str(world.root / "uv-cache"))
         yield served
 
 
-def test_requirements_are_found_and_installed_once(world: World, index: PackageIndex) -> None:
+def test_requirements_are_found_announced_and_installed_once(world: World, index: PackageIndex) -> None:
     world.write(TRAIN)
     (world.code / "requirements.txt").write_text("alpha<2\n")
-    first = world.submit()
-    world.ended(first)
-    lines = world.lines(first)
-    print("\n".join(lines))
+    ran = world.cli("run", "--", "python", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "requirements.txt is installed before the training starts" in ran.stderr
+    assert f"alpha 1.0 in {world.home}/environments/" in ran.stdout
     asked = len(index.requests)
     second = world.submit()
-    world.ended(second)
-    print("\n".join(world.lines(second)))
+    assert world.ended(second).phase == "succeeded"
+    assert "[stoker] requirements.txt: its environment is there already" in world.lines(second)
     assert len(index.requests) == asked
+
+
+def test_nodes_of_one_computer_make_it_once(world: World, index: PackageIndex) -> None:
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("alpha\n")
+    job = world.submit(nodes=3)
+    assert world.ended(job).phase == "succeeded", world.story(job)
+    lines = world.lines(job)
+    assert len([line for line in lines if line.startswith("alpha 2.0 in ")]) == 3
+    assert len([line for line in lines if ": making an environment on Python" in line]) == 1
+    assert len([path for path in index.requests if path.endswith("alpha-2.0-py3-none-any.whl")]) == 1
+
+
+def test_a_package_that_is_nowhere_fails_the_attempt_as_a_mistake_of_the_users(
+    world: World, index: PackageIndex
+) -> None:
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("no-such-package\n")
+    job = world.submit()
+    summary = world.ended(job)
+    assert fields(summary, "outcome") == [("failed",)], world.story(job)
+    assert "`requirements.txt` exited with 1: " in summary.reason
+    assert "no-such-package was not found in the package registry" in summary.reason
+
+
+def test_what_the_set_up_installs_is_for_this_job_alone(world: World, index: PackageIndex) -> None:
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("beta\n")
+    job = world.submit(setup="pip install 'alpha<2'")
+    assert world.ended(job).phase == "succeeded", world.story(job)
+    (line,) = [line for line in world.lines(job) if line.startswith("alpha ")]
+    assert line.startswith(f"alpha 1.0 in {world.home}/nodes/")
+    other = world.submit()
+    assert world.ended(other).phase == "failed"
+    assert any("No module named 'alpha'" in line for line in world.lines(other))
+
+
+def test_none_installs_nothing(world: World, index: PackageIndex) -> None:
+    world.write("print('plain')\n")
+    (world.code / "requirements.txt").write_text("alpha\n")
+    job = world.submit(environment={"requirements": "none"})
+    assert world.ended(job).phase == "succeeded"
+    assert world.lines(job) == ["[stoker] attempt 1", "plain"]
+    assert index.requests == []
