@@ -257,9 +257,6 @@ class Cache:
 
 
 def _send_part(send: Callable[[bytearray], Part], folder: Path, listing: Listing, begin: int, end: int) -> Part:
-    with suppress(OSError):
-        # Linux knows this for each thread: it gives way to everybody else on this machine.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_NICE)
     return send(read_part(folder, listing, begin, end))
 
 
@@ -282,6 +279,9 @@ class Keeping:
         self._thread.start()
 
     def _run(self) -> None:
+        with suppress(OSError):
+            # Linux knows this for each thread, and those that it starts inherit it: they give way to everybody else.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_NICE)
         self._hurry.wait(_BEGIN_AFTER_S)
         began_s = time.monotonic()
         try:
