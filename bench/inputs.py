@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.checkpoints import print_times
 from bench.figures import Figure, Measurement
-from bench.sandbox import sandbox
+from bench.sandbox import sandbox, wait_for
 from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs.bringing import Inputs
 from stoker.parallel import run_all
@@ -62,6 +62,8 @@ def _stoker(url: str, root: Path) -> tuple[float, float]:
     where = Path(Inputs(node, lambda: None).bring({"train": Input(url)})["train"])
     took = time.monotonic() - began_s, _cpu_s(resource.RUSAGE_SELF) - began_cpu_s
     _check(where)
+    # What is written to the disk behind its back is not to slow down the next.
+    wait_for((where.parent / "settled").exists, "all is on the disk", 60.0)
     shutil.rmtree(root)
     return took
 
