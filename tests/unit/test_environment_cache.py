@@ -48,6 +48,8 @@ def made(tmp_path: Path) -> Path:
     for number in range(20):
         (folder / f"lib/site/m{number}.py").write_bytes(bytes([number]) * (7 * number))
     (folder / "lib/site/large.so").write_bytes(os.urandom(1234))
+    for place, path in enumerate(sorted(folder.rglob("*.*"))):
+        os.utime(path, (1000 + place, 1000 + place))
     return folder
 
 

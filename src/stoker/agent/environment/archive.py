@@ -175,6 +175,7 @@ def lay_out(folder: Path, listing: Listing) -> None:
             path.mkdir()
         elif item.kind == "file" and item.size == 0:
             path.touch(_mode(item), exist_ok=False)
+            os.utime(path, ns=(item.modified_ns, item.modified_ns))
 
 
 def lay_links(folder: Path, listing: Listing) -> None:
@@ -194,9 +195,8 @@ def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
             done = 0
             while done < length:
                 done += os.pwrite(handle, view[at + done : at + length], offset + done)
-            # One that lies in two parts may get another time. Then it is compiled once more, and that is all.
-            if offset + length == item.size:
-                os.utime(handle, ns=(item.modified_ns, item.modified_ns))
+            # After each of its parts: the last to come has the last word.
+            os.utime(handle, ns=(item.modified_ns, item.modified_ns))
         finally:
             os.close(handle)
 
