@@ -15,6 +15,9 @@ if [ "$(id -u)" = 0 ]; then
     command -v dockerd >/dev/null || missing="$missing docker.io"
     command -v podman >/dev/null || missing="$missing podman"
     command -v catatonit >/dev/null || missing="$missing catatonit"
+    # Shells that images have.
+    command -v busybox >/dev/null || missing="$missing busybox-static"
+    command -v ksh >/dev/null || missing="$missing mksh"
     # Buckets that are mounted.
     command -v rclone >/dev/null || missing="$missing rclone"
     command -v s3fs >/dev/null || missing="$missing s3fs"
