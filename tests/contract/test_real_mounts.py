@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -57,13 +58,16 @@ if isolated():
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    def servers(tool: str) -> list[int]:
+    def servers(node: Any) -> list[int]:
+        """Those that serve what is mounted below this node's folder. The dead have no command line."""
         found = []
         for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and (entry / "comm").exists() and (entry / "comm").read_text().strip() == tool:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(stat[1]) == os.getpid() and stat[0] != "Z":
-                    found.append(int(entry.name))
+            try:
+                words = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+            except OSError:
+                continue  # It has ended meanwhile.
+            if os.fsencode(node.paths.root.parent) + b"/" in words:
+                found.append(int(entry.name))
         return found
 
     def test_a_bucket_is_read_where_it_is_mounted(tool: str, s3_url: str, node: Any) -> None:
@@ -82,17 +86,17 @@ if isolated():
     def test_nothing_is_left_of_it(tool: str, s3_url: str, node: Any) -> None:
         fill(s3_url)
         bring(node, s3_url)
-        (server,) = servers(tool)
+        (server,) = servers(node)
         assert unmount_below(node.paths.mounts) == []
         assert list((node.paths.mounts / "data").iterdir()) == []
-        until(lambda: server not in servers(tool))
+        until(lambda: server not in servers(node))
 
     def test_what_a_dead_server_left_is_swept(tool: str, s3_url: str, node: Any) -> None:
         fill(s3_url)
         where = bring(node, s3_url)
-        (server,) = servers(tool)
+        (server,) = servers(node)
         os.kill(server, signal.SIGKILL)
-        until(lambda: server not in servers(tool))
+        until(lambda: server not in servers(node))
         with pytest.raises(OSError):
             list(where.iterdir())
         assert mounted_below(node.paths.root) == [str(where)]
@@ -114,7 +118,7 @@ if isolated():
     def test_what_is_not_there_is_told_before_it_is_mounted(tool: str, s3_url: str, node: Any) -> None:
         with pytest.raises(SetupFailed, match=rf"^inputs\.data: there is nothing at {s3_url}$"):
             bring(node, s3_url)
-        assert servers(tool) == []
+        assert servers(node) == []
 
     def test_a_program_that_fails_is_quoted(s3_url: str, node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(s3_url)
@@ -131,20 +135,20 @@ if isolated():
         fill(s3_url)
         folder = node.paths.root / "bin"
         folder.mkdir()
-        (folder / "s3fs").write_text("#!/bin/sh\nexec sleep 600\n")
+        (folder / "s3fs").write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
         (folder / "s3fs").chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
         monkeypatch.setattr(mounting, "TOOLS", {"s3": ("s3fs",)})
         looks: list[int] = []
 
         def leave() -> None:
-            looks.append(len(servers("sleep")))
+            looks.append(len(servers(node)))
             if looks[-1]:
                 raise InterruptedError("told to go")
 
         with pytest.raises(SetupFailed):  # an OSError of the test's: whatever it is, it ends the wait
             Inputs(node, leave).bring({"data": Input(s3_url, mode="mount")})
-        assert servers("sleep") == []
+        assert servers(node) == []
 
 else:
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -41,6 +43,14 @@ JOB = "job-0a1b"
 LIMIT_S = 60.0
 # Shows which checkpoint it found.
 SCRIPT = "import pathlib; print('found', pathlib.Path('checkpoints/a.pt').read_text())"
+
+
+@pytest.fixture(autouse=True)
+def _own_handler() -> Iterator[None]:
+    """An agent takes SIGTERM for itself, and here it lives in the process of the tests."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 class Here:

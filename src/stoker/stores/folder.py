@@ -120,6 +120,7 @@ class FolderStore:
             return None
         except OSError as error:
             raise translated(error, self._url) from error
+        self._seen = True
         return _meta(key, status) if stat.S_ISREG(status.st_mode) else None
 
     def list(self, prefix: str) -> Iterator[Meta]:
@@ -244,6 +245,7 @@ class FolderStore:
                 return None
             raise translated(error, self._url) from error
         if stat.S_ISREG(os.fstat(file).st_mode):
+            self._seen = True
             return file
         os.close(file)
         return None
@@ -380,6 +382,7 @@ class FolderStore:
         except ABSENT:
             self._check_root()
             return []
+        self._seen = self._seen or any(prefix or entry.name not in _FLEETING for entry in found)
         return found if prefix else [entry for entry in found if entry.name != _PARTIAL]
 
     def _walk(self, prefix: str) -> Iterator[Meta]:
