@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
