@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_world import write
+from noticing_machine import Here
 
 from stoker import codec, layout, log
 from stoker.agent.blobs import BlobSender, Outgoing
@@ -30,7 +31,6 @@ from stoker.model import (
     Launched,
     Manifest,
     NodeRef,
-    NoticeFact,
     Offering,
     Record,
     Submitted,
@@ -51,29 +51,6 @@ def _own_handler() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
-
-
-class Here:
-    """A machine that gives notice when the test says so."""
-
-    def __init__(self) -> None:
-        self.now: NoticeFact | None = None
-
-    def notice(self) -> NoticeFact | None:
-        return self.now
-
-    def give(self, grace_s: float) -> None:
-        self.now = NoticeFact(hard=True, source="test", at=datetime.now(timezone.utc), grace_s=grace_s)
-
-    def master_port(self, preferred: int) -> int:
-        return preferred
-
-    def address(self) -> str:
-        return "127.0.0.1"
-
-    def wake_governors(self) -> None: ...
-
-    def power_off(self) -> None: ...
 
 
 def append(store: MemoryStore, event: Event) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_world import World, age, checkpoints, memory_store, restored_content, write
+from noticing_machine import Here
 from plain_store import wait_for
 
 from stoker import layout
@@ -32,7 +33,7 @@ from stoker.agent.outputs import OutputSync
 from stoker.agent.supervise import Ended, Ending, Training, reserve
 from stoker.errors import StoreUnavailable
 from stoker.facts import read_fact
-from stoker.model import Exit, Known, NoticeFact
+from stoker.model import Exit, Known
 from stoker.processes import TRAINING, make_group
 from stoker.store import Sent, Store
 from stoker.testing.memory import Fault, MemoryStore
@@ -308,29 +309,6 @@ def test_half_a_save_is_never_a_checkpoint(
 
 
 # ── The deadline ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Here:
-    """A machine that says what the test says."""
-
-    def __init__(self) -> None:
-        self.now: NoticeFact | None = None
-
-    def notice(self) -> NoticeFact | None:
-        return self.now
-
-    def give(self, grace_s: float) -> None:
-        self.now = NoticeFact(hard=True, source="test", at=datetime.now(timezone.utc), grace_s=grace_s)
-
-    def master_port(self, preferred: int) -> int:
-        return preferred
-
-    def address(self) -> str:
-        return "127.0.0.1"
-
-    def wake_governors(self) -> None: ...
-
-    def power_off(self) -> None: ...
 
 
 def a_node(store: Store, root: Path, machine: Here | None = None, *, boots: int = 0) -> Node:
