@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from ec2_world import Ec2World
 from gce_world import GceWorld
-from harness import World
+from harness import World, until
 
 from stoker.testing.ec2 import Ec2Cloud
+from stoker.testing.engines import Docker, docker
 from stoker.testing.gce import GceCloud
 
 # A background governor looks once more before it leaves; a supervisor tidies up after its agent.
@@ -41,6 +42,21 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         process.signal(signal.SIGKILL)
     assert not told, "processes are left"
     assert not made.cgroups(), "cgroups are left"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Docker]:
+    """Started by the tests of one file alone: each asks first whether there can be one (`why_no_docker`)."""
+    with docker() as made:
+        yield made
+
+
+@pytest.fixture
+def engine(daemon: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
+    """The daemon, as whoever submits has it. Afterwards it has no container."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    yield daemon
+    until(lambda: not daemon.containers(), "every container is gone", 30)
 
 
 @pytest.fixture

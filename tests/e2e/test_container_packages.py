@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import World, until
+from harness import World
 from test_secrets_nowhere import found_in
 
 from stoker.testing.deb_repository import deb_repository, make_deb
-from stoker.testing.engines import IMAGE, Docker, docker, why_no_docker
+from stoker.testing.engines import IMAGE, Docker, why_no_docker
 from stoker.testing.package_index import make_wheel, package_index
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
@@ -18,21 +17,14 @@ pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docke
 PASSWORD = "hunter2-Zm9v%#'x&9"
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Docker]:
-    with docker() as made:
-        yield made
-
-
 @pytest.fixture
-def engine(daemon: Docker, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
-    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+def engine(engine: Docker, world: World, monkeypatch: pytest.MonkeyPatch) -> Docker:
+    """No packages but those of the tests."""
     monkeypatch.setenv("COMPANY_TOKEN", PASSWORD)
     monkeypatch.setenv("UV_CACHE_DIR", str(world.root / "uv-cache"))
     for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
-    yield daemon
-    until(lambda: not daemon.containers(), "every container is gone", 30)
+    return engine
 
 
 def contained(**run: Any) -> dict[str, Any]:

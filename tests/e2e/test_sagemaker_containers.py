@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import World, fields, until
+from harness import World, fields
 
 from stoker.sagemaker import Estimator
-from stoker.testing.engines import IMAGE, Docker, docker, why_no_docker
+from stoker.testing.engines import IMAGE, Docker, why_no_docker
 
 pytestmark = pytest.mark.skipif(why_no_docker() is not None, reason=why_no_docker() or "")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Docker]:
-    with docker() as made:
-        yield made
-
-
-@pytest.fixture
-def engine(daemon: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
-    """The daemon, as whoever submits has it. Afterwards it has no container."""
-    monkeypatch.setenv("DOCKER_HOST", daemon.host)
-    yield daemon
-    until(lambda: not daemon.containers(), "every container is gone", 30)
 
 
 def contained(world: World) -> dict[str, Any]:
