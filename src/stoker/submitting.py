@@ -152,13 +152,7 @@ def prepare(
         provider.check(spec)
     asked = None if offline and not store.near else store
     spec, uploads = gather_inputs(localise(spec, provider.capabilities, folder, asked), provider, store.url, asked)
-    code_folder = folder / Path(spec.code).expanduser()
-    if not code_folder.is_dir():
-        problem = "is not a folder" if code_folder.exists() else "there is no such folder"
-        raise UserError(f"code: {code_folder}: {problem}; name the folder that holds the script")
-    missing = missing_script(spec.run, code_folder)
-    if missing is not None:
-        raise UserError(f"run: there is no {missing} in {code_folder.resolve()}; correct `run`, or `code`")
+    code_folder = _code_folder(spec, folder)
     offered = provider.offerings(spec.resources)
     new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     spec = replace(spec, resources=_agreed(spec.resources, offered))
@@ -214,6 +208,18 @@ def prepare(
     if not offline and isinstance(provider, Rehearses):
         _rehearse(provider, prepared, _first_launches(prepared, store, provider))
     return prepared
+
+
+def _code_folder(spec: Spec, folder: Path) -> Path:
+    """Raises UserError where there is none, or it lacks the script that is to be run."""
+    found = folder / Path(spec.code).expanduser()
+    if not found.is_dir():
+        problem = "is not a folder" if found.exists() else "there is no such folder"
+        raise UserError(f"code: {found}: {problem}; name the folder that holds the script")
+    missing = missing_script(spec.run, found)
+    if missing is not None:
+        raise UserError(f"run: there is no {missing} in {found.resolve()}; correct `run`, or `code`")
+    return found
 
 
 def _first_launches(

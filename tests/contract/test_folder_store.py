@@ -79,6 +79,22 @@ def test_anothers_trial_is_not_missed(tmp_path: Path) -> None:
     assert one.get("jobs/a") is not None
 
 
+@pytest.mark.parametrize("look", ["get", "head", "list", "folders"])
+def test_a_store_that_was_looked_into_is_missed(tmp_path: Path, look: str) -> None:
+    """Also by who opened it when there was nothing in it yet."""
+    reader = open_store(str(tmp_path / "store"))
+    open_store(str(tmp_path / "store")).put("jobs/a/spec.json", b"1")
+    asked = "jobs/" if look in ("list", "folders") else "jobs/a/spec.json"
+    found = getattr(reader, look)(asked)
+    assert list(found) if look == "list" else found
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreUnavailable, match="is gone"):
+        reader.get("jobs/a/spec.json")
+    with pytest.raises(StoreUnavailable, match="is gone"):
+        reader.put("jobs/b/spec.json", b"2")
+    assert not (tmp_path / "store").exists()
+
+
 def test_what_others_made_stays(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     mine, other = (open_store(str(tmp_path / "store")) for _ in range(2))
