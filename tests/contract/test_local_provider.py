@@ -319,6 +319,19 @@ class TestNobodyIsLeft:
         assert {"node.json", "state.json", "agent.log", "node.log", "boots"} <= names
         assert "code" not in names
 
+    @pytest.mark.parametrize("said", [True, False])
+    def test_one_that_was_ended_with_everything_in_the_store_keeps_them_only_too(
+        self, provider: LocalProvider, said: bool
+    ) -> None:
+        (instance,) = launch(provider)
+        node = folder_of(provider, instance)
+        process_of(node, "agent")
+        if said:
+            node.left.touch()
+        provider.terminate(instance.id)
+        until_gone(provider, instance)
+        assert (node.path / "code").exists() is not said
+
     def test_cgroups_are_given_back(self, provider: LocalProvider, way: str, acting: Callable[[str], None]) -> None:
         if way != "cgroup":
             pytest.skip("only where there are cgroups")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness import World
-from test_containers import contained, daemon, engine  # noqa: F401 - fixtures
+from test_containers import contained
 from test_inputs_of_jobs import FILES, READER, fill, found
 
 from stoker.processes.unmounting import mounted_below

@@ -100,7 +100,7 @@ if isolated():
         assert [world.ended(job).outcome for job in jobs] == ["succeeded"] * 2
         assert [found(world, job)[0]["STOKER_INPUT_DATA"] for job in jobs] == [FILES] * 2
         lines = [line for job in jobs for line in world.lines(job) if line.startswith("[stoker] inputs.")]
-        assert len([line for line in lines if " fetching " in line]) == 1, lines
+        assert len([line for line in lines if ": fetching " in line]) == 1, lines
         assert len([line for line in lines if line.endswith("there already")]) == 1, lines
 
     def test_the_next_attempt_finds_it(world: World, data: str) -> None:

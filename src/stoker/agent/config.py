@@ -79,6 +79,11 @@ class NodePaths:
         return self.root / "channel"
 
     @property
+    def left(self) -> Path:
+        """Appears when the exit is in the store: of what is on this disk nothing is needed any more."""
+        return self.root / "left"
+
+    @property
     def scratch(self) -> Path:
         """The agent's own, for copies of files that are still being written to."""
         return self.root / "scratch"

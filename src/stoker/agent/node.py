@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -67,6 +68,10 @@ class Node:
     def write_exit(self, left: Exit, until_s: float) -> bool:
         """The last word. Tried again until the store takes it or the monotonic time `until_s` comes."""
         done = self.persist(layout.exit_(self.key), codec.dumps(left), until_s)
+        if done:
+            # For whoever switches the machine off from now on, which a governor may do before this process has ended.
+            with suppress(OSError):
+                self.paths.left.touch()
         self.machine.wake_governors()
         return done
 

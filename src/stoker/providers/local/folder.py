@@ -8,6 +8,7 @@ terminate        appears when somebody wants the machine off
 interrupt.json   appears when somebody wants it reclaimed
 notice.json      appears when it will be reclaimed; its deadline is in this computer's monotonic time
 sessions         sessions of its processes, where there are no cgroups
+left             appears when the agent's exit is in the store (stoker.agent.config)
 container.json   its agent may have a container (stoker.agent.container.sweep)
 node.log         the supervisor's own words
 agent.log        the agent's
@@ -68,6 +69,7 @@ class NodeFolder:
         self.interrupt = path / "interrupt.json"
         self.notice = path / "notice.json"
         self.sessions = path / "sessions"
+        self.left = path / "left"
         self.container = path / "container.json"
         self.log = path / "node.log"
         self.agent_log = path / "agent.log"

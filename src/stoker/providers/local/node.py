@@ -221,7 +221,7 @@ class Supervisor:
         self._write_state("stopping", why)
         self._kill_everybody()
         self._group.close()
-        if self._clean:
+        if self._clean or self._node.left.exists():
             self._tidy()
         self._write_state("gone", why)
         self._off = True
