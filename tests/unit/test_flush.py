@@ -91,6 +91,7 @@ def test_the_whole_log_is_there_before_the_exit(tmp_path: Path) -> None:
     found = read_fact(store, layout.exit_(node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     assert (found.value.value.outcome, found.value.value.why) == ("infrastructure", "agent")
+    assert node.paths.left.exists()
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -82,6 +82,12 @@ def test_secrets_of_google_are_bound_to_one_by_one() -> None:
     assert all(each[each.index("--condition") + 1] == "None" for each in words)
 
 
+def test_a_token_of_googles_opens_packages_and_images() -> None:
+    reader = {"on": "project", "role": "roles/artifactregistry.reader"}
+    assert reader in node(gce.grants(GCS, secrets=("gcp-token",)))["bindings"]
+    assert reader not in node(gce.grants(GCS, secrets=("gcp-sm:hf",)))["bindings"]
+
+
 @pytest.mark.parametrize(
     ("granting", "store", "wrong"),
     [(ec2, S3, "gcp-sm:x"), (ec2, S3, "env:X"), (ec2, S3, "hunter2"), (gce, GCS, "aws-sm:x"), (gce, GCS, "env")],

@@ -34,6 +34,8 @@ _ACTOR = "roles/iam.serviceAccountUser"
 _TUNNEL = "roles/iap.tunnelResourceAccessor"
 _LOGGER = "roles/logging.logWriter"
 _ACCESSOR = "roles/secretmanager.secretAccessor"
+# What the machine's own token is of use for: packages and images.
+_PULLER = "roles/artifactregistry.reader"
 
 # Who may write what: see `stoker.layout`.
 _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
@@ -188,6 +190,8 @@ def _node(
         bindings.append(_Binding("project", _LOGGER))
     # By itself, since it is the one thing that the machine may read of its project's secrets.
     bindings += [_Binding(_secret(text), _ACCESSOR) for text in secrets if text != "gcp-token"]
+    if "gcp-token" in secrets:
+        bindings.append(_Binding("project", _PULLER))
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the machines of {whose}: read jobs, code and agents, write under work/, delete themselves"
     commands = (
