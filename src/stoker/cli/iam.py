@@ -29,7 +29,7 @@ _END = "END-OF-STOKER-IAM"
     "secrets",
     metavar="REFERENCE",
     multiple=True,
-    help="What jobs refer to in `secrets`, such as aws-sm:NAME or gcp-sm:NAME; aws-ecr or gcp-token for private images.",
+    help="What jobs refer to in `secrets`, such as aws-sm:NAME or gcp-sm:NAME; aws-ecr, gcp-token for private images.",
 )
 @click.option("--policy", metavar="NAME", help="Print this policy alone, for the cloud's own command line.")
 @json_option
