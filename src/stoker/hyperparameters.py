@@ -5,7 +5,8 @@ A hyperparameter is kept as JSON text, and its name is upper-cased behind `SM_HP
 `a=1,b=2`. Arguments are for scripts alone: a command that names none (`train`, the image's own program) reads
 `hyperparameters.json`. Those whose names begin with `sagemaker_` are between SageMaker and its toolkit.
 
-What is written as text and is a list or a mapping in JSON is taken as that: job files have no other way to say it.
+A parameter of a job file is text, a number, true, false or null. A list or a mapping is text as well, marked:
+`json:[1, 2]`. Text that only looks like JSON stays text, as it does on SageMaker.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CHECKPOINTS = f"{ML}/checkpoints"
 OUTPUT_DATA = f"{ML}/output/data"
 OUTPUT_INTERMEDIATE = f"{ML}/output/intermediate"
 
+_JSON = "json:"
 _PREFIX = "sagemaker_"
 # Of the toolkit's own, those that its prefix does not tell.
 _OWN = frozenset({"_tuning_objective_metric", "default_user_module_name"})
@@ -42,9 +44,16 @@ def split(params: Mapping[str, Scalar]) -> tuple[dict[str, Any], dict[str, Any]]
     return own, framework
 
 
-def encode(value: Any) -> str:
-    """As it stands in `hyperparameters.json`."""
-    return json.dumps(value)
+def scalar(value: Any) -> Scalar:
+    """A value as a parameter of a job file, which `split` takes for the same."""
+    if isinstance(value, str):
+        return f"{_JSON}{json.dumps(value)}" if value.startswith(_JSON) else value
+    return value if value is None or isinstance(value, (int, float)) else f"{_JSON}{json.dumps(value)}"
+
+
+def encode(value: Any, *, script: bool = True) -> str:
+    """As it stands in `hyperparameters.json`. For an image's own program it is as Python prints it."""
+    return json.dumps(value) if script else str(value)
 
 
 def variable_text(value: Any) -> str:
@@ -91,9 +100,9 @@ def _words(line: str) -> list[str]:
 
 
 def _value(value: Scalar) -> Any:
-    if isinstance(value, str) and value[:1] in ("[", "{"):
+    if isinstance(value, str) and value.startswith(_JSON):
         try:
-            return json.loads(value)
+            return json.loads(value.removeprefix(_JSON))
         except ValueError:
             return value
     return value

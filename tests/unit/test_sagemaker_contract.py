@@ -36,9 +36,10 @@ PARAMS = {
     "bf16": False,
     "nothing": None,
     "k": 5,
-    "layers": "[1, 2]",
-    "betas": '{"b": 2, "a": 1}',
+    "layers": "json:[1, 2]",
+    "betas": 'json:{"b": 2, "a": 1}',
     "text": "[not json",
+    "config": '{"b": 2}',
 }
 SPEC = Spec(
     name="job",
@@ -124,11 +125,13 @@ def test_every_variable(paths: NodePaths) -> None:
         "SM_FRAMEWORK_MODULE": "",
         "SM_FRAMEWORK_PARAMS": "{}",
         "SM_HOSTS": '["algo-1","algo-2"]',
-        "SM_HPS": '{"batch-size":64,"betas":{"a":1,"b":2},"bf16":false,"cuda":true,"epochs":3,"k":5,'
+        "SM_HPS": '{"batch-size":64,"betas":{"a":1,"b":2},"bf16":false,"config":"{\\"b\\": 2}","cuda":true,'
+        '"epochs":3,"k":5,'
         '"layers":[1,2],"lr":0.0003,"name":"a b","nothing":null,"text":"[not json"}',
         "SM_HP_BATCH-SIZE": "64",
         "SM_HP_BETAS": '{"a":1,"b":2}',
         "SM_HP_BF16": "false",
+        "SM_HP_CONFIG": '{"b": 2}',
         "SM_HP_CUDA": "true",
         "SM_HP_EPOCHS": "3",
         "SM_HP_K": "5",
@@ -155,7 +158,8 @@ def test_every_variable(paths: NodePaths) -> None:
         "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
         "SM_OUTPUT_DIR": "/opt/ml/output",
         "SM_OUTPUT_INTERMEDIATE_DIR": "/opt/ml/output/intermediate",
-        "SM_USER_ARGS": '["--batch-size","64","--betas","a=1,b=2","--bf16","False","--cuda","True","--epochs","3",'
+        "SM_USER_ARGS": '["--batch-size","64","--betas","a=1,b=2","--bf16","False","--config","{\\"b\\": 2}",'
+        '"--cuda","True","--epochs","3",'
         '"-k","5","--layers","[1, 2]","--lr","0.0003","--name","a b","--nothing","","--text","[not json"]',
         "SM_USER_ENTRY_POINT": "train.py",
         "TRAINING_JOB_NAME": "job-x7",
@@ -329,6 +333,21 @@ def test_what_a_failure_says(paths: NodePaths) -> None:
     path.unlink()
     path.mkdir()
     assert sagemaker.failure(paths, {}) == ""
+    path.rmdir()
+    os.mkfifo(path)
+    assert sagemaker.failure(paths, {}) == "", "nobody waits for whoever writes to a pipe"
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert sagemaker.failure(paths, {}) == "", "an agent may read more than the training"
+
+
+def test_an_images_own_program_finds_parameters_as_the_sdk_sends_them(paths: NodePaths) -> None:
+    spec = replace(SPEC, run=("train",), params={"optimizer": "adam", "flag": True, "layers": "json:[1, 2]", "n": None})
+    sagemaker.enclose(Command(("true",), {}, paths.code), submission(spec), place(paths), paths, MACHINE)
+    found = json.loads((paths.root / "ml/input/config/hyperparameters.json").read_text())
+    own = {name: value for name, value in found.items() if not name.startswith("sagemaker_")}
+    assert own == {"optimizer": "adam", "flag": "True", "layers": "[1, 2]", "n": "None"}
+    assert found["sagemaker_submit_directory"] == '"/opt/ml/code"'
 
 
 def test_the_interface_that_has_an_address() -> None:

@@ -168,7 +168,7 @@ def test_a_call_of_version_2(place: Path) -> None:
         use_spot_instances=True,
         max_run=3600,
         max_wait=7200,
-        hyperparameters={"epochs": 3, "layers": [1, 2], "flag": True},
+        hyperparameters={"epochs": 3, "layers": [1, 2], "flag": True, "text": '{"lr": [1]}', "odd": "json:1"},
         metric_definitions=[{"Name": "train:loss", "Regex": "loss=([0-9.]+)"}],
         tags=[{"Key": "team", "Value": "vision"}],
         distribution={"torch_distributed": {"enabled": True}},
@@ -177,7 +177,10 @@ def test_a_call_of_version_2(place: Path) -> None:
     spec = spec_of(estimator, {"train": "s3://b/t", "val": TrainingInput("s3://b/v", input_mode="FastFile")})
     assert spec.name == "resnet-50"
     assert spec.run == ("torchrun", "train.py")
-    assert command_argv(spec)[2:] == ("--epochs", "3", "--flag", "True", "--layers", "[1, 2]")
+    assert command_argv(spec)[2:] == (
+        *("--epochs", "3", "--flag", "True", "--layers", "[1, 2]"),
+        *("--odd", "json:1", "--text", '{"lr": [1]}'),
+    )
     assert spec.nodes == 2
     resources = spec.resources
     assert (resources.machine, resources.spot) == (("p4d.24xlarge",), "only")

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 from collections.abc import Mapping
@@ -178,8 +179,11 @@ def check(enclosure: Enclosure, paths: NodePaths, spec: Spec) -> None:
 def failure(paths: NodePaths, secrets: Mapping[str, str]) -> str:
     """What the training wrote about its failure, in one line and without secrets; empty where it wrote nothing."""
     try:
-        with folders.outside(paths, f"{ML}/output/failure").open("rb") as file:
-            data = file.read(_MOST_READ)
+        # The training's own: it may have put a pipe there, or a link to what only an agent may read.
+        path = folders.outside(paths, f"{ML}/output/failure")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
+            data = file.read(_MOST_READ) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     except OSError:
         return ""
     masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
@@ -194,7 +198,9 @@ def lay(paths: NodePaths, spec: Spec, place: Place, machine: Machine, job: str) 
     """The files of `/opt/ml`, its channels, and the names of the hosts. What is there already is replaced."""
     config = folders.outside(paths, _CONFIG)
     own, framework = _parameters(spec, job)
-    encoded = {name: hyperparameters.encode(value) for name, value in (own | framework).items()}
+    script = hyperparameters.entry_point(spec) is not None
+    encoded = {name: hyperparameters.encode(value, script=script) for name, value in own.items()}
+    encoded |= {name: hyperparameters.encode(value) for name, value in framework.items()}
     _write(config / "hyperparameters.json", encoded)
     _write(config / "resourceconfig.json", _resource_config(place, machine))
     _write(config / "inputdataconfig.json", _input_config(spec))

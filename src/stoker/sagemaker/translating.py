@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.hyperparameters import CHECKPOINTS, MODEL, script_of
+from stoker.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
 from stoker.jobfile.names import slug
 from stoker.sagemaker.arguments import BadArgument, unhonoured
 from stoker.sagemaker.inputs import channels
@@ -122,7 +121,7 @@ def _is_enabled(how: Mapping[str, Any]) -> bool:
 
 
 def _params(fit: Fit, run: list[str]) -> dict[str, Scalar] | None:
-    params = {str(name): _scalar(value) for name, value in fit.hyperparameters.items()}
+    params = {str(name): scalar(value) for name, value in fit.hyperparameters.items()}
     if fit.framework == "tensorflow":
         model_dir = fit.said.get("model_dir", MODEL)
         if model_dir is not False:
@@ -132,12 +131,6 @@ def _params(fit: Fit, run: list[str]) -> dict[str, Scalar] | None:
     if "container_log_level" in fit.said:
         params["sagemaker_container_log_level"] = fit.said["container_log_level"]
     return params or None
-
-
-def _scalar(value: Any) -> Scalar:
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return json.dumps(value)
 
 
 # ── Where it runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
