@@ -85,7 +85,6 @@ def test_podman_has_gpus_as_devices(value: Any, expected: list[str]) -> None:
         ("v", "/a:/b", "long name"),
         ("--shm-size", "1g", "without dashes"),
         ("shm size", "1g", "name of a flag"),
-        ("privileged", None, "write true"),
         ("volumes", [["a"]], "a list or a mapping"),
     ],
 )
@@ -105,7 +104,8 @@ def test_the_command_line_that_makes_a_container() -> None:
         door=Path("/n/door"),
         labels={"stoker.job": "j-1"},
         folders=(Path("/n"), Path("/n/code/checkpoints"), Path("/data,set"), Path("/n")),
-        mounts=(Mount(Path("/n/ml"), "/opt/ml"),),
+        read=(Path("/n/inputs/a"), Path("/home/me/data"), Path("/home/me/data/b")),
+        mounts=(Mount(Path("/n/ml"), "/opt/ml"), Mount(Path("/d"), "/opt/ml/input/data/d", read_only=True)),
         run={"shm_size": "16g", "cap_add": ["SYS_ADMIN"]},
     )
     assert arguments(plan, GPUS) == [
@@ -119,7 +119,9 @@ def test_the_command_line_that_makes_a_container() -> None:
         "--mount=type=bind,source=/n/door,target=/run/stoker",
         "--mount=type=bind,source=/n,target=/n",
         '--mount=type=bind,"source=/data,set","target=/data,set"',
+        "--mount=type=bind,source=/home/me/data,target=/home/me/data,readonly",
         "--mount=type=bind,source=/n/ml,target=/opt/ml",
+        "--mount=type=bind,source=/d,target=/opt/ml/input/data/d,readonly",
         "--network=host",
         "--gpus=all",
         "--shm-size=16g",
@@ -208,6 +210,10 @@ def test_an_alias_names_the_image_of_the_machines_own_region(alias: str, region:
         ("dlc/pytorch:2.5-py311@mars-1", "name another region"),
         ("docker://x", "not the name of an image"),
         ("--privileged", "not the name of an image"),
+        ("Foo:x", "'Foo:x' is not the name of an image (names are in lower case)"),
+        ("a//b", "not the name of an image"),
+        ("a:b:c", "not the name of an image"),
+        ("a@sha256:12", "not the name of an image"),
     ],
 )
 def test_an_image_that_cannot_be_one_is_refused_before_anything_starts(image: str, word: str) -> None:
@@ -215,3 +221,22 @@ def test_an_image_that_cannot_be_one_is_refused_before_anything_starts(image: st
     with pytest.raises(SpecError, match=r"environment\.container\.image") as refused:
         parse_layers([layer_of(document, "a test")])
     assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "debian",
+        "debian:12-slim",
+        "pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime",
+        "localhost:5000/team/some__image-name.x:V1_2",
+        "Registry.example:5000/a/b",
+        "123456789012.dkr.ecr.us-east-1.amazonaws.com/team/train@sha256:" + "0a" * 32,
+        "europe-docker.pkg.dev/project/repo/image:tag@sha256:" + "0a" * 32,
+        "sha256:" + "0a" * 32,
+    ],
+)
+def test_what_an_engine_takes_for_an_image(image: str) -> None:
+    document = {"run": "true", "environment": {"container": {"image": image}}}
+    container = parse_layers([layer_of(document, "job.yaml")]).spec.environment.container
+    assert container is not None and container.image == image

@@ -52,9 +52,9 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def said(group: Group, script: str, mounts: list[tuple[Path, str]], cwd: str = "/") -> str:
+def said(group: Group, script: str, mounts: list[tuple[Path | str, ...]], cwd: str = "/") -> str:
     run = group.spawn(
-        ["sh", "-c", script], mounts=[(str(one), at) for one, at in mounts], cwd=cwd, stdout=subprocess.PIPE
+        ["sh", "-c", script], mounts=[tuple(map(str, each)) for each in mounts], cwd=cwd, stdout=subprocess.PIPE
     )
     assert run.stdout is not None
     with run.stdout:
@@ -65,7 +65,10 @@ def said(group: Group, script: str, mounts: list[tuple[Path, str]], cwd: str = "
 
 def test_it_sees_a_folder_where_there_is_none_and_nobody_else_does(group: Group, tree: Path) -> None:
     before = sorted(path.name for path in Path("/opt").iterdir())
-    mounts = [(tree / "ml", "/opt/stoker-test"), (tree / "code", "/opt/stoker-test/code")]
+    mounts: list[tuple[Path | str, ...]] = [
+        (tree / "ml", "/opt/stoker-test"),
+        (tree / "code", "/opt/stoker-test/code"),
+    ]
     text = said(group, "pwd; cat hello; echo saved > ../checkpoints/one; ls /opt", mounts, "/opt/stoker-test/code")
     assert text.split("\n")[0] == "/opt/stoker-test/code"
     assert "hello" in text
@@ -82,6 +85,20 @@ def test_a_folder_that_is_there_is_covered_and_not_touched(group: Group, tree: P
     assert said(group, f"ls {there}; touch {there}/new", [(tree / "code", str(there))]).split() == ["hello"]
     assert [path.name for path in there.iterdir()] == ["own"]
     assert (tree / "code" / "new").exists()
+
+
+def test_what_is_only_for_reading_is_not_written_to(group: Group, tree: Path) -> None:
+    (tree / "one").write_text("1")
+    (tree / "ml" / "one").touch()
+    mounts: list[tuple[Path | str, ...]] = [
+        (tree / "ml", "/opt/stoker-test"),
+        (tree / "code", "/opt/stoker-test/code", "ro"),
+        (tree / "one", "/opt/stoker-test/one", "ro"),
+    ]
+    script = "cd /opt/stoker-test; cat code/hello one; for at in code/new one free; do touch $at || echo no $at; done"
+    assert said(group, f"({script}) 2>/dev/null", mounts).split() == ["hello", "1no", "code/new", "no", "one"]
+    assert (tree / "ml" / "free").exists() and not (tree / "code" / "new").exists()
+    (tree / "code" / "new").touch()  # Nobody else is kept from it.
 
 
 def test_two_at_once_each_see_their_own(group: Group, tree: Path) -> None:

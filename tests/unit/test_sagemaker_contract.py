@@ -266,8 +266,12 @@ def test_the_tree(paths: NodePaths) -> None:
     }
     assert json.loads((tree / "input/config/resourceconfig.json").read_text())["hosts"] == ["algo-1", "algo-2"]
     assert set(json.loads((tree / "input/config/inputdataconfig.json").read_text())) == set(inputs)
-    assert (tree / "input/data/train/one").read_text() == "first"
-    assert (tree / "input/data/val-set/single.csv").read_text() == "1,2"
+    data = "/opt/ml/input/data"
+    assert [mount for mount in enclosed.mounts if mount.target.startswith(data)] == [
+        Mount(paths.inputs / "train", f"{data}/train", read_only=True),
+        Mount(single, f"{data}/val-set/single.csv", read_only=True),
+    ]
+    assert (tree / "input/data/train").is_dir() and (tree / "input/data/val-set/single.csv").exists()
     assert not (tree / "input/data/piped").exists()
     assert enclosed.cwd == Path("/opt/ml/code")
     assert enclosed.env["PYTHONPATH"] == "/opt/ml/code:/lib"

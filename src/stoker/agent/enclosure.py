@@ -30,6 +30,12 @@ class Mount:
 
     source: Path
     target: str
+    # Somebody's data: it is not for the command to change it.
+    read_only: bool = False
+
+    @property
+    def view(self) -> tuple[str, ...]:
+        return (str(self.source), self.target, *(("ro",) if self.read_only else ()))
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Host:
                 stdout=output.stream,
                 stderr=subprocess.STDOUT,
                 dies_with_parent=True,
-                mounts=[(str(mount.source), mount.target) for mount in command.mounts],
+                mounts=[mount.view for mount in command.mounts],
             )
         return output.of(run)
 

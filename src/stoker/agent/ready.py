@@ -67,7 +67,7 @@ class Readying:
         assert claim is not None
         lay_library(self._paths.lib)
         steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check)
-        self._enter(submission, brought.paths, steps)
+        self._enter(submission, brought.paths, inputs, steps)
         ready = Ready(
             inputs,
             secrets,
@@ -114,7 +114,7 @@ class Readying:
         found = self._enclosure.environ(submission.environ)
         return {name: value for name, value in found.items() if name not in private}
 
-    def _enter(self, submission: Submission, inputs: Sequence[Path], steps: Steps) -> None:
+    def _enter(self, submission: Submission, paths: Sequence[Path], inputs: Mapping[str, str], steps: Steps) -> None:
         """Where the commands run, with all that they see: what lies outside of the node's own folder is named."""
         self._enclosure.open(steps.timed)
         spec = submission.spec
@@ -123,8 +123,8 @@ class Readying:
         for folder in made:
             folder.mkdir(parents=True, exist_ok=True)
         # Under the name that they have, and under those that it may be a link to.
-        brought = [path for where in inputs for path in (where, where.resolve())]
-        self._enclosure.enter(made, brought, sagemaker.mounts(self._paths, spec))
+        brought = [path for where in paths for path in (where, where.resolve())]
+        self._enclosure.enter(made, brought, sagemaker.mounts(self._paths, spec, inputs))
 
     def _with_index(self, submission: Submission, command: Command) -> Command:
         """The same command with the job's package index: what it installs comes from there, too."""

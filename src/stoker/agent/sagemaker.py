@@ -119,8 +119,9 @@ def instance_type(provider: str, machine: str) -> str:
     return f"ml.{machine}" if provider == "ec2" else "local" if provider == "local" else machine
 
 
-def mounts(paths: NodePaths, spec: Spec) -> tuple[Mount, ...]:
-    """What the training sees elsewhere, known before anything else is. Makes what is to be seen; may be repeated."""
+def mounts(paths: NodePaths, spec: Spec, inputs: Mapping[str, str] | None = None) -> tuple[Mount, ...]:
+    """What the training sees elsewhere. `inputs` are where those lie that are here already. Makes the places where
+    they are to be seen; may be repeated."""
     if spec.environment.contract is None:
         return ()
     tree = folders.sources(paths)
@@ -138,13 +139,27 @@ def mounts(paths: NodePaths, spec: Spec) -> tuple[Mount, ...]:
         if outputs.startswith(f"{ML}/"):
             folders.outside(paths, outputs).mkdir(parents=True, exist_ok=True)
         found.append(Mount(kept, outputs))
+    here = {name: Path(where) for name, where in (inputs or {}).items() if "://" not in where}
+    found += [_channel(paths, name, where) for name, where in here.items()]
     return (*found, Mount(_names(paths), _HOSTS))
+
+
+def _channel(paths: NodePaths, name: str, source: Path) -> Mount:
+    """An input where SageMaker has it: a folder, also for one file. No link, which `os.walk` would not go into."""
+    target = f"{_DATA}/{name}" + (f"/{source.name}" if source.is_file() else "")
+    place = folders.outside(paths, target)
+    if source.is_file():
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+    else:
+        place.mkdir(exist_ok=True)
+    return Mount(source.resolve(), target, read_only=True)
 
 
 def enclose(command: Command, submission: Submission, place: Place, paths: NodePaths, machine: Machine) -> Command:
     """The command as a script of SageMaker's is run. Lays the tree that it sees; may be repeated."""
     spec = submission.spec
-    seen = mounts(paths, spec)
+    seen = mounts(paths, spec, place.inputs)
     lay(paths, spec, place, machine, submission.job)
     env = {**command.env, **variables(submission, place, machine)}
     env["PYTHONPATH"] = os.pathsep.join(part for part in (CODE, env.get("PYTHONPATH", "")) if part)
@@ -195,7 +210,7 @@ def failure(paths: NodePaths, secrets: Mapping[str, str]) -> str:
 
 
 def lay(paths: NodePaths, spec: Spec, place: Place, machine: Machine, job: str) -> None:
-    """The files of `/opt/ml`, its channels, and the names of the hosts. What is there already is replaced."""
+    """The files of `/opt/ml`, and the names of the hosts. What is there already is replaced."""
     config = folders.outside(paths, _CONFIG)
     own, framework = _parameters(spec, job)
     script = hyperparameters.entry_point(spec) is not None
@@ -204,19 +219,7 @@ def lay(paths: NodePaths, spec: Spec, place: Place, machine: Machine, job: str) 
     _write(config / "hyperparameters.json", encoded)
     _write(config / "resourceconfig.json", _resource_config(place, machine))
     _write(config / "inputdataconfig.json", _input_config(spec))
-    for name, where in place.inputs.items():
-        if "://" not in where:
-            _lay_channel(folders.outside(paths, f"{_DATA}/{name}"), Path(where))
     _write_names(paths, dict(zip(_hosts(place), place.addresses, strict=True)))
-
-
-def _lay_channel(target: Path, source: Path) -> None:
-    """An input where SageMaker has it. One file is a folder with that file in it."""
-    if source.is_file():
-        target.mkdir(exist_ok=True)
-        target = target / source.name
-    target.unlink(missing_ok=True)
-    target.symlink_to(source)
 
 
 def _names(paths: NodePaths) -> Path:

@@ -95,7 +95,7 @@ class CgroupGroup:
         stderr: Stream = None,
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
-        mounts: Sequence[tuple[str, str]] = (),
+        mounts: Sequence[tuple[str, ...]] = (),
     ) -> subprocess.Popen[bytes]:
         marked = marked_environment(env, self._mark, self._owner)
         launch = Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts)

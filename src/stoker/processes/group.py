@@ -37,7 +37,7 @@ class Group(Protocol):
         stderr: Stream = None,
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
-        mounts: Sequence[tuple[str, str]] = (),
+        mounts: Sequence[tuple[str, ...]] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a program as a member, leader of a session of its own, marked in its environment.
 

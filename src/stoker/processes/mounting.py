@@ -18,23 +18,29 @@ import stat
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _NOSUID, _NODEV, _BIND, _RECURSIVE, _SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
+_READ, _REMOUNT = 0x1, 0x20
+# nosuid, nodev, noexec, noatime and nodiratime, which statvfs and mount spell alike.
+_KEPT = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
 _DETACH = 0x2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(mounts: list[tuple[str, str]], cwd: str) -> None:
+def enter(mounts: list[tuple[str, ...]], cwd: str) -> None:
     """Have this process, and whatever it starts, see each source at its target, and go to `cwd` as it is then.
 
-    Later mounts may lie in earlier ones. Raises OSError with a text that says what was refused.
+    What has `ro` as its third part is seen and not written to there. Later mounts may lie in earlier ones. Raises
+    OSError with a text that says what was refused.
     """
     _unshare()
     # What is mounted outside meanwhile may come in. Nothing goes out.
     _call("private mounts", "mount", None, b"/", None, _RECURSIVE | _SLAVE, None)
-    for source, target in mounts:
+    for source, target, *how in mounts:
         if not os.path.exists(target):
             _make_room(target, folder=os.path.isdir(source))
         _bind(source, target)
+        if how == ["ro"]:
+            _forbid_writing(target)
     try:
         os.chdir(cwd)
     except OSError as error:
@@ -59,6 +65,12 @@ def _unshare() -> None:
 
 def _bind(source: str, target: str) -> None:
     _call(f"mounting at {target}", "mount", os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None)
+
+
+def _forbid_writing(target: str) -> None:
+    # What was forbidden there before stays so: whoever is in a user namespace may not lift it.
+    kept = os.statvfs(target).f_flag & _KEPT
+    _call(f"{target} without writing", "mount", None, os.fsencode(target), None, _BIND | _REMOUNT | _READ | kept, None)
 
 
 def _make_room(target: str, *, folder: bool) -> None:

@@ -69,7 +69,8 @@ class NotMounted(OSError):
 
 
 class Launch(NamedTuple):
-    """A program to start, and how. `mounts` are sources and the targets at which it sees them, too."""
+    """A program to start, and how. `mounts` are sources and the targets at which it sees them, too, and `ro`
+    where it must not write there."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -79,7 +80,7 @@ class Launch(NamedTuple):
     stderr: Stream = None
     pass_fds: Collection[int] = ()
     dies_with_parent: bool = False
-    mounts: Sequence[tuple[str, str]] = ()
+    mounts: Sequence[tuple[str, ...]] = ()
 
 
 def start(launch: Launch, *, cgroup: str | None = None) -> subprocess.Popen[bytes]:

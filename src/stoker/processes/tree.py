@@ -80,7 +80,7 @@ class MarkedGroup:
         stderr: Stream = None,
         pass_fds: Collection[int] = (),
         dies_with_parent: bool = False,
-        mounts: Sequence[tuple[str, str]] = (),
+        mounts: Sequence[tuple[str, ...]] = (),
     ) -> subprocess.Popen[bytes]:
         marked = marked_environment(env, self._mark, self._owner)
         child = start(Launch(argv, marked, cwd, stdin, stdout, stderr, pass_fds, dies_with_parent, mounts))

@@ -90,7 +90,7 @@ class Container:
         if create.sees_all_gpus(self._spec.run, self._around) and "CUDA_VISIBLE_DEVICES" in os.environ:
             found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         found |= {name: value for name, value in submitted.items() if name not in _OF_THE_HOST}
-        if create.chooses_user(self._blueprint((), ()), self._around):
+        if create.chooses_user(self._blueprint((), (), ()), self._around):
             # Nobody of that number lives in the image.
             found["HOME"] = str(self._home)
         return found
@@ -146,7 +146,7 @@ class Container:
         if not self._around.privileged:
             self._home.mkdir(exist_ok=True)
             self._look_for_own_daemon()
-        arguments = create.arguments(self._blueprint((*written, *read), mounts), self._around)
+        arguments = create.arguments(self._blueprint(written, read, mounts), self._around)
         made = self._engine.ask(*arguments)
         if made.code and "already in use" in made.err:
             remove(self._engine.program, self._name)
@@ -169,7 +169,7 @@ class Container:
             options = self._engine.ask("info", "--format={{.SecurityOptions}}").out
             self._around = replace(self._around, rootless="rootless" in options)
 
-    def _blueprint(self, folders: Sequence[Path], mounts: Sequence[Mount]) -> create.Blueprint:
+    def _blueprint(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> create.Blueprint:
         config = self._node.config
         labels = {"stoker.job": config.job, "stoker.node": config.instance, "stoker.rank": str(config.rank)}
         return create.Blueprint(
@@ -178,7 +178,8 @@ class Container:
             image=self._image.id if self._image is not None else self._spec.image,
             door=self._door.folder,
             labels=labels,
-            folders=(self._root, *folders),
+            folders=(self._root, *written),
+            read=read,
             mounts=mounts,
             run=self._spec.run,
         )

@@ -27,6 +27,8 @@ class Blueprint:
     door: Path
     labels: Mapping[str, str] = field(default_factory=dict)
     folders: Sequence[Path] = ()
+    # Somebody's data, under the path that it has here.
+    read: Sequence[Path] = ()
     mounts: Sequence[Mount] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +50,8 @@ def arguments(plan: Blueprint, around: Surroundings) -> list[str]:
         "--log-driver=none",
         _bind(plan.door, INSIDE),
         *(_bind(folder, str(folder)) for folder in _outermost(plan.folders)),
-        *(_bind(mount.source, mount.target) for mount in plan.mounts),
+        *(_bind(folder, str(folder), read_only=True) for folder in _beside(plan.read, plan.folders)),
+        *(_bind(mount.source, mount.target, read_only=mount.read_only) for mount in plan.mounts),
         *_defaults(plan, around),
         *flags(plan.run, plan.engine),
         "--entrypoint=sh",
@@ -107,15 +110,20 @@ def _defaults(plan: Blueprint, around: Surroundings) -> list[str]:
     return found
 
 
-def _bind(source: Path, target: str) -> str:
+def _bind(source: Path, target: str, *, read_only: bool = False) -> str:
     """Unlike `--volume`, takes colons in paths, and refuses what is not there instead of making it."""
-    parts = ("type=bind", f"source={source}", f"target={target}")
+    parts = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
     return f"--mount={','.join(_quoted(part) for part in parts)}"
 
 
 def _quoted(part: str) -> str:
     """A field of CSV, which this flag is."""
     return '"' + part.replace('"', '""') + '"' if set(part) & {",", '"'} else part
+
+
+def _beside(folders: Sequence[Path], others: Sequence[Path]) -> list[Path]:
+    """Those that are not seen already as part of the others."""
+    return [folder for folder in _outermost(folders) if not any(folder.is_relative_to(other) for other in others)]
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
