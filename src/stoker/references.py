@@ -1,6 +1,6 @@
 """Where a secret is kept, as people write it. The secret itself is never written anywhere.
 
-    env, env:NAME                        a variable of the computer that submits; on `local` alone
+    env, env:NAME[#KEY]                  a variable of the computer that submits; on `local` alone
     aws-sm:NAME[#KEY]                    Secrets Manager, by name or ARN
     aws-ssm:NAME[#KEY]                   a parameter of Systems Manager, by name or ARN
     gcp-sm:NAME[@VERSION][#KEY]          Secret Manager, by name or as projects/…/secrets/NAME
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 # By kind, what stands behind it.
 _NAMES = {
-    "env": r"(?::[A-Za-z_][A-Za-z0-9_]*)?",
+    "env": r"(?::[A-Za-z_][A-Za-z0-9_]*(?:#[^\s]+)?)?",
     "aws-sm": r":[^\s#]+(?:#[^\s]+)?",
     "aws-ssm": r":[^\s#]+(?:#[^\s]+)?",
     "gcp-sm": r":[^\s#@]+(?:@[A-Za-z0-9_-]+)?(?:#[^\s]+)?",

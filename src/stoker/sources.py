@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from stoker import references
 from stoker.spec import Environment, PackageIndex
 
 _SCHEMES = ("http", "https", "file")
@@ -79,7 +80,8 @@ def private_variables(environment: Environment) -> frozenset[str]:
     sources = (environment.index, environment.apt_mirror, environment.conda_channel)
     kept = [source.secret for source in sources if source is not None]
     kept += [container.secret] if container is not None else []
-    return frozenset(each.removeprefix("env:") for each in kept if each is not None and each.startswith("env:"))
+    found = [references.parse(each) for each in kept if each is not None]
+    return frozenset(each.name for each in found if each.kind == "env")
 
 
 def user_of(source: PackageIndex, address: Address) -> str:

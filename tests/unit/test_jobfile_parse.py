@@ -258,6 +258,58 @@ def test_the_value_of_a_would_be_secret_is_never_repeated() -> None:
     assert message.startswith("stoker.yaml:2: secrets.KEY: expected env, env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:")
 
 
+@pytest.mark.parametrize(
+    ("said", "taken_back", "left"),
+    [
+        ("environment: {container: {image: i, run: {ulimits: {memlock: -1}, ipc: host}}}", "ulimits", {"ipc": "host"}),
+        (
+            "environment: {container: {image: i, run: {ulimits: {memlock: -1, stack: 9}}}}",
+            "ulimits.memlock",
+            {"ulimits": {"stack": 9}},
+        ),
+    ],
+)
+def test_null_takes_a_flag_of_the_container_back(said: str, taken_back: str, left: dict[str, object]) -> None:
+    container = parse(f"run: x\n{said}\n", f"environment.container.run.{taken_back}=null").environment.container
+    assert container is not None and container.run == left
+    assert "run.ulimits: is empty" in problem("run: x\nenvironment: {container: {image: i, run: {ulimits: }}}\n")
+
+
+def test_null_takes_a_single_name_back() -> None:
+    text = "run: x\nenv: {A: a, B: b}\nsecrets: {C: env}\ntags: {d: e}\ninputs: {f: g}\nparams: {h: 1}\n"
+    spec = parse(text, "env.A=null", "secrets.C=null", "tags.d=null", "inputs.f=null", "params.h=null")
+    assert (spec.env, spec.secrets, spec.tags, spec.inputs) == ({"B": "b"}, {}, {}, {})
+    # Null is something to say for a parameter.
+    assert spec.params == {"h": None}
+
+
+@pytest.mark.parametrize("section", ["env: {%s: x}", "secrets: {%s: env}"])
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("PATH", "export PATH=FOLDER:$PATH"),
+        ("STOKER_JOB", "are Stoker's own"),
+        ("STOKER_ANYTHING", "are Stoker's own"),
+        ("NODES", "Stoker sets it for each attempt"),
+        ("MASTER_ADDR", "Stoker sets it for each attempt"),
+        ("PET_NNODES", "Stoker sets it for each attempt"),
+        ("SM_MODEL_DIR", "`contract: sagemaker` sets it"),
+        ("TRAINING_JOB_NAME", "`contract: sagemaker` sets it"),
+    ],
+)
+def test_variables_of_the_contract_are_not_the_jobs_to_set(section: str, name: str, word: str) -> None:
+    message = problem(f"run: x\nenvironment: {{contract: sagemaker}}\n{section % name}\n")
+    assert message.startswith(f"stoker.yaml:3: {section.partition(':')[0]}.{name}: ")
+    assert word in message
+
+
+def test_variables_that_are_the_jobs_to_set() -> None:
+    text = "run: x\nenv: {MASTER_PORT: 29600, PET_NPROC_PER_NODE: 2, PYTHONPATH: src, LD_LIBRARY_PATH: /x, SM_OWN: y}\n"
+    assert len(parse(text).env) == 5
+    assert problem("run: x\nsecrets: {MASTER_PORT: env}\n").startswith("stoker.yaml:2: secrets.MASTER_PORT: Stoker")
+    assert problem("run: x\nsecrets: {PYTHONPATH: env}\n").startswith("stoker.yaml:2: secrets.PYTHONPATH: would")
+
+
 def test_mistakes_on_the_command_line_name_the_flag() -> None:
     assert problem("run: x\n", "nodes=zero").startswith("--set: nodes: expected a whole number, found text 'zero'")
     assert problem("run: x\n", "resources.gpu=1").startswith("--set: resources.gpu: unknown field")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stoker import Job
+from stoker import Job, references
 from stoker.errors import SpecError
 from stoker.jobfile.honour import check_honoured
+from stoker.jobfile.layers import house_layer
 from stoker.model import Capabilities
-from stoker.sources import Address, DebSource, read_address, read_deb, user_of
-from stoker.spec import PackageIndex, Spec
+from stoker.references import Reference
+from stoker.sources import Address, DebSource, private_variables, read_address, read_deb, user_of
+from stoker.spec import Environment, PackageIndex, Spec
 
 
 def spec(**environment: object) -> Spec:
@@ -86,3 +88,23 @@ def test_a_reference_of_a_kind_that_the_provider_cannot_read_is_refused() -> Non
     unable = Capabilities(**base, honours=frozenset({"environment.index", "secrets:env"}))
     with pytest.raises(SpecError, match=r"environment.index.secret: unable cannot honour references of the kind gcp"):
         check_honoured(asked, "unable", unable)
+
+
+@pytest.mark.parametrize(("field", "serves"), [("apt_mirror", "apt"), ("conda_channel", "conda")])
+def test_a_source_of_nothing_is_refused(field: str, serves: str) -> None:
+    source = {"url": "https://host/packages"}
+    with pytest.raises(SpecError, match=rf"environment\.{field}: is for environment\.{serves}, which is not set"):
+        spec(**{field: source})
+    spec(**{field: source, serves: ["libgl1"] if serves == "apt" else "environment.yml"})
+    # A house names its mirror for all jobs.
+    house = house_layer(f"environment: {{{field}: {{url: 'https://host/packages'}}}}".encode())
+    assert Job(run="python train.py").spec([house]).environment != Environment()
+
+
+def test_a_value_of_a_variable_that_is_a_json_object() -> None:
+    assert references.parse("env:LOGINS#pw") == Reference("env", "LOGINS", key="pw")
+    asked = spec(index={"url": "https://host/simple", "secret": "env:LOGINS#pw"})
+    assert private_variables(asked.environment) == {"LOGINS"}
+    assert Job(run="x", secrets={"A": "env:LOGINS#pw"}).spec().secrets == {"A": "env:LOGINS#pw"}
+    with pytest.raises(ValueError, match="expected env:NAME"):
+        references.parse("env#pw")

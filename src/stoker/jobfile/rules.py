@@ -14,6 +14,17 @@ from stoker.spec import Spec
 
 Where = Callable[[str], Origin]
 
+# What the contract sets for each attempt. MASTER_PORT may be chosen in `env`, and how many processes torchrun starts.
+_CONTRACT = frozenset(
+    {
+        *("MASTER_ADDR", "NUM_NODES", "NODE_RANK", "NODES"),
+        *("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    }
+)
+_SAGEMAKER = frozenset({"TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME", "CURRENT_HOST", "SAGEMAKER_REGION"})
+# Without their source there is nothing that they could be for.
+_SERVES = {"apt_mirror": "apt", "conda_channel": "conda"}
+
 
 def check_rules(spec: Spec, where: Where) -> None:
     """Raises SpecError, naming the field and where it was written, for the first rule that is broken."""
@@ -65,6 +76,11 @@ def _check_sources(spec: Spec, where: Where) -> None:
                 (read_deb if name == "apt_mirror" else read_address)(source.url)
         except ValueError as error:
             raise where(path).error(path, str(error)) from None
+        # A house may name its mirror for all jobs, whether they install anything or not.
+        served = _SERVES.get(name)
+        if source is not None and served and not getattr(spec.environment, served) and not where(path).shared:
+            path = f"environment.{name}"
+            raise where(path).error(path, f"is for environment.{served}, which is not set; set it, or leave this out")
 
 
 def _folder(text: str, path: str, where: Where) -> str:
@@ -80,6 +96,11 @@ def _within(inner: str, outer: str) -> bool:
 
 
 def _check_variables(spec: Spec, where: Where) -> None:
+    for section, names in (("env", spec.env), ("secrets", spec.secrets)):
+        for name in names:
+            problem = _reserved(name, section, sagemaker=spec.environment.contract == "sagemaker")
+            if problem is not None:
+                raise where(f"{section}.{name}").error(f"{section}.{name}", problem)
     for name in spec.secrets:
         if name in spec.env:
             raise where(f"secrets.{name}").error(f"secrets.{name}", "is in env as well; keep one of them")
@@ -93,3 +114,18 @@ def _check_variables(spec: Spec, where: Where) -> None:
             problem = f"and {seen[variable]} would both be {variable}; rename one"
             raise where(f"inputs.{name}").error(f"inputs.{name}", problem)
         seen[variable] = name
+
+
+def _reserved(name: str, section: str, *, sagemaker: bool) -> str | None:
+    """Why a variable is not the job's to set; None where it is."""
+    if name == "PATH" or (name == "PYTHONPATH" and section == "secrets"):
+        return (
+            f"would hide the programs and modules of the environment; extend it in `run`: export {name}=FOLDER:${name}"
+        )
+    if name.startswith("STOKER_"):
+        return "names that begin with STOKER_ are Stoker's own; call it something else"
+    if name in _CONTRACT or (name == "MASTER_PORT" and section == "secrets"):
+        return "Stoker sets it for each attempt; leave it out, or call yours something else"
+    if sagemaker and (name.startswith("SM_") or name in _SAGEMAKER):
+        return "`contract: sagemaker` sets it; leave it out, or call yours something else"
+    return None

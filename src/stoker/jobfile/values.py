@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from stoker import references
@@ -33,7 +34,12 @@ _SECRET = re.compile(references.PATTERN)
 _REFERENCE = re.compile(references.NAMELESS_PATTERN)
 # A name that ends in `-` would tell apt to remove the package.
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](?::[a-z0-9-]+)?(?:[=/][A-Za-z0-9.+:~-]+)?")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+# https://pkg.go.dev/github.com/distribution/reference: a registry, a path in lower case, a tag, a digest.
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*(?::[0-9]+)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[a-z0-9+._-]+:[0-9a-f]{{32,}})?", re.A
+)
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 _EMPTY_COMMAND = "is empty; say what to run, such as `run: python train.py`"
@@ -85,7 +91,7 @@ def words(node: Node, path: str) -> tuple[str, ...]:
 
 def params(node: Node, path: str) -> dict[str, Scalar]:
     found: dict[str, Scalar] = {}
-    for key, dotted, child in _items(node, path, _PARAM, _PARAM_RULE):
+    for key, dotted, child in _items(node, path, _PARAM, _PARAM_RULE, nulls=True):
         if isinstance(child.value, (dict, tuple)):
             raise wrong(child, dotted, "a single value", "put it in quotes to pass it as text")
         found[key] = _without_nul(child, dotted) if isinstance(child.value, str) else child.value
@@ -206,16 +212,17 @@ def _packages(node: Node, path: str) -> tuple[str, ...]:
 def _image(node: Node, path: str) -> str:
     found = text(node, path)
     problem = dlc.problem(found)
-    if problem is None and (not _IMAGE.fullmatch(found) or "://" in found):
-        problem = (
-            f"{found!r} is not the name of an image; write one such as pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
-        )
+    if problem is None and not _IMAGE.fullmatch(found):
+        cased = " (names are in lower case)" if _IMAGE.fullmatch(found.lower()) else ""
+        example = "pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
+        problem = f"{found!r} is not the name of an image{cased}; write one such as {example}"
     if problem is not None:
         raise node.origin.error(path, problem)
     return found
 
 
 def _flags(node: Node, path: str) -> dict[str, Any]:
+    node = _deeply_kept(node)
     found = _mapping(node, path)
     for name, value in found.items():
         problem = flags.problem(name, value)
@@ -223,6 +230,17 @@ def _flags(node: Node, path: str) -> dict[str, Any]:
             child = node.value[name] if isinstance(node.value, dict) else node
             raise child.origin.error(f"{path}.{name}", problem)
     return found
+
+
+def _kept(parts: dict[str, Node]) -> dict[str, Node]:
+    """Without what an explicit null takes back. A key with nothing behind it is somebody's mistake, and stays."""
+    return {key: part for key, part in parts.items() if part.value is not None or part.nothing}
+
+
+def _deeply_kept(node: Node) -> Node:
+    if not isinstance(node.value, dict):
+        return node
+    return replace(node, value={key: _deeply_kept(part) for key, part in _kept(node.value).items()})
 
 
 def _regexes(node: Node, path: str) -> dict[str, str]:
@@ -263,10 +281,14 @@ def items(node: Node, path: str) -> Iterator[tuple[str, str, Node]]:
     return _items(node, path, re.compile(r"[A-Za-z][A-Za-z0-9_-]*"), "letters, digits, `_` and `-`, a letter first")
 
 
-def _items(node: Node, path: str, names: re.Pattern[str], rule: str) -> Iterator[tuple[str, str, Node]]:
+def _items(
+    node: Node, path: str, names: re.Pattern[str], rule: str, *, nulls: bool = False
+) -> Iterator[tuple[str, str, Node]]:
+    """`nulls`: null is a value here, and does not take anything back."""
     if not isinstance(node.value, dict):
         raise wrong(node, path, "a mapping of names to values")
-    for key, child in node.value.items():
+    parts = node.value if nulls else _kept(node.value)
+    for key, child in parts.items():
         if not names.fullmatch(key):
             raise child.origin.error(f"{path}.{key}", f"a name here is {rule}")
         yield key, f"{path}.{key}", child
