@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import html
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote, quote_plus
+from xml.sax import saxutils
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +48,10 @@ def spellings(value: str) -> dict[str, bytes]:
         "repr of a dict of bytes": repr({"token": raw}).encode(),
         "JSON": json.dumps({"token": value}).encode(),
         "JSON in UTF-8": json.dumps({"token": value}, ensure_ascii=False).encode(),
+        "JSON in JSON": json.dumps({"request": json.dumps({"token": value})}).encode(),
+        "HTML": f"<b>{html.escape(value)}</b>".encode(),
+        "HTML but for quotes": f"<b>{html.escape(value, quote=False)}</b>".encode(),
+        "XML": saxutils.quoteattr(f"{value}\"'").encode(),
         "a URL's part": quote(value, safe="").encode(),
         "a URL's path": quote(value).encode(),
         "a form": quote_plus(value).encode(),

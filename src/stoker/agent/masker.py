@@ -141,6 +141,10 @@ def patterns(value: bytes) -> set[bytes]:
     return {one for one in found if len(one) >= SHORTEST_BYTES}
 
 
+# As different libraries write them; an error of a cloud's is often XML.
+_QUOTES_IN_HTML = (('"', "'"), ("&quot;", "'"), ("&quot;", "&#x27;"), ("&quot;", "&apos;"), ("&#34;", "&#39;"))
+
+
 def _written(value: bytes) -> set[bytes]:
     text = value.decode("utf-8", "surrogateescape")
     found = {value, binascii.hexlify(value), binascii.hexlify(value).upper(), repr(value)[2:-1].encode()}
@@ -149,9 +153,14 @@ def _written(value: bytes) -> set[bytes]:
         json.dumps(text)[1:-1],
         json.dumps(text, ensure_ascii=False)[1:-1],
         json.dumps(text)[1:-1].replace("/", "\\/"),
+        # JSON as text inside JSON: a log line that holds a request.
+        json.dumps(json.dumps(text)[1:-1])[1:-1],
         shlex.quote(text).removeprefix("'").removesuffix("'"),
         text.replace("'", "'\\''"),
     }
+    tags = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for double, single in _QUOTES_IN_HTML:
+        written.add(tags.replace('"', double).replace("'", single))
     for quoted in (quote(value), quote(value, safe=""), quote_plus(value)):
         written |= {quoted, re.sub("%[0-9A-F]{2}", lambda found: found.group().lower(), quoted)}
     return found | {one.encode("utf-8", "surrogateescape") for one in written}
