@@ -119,6 +119,13 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
         "the log ends with a disk-full error",
     ),
     (
+        make_case(make_exit("failed", "setup", code=1, reason="uv failed", tail=("No space left on device",))),
+        "failed",
+        "disk-full",
+        False,
+        "uv failed; make room on its disk, or ask for a larger one with resources.disk",
+    ),
+    (
         make_case(make_exit("interrupted", "waited")),
         "abandoned",
         "waited",

@@ -122,6 +122,12 @@ class Life:
             left = make_exit(outcome, "setup", str(failure), self.trained, failure.code)
         except RestoreError as failure:
             left = make_exit("failed", "restore", str(failure), self.trained)
+        except Exception as failure:
+            if self.trained.started_at is not None:
+                raise  # The agent that is started next saves what there is.
+            # A mistake of ours, and nothing to save: what went wrong is worth more than another start.
+            _log.exception("the agent failed")
+            left = make_exit("infrastructure", "agent", f"the agent failed: {failure!r}", self.trained)
         finally:
             self.enclosure.group.kill()
         self._finish(left)

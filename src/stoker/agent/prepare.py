@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +23,14 @@ class SetupFailed(StokerError):
         super().__init__(reason)
         self.user = user
         self.code = code
+
+
+def by_the_machine(error: OSError) -> SetupFailed:
+    """What to tell when the machine itself refused something. A disk that is full is as small on the next machine."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    named = f"{error.filename}: " if error.filename else ""
+    more = "; make room on its disk, or ask for a larger one with resources.disk" if full else ""
+    return SetupFailed(f"the machine failed in the set-up: {named}{error.strerror or error}{more}", user=full)
 
 
 def fetch_code(store: Store, state: JobState, submission: Submission, paths: NodePaths) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent import folders, prepare, sagemaker
-from stoker.agent.enclosure import Command, Enclosure
+from stoker.agent.enclosure import Command, Enclosure, View
 from stoker.agent.environ import Place, lay_library, training_environment
 from stoker.agent.environment import apt
 from stoker.agent.environment.conda import Conda
@@ -19,6 +19,7 @@ from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.gang import Agreement
 from stoker.agent.inputs.bringing import Inputs
+from stoker.agent.inputs.source import local_path
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
 from stoker.agent.node import Ask, Node
@@ -58,6 +59,12 @@ class Readying:
 
     def run(self, state: JobState, submission: Submission) -> Ready:
         """Code, secrets, inputs, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
+        try:
+            return self._run(state, submission)
+        except OSError as error:
+            raise prepare.by_the_machine(error) from error
+
+    def _run(self, state: JobState, submission: Submission) -> Ready:
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
         sagemaker.check(self._enclosure, self._paths, submission.spec)
         secrets = self._secrets(submission.spec.secrets)
@@ -95,18 +102,23 @@ class Readying:
             keep_out = wishes.container is None and isinstance(self._node.machine, KeepsEnvironments)
             step = apt.step(wishes.apt, wishes.apt_mirror, self._fetch, ready.base, self._paths.code, keep_out=keep_out)
             steps.run(step)
-        making = self._making = Making(self._node, submission, steps, self._ask, self._check)
+        node = replace(self._node, shelf=self._enclosure.environments)
+        making = self._making = Making(node, submission, steps, self._ask, self._check)
         image = self._enclosure.image or ""
         environ: dict[str, str] = {}
         python: str | None = None
         if wishes.conda is not None:
             command = partial(self._command, submission, ready)
-            made = Conda(self._node, submission, steps, command, making, self._fetch, image=image).make()
+            made = Conda(node, submission, steps, command, making, self._fetch, image=image).make()
             environ, python = made.environ, made.python
         # What was made so far is found by what comes next.
         command = partial(self._command, submission, replace(ready, environ=environ))
-        packages = Packages(self._node, submission, steps, command, self._ask, making, image=image)
-        return environ | packages.make(python=python)
+        packages = Packages(node, submission, steps, command, self._ask, making, image=image)
+        environ |= packages.make(python=python)
+        for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
+            if name in environ:
+                self._enclosure.hand_over(Path(environ[name]))
+        return environ
 
     def _base(self, submission: Submission) -> dict[str, str]:
         """What is set where it runs, without passwords that are not for the training."""
@@ -119,12 +131,21 @@ class Readying:
         self._enclosure.open(steps.timed)
         spec = submission.spec
         checkpoints, outputs = folders.checkpoint_folder(self._paths, spec), folders.output_folder(self._paths, spec)
-        made = [folder for folder in (checkpoints, outputs, self._node.environments) if folder is not None]
-        for folder in made:
+        made = [folder for folder in (checkpoints, outputs) if folder is not None]
+        environments = self._node.environments
+        for folder in (*made, environments):
             folder.mkdir(parents=True, exist_ok=True)
-        # Under the name that they have, and under those that it may be a link to.
-        brought = [path for where in paths for path in (where, where.resolve())]
-        self._enclosure.enter(made, brought, sagemaker.mounts(self._paths, spec, inputs))
+        local = (local_path(wanted.source) for wanted in spec.inputs.values() if wanted.mode != "stream")
+        self._enclosure.enter(
+            View(
+                written=tuple(made),
+                # Under the name that they have, and under those that it may be a link to.
+                read=tuple(path for where in paths for path in (where, where.resolve())),
+                in_place=tuple(Path(path) for path in local if path is not None),
+                environments=environments,
+                mounts=sagemaker.mounts(self._paths, spec, inputs),
+            )
+        )
 
     def _with_index(self, submission: Submission, command: Command) -> Command:
         """The same command with the job's package index: what it installs comes from there, too."""

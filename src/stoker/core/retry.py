@@ -20,6 +20,9 @@ from stoker.spec import Spec
 # Checkpoints brought in by `resume_from` are kept under claim 0. A person named them: they are never given up on.
 IMPORTED = "00000000/"
 
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+ROOM = "make room on its disk, or ask for a larger one with resources.disk"
+
 # What the last lines of a log say when the hardware or its software below the script failed.
 PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl", re.compile(r"NCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclInternalError")),
@@ -27,7 +30,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
         "gpu",
         re.compile(r"uncorrectable ECC|CUDA error: (device-side hardware|unspecified launch|the launch timed out)|Xid"),
     ),
-    ("disk-full", re.compile(r"No space left on device|Disk quota exceeded")),
+    ("disk-full", _DISK_FULL),
     ("host-memory", re.compile(r"oom-kill|Cannot allocate memory")),
 )
 
@@ -245,6 +248,16 @@ def _lost(case: Case) -> Verdict | None:
     return Verdict("lost", "gone", f"the machine of rank {ranks} is gone and left no exit", restart=True)
 
 
+def _no_room(case: Case) -> Verdict | None:
+    """A disk that is too small for what the job installs is as small on the next machine."""
+    for found in case.left:
+        full = "disk-full" in found.evidence or _DISK_FULL.search("\n".join((found.reason, *found.tail)))
+        if found.why == "setup" and found.outcome == "failed" and full:
+            told = found.reason if "resources.disk" in found.reason else f"{found.reason}; {ROOM}"
+            return Verdict("failed", "disk-full", told, restart=False)
+    return None
+
+
 def _infrastructure(case: Case) -> Verdict | None:
     for found in case.left:
         if found.why == "agent":
@@ -329,6 +342,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _reclaimed,
     _boot_failed,
     _lost,
+    _no_room,
     _infrastructure,
     _left_early,
     _unrestorable,
