@@ -13,6 +13,7 @@
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
     work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
     work/<job>/image                                  agents, create-only: what the container's image was
+    work/<job>/inputs/<name>                          agents, create-only: which files the nodes share out
     work/<job>/outputs/<claim>/…                      agents; plain files
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
@@ -198,6 +199,11 @@ def blobs(job: str) -> str:
 
 def image(job: str) -> str:
     return f"work/{job}/image"
+
+
+def shared_files(job: str, name: str) -> str:
+    """The list of an input's files of which each node gets a part."""
+    return f"work/{job}/inputs/{name}"
 
 
 def outputs(job: str, claim: int) -> str:

@@ -76,7 +76,10 @@ def gather(spec: Spec, capabilities: Capabilities, url: str, store: Store | None
 
 def measure(name: str, path: Path) -> Upload:
     """What is in a file or folder. Links are followed. Raises UserError for what cannot be read or kept."""
-    names = [path.name] if path.is_file() else sorted(list_files(path))
+    try:
+        names = [path.name] if path.is_file() else sorted(list_files(path))
+    except OSError as error:
+        raise UserError(f"inputs.{name}: {error.filename} cannot be read: {error.strerror}") from None
     root = path.parent if path.is_file() else path
     if not names:
         raise UserError(f"inputs.{name}: there is no file in {path}")
@@ -90,11 +93,11 @@ def measure(name: str, path: Path) -> Upload:
 def _measure(name: str, path: Path, one: str) -> UploadFile:
     if not can_be_key(one):
         raise UserError(f"inputs.{name}: no bucket keeps a file called {str(path)!r}; rename it")
-    if not path.is_file():
-        kind = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
-        raise UserError(f"inputs.{name}: {path} is {kind}; remove it, or name another folder")
     digest, size = hashlib.sha256(), 0
     try:
+        if not path.is_file():
+            kind = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
+            raise UserError(f"inputs.{name}: {path} is {kind}; remove it, or name another folder")
         with path.open("rb") as file:
             while data := file.read(1 << 20):
                 digest.update(data)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
+from input_machine import Machine, tree
 
 from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs import keeping
@@ -153,6 +154,15 @@ if isolated():
         assert bring(node) == {"x": b"x"}
         told = "inputs.data: the bucket is in eu-north-1, another region: it takes longer, and the transfer is charged"
         assert node.said[0] == told
+
+    def test_a_node_that_need_not_list_finds_the_region_too(s3_answers: S3, tmp_path: Path) -> None:
+        s3_answers.objects |= {f"train/{n}": b"x" for n in range(4)}
+        s3_answers.region = "eu-north-1"
+        for rank, expected in ((0, {"0", "2"}), (1, {"1", "3"})):
+            machine = Machine(tmp_path, f"node{rank}", rank, 2)
+            where = machine.bring(data=Input(f"s3://{BUCKET}/train", shard=True))["data"]
+            assert set(tree(where)) == expected
+            assert "the bucket is in eu-north-1, another region" in machine.said[0]
 
     def test_a_region_that_nobody_tells_is_asked_for(s3_answers: S3, node: Any) -> None:
         s3_answers.objects["train/x"] = b"x"

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from input_machine import Machine, tree
 
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs import bringing, fetching, keeping, source
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.prepare import SetupFailed
@@ -27,43 +26,6 @@ from stoker.testing.servers import S3Server, isolated, pytest_isolated
 
 class Left(Exception):
     """Somebody wants this node to go."""
-
-
-class Machine:
-    """A node as far as inputs are concerned, and what it said."""
-
-    def __init__(self, root: Path, name: str = "node", rank: int = 0, nodes: int = 1) -> None:
-        self.said: list[str] = []
-        paths = NodePaths(root / name)
-        paths.root.mkdir(parents=True, exist_ok=True)
-        config = NodeConfig("", "local", "job", 1, rank, nodes, name)
-        self.kept = root / "home" / "inputs"
-        self.node: Any = SimpleNamespace(paths=paths, config=config, inputs=self.kept, say=self.said.append)
-        self.check: Callable[[], None] = lambda: None
-        self._held: list[keeping.Kept] = []
-
-    def bring(self, **inputs: Input | str) -> dict[str, Path]:
-        wanted = {name: Input(one) if isinstance(one, str) else one for name, one in inputs.items()}
-        own, held = keeping.Kept.take, self._held
-
-        def take(kept: keeping.Kept, *arguments: Any) -> bool:
-            whole = own(kept, *arguments)
-            held.append(kept)
-            return whole
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keeping.Kept, "take", take)
-            where = Inputs(self.node, lambda: self.check()).bring(wanted)
-        return {name: Path(path) for name, path in where.items()}
-
-    def end(self) -> None:
-        """As the end of its process does."""
-        for kept in self._held:
-            kept.release()
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 FILES = {"a.txt": b"a", "sub/b.txt": b"bb", "sub/deep/ä b+%25.bin": b"\0" * 100, "empty": b""}
@@ -143,6 +105,7 @@ if isolated():
         client.put_object(Bucket=place.netloc, Key=f"{place.path[1:]}/{key}", Body=b"x")
         with pytest.raises(SetupFailed, match=r"^inputs\.data: .*an object there is called .*") as failed:
             machine.bring(data=s3_url)
+        assert f"/{key}".encode("unicode_escape").decode() in str(failed.value)
         assert "\n" not in str(failed.value) and failed.value.user
 
     def test_an_object_and_a_folder_of_one_name_are_refused(url: str, machine: Machine) -> None:
@@ -340,8 +303,8 @@ if isolated():
         fill(url, FILES)
         own, changes = source.Source._list, [{"a.txt": b"changed"}]
 
-        def list_then_change(self: source.Source, shard: source.Shard | None) -> source.Listing:
-            found = own(self, shard)
+        def list_then_change(self: source.Source) -> source.Listing:
+            found = own(self)
             if changes:
                 fill(url, changes.pop())
             return found
@@ -354,8 +317,8 @@ if isolated():
         fill(url, FILES)
         own = source.Source._list
 
-        def list_then_change(self: source.Source, shard: source.Shard | None) -> source.Listing:
-            found = own(self, shard)
+        def list_then_change(self: source.Source) -> source.Listing:
+            found = own(self)
             fill(url, {"a.txt": os.urandom(3)})
             return found
 
@@ -449,22 +412,6 @@ if isolated():
         told = [line for line in machine.said if line.endswith(" left")]
         assert 1 <= len(told) <= (time.monotonic() - began_s) / 0.5
         assert told[0].startswith("inputs.data: ") and " of 40.0 kB, " in told[0] and " of 40 files, " in told[0]
-
-    # ── Shards ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def test_nodes_take_their_shards(url: str, tmp_path: Path) -> None:
-        fill(url, {f"f{n}": str(n).encode() for n in range(7)})
-        parts = []
-        for rank in range(3):
-            machine = Machine(tmp_path, f"node{rank}", rank, 3)
-            parts.append(sorted(tree(machine.bring(data=Input(url, shard=True))["data"])))
-        assert parts == [["f0", "f3", "f6"], ["f1", "f4"], ["f2", "f5"]]
-        assert machine.said[0].startswith("inputs.data: fetching 2 files of 7, 2 B from ")
-
-    def test_fewer_files_than_nodes_are_no_shards(url: str, tmp_path: Path) -> None:
-        fill(url, {"only": b"1"})
-        with pytest.raises(SetupFailed, match=r"^inputs\.data: 1 files? cannot be shared out among 2 nodes"):
-            Machine(tmp_path, "node", 0, 2).bring(data=Input(url, shard=True))
 
     def _until(condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 30

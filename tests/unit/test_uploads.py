@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -99,7 +101,7 @@ def test_a_file_is_a_file(store: MemoryStore, data: Path) -> None:
     assert made.inputs["data"].source == f"{store.url}/inputs/{upload.digest}/b"
 
 
-def test_links_are_followed_and_nowhere_twice(store: MemoryStore, data: Path, tmp_path: Path) -> None:
+def test_links_are_followed_but_for_those_without_an_end(store: MemoryStore, data: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c").write_bytes(b"c")
     (data / "link").symlink_to(tmp_path / "elsewhere")
@@ -107,6 +109,37 @@ def test_links_are_followed_and_nowhere_twice(store: MemoryStore, data: Path, tm
     (data / "file").symlink_to(data / "a")
     _, (upload,) = gather(store, data=str(data))
     assert [file.name for file in upload.files] == ["a", "file", "link/c", "sub/b"]
+
+
+def test_a_folder_that_two_links_lead_to_is_sent_under_both_names(store: MemoryStore, tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "deep" / "x").write_bytes(b"x")
+    (tmp_path / "real" / "up").symlink_to(tmp_path / "real")
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "val"):
+        (data / name).symlink_to(tmp_path / "real")
+    _, (upload,) = gather(store, data=str(data))
+    assert [file.name for file in upload.files] == ["train/deep/x", "val/deep/x"]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_what_may_not_be_looked_into_is_named(data: Path, mode: int) -> None:
+    """By somebody who is not root, whom nothing is forbidden."""
+    data.parent.chmod(0o755)
+    (data / "sub").chmod(mode)
+    asked = (
+        "import os; from pathlib import Path; from stoker import uploads; from stoker.errors import UserError\n"
+        "os.geteuid() == 0 and os.setuid(65534)\n"
+        "try: print(uploads.measure('data', Path('data')))\n"
+        "except UserError as error: print(error)\n"
+    )
+    # From within: the folders above may be nobody else's.
+    program = [sys.executable, "-c", asked]
+    ran = subprocess.run(program, cwd=data.parent, capture_output=True, text=True, check=False)
+    (data / "sub").chmod(0o755)
+    where = "data/sub/b" if mode else "data/sub"
+    assert ran.stdout == f"inputs.data: {where} cannot be read: Permission denied\n", ran.stderr
 
 
 def test_what_cannot_be_sent_is_named(store: MemoryStore, data: Path) -> None:

@@ -15,7 +15,8 @@ _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 # Google says here who may not do what, and in the message only that it is so.
 _DETAILS = re.compile(r"<Details>([^<]+)</Details>")
-_BAD_NAME = re.compile(r'parsing Path "(.*?)": ', re.DOTALL)
+# In the words of the two that a listing can meet: a segment that cannot be one, and an empty one.
+_BAD_NAME = re.compile(r'Path "(.*?)"(?:: | contained )', re.DOTALL)
 # Client errors that pass by themselves: timeout, conflict, too early, too many requests.
 _PASSING = frozenset({408, 409, 425, 429})
 _LONGEST = 300

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from stoker.errors import StoreError, StoreUnavailable, UserError
 from stoker.store import FileChanged, Meta, Object, ObjectChanged, Sent, check_key, check_prefix
@@ -190,6 +190,8 @@ class BucketStore(ABC):
         except FileNotFoundError as error:
             self._check_absent(error)
             raise ObjectChanged(f"{self._url}: {meta.key} is not there any more") from error
+        except PreconditionError as error:
+            raise ObjectChanged(f"{self._url}: {meta.key} is not any more what it was") from error
         except (BaseError, OSError) as error:
             raise self._translated(error) from error
         if len(data) != end - begin:

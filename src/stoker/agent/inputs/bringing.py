@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from stoker import layout
+from stoker.agent.inputs import sharing
 from stoker.agent.inputs.fetching import Fetch, size_text, time_text
 from stoker.agent.inputs.keeping import InUse, Kept, prune
 from stoker.agent.inputs.mounting import NotMountable, mount
@@ -20,7 +22,7 @@ from stoker.agent.prepare import SetupFailed
 from stoker.errors import NoCredentials, StokerError, StoreUnavailable, UserError
 from stoker.parallel import run_watched
 from stoker.spec import Input
-from stoker.store import ObjectChanged
+from stoker.store import Meta, ObjectChanged
 
 T = TypeVar("T")
 
@@ -29,6 +31,8 @@ _MOST_CHANGES = 5
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CREDENTIALS_S = 60.0
+# Of files that nodes share out, who looks later may not find others.
+_RESTS = "the nodes share out what the first of them found: leave that as it is, and submit again"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -36,6 +40,7 @@ class Inputs:
     """The inputs of one node. `kept` is where copies are kept. `check` is called all the time, and may raise."""
 
     def __init__(self, node: Node, check: Callable[[], None], *, kept: Path | None = None) -> None:
+        self._node = node
         self._kept = kept or node.inputs
         self._own = node.paths.inputs
         self._mounts = node.paths.mounts
@@ -77,9 +82,10 @@ class Inputs:
         source = Source(wanted.source, say)
         if wanted.mode == "mount":
             return self._mount(name, source)
+        if shard is not None:
+            return self._copy_shard(name, source, shard, say)
         for _ in range(_MOST_CHANGES):
-            listing = self._ask(partial(source.list, shard), say)
-            _check_shards(listing.found, shard)
+            listing = self._ask(source.list, say)
             try:
                 return self._copy(name, listing, say)
             except ObjectChanged as error:
@@ -97,17 +103,52 @@ class Inputs:
             raise FileNotFoundError(errno.ENOENT, "is not there on this machine", str(path))
         if shard is None or not path.is_dir():
             return path
-        files = tuple(sorted(list_files(path)))
-        _check_shards(len(files), shard)
+
+        def find() -> tuple[Meta, ...]:
+            # By their names alone: what is read in place is read as it is then.
+            return tuple(Meta(file, 0, sharing.UNTOLD, "") for file in sorted(list_files(path)))
+
+        files = self._agree(name, path.as_uri(), find, shard, partial(self._tell, name))
         # What the links lead to.
         self.paths.append(path)
         view = self._own / name
         shutil.rmtree(view, ignore_errors=True)
         for file in shard.of(files):
-            link = view / file
+            if not os.path.lexists(path / file.key):
+                raise UserError(f"{path / file.key} is not there any more; {_RESTS}")
+            link = view / file.key
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path / file)
+            link.symlink_to(path / file.key)
         return view
+
+    # ── Shards ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _agree(
+        self,
+        name: str,
+        url: str,
+        find: Callable[[], tuple[Meta, ...]],
+        shard: Shard,
+        say: Callable[[str], None],
+    ) -> tuple[Meta, ...]:
+        """All files of an input, as the first node of the job found them."""
+
+        def find_enough() -> tuple[Meta, ...]:
+            found = find()
+            if len(found) < shard.nodes:
+                raise UserError(f"{_count_text(len(found))} cannot be shared out among {shard.nodes} nodes")
+            return found
+
+        key = layout.shared_files(self._node.config.job, name)
+        return self._ask(lambda: sharing.agree(self._node.store, key, url, find_enough), say)
+
+    def _copy_shard(self, name: str, source: Source, shard: Shard, say: Callable[[str], None]) -> Path:
+        files = self._agree(name, source.url, lambda: source.list().files, shard, say)
+        listing = self._ask(partial(source.those, files), say)
+        try:
+            return self._copy(name, listing.part(shard), say)
+        except ObjectChanged as error:
+            raise UserError(f"{error}; {_RESTS}") from error
 
     # ── A copy ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,11 +214,6 @@ class Inputs:
                 self._check()
                 time.sleep(min(0.1, left_s))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
-
-
-def _check_shards(files: int, shard: Shard | None) -> None:
-    if shard is not None and files < shard.nodes:
-        raise UserError(f"{_count_text(files)} cannot be shared out among {shard.nodes} nodes")
 
 
 def _files_text(listing: Listing) -> str:

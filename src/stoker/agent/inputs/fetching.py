@@ -122,9 +122,8 @@ class Fetch:
         try:
             data = self._bucket.get_part(part.meta, part.begin, part.end)
         except ObjectChanged:
-            if part.meta.size or self._bucket.head(part.meta.key) is not None:
+            if part.meta.size or not self._is_folder(part.meta.key):
                 raise
-            # Listed, empty, and not to be had: its name ends with a slash. That is how some programs make folders.
             os.makedirs(path, exist_ok=True)  # noqa: PTH103
             return
         folder = path.rpartition("/")[0]
@@ -139,6 +138,13 @@ class Fetch:
                 os.close(handle)
         else:
             self._large[part.meta.key].write(part, data)
+
+    def _is_folder(self, key: str) -> bool:
+        """Whether an empty object's name ends with a slash, which no listing tells: it is there, and not to be had.
+
+        That is how some programs make folders.
+        """
+        return self._bucket.head(key) is None and next(iter(self._bucket.list(f"{key}/")), None) is not None
 
     def _done(self, part: Part) -> None:
         self._kept.note(part)

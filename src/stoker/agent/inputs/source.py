@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
@@ -56,7 +58,16 @@ class Listing:
     @property
     def digest(self) -> str:
         """The same for the same objects in the same versions, and for nothing else."""
-        return _digest([self.url, *(f"{meta.key}\0{meta.size}\0{meta.etag}" for meta in self.files)])
+        return digest_of(self.url, self.files)
+
+    def part(self, shard: Shard) -> Listing:
+        """What of a whole listing one node gets."""
+        return replace(self, files=shard.of(self.files))
+
+
+def digest_of(url: str, files: Iterable[Meta]) -> str:
+    """As of a listing of them."""
+    return _digest(chain([url], (f"{meta.key}\0{meta.size}\0{meta.etag}" for meta in files)))
 
 
 def local_path(source: str) -> str | None:
@@ -67,17 +78,36 @@ def local_path(source: str) -> str | None:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Every file below a folder of this machine, by its path in it. Links are followed, and nowhere twice."""
+    """Every file below a folder of this machine, by its path in it. Raises OSError for what cannot be looked into.
+
+    Links are followed, but for those that lead back to a folder that they are in: they have no end.
+    """
     found: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    for path, folders, files in os.walk(folder, followlinks=True):
-        identity = os.stat(path)  # noqa: PTH116 - a folder of many
-        if (identity.st_dev, identity.st_ino) in seen:
-            folders.clear()
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while todo:
+        below, above = todo.pop()
+        place = folder / below
+        found_here = place.stat()
+        identity = (found_here.st_dev, found_here.st_ino)
+        if identity in above:
             continue
-        seen.add((identity.st_dev, identity.st_ino))
-        found += [os.path.relpath(f"{path}/{file}", folder) for file in files]
+        above |= {identity}
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if _is_folder(entry):
+                    todo.append((f"{below}{entry.name}/", above))
+                else:
+                    found.append(f"{below}{entry.name}")
     return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # A link to itself leads nowhere.
 
 
 class Source:
@@ -89,21 +119,31 @@ class Source:
         # The bucket's, where it is known to be another than that of the environment.
         self.region: str | None = None
 
-    def list(self, shard: Shard | None = None) -> Listing:
+    def list(self) -> Listing:
         """What is there now. Raises NothingThere, ObjectNamesUnusable, UserError, and what a store raises."""
-        return self._in_region(lambda: self._list(shard))
+        return self._in_region(self._list)
+
+    def those(self, files: tuple[Meta, ...]) -> Listing:
+        """What was there when these were listed. Raises as `list`."""
+        return self._in_region(lambda: Listing(self.url, self._reached(), files, found=len(files)))
 
     def find(self) -> tuple[str, str | None]:
         """The URL of a folder that is there, and which one file in it is meant, if it is one. Raises as `list`."""
         return self._in_region(self._find)
 
-    def _list(self, shard: Shard | None) -> Listing:
+    def _list(self) -> Listing:
         folder = self._open(self.url)
         files = _usable(self.url, [meta for meta in folder.list("") if meta.key])
         if files:
-            return Listing(self.url, folder, shard.of(files) if shard else files, found=len(files))
+            return Listing(self.url, folder, files, found=len(files))
         bucket, meta = self._single()
         return Listing(self.url, bucket, (meta,), single=meta.key, found=1)
+
+    def _reached(self) -> BucketStore:
+        """The folder, asked once: that tells whether the bucket is in another region."""
+        folder = self._open(self.url)
+        next(iter(folder.list("")), None)
+        return folder
 
     def _find(self) -> tuple[str, str | None]:
         if any(meta.key for meta in self._open(self.url).list("")):

@@ -1,0 +1,130 @@
+"""The list of files that nodes share out, as it is kept: the same for all who read it, and nothing else is believed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime, timezone
+
+import pytest
+
+from stoker import layout
+from stoker.agent.inputs import sharing
+from stoker.errors import StoreDenied, StoreUnavailable, UserError
+from stoker.removing import remove_job
+from stoker.store import Meta
+from stoker.testing.memory import MemoryStore
+
+URL = "s3://bucket/data"
+KEY = layout.shared_files("job-1", "data")
+FILES = tuple(
+    Meta(key, size, sharing.UNTOLD, etag)
+    for key, size, etag in (("a", 0, ""), ("b/ä %25", 10**13, '"x-2"'), ("b/\udcff\n", 1, "e"))
+)
+
+
+def utcnow() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def never() -> tuple[Meta, ...]:
+    raise AssertionError("nobody should look")
+
+
+def forged(*entries: object, url: str = URL, files: object = None, digest: str | None = None) -> bytes:
+    """A list as somebody else may have written it."""
+    metas = [Meta(entry[0], entry[1], sharing.UNTOLD, entry[2]) for entry in entries if isinstance(entry, tuple)]
+    if digest is None:
+        digest = sharing.digest_of(url, metas) if all(isinstance(meta.key, str) for meta in metas) else ""
+    head = {"url": url, "files": len(entries) if files is None else files, "digest": digest}
+    return gzip.compress(b"".join(json.dumps(line).encode() + b"\n" for line in (head, *entries)))
+
+
+def test_what_was_found_first_is_what_everybody_gets() -> None:
+    store = MemoryStore(utcnow)
+    assert sharing.agree(store, KEY, URL, lambda: FILES) == FILES
+    assert sharing.agree(store, KEY, URL, never) == FILES
+    assert sharing.pack(URL, FILES) == sharing.pack(URL, FILES)
+
+
+def test_the_forger_of_these_tests_can_write_a_list() -> None:
+    assert sharing.unpack(forged(("a", 1, "e")), URL) == (Meta("a", 1, sharing.UNTOLD, "e"),)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b""),
+        gzip.compress(b"[]\n"),
+        gzip.compress(b"[" * 10_000),
+        sharing.pack(URL, FILES)[:-10],
+        sharing.pack(URL, FILES[1:])[:-8] + sharing.pack(URL, FILES)[-8:],
+        sharing.pack("s3://bucket/other", FILES),
+        forged(("a", 1, "e"), digest="0" * 64),
+        forged(("a", 1, "e"), files=0),
+        forged(("a", 1, "e"), files=2),
+        forged(("a", 1, "e"), files=-1),
+        forged(("a", 1, "e"), files=10**9),
+        forged(("a", 1, "e"), files="1"),
+        forged(("a", -1, "e")),
+        forged(("a", 1.5, "e")),
+        forged(("a", 1, None)),
+        forged((["a"], 1, "e")),
+        forged(("../up", 1, "e")),
+        forged(("/etc/passwd", 1, "e")),
+        forged(("a//b", 1, "e")),
+        forged(("a/./b", 1, "e")),
+        forged(("a/..", 1, "e")),
+        forged(("", 1, "e")),
+        forged(("nul\0", 1, "e")),
+        forged(("\ud800", 1, "e")),
+        forged(("x" * 40_000, 1, "e")),
+        forged("abc"),
+    ],
+    ids=lambda data: str(len(data)),
+)
+def test_what_makes_no_sense_is_told(data: bytes) -> None:
+    store = MemoryStore(utcnow)
+    store.put(KEY, data)
+    with pytest.raises(
+        sharing.Unreadable, match=rf"^the list of its files in the store, {KEY}, makes no sense; submit"
+    ):
+        sharing.agree(store, KEY, URL, never)
+
+
+def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "_MOST_UNPACKED_BYTES", 1000)
+    long = tuple(Meta(f"{n:03d}", 1, sharing.UNTOLD, "") for n in range(200))
+    with pytest.raises(UserError, match=r"^200 files are more than nodes can share out; pack them into fewer$"):
+        sharing.pack(URL, long)
+    with pytest.raises(ValueError):
+        sharing.unpack(forged(*((meta.key, 1, "") for meta in long)), URL)
+
+
+def test_a_list_that_is_too_large_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(utcnow)
+    store.put(KEY, sharing.pack(URL, FILES))
+    monkeypatch.setattr(sharing, "MOST_BYTES", 10)
+    with pytest.raises(sharing.Unreadable):
+        sharing.agree(store, KEY, URL, never)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreDenied("no")])
+def test_a_store_that_does_not_tell_is_no_list_without_sense(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(utcnow)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(store, "get", fail)
+    with pytest.raises(type(error)):
+        sharing.agree(store, KEY, URL, never)
+
+
+def test_it_goes_with_the_job() -> None:
+    store = MemoryStore(utcnow)
+    sharing.agree(store, KEY, URL, lambda: FILES)
+    remove_job(store, "job-1")
+    assert list(store.list("")) == []
