@@ -277,9 +277,9 @@ class Spec:
     env: dict[str, str] = part("environment variables", form="env", factory=dict)
     setup: str | None = part("commands to run before the first start on a machine", default=None)
     secrets: dict[str, str] = part(
-        "environment variables by reference: env, env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME, each name with `#KEY` "
-        "for one value of a JSON object, and tokens: aws-codeartifact:DOMAIN, aws-ecr, gcp-token; read on the machine "
-        "for each attempt, masked in the log, never in the spec or the bucket",
+        "environment variables by reference: env, env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME, each name with "
+        "`#KEY` for one value of a JSON object, and tokens: aws-codeartifact:DOMAIN, aws-ecr, gcp-token; read on the "
+        "machine for each attempt, masked in the log, never in the spec or the bucket",
         form="secrets",
         factory=dict,
     )

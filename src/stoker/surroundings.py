@@ -22,6 +22,7 @@ from stoker.errors import UserError
 from stoker.finding import find_job
 from stoker.jobfile.honour import set_fields
 from stoker.model import Capabilities
+from stoker.pythons import find_python
 from stoker.spec import Input, Spec
 from stoker.store import Store
 
@@ -55,7 +56,6 @@ _SHELL_SIGNS = re.compile(r"[|&;<>$`(){}*?\\\n]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 # bash: `-o pipefail`, also as `-eo pipefail`.
 _TAKES_VALUE = re.compile(r"-[a-z]*o")
-_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 
 def submitter_environ() -> dict[str, str]:
@@ -105,39 +105,6 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
         environment = replace(environment, python=find_python(environment.python, folder))
     resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
     return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from)
-
-
-def find_python(wanted: str | None, folder: Path) -> str:
-    """The Python that is meant: the active one, a path, a version, or a conda environment, as an absolute path."""
-    if wanted is None:
-        found = shutil.which("python") or shutil.which("python3")
-        if found is None:
-            raise UserError("environment.python: there is no python on your PATH; give the path of one")
-        return os.path.abspath(found)
-    if "/" in wanted or wanted.startswith("~"):
-        path = Path(os.path.abspath(folder / Path(wanted).expanduser()))
-        path = path / "bin" / "python" if path.is_dir() else path
-        if not os.access(path, os.X_OK):
-            raise UserError(f"environment.python: {path} is not a program; give the path of a Python")
-        return str(path)
-    if _VERSION.fullmatch(wanted):
-        found = shutil.which(f"python{wanted}")
-    else:
-        found = shutil.which(wanted) or _conda_python(wanted)
-    if found is None:
-        raise UserError(f"environment.python: there is no Python {wanted!r} here; give the path of one")
-    return os.path.abspath(found)
-
-
-def _conda_python(name: str) -> str | None:
-    prefix, program = os.environ.get("CONDA_PREFIX"), os.environ.get("CONDA_EXE")
-    roots = [Path(prefix), *Path(prefix).parents[:2]] if prefix else []
-    roots += [Path(program).parents[1]] if program else []
-    for root in roots:
-        python = root / "envs" / name / "bin" / "python"
-        if python.exists():
-            return str(python)
-    return None
 
 
 def missing_script(run: str | tuple[str, ...], folder: Path) -> str | None:

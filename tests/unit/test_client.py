@@ -167,7 +167,7 @@ def test_relative_paths_are_relative_to_the_job_file(
         ({"inputs": {"data": "./nowhere"}}, "inputs.data: "),
         ({"resume_from": "nobody"}, "resume_from: there is no job 'nobody'"),
         ({"resume_from": "./nowhere"}, "resume_from: there is no folder"),
-        ({"secrets": {"STOKER_TEST_UNSET": "env"}}, "secrets.STOKER_TEST_UNSET: "),
+        ({"secrets": {"UNSET_HERE": "env"}}, "secrets.UNSET_HERE: UNSET_HERE is not set"),
         ({"resources": {"cpus": 100000}}, "resources.cpus: "),
         ({"resources": {"machine": "p4d.24xlarge"}}, "resources.machine: "),
         ({"resources": {"provider": "nobody"}}, "resources.provider: "),

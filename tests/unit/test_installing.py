@@ -447,6 +447,26 @@ def test_a_python_by_its_version_is_what_python_means(bench: Bench, tmp_path: Pa
     assert bench.runs(environ, "python", "-c", "import sys; print(sys.version_info[:2])") == str(sys.version_info[:2])
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_a_python_of_this_computer_is_what_python_means_where_nothing_is_installed(
+    bench: Bench, tmp_path: Path, other: bool
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "mine").symlink_to(getattr(sys, "_base_executable", sys.executable))
+    if other:
+        # As where `/usr/bin/python3.11` is named, and `/usr/bin/python` is another one.
+        (programs / "python").write_text("#!/bin/sh\necho other\n")
+        (programs / "python").chmod(0o755)
+    environ = bench.install(None, python=str(programs / "mine"))
+    for name in ("python", "python3"):
+        assert bench.runs(environ, name, "-c", "import sys; print(sys.executable)").endswith(f"/bin/{name}")
+    # One that is called `python` needs nothing, and nobody is asked.
+    (programs / "python").unlink(missing_ok=True)
+    (programs / "python").symlink_to(programs / "mine")
+    assert bench.install(None, python=str(programs / "python")) == {}
+
+
 def test_a_python_by_the_name_of_its_conda_environment(bench: Bench, tmp_path: Path) -> None:
     bench.local = False
     folder = tmp_path / "conda/envs/vision/bin"

@@ -15,7 +15,7 @@ from pathlib import Path
 from stoker import requirements
 from stoker.agent.environment.index import PackedWheels, PrivateIndex, Source, choose_wheels
 from stoker.agent.environment.making import Making, Recipe, digest_of
-from stoker.agent.environment.python import MakeCommand, Python, find, put_first
+from stoker.agent.environment.python import MakeCommand, Python, find, is_plain, put_first
 from stoker.agent.environment.steps import Steps
 from stoker.agent.environment.uv import find_program
 from stoker.agent.environment.venv import Uv, Venv
@@ -89,8 +89,8 @@ class Packages:
 
     def _chosen(self, wanted: str | None) -> dict[str, str]:
         """Nothing is to be installed: only the Python has to be found."""
-        if wanted is None or (self._making.here and os.access(wanted, os.X_OK) and not self._wishes.container):
-            return {}
+        if wanted is None or (self._making.here and not self._wishes.container and is_plain(wanted)):
+            return {}  # Its folder is first on the PATH.
         return put_first(find(self._steps, self._command, wanted), self._links)
 
     def _read(self, name: str) -> Requirements:

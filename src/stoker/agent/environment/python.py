@@ -123,8 +123,8 @@ def find(steps: Steps, command: MakeCommand, wanted: str | None, *, scripts: boo
     if answer.code == 9:
         raise SetupFailed(_missing(wanted, answer.text.split()), user=True)
     if answer.code or line is None:
-        last = answer.text.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise SetupFailed(f"{_FIELD}: {wanted or 'python'} does not run on this machine: {last[0]}", user=True)
+        first = answer.text.strip().splitlines()[:1] or ["it printed nothing"]
+        raise SetupFailed(f"{_FIELD}: {wanted or 'python'} does not run on this machine: {first[0]}", user=True)
     found = _read(line.removeprefix(_MARK))
     if tuple(map(int, found.version.split(".")[:2])) < _OLDEST:
         need = ".".join(map(str, _OLDEST))
@@ -154,6 +154,15 @@ def _read(text: str) -> Python:
         scripts=dict(tree["scripts"]),
         search=tree["search"],
     )
+
+
+def is_plain(path: str) -> bool:
+    """Whether `python` in its folder is this one, as far as this machine can tell without asking it."""
+    named = Path(path).with_name("python")
+    try:
+        return os.access(path, os.X_OK) and named.samefile(path)
+    except OSError:
+        return False
 
 
 def put_first(python: Python, links: Path) -> dict[str, str]:
