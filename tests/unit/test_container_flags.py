@@ -82,6 +82,8 @@ def test_podman_has_gpus_as_devices(value: Any, expected: list[str]) -> None:
         ("env_file", "x", "`env` or `secrets` of the job"),
         ("workdir", "/x", "code folder"),
         ("init", False, "puts an init"),
+        ("help", True, "makes no container"),
+        ("version", True, "makes no container"),
         ("v", "/a:/b", "long name"),
         ("--shm-size", "1g", "without dashes"),
         ("shm size", "1g", "name of a flag"),

@@ -150,6 +150,12 @@ def test_a_later_attempt_has_the_image_of_the_first(world: World) -> None:
     world.has({}, {"repo/x:1": image(2)})
     assert world.images().bring("repo/x:1", before).id == "sha256:2"
     assert "cannot be had any more" in world.said[0] and "manifest unknown" in world.said[0]
+    # A registry that only has no time now, or lets nobody in, is no reason to take another image.
+    for complaint, user in (("toomanyrequests: You have reached your limit", False), ("denied: expired", True)):
+        world.has({}, {"repo/x:1": image(2), "*": complaint})
+        with pytest.raises(SetupFailed, match="repo/x@sha256:d1") as failed:
+            world.images().bring("repo/x:1", before)
+        assert failed.value.user is user
     # One that no registry knows can only be here.
     world.has({"sha256:1": image(1), "repo/x:1": image(2)}, {})
     assert world.images().bring("repo/x:1", ImageFact("repo/x:1", "sha256:1")).id == "sha256:1"
@@ -164,14 +170,45 @@ def test_a_later_attempt_has_the_image_of_the_first(world: World) -> None:
         ("Get https://r/v2/: net/http: TLS handshake timeout", False, "cannot be pulled"),
         ("dial tcp: lookup r on 1.1.1.1:53: no such host", False, "cannot be pulled"),
         ("toomanyrequests: You have reached your pull rate limit", False, "cannot be pulled"),
-        ("write /var/lib/docker/x: no space left on device", False, "cannot be pulled"),
+        ("write /var/lib/docker/x: no space left on device", True, "ask for a larger disk with resources.disk"),
         ("received unexpected HTTP status: 503 Service Unavailable", False, "cannot be pulled"),
+        ("unexpected status from HEAD request to https://r/v2/x: 502 Bad Gateway", False, "cannot be pulled"),
+        ("error parsing HTTP 503 response body: invalid character '<' looking for", False, "cannot be pulled"),
+        ("invalid status code from registry 500 (Internal Server Error)", False, "cannot be pulled"),
+        ('Get "https://r/v2/": read tcp 1:2->3:4: read: connection reset by peer', False, "cannot be pulled"),
+        ('Get "https://r/v2/": dial tcp: lookup r: Temporary failure in name resolution', False, "cannot be pulled"),
+        ("invalid reference format", True, "cannot be pulled"),
+        ("x509: certificate signed by unknown authority", True, "cannot be pulled"),
     ],
 )
 def test_whose_fault_it_is_that_it_cannot_be_pulled(world: World, complaint: str, user: bool, word: str) -> None:
+    _pulled(world, "repo/x:1", complaint, user, word)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint", "user", "word"),
+    [
+        ("r.local/m:500", "manifest for r.local/m:500 not found: manifest unknown", True, "there is no r.local/m:500"),
+        ("org/timeout-predictor", "pull access denied for org/timeout-predictor", True, "may not be pulled"),
+        ("r.local/i/o-timeout:1", 'failed to resolve reference "r.local/i/o-timeout:1": x', True, "cannot be pulled"),
+        ("429.dkr/x:1", "manifest for 429.dkr/x:1 not found", True, "there is no 429.dkr/x:1"),
+        ("r.local/503:1", 'Head "https://r.local/v2/503/manifests/1": x509: certificate', True, "cannot be pulled"),
+        ("r.exmaple/x", 'Get "https://r.exmaple/v2/": dial tcp: lookup r.exmaple: no such host', True, "no registry r"),
+        # Names that would be taken for an answer of the registry.
+        ("r.local/invalid:1", "r.local/invalid:1: toomanyrequests: You have reached your limit", False, "cannot"),
+        ("r.local/denied", 'Get "https://r.local/v2/denied": net/http: TLS handshake timeout', False, "cannot"),
+    ],
+)
+def test_a_name_says_nothing_about_whose_fault_it_is(
+    world: World, name: str, complaint: str, user: bool, word: str
+) -> None:
+    _pulled(world, name, complaint, user, word)
+
+
+def _pulled(world: World, name: str, complaint: str, user: bool, word: str) -> None:
     world.has({}, {"*": complaint})
     with pytest.raises(SetupFailed) as failed:
-        world.images().bring("repo/x:1")
+        world.images().bring(name)
     assert failed.value.user is user
     assert word in str(failed.value) and str(failed.value).startswith("environment.container.image: ")
     assert "\n" not in str(failed.value)
@@ -187,16 +224,18 @@ def test_an_engine_that_is_not_there_names_what_to_do(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("said", "away", "passing"),
+    ("said", "away"),
     [
-        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", True, True),
-        ("error during connect: Get http://x: EOF", True, True),
-        ("unknown flag: --bogus\nSee 'docker create --help'.", False, False),
+        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", True),
+        ("error during connect: Get http://x: EOF", True),
+        ("unknown flag: --bogus\nSee 'docker create --help'.", False),
+        ("invalid mount config for type bind: bind source path does not exist: /data/500", False),
+        ('invalid argument "abc" for "--stop-timeout" flag: strconv.Atoi', False),
     ],
 )
-def test_what_the_engine_says_is_told_in_one_line(said: str, away: bool, passing: bool) -> None:
+def test_what_the_engine_says_is_told_in_one_line(said: str, away: bool) -> None:
     answer = Answer(1, "", said)
-    assert (answer.away, answer.passing) == (away, passing)
+    assert answer.away is away
     assert "\n" not in answer.said and "See '" not in answer.said
 
 
@@ -258,16 +297,19 @@ def test_what_goes_through_the_door_arrives_as_it_was(tmp_path: Path, shell: str
     door = Door(tmp_path / "door")
     door.open()
     # More than a pipe holds, and everything that a shell may take for its own.
-    variables = {"BIG": "x" * 100_000, "ODD": 'it\'s "so"\nnext $HOME `x` \\', "no-name": "left out"}
-    script = "import os, sys; print(len(os.environ['BIG']), os.environ['ODD']); sys.exit(7)"
-    for argv, said, code in (([sys.executable, "-c", script], None, 7), (["no-such-program"], "missing", 127)):
+    variables = {"BIG": "x" * 100_000, "ODD": 'it\'s "so"\nnext $HOME `x` \\', "BATCH-SIZE": "$x 'y'", "-a.b": "2"}
+    script = "import os, sys; print(len(os.environ['BIG']), *map(os.environ.get, sys.argv[1:])); sys.exit(7)"
+    for argv, said, code in (
+        ([sys.executable, "-c", script, "ODD", "BATCH-SIZE", "-a.b"], None, 7),
+        (["no-such-program"], "missing", 127),
+    ):
         entrance = door.entrance()
         words = [str(entrance.words), str(tmp_path / "out"), str(entrance.reply), *argv]
         child = subprocess.Popen([program, *more, "-c", ENTER, "stoker", *words])
         heard = entrance.pass_in(variables, lambda: child.poll() is not None)  # noqa: B023
         assert heard == (said or str(child.pid)) and child.wait() == code
         entrance.close()
-    assert (tmp_path / "out").read_text() == f"100000 {variables['ODD']}\n"
+    assert (tmp_path / "out").read_text() == f"100000 {variables['ODD']} $x 'y' 2\n"
     assert sorted(path.name for path in door.folder.iterdir()) == ["alive", "begun"]
     # Nobody comes through: that is noticed, not waited for.
     entrance = door.entrance()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from stoker.agent.masking import Run, open_output
 from stoker.agent.prepare import count_gpus
 from stoker.processes import Group
 
-__all__ = ["Command", "Enclosure", "Host", "Members", "Mount", "Run"]
+__all__ = ["Command", "Enclosure", "Host", "Members", "Mount", "Run", "View"]
 
 # Runs a block as a step of the set-up: by the name that people know it by, and how to have it done sooner.
 Timed = Callable[[str, str], AbstractContextManager[None]]
@@ -36,6 +36,21 @@ class Mount:
     @property
     def view(self) -> tuple[str, ...]:
         return (str(self.source), self.target, *(("ro",) if self.read_only else ()))
+
+
+@dataclass(frozen=True)
+class View:
+    """What all commands see besides the node's own folder, under the paths that it has here."""
+
+    # Where they write. Whoever they run as is given it.
+    written: tuple[Path, ...] = ()
+    # Somebody's data.
+    read: tuple[Path, ...] = ()
+    # Of that, what lies where its owner has it, with links that may lead anywhere.
+    in_place: tuple[Path, ...] = ()
+    # Where the environments of all jobs are.
+    environments: Path | None = None
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +104,15 @@ class Enclosure(Protocol):
     def open(self, timed: Timed) -> None:
         """Have ready what takes long. Raises SetupFailed."""
 
-    def enter(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> None:
-        """Before the first command: what all of them see besides the node's own folder. Raises SetupFailed."""
+    @property
+    def environments(self) -> Path | None:
+        """Where those who run in here keep environments of their own; None: where all jobs do."""
+
+    def enter(self, view: View) -> None:
+        """Before the first command. Raises SetupFailed."""
+
+    def hand_over(self, environment: Path) -> None:
+        """Let those who run in here change an environment of theirs that the agent has laid. Raises SetupFailed."""
 
     def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
         """What a command finds set before the job adds to it. `submitted` is what the submitter sent along."""
@@ -113,6 +135,7 @@ class Host:
 
     image: str | None = None
     fault: str | None = None
+    environments: Path | None = None
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -124,8 +147,11 @@ class Host:
     def open(self, timed: Timed) -> None:
         """It is."""
 
-    def enter(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> None:
+    def enter(self, view: View) -> None:
         """Everything is to be seen here; each command brings its own mounts."""
+
+    def hand_over(self, environment: Path) -> None:
+        """Whoever runs here is the agent's own user."""
 
     def environ(self, submitted: Mapping[str, str]) -> dict[str, str]:
         return {**os.environ, **submitted}

@@ -47,18 +47,25 @@ class Node:
     key: str
     # Those of the boots before it on the same machine.
     earlier: tuple[str, ...] = ()
+    # Where environments are made for somebody who may not write where they all are.
+    shelf: Path | None = None
 
     @property
     def environments(self) -> Path:
         """Where environments are made, which may outlive this node. Seen in a container under the same path."""
-        if isinstance(self.machine, KeepsEnvironments):
-            return self.machine.environments
-        return self.paths.root.parent / "environments"
+        return self.shelf or self._kept / "environments"
 
     @property
     def inputs(self) -> Path:
         """Where copies of inputs are kept, beside the environments. Seen in a container under the same path, too."""
-        return self.environments.parent / "inputs"
+        return self._kept / "inputs"
+
+    @property
+    def _kept(self) -> Path:
+        """What outlives this node is below this."""
+        if isinstance(self.machine, KeepsEnvironments):
+            return self.machine.environments.parent
+        return self.paths.root.parent
 
     def say(self, text: str) -> None:
         """Tell the user, in the job's log."""

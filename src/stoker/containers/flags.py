@@ -41,6 +41,7 @@ _JOINTS = {
 
 _LIVES = "Stoker starts the container and removes it with the job"
 _OUTPUT = "the output goes to the job's log"
+_ASKS = "it asks the engine something, and makes no container"
 _VARIABLES = "everybody who may ask the engine sees it there; set `env` or `secrets` of the job"
 _OWN = {
     "attach": _OUTPUT,
@@ -54,6 +55,7 @@ _OWN = {
     "env-host": _VARIABLES,
     "env-merge": _VARIABLES,
     "environment": _VARIABLES,
+    "help": _ASKS,
     "init": "Stoker puts an init into every container",
     "interactive": _OUTPUT,
     "log-driver": _OUTPUT,
@@ -68,6 +70,7 @@ _OWN = {
     "rmi": _LIVES,
     "sig-proxy": _LIVES,
     "tty": _OUTPUT,
+    "version": _ASKS,
     "workdir": "commands run in the code folder",
 }
 

@@ -2,10 +2,12 @@
 
     engine        asks docker or podman, and tells whose fault it is when they refuse
     images        the image: its name, its registry, its digest
+    links         what links in somebody's data lead to
     surroundings  what this machine has that a container may see
     create        the command line that makes the container. Pure
     door          how a command gets into the container: its variables, and the proof that its agent lives
     group         who runs in there
+    giving        what another user is given, to write there
     container     the enclosure: all of them together
     sweep         what a dead agent left
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -16,11 +18,13 @@ from stoker import codec, layout
 from stoker.agent.container import create, registry, surroundings
 from stoker.agent.container.door import ENTER, Door, inside
 from stoker.agent.container.engine import FIELD, Answer, Engine
+from stoker.agent.container.giving import Giving
 from stoker.agent.container.group import Cell, ContainerGroup
 from stoker.agent.container.images import Image, Images
+from stoker.agent.container.links import MOST_LOOKED_AT, Leads
 from stoker.agent.container.registry import Login
 from stoker.agent.container.sweep import Record, container_name, remove, write_record
-from stoker.agent.enclosure import Command, Mount
+from stoker.agent.enclosure import Command, View
 from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
@@ -44,6 +48,7 @@ _PASSED_ON = (
 # Of the submitter's, those that mean its own programs.
 _OF_THE_HOST = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
 _LOST = "the container was ended from outside"
+_KILLED = 128 + signal.SIGKILL
 # How long the engine may take to tell that a command is dead which the kernel knows to be.
 _CLIENT_S = 15.0
 
@@ -64,8 +69,10 @@ class Container:
         self._door = Door(self._root / "door")
         self._around = surroundings.look(spec.engine)
         self._image: Image | None = None
-        self._owner = (self._around.uid, self._around.gid)
+        # For whoever it runs as, if that is another user than the agent.
+        self._giving: Giving | None = None
         self._written: tuple[Path, ...] = ()
+        self.environments: Path | None = None
         self._fault: str | None = None
         self.group = ContainerGroup(lambda: remove(spec.engine, self._name))
 
@@ -90,7 +97,7 @@ class Container:
         if create.sees_all_gpus(self._spec.run, self._around) and "CUDA_VISIBLE_DEVICES" in os.environ:
             found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         found |= {name: value for name, value in submitted.items() if name not in _OF_THE_HOST}
-        if create.chooses_user(self._blueprint((), (), ()), self._around):
+        if create.chooses_user(self._blueprint(View()), self._around):
             # Nobody of that number lives in the image.
             found["HOME"] = str(self._home)
         return found
@@ -139,37 +146,63 @@ class Container:
 
     # ── Making it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def enter(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> None:
-        """Make it and start it, with the node's folder and these. Raises SetupFailed."""
+    def enter(self, view: View) -> None:
+        """Make it and start it, with the node's folder and this. Raises SetupFailed."""
         self._door.open()
-        self._written = (self._root, *written)
+        self._written = (self._root, *view.written)
         if not self._around.privileged:
             self._home.mkdir(exist_ok=True)
             self._look_for_own_daemon()
-        arguments = create.arguments(self._blueprint(written, read, mounts), self._around)
+        plan = self._with_links(self._blueprint(view), view.in_place)
+        self._make(create.arguments(plan, self._around))
+        started = self._engine.ask("start", self._name)
+        if started.code:
+            raise self._refused(started)
+        found = self._inspect()
+        if found is None or not self._door.hear_begun(lambda: Process.of(found[1]) is None):
+            raise self._ended_at_once(plan)
+        identity, init = found
+        self.group.cell = Cell.of(identity, init)
+        self._settle_owner(init, view.environments)
+
+    def _make(self, arguments: list[str]) -> None:
         made = self._engine.ask(*arguments)
         if made.code and "already in use" in made.err:
             remove(self._engine.program, self._name)
             made = self._engine.ask(*arguments)
         if made.code:
             raise self._refused(made)
-        started = self._engine.ask("start", self._name)
-        if started.code:
-            raise self._refused(started)
-        identity, init = self._inspect()
-        if not self._door.hear_begun(lambda: Process.of(init) is None):
-            raise SetupFailed(
-                f"{FIELD}: the container ended at once; is there a `sh` in {self._spec.image}?", user=True
+
+    def _ended_at_once(self, plan: create.Blueprint) -> SetupFailed:
+        """Why, from another one that has nothing to do: the first is off the disk, and what it said was not kept."""
+        remove(self._engine.program, self._name)
+        self._make(create.arguments(plan, self._around, script="exit 0"))
+        ran = self._engine.ask("start", "--attach", self._name)
+        what = f"{FIELD}: the container ended at once"
+        if ran.code == 0:
+            return SetupFailed(f"{what}, and another one did not", user=False)
+        if "exec sh failed" in ran.err:
+            what = f"{FIELD}.image: there is no `sh` in {self._spec.image}, which a training needs"
+        elif ran.code == _KILLED:
+            what = f"{what}: it was killed; is there enough memory for it?"
+        return SetupFailed(f"{what} (exit code {ran.code}): {ran.said}", user=not ran.away)
+
+    def _with_links(self, plan: create.Blueprint, in_place: Sequence[Path]) -> create.Blueprint:
+        leads = Leads(create.places(plan))
+        for folder in in_place:
+            leads.follow(folder)
+        if not leads.whole:
+            self._node.say(
+                f"inputs: only the first {MOST_LOOKED_AT:,} files were looked at for links that lead elsewhere"
             )
-        self.group.cell = Cell.of(identity, init)
-        self._settle_owner(init)
+        return replace(plan, mounts=(*plan.mounts, *leads.mounts))
 
     def _look_for_own_daemon(self) -> None:
         if self._engine.program == "docker":
             options = self._engine.ask("info", "--format={{.SecurityOptions}}").out
             self._around = replace(self._around, rootless="rootless" in options)
 
-    def _blueprint(self, written: Sequence[Path], read: Sequence[Path], mounts: Sequence[Mount]) -> create.Blueprint:
+    def _blueprint(self, view: View) -> create.Blueprint:
         config = self._node.config
         labels = {"stoker.job": config.job, "stoker.node": config.instance, "stoker.rank": str(config.rank)}
         return create.Blueprint(
@@ -178,28 +211,33 @@ class Container:
             image=self._image.id if self._image is not None else self._spec.image,
             door=self._door.folder,
             labels=labels,
-            folders=(self._root, *written),
-            read=read,
-            mounts=mounts,
+            folders=(self._root, *view.written, *((view.environments,) if view.environments else ())),
+            read=view.read,
+            mounts=view.mounts,
             run=self._spec.run,
         )
 
-    def _inspect(self) -> tuple[str, int]:
+    def _inspect(self) -> tuple[str, int] | None:
+        """What the engine calls it, and its first process; None where it is gone already."""
         answer = self._engine.ask("inspect", "--type=container", self._name)
         try:
             found = json.loads(answer.out)[0]
             return str(found["Id"]), int(found["State"]["Pid"])
         except (ValueError, LookupError, TypeError):
-            raise SetupFailed(f"{FIELD}: the container ended at once: {answer.said}", user=True) from None
+            if answer.away:
+                raise self._refused(answer) from None
+            return None
 
     def _refused(self, answer: Answer) -> SetupFailed:
         """What the engine does not like is what the person wrote, unless it was not there to ask."""
         what = f"{FIELD}: {self._engine.program}: {answer.said}"
         if '"sh"' in answer.err:
             what = f"{FIELD}.image: there is no `sh` in {self._spec.image}, which a training needs: {answer.said}"
-        return SetupFailed(what, user=not answer.passing)
+        if answer.full:
+            what = f"{what}; {self._engine.room}"
+        return SetupFailed(what, user=not answer.away)
 
-    def _settle_owner(self, init: int) -> None:
+    def _settle_owner(self, init: int, environments: Path | None) -> None:
         """Whoever the container runs as must be somebody whom this agent can save, signal and clean up after."""
         try:
             seen = os.stat(f"/proc/{init}")  # noqa: PTH116 - no path
@@ -207,14 +245,21 @@ class Container:
             raise SetupFailed(
                 f"{FIELD}: {self._engine.program} does not run on this machine: its processes are not here", user=True
             ) from None
-        self._owner = (seen.st_uid, seen.st_gid)
-        if self._around.privileged or seen.st_uid == self._around.uid:
+        if seen.st_uid == self._around.uid:
             return
-        raise SetupFailed(
-            f"{FIELD}.run.user: only root could save and remove what another user of the container writes, and this "
-            f"agent is the user {self._around.uid}; leave it out",
-            user=True,
-        )
+        if not self._around.privileged:
+            raise SetupFailed(
+                f"{FIELD}.run.user: only root could save and remove what another user of the container writes, and "
+                f"this agent is the user {self._around.uid}; leave it out",
+                user=True,
+            )
+        self._giving = Giving(seen.st_uid, seen.st_gid)
+        if environments is not None:
+            # Those of other users are neither to be changed by it nor, where it makes them, to be used by others.
+            self.environments = environments / f"of-{seen.st_uid}"
+            self.environments.mkdir(exist_ok=True)
+            os.chown(self.environments, seen.st_uid, seen.st_gid)
+            environments.chmod(stat.S_IMODE(environments.stat().st_mode) | 0o111)
 
     @property
     def _home(self) -> Path:
@@ -253,7 +298,7 @@ class Container:
 
     def _not_begun(self, answer: Answer) -> SetupFailed:
         gone = self._why_gone(answer.code)
-        return SetupFailed(f"{FIELD}: {gone or answer.said}", user=gone is None and not answer.passing)
+        return SetupFailed(f"{FIELD}: {gone or answer.said}", user=gone is None and not answer.away)
 
     def _why_gone(self, code: int) -> str | None:
         """After a command ended: None while the container is there; else what happened to it."""
@@ -268,18 +313,27 @@ class Container:
 
     def _give_away(self) -> None:
         """Let a container that runs as another user write where a training writes."""
-        uid, gid = self._owner
-        if not self._around.privileged or uid == 0:
+        tools = (self.environments / "tools",) if self.environments is not None else ()
+        for top in (*self._written, *tools):
+            self._give(top)
+
+    def hand_over(self, environment: Path) -> None:
+        # One in the node's own folder goes with that.
+        if self.environments is not None and environment.is_relative_to(self.environments):
+            self._give(environment)
+
+    def _give(self, top: Path) -> None:
+        if self._giving is None:
             return
-        for top in self._written:
-            mounted = mounted_below(top)
-            for folder, below, files in os.walk(top):
-                # A bucket that is mounted is nobody's to give away.
-                below[:] = [name for name in below if os.path.join(folder, name) not in mounted]  # noqa: PTH118
-                for path in (folder, *(os.path.join(folder, name) for name in (*below, *files))):  # noqa: PTH118
-                    status = os.lstat(path)
-                    if (status.st_uid, status.st_gid) != (uid, gid):
-                        os.lchown(path, uid, gid)
+        top = top.resolve()
+        try:
+            # A bucket that is mounted is nobody's to give away, and the door is the agent's.
+            self._giving.give(top, {*mounted_below(top), str(self._door.folder.resolve())} - {str(top)})
+        except OSError as error:
+            raise SetupFailed(
+                f"{FIELD}: {error.filename or top} cannot be given to the user of the container: {error.strerror}",
+                user=True,
+            ) from error
 
     def leave(self) -> None:
         self.group.kill()

@@ -26,6 +26,7 @@ class Blueprint:
     image: str
     door: Path
     labels: Mapping[str, str] = field(default_factory=dict)
+    # Where commands write, under the path that it has here.
     folders: Sequence[Path] = ()
     # Somebody's data, under the path that it has here.
     read: Sequence[Path] = ()
@@ -33,8 +34,8 @@ class Blueprint:
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
-def arguments(plan: Blueprint, around: Surroundings) -> list[str]:
-    """What follows the engine's own name.
+def arguments(plan: Blueprint, around: Surroundings, script: str = IDLE) -> list[str]:
+    """What follows the engine's own name. `script` is what it runs by itself.
 
     The person's flags come last but for the image: where a flag may be given once, the last one counts.
     """
@@ -57,11 +58,26 @@ def arguments(plan: Blueprint, around: Surroundings) -> list[str]:
         "--entrypoint=sh",
         plan.image,
         "-c",
-        IDLE,
+        script,
         "stoker",
         f"{INSIDE}/alive",
         f"{INSIDE}/begun",
     ]
+
+
+def places(plan: Blueprint) -> list[str]:
+    """Where in the container something of this machine is seen, or of the person's choice."""
+    found = [str(folder) for folder in (*plan.folders, *plan.read)] + [mount.target for mount in plan.mounts]
+    for word in flags(plan.run, plan.engine):
+        name, _, value = word.partition("=")
+        if name == "--mount":
+            parts = (part.partition("=") for part in value.split(","))
+            found += [path for key, _, path in parts if key in ("target", "destination", "dst")]
+        elif name == "--volume":
+            found.append(value.split(":")[min(1, value.count(":"))])
+        elif name == "--tmpfs":
+            found.append(value.partition(":")[0])
+    return found
 
 
 def chooses_user(plan: Blueprint, around: Surroundings) -> bool:

@@ -2,7 +2,7 @@
 
 alive       held open by the agent alone; the container's first program reads from it, and ends when it ends
 begun       that program says that it is there
-*.words     the variables of a command, secrets among them, as a shell reads them
+*.words     the variables of a command, secrets among them, as a shell reads them, and how it is begun with them
 *.reply     which process the command became, by the container's own numbers
 *.out       its output, where a masker has to see it first
 """
@@ -38,14 +38,14 @@ ENTER = """. "$1" && exec >>"$2" 2>&1 || exit 125
 reply=$3; shift 3
 command -v "$1" >/dev/null || { echo missing >"$reply"; exit 127; }
 echo $$ >"$reply"
-exec "$@"
+begin "$@"
 """
 
 
 # The same for a person, whose output is the person's own.
 _VISIT = """. "$1"; shift
 command -v "$1" >/dev/null || { echo "stoker: there is no program '$1' in the container" >&2; exit 127; }
-exec "$@"
+begin "$@"
 """
 
 
@@ -184,9 +184,17 @@ def _hear(pipe: int, gone: Callable[[], bool]) -> str | None:
 
 
 def _exports(variables: Mapping[str, str]) -> bytes:
-    """As `sh` reads them. It has no way to set a variable whose name is no name."""
-    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items() if _VARIABLE.fullmatch(name))
-    return os.fsencode("".join(lines))
+    """As `sh` reads them, and the function `begin`, with which a shell becomes a command.
+
+    A shell cannot set a variable whose name is no name of a shell's (`SM_HP_BATCH-SIZE`); `env` can, where an image has
+    one. What it is told is among its arguments for a moment. Secrets never are: their names are a shell's.
+    """
+    named = {name: value for name, value in variables.items() if _VARIABLE.fullmatch(name)}
+    odd = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in named)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in named.items()]
+    # `--`: a name may begin with a dash.
+    through = f'command -v env >/dev/null && exec env -- {odd} "$@"; ' if odd else ""
+    return os.fsencode("".join([*lines, f'begin() {{ {through}exec "$@"; }}\n']))
 
 
 def _write(handle: int, data: bytes) -> None:

@@ -26,12 +26,7 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 _FORBIDDEN = re.compile(r"permission denied while trying to connect|dial unix \S+: connect: permission denied", re.I)
-# The line to the registry, its patience, or this machine's disk.
-_PASSING = re.compile(
-    r"timeout|timed out|connection re(fused|set)|no such host|temporary failure|unreachable|unexpected EOF|"
-    r"too ?many ?requests|\b(429|500|502|503|504)\b|no space left|TLS handshake|i/o error",
-    re.IGNORECASE,
-)
+_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,9 @@ class Answer:
         return bool(self.code) and _AWAY.search(self.err) is not None
 
     @property
-    def passing(self) -> bool:
-        """Whether the same question may well be answered later, or elsewhere."""
-        return bool(self.code) and (self.away or _PASSING.search(self.err) is not None)
+    def full(self) -> bool:
+        """Whether it was a disk that had no room."""
+        return bool(self.code) and _FULL.search(self.err) is not None
 
 
 class Engine:
@@ -69,8 +64,14 @@ class Engine:
     def __init__(self, program: str, check: Callable[[], None] = lambda: None, *, here: bool = False) -> None:
         """`here`: on the submitter's own computer, whose engine is the submitter's to start."""
         self.program = program
+        self.here = here
         self._check = check
-        self._here = here
+
+    @property
+    def room(self) -> str:
+        """What to do about a disk that is full."""
+        own = f"make room where {self.program} keeps its images (resources.disk is for other machines than this one)"
+        return own if self.here else "ask for a larger disk with resources.disk"
 
     def ask(self, *arguments: str) -> Answer:
         """Run it to its end. Raises SetupFailed where the program is not there."""
@@ -102,7 +103,7 @@ class Engine:
 
     def ask_first(self, *arguments: str) -> Answer:
         """As `ask`, of an engine that may be starting just now. Raises SetupFailed when it is not there or not ours."""
-        until_s = time.monotonic() + (0.0 if self._here else _DAEMON_WAIT_S)
+        until_s = time.monotonic() + (0.0 if self.here else _DAEMON_WAIT_S)
         while True:
             answer = self.ask(*arguments)
             if _FORBIDDEN.search(answer.err):
@@ -114,7 +115,7 @@ class Engine:
             if not answer.away:
                 return answer
             if time.monotonic() >= until_s:
-                raise SetupFailed(f"{FIELD}: {answer.said}", user=self._here)
+                raise SetupFailed(f"{FIELD}: {answer.said}", user=self.here)
             time.sleep(0.5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,23 @@ from stoker.model import ImageFact
 # A registry that stumbles is asked again.
 _PULLS = 3
 _PAUSE_S = 2.0
+# What a registry says of its own trouble, or of the line to it, as docker, podman and their libraries print it. Each has
+# a space in it, which no name of an image has.
+_PASSING = re.compile(
+    r"TLS handshake timeout|i/o timeout|Client\.Timeout exceeded|context deadline exceeded|operation timed out|"
+    r"connection timed out|connection reset by peer|connect: connection refused|network is unreachable|"
+    r"no route to host|unexpected EOF|: EOF\s*$|server misbehaving|temporary failure in name resolution|"
+    r"broken pipe|http2: server sent GOAWAY|toomanyrequests: |too many requests|"
+    r"(?:status|status ?code|HTTP|registry)(?: from [A-Z]+ request to)?:? +(?:429|5\d\d)\b|"
+    r"internal server error|bad gateway|service (?:temporarily )?unavailable|gateway time-?out",
+    re.IGNORECASE,
+)
+_NO_HOST = re.compile(r"no such host", re.IGNORECASE)
+# It was there, and it has answered.
+_MISSING = re.compile(r"manifest unknown|name unknown|not found|does not exist", re.IGNORECASE)
+_DENIED = re.compile(r"unauthorized|denied|no basic auth|authentication required", re.IGNORECASE)
+# A page for people instead of an answer is how some say that they are overloaded.
+_INVALID = re.compile(r"invalid(?! character| status code)", re.IGNORECASE)
 _REMEDY = "choose a smaller image, or one in a registry of the machine's own region"
 
 
@@ -40,6 +58,14 @@ class Image:
     @property
     def fact(self) -> ImageFact:
         return ImageFact(name=self.name, id=self.id, digest=self.digest)
+
+
+class NotPulled(SetupFailed):
+    """`missing`: the registry knows of no such image. `user` tells whether it is of use to ask again."""
+
+    def __init__(self, reason: str, *, user: bool, missing: bool = False) -> None:
+        super().__init__(reason, user=user)
+        self.missing = missing
 
 
 class Images:
@@ -82,7 +108,10 @@ class Images:
         if found is None and before.digest is not None:
             try:
                 self._pull(before.digest)
-            except SetupFailed as error:
+            except NotPulled as error:
+                # A registry that has no time now must not bring another image into the job.
+                if not error.missing:
+                    raise
                 self._say(
                     f"the image of the first attempt cannot be had any more, so {name} is taken as it is: {error}"
                 )
@@ -110,10 +139,48 @@ class Images:
                 answer = self._engine.ask(*pull_arguments(self._engine.program, reference, folder))
                 if answer.code == 0:
                     return
-                if not answer.passing or attempt == _PULLS:
+                if not passes(answer, reference) or attempt == _PULLS:
                     break
                 time.sleep(_PAUSE_S)
-        raise SetupFailed(f"{FIELD}.image: {_refusal(reference, answer)}", user=not answer.passing)
+        raise self._refusal(reference, answer)
+
+    def _refusal(self, reference: str, answer: Answer) -> NotPulled:
+        said, text = answer.said, _without_names(answer.err, reference)
+        if answer.full:
+            return NotPulled(f"{FIELD}.image: there is no room for {reference}: {said}; {self._engine.room}", user=True)
+        if passes(answer, reference):
+            return NotPulled(f"{FIELD}.image: {reference} cannot be pulled: {said}", user=False)
+        if _DENIED.search(text):
+            advice = f"set {FIELD}.secret, or let the machine's own role read it"
+            return NotPulled(f"{FIELD}.image: {reference} may not be pulled: {said}; {advice}", user=True)
+        if _MISSING.search(text):
+            return NotPulled(f"{FIELD}.image: there is no {reference}: {said}", user=True, missing=True)
+        if _NO_HOST.search(text):
+            where = registry.registry_of(reference)
+            return NotPulled(f"{FIELD}.image: there is no registry {where}: {said}", user=True)
+        return NotPulled(f"{FIELD}.image: {reference} cannot be pulled: {said}", user=True)
+
+
+def passes(answer: Answer, reference: str) -> bool:
+    """Whether the same pull may well succeed later, or elsewhere."""
+    if not answer.code or answer.full:
+        return False
+    text = _without_names(answer.err, reference)
+    if any(sign.search(text) for sign in (_MISSING, _DENIED, _INVALID)):
+        return answer.away
+    # Of all hosts only that of a name without one cannot be mistyped.
+    lost = _NO_HOST.search(text) is not None and registry.registry_of(reference) == registry.DOCKER_HUB
+    return answer.away or lost or _PASSING.search(text) is not None
+
+
+def _without_names(text: str, reference: str) -> str:
+    """What the engine said, without what the person wrote."""
+    text = re.sub(r"\bhttps?://[^\s\"]+", "", text)
+    # A name of one word may be any word.
+    names = {name for name in (reference, _repository(reference)) if not name.isalnum()}
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, "")
+    return text
 
 
 def pull_arguments(engine: str, reference: str, login: Path | None) -> list[str]:
@@ -161,13 +228,3 @@ def _repository(name: str) -> str:
     name = name.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"
-
-
-def _refusal(reference: str, answer: Answer) -> str:
-    said = answer.said
-    lowered = said.lower()
-    if any(word in lowered for word in ("unauthorized", "denied", "no basic auth", "authentication required")):
-        return f"{reference} may not be pulled: {said}; set {FIELD}.secret, or let the machine's own role read it"
-    if any(word in lowered for word in ("not found", "unknown", "does not exist")):
-        return f"there is no {reference}: {said}"
-    return f"{reference} cannot be pulled: {said}"

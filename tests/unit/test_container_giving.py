@@ -1,0 +1,100 @@
+"""What a container that runs as another user is given: once, what is new later, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.agent.container.giving import Giving
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives anything away")
+
+USER = 12345
+
+
+def owners(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.lstat().st_uid for path in folder.rglob("*")}
+
+
+def test_everything_but_what_is_named_and_never_through_a_link(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine / "a" / "b", mine / "mounted" / "c", other):
+        folder.mkdir(parents=True)
+    (mine / "a" / "file").touch()
+    (other / "file").touch()
+    (mine / "link").symlink_to(other)
+    (mine / "a" / "dangling").symlink_to("nothing")
+    Giving(USER, USER).give(mine, {f"{mine}/mounted"})
+    assert owners(mine) == {
+        "a": USER,
+        "a/b": USER,
+        "a/file": USER,
+        "a/dangling": USER,
+        "link": USER,
+        "mounted": 0,
+        "mounted/c": 0,
+    }
+    assert mine.stat().st_uid == USER and (mine.stat().st_gid, other.stat().st_uid) == (USER, 0)
+    assert owners(other) == {"file": 0}
+    Giving(USER, USER).give(tmp_path / "nothing")
+
+
+def test_what_is_new_is_given_and_the_rest_is_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old" / "deep").mkdir(parents=True)
+    (tmp_path / "old" / "deep" / "file").touch()
+    _age(tmp_path)
+    giving = Giving(USER, USER)
+    giving.give(tmp_path)
+    looked: list[int] = []
+    scandir = os.scandir
+
+    def look(folder: Any) -> Any:
+        if isinstance(folder, int):
+            looked.append(folder)
+        return scandir(folder)
+
+    monkeypatch.setattr("stoker.agent.container.giving.os.scandir", look)
+    giving.give(tmp_path)
+    assert not looked
+    (tmp_path / "old" / "deep" / "new").touch()
+    giving.give(tmp_path)
+    assert len(looked) == 1 and set(owners(tmp_path).values()) == {USER}
+    # What came in since is too young to be relied on.
+    (tmp_path / "old" / "deep" / "newer").touch()
+    giving.give(tmp_path)
+    assert len(looked) == 2 and set(owners(tmp_path).values()) == {USER}
+
+
+def _age(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (time.time() - 60, time.time() - 60))
+
+
+def test_what_others_replace_meanwhile_does_no_harm(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"f{number}").touch()
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            draft = tmp_path / ".notice.tmp"
+            draft.write_text("x")
+            draft.replace(tmp_path / "notice")
+            (tmp_path / "folder").mkdir()
+            (tmp_path / "folder").rmdir()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(300):
+            Giving(USER, USER).give(tmp_path)
+    finally:
+        ended.set()
+        thread.join()
