@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +60,31 @@ def test_wheels_in_a_container(world: World, engine: Docker, monkeypatch: pytest
     ended = world.ended(job)
     assert ended.phase == "succeeded", world.story(job)
     assert f"alpha 1.0 ({python.replace('.', ', ')})" in world.lines(job)
+
+
+def test_another_user_has_environments_of_its_own(world: World, engine: Docker) -> None:
+    """It may change them, and is given nothing of what others use."""
+    world.write(
+        """
+import alpha, os, pathlib, sys
+pathlib.Path(sys.prefix, "mark").touch()
+print("alpha", alpha.__version__, "as", os.getuid(), "in", sys.prefix, flush=True)
+"""
+    )
+    (world.code / "requirements.txt").write_text("alpha\n")
+    shelf = world.home / "environments"
+    told = []
+    with package_index(make_wheel("alpha", "1.0")) as index:
+        for user in ("0", "1234:1234", "1234:1234"):
+            environment = {"index": {"url": index.url}, "container": contained(user=user)}
+            job = world.submit(nodes=2, environment=environment)
+            assert world.ended(job).phase == "succeeded", world.story(job)
+            told.append([line for line in world.lines(job) if line.startswith("alpha")])
+    roots, first, again = told
+    assert [" ".join(line.split()[:4]) for line in roots] == ["alpha 1.0 as 0"] * 2
+    assert [" ".join(line.split()[:4]) for line in first] == ["alpha 1.0 as 1234"] * 2
+    assert first == again and f"in {shelf}/of-1234/" in first[0]
+    owners = {path.lstat().st_uid for path in shelf.rglob("*") if not path.is_relative_to(shelf / "of-1234")}
+    assert owners == {0} and shelf.stat().st_uid == 0
+    made = Path(first[0].split(" in ")[1])
+    assert {path.lstat().st_uid for path in (made, made / "mark", shelf / "of-1234" / "cache")} == {1234}

@@ -248,11 +248,15 @@ def test_what_the_engine_refuses_is_told_as_what_it_is(
     for environment, rule, words in (
         (flags, "user-error", "unknown flag: --no-such-flag"),
         (contained(world, memory="much"), "user-error", "environment.container: docker: "),
+        # What is told has the signs of a registry that does not answer, and is none.
+        (contained(world, stop_timeout="abc"), "user-error", '"abc" for "--stop-timeout"'),
+        (contained(world, mounts=[{"type": "bind", "src": "/no/503", "dst": "/x"}]), "user-error", "/no/503"),
+        (contained(world, pids_limit=1), "user-error", "(exit code 1): [FATAL tini (1)] fork failed: Resource"),
     ):
         ended = world.run(environment=environment)
-        assert (ended.outcome, ended.rule) == ("failed", rule), world.story(ended.id)
+        assert (ended.outcome, ended.rule, len(ended.attempts)) == ("failed", rule, 1), world.story(ended.id)
         assert words in ended.reason
-    for flag, word in (("name", "Stoker names the container"), ("detach", "is not yours"), ("e", "long name")):
+    for flag, word in (("name", "Stoker names the container"), ("help", "is not yours"), ("e", "long name")):
         refused = world.cli("run", "--set", f"environment.container={{image: x, run: {{{flag}: x}}}}", "--", "true")
         assert refused.returncode == 2 and word in refused.stderr and f"run.{flag}" in refused.stderr, refused.stderr
 
@@ -357,17 +361,53 @@ def test_a_script_of_sagemakers_finds_its_tree(world: World, engine: Docker) -> 
     world.write(
         """
 import os, pathlib, socket
+assert os.environ["SM_HP_BATCH-SIZE"] == "4" and os.environ["SM_HP_LR"] == "0.5"
+assert os.listdir(os.environ["SM_CHANNEL_TRAIN-DATA"]) == ["x"]
 pathlib.Path("/opt/ml/model/weights").write_text(os.environ["SM_MODEL_DIR"])
 pathlib.Path("/opt/ml/checkpoints/one").write_text("x")
 assert os.getcwd() == "/opt/ml/code" and os.path.exists("/opt/ml/input/config/hyperparameters.json")
 socket.gethostbyname(os.environ["SM_CURRENT_HOST"])
 """
     )
+    data = world.root / "data"
+    data.mkdir()
+    (data / "x").touch()
     environment = contained(world) | {"contract": "sagemaker"}
-    ended = world.run(environment=environment)
+    params = {"batch-size": 4, "lr": 0.5}
+    ended = world.run(environment=environment, params=params, inputs={"train-data": str(data)})
     assert ended.outcome == "succeeded", world.story(ended.id)
     assert [path.read_text() for path in world.outputs(ended.id).rglob("weights")] == ["/opt/ml/model"]
     assert ended.last_checkpoint is not None
+
+
+def test_links_that_lead_out_of_an_input_lead_to_the_same_inside(world: World, engine: Docker) -> None:
+    world.write(
+        """
+import os, pathlib
+data = pathlib.Path(os.environ["STOKER_INPUT_DATA"])
+found = [(data / name).read_text() for name in ("file", "train/x", "train/further", "sub/near")]
+pathlib.Path(os.environ["TRUTH"], "seen").write_text(" ".join(found))
+try:
+    (data / "train" / "y").touch()
+except OSError as error:
+    print("refused", error.strerror, flush=True)
+"""
+    )
+    for name in ("data/sub", "elsewhere", "third"):
+        (world.root / name).mkdir(parents=True)
+    data, elsewhere, third = (world.root / name for name in ("data", "elsewhere", "third"))
+    (elsewhere / "x").write_text("x")
+    (third / "y").write_text("y")
+    (elsewhere / "further").symlink_to(third / "y")
+    (data / "train").symlink_to(elsewhere)
+    (data / "file").symlink_to(elsewhere / "x")
+    (data / "sub" / "near").symlink_to("../../third/y")
+    # Means the image's own, and must not be covered by the machine's.
+    (data / "python").symlink_to("/usr/bin/python3")
+    ended = world.run(inputs={"data": str(data)}, environment=contained(world))
+    assert ended.outcome == "succeeded", world.story(ended.id)
+    assert (world.truth / "seen").read_text() == "x x y y"
+    assert "refused Read-only file system" in world.lines(ended.id) and not (elsewhere / "y").exists()
 
 
 def test_packages_are_installed_for_the_images_own_python(world: World, engine: Docker) -> None:

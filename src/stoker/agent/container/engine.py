@@ -42,7 +42,7 @@ class Answer:
         """Its complaint, in one line."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         # Docker ends with advice to read its help.
-        telling = [line for line in lines if not line.startswith(("See '", "Run '"))]
+        telling = [line for line in lines if not line.startswith(("See '", "Run '", "Usage:"))]
         text = " ".join(telling[-3:])
         for prefix in (r"^(docker|podman): ", r"^error: ", r"^error response from daemon: "):
             text = re.sub(prefix, "", text, flags=re.IGNORECASE)

@@ -19,8 +19,8 @@ from stoker.model import ImageFact
 # A registry that stumbles is asked again.
 _PULLS = 3
 _PAUSE_S = 2.0
-# What a registry says of its own trouble, or of the line to it, as docker, podman and their libraries print it. Each has
-# a space in it, which no name of an image has.
+# What a registry says of its own trouble, or of the line to it, as docker, podman and their libraries print it. Nearly
+# all have a space in them, which no name of an image has.
 _PASSING = re.compile(
     r"TLS handshake timeout|i/o timeout|Client\.Timeout exceeded|context deadline exceeded|operation timed out|"
     r"connection timed out|connection reset by peer|connect: connection refused|network is unreachable|"
