@@ -4,39 +4,50 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker import requirements
 from stoker.errors import UserError
+from stoker.proofreading import check_packages, check_yaml
 from stoker.requirements import FIELD, NOTHING, USUAL
 from stoker.spec import Spec
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The spec with the file that is installed from, what the plan says of it, and what may not be as it was meant."""
+
+    spec: Spec
+    noted: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+
+
 def check_conda(spec: Spec, code: Path, packed: Collection[str]) -> None:
-    """Raise UserError where machines would not get the file that a conda environment is made from."""
+    """Raise UserError where machines would not get the file that a conda environment is made from, or not read it."""
     name = spec.environment.conda
-    if name is None or posixpath.normpath(name) in packed:
+    if name is None:
         return
-    problem = "is left out of the packed code" if (code / name).exists() else "is not in the code folder"
-    raise UserError(f"environment.conda: {name} {problem}; name an environment.yml below {code}")
+    if posixpath.normpath(name) not in packed:
+        problem = "is left out of the packed code" if (code / name).exists() else "is not in the code folder"
+        raise UserError(f"environment.conda: {name} {problem}; name an environment.yml below {code}")
+    check_yaml("environment.conda", name, (code / name).read_bytes())
 
 
-def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> tuple[Spec, tuple[str, ...]]:
-    """The spec with the file that is installed from, and a line that tells where nobody named one.
-
-    `packed` is what machines get of the code. Raises UserError for a file that cannot be installed from there.
-    """
+def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> Chosen:
+    """`packed` is what machines get of the code. Raises UserError for a file that cannot be installed from there."""
     wishes = spec.environment
     name = wishes.requirements
     if name == NOTHING:
-        return spec, ()
-    told: tuple[str, ...] = ()
+        return Chosen(spec)
+    noted: tuple[str, ...] = ()
     if name is None:
-        if USUAL not in packed or wishes.conda is not None:
-            return spec, ()
+        if wishes.conda is not None:
+            return Chosen(spec)
+        if USUAL not in packed:
+            return Chosen(spec, told=_left_out(code))
         name = USUAL
-        told = (f"{USUAL} is installed before the training starts ({FIELD}; `{NOTHING}` leaves it)",)
+        noted = (f"{USUAL} is installed before the training starts ({FIELD}; `{NOTHING}` leaves it)",)
     files = requirements.read(code, name)
     for file in files.files:
         if file not in packed:
@@ -44,9 +55,17 @@ def choose_requirements(spec: Spec, code: Path, packed: Collection[str]) -> tupl
                 f"{FIELD}: {file} is left out of the packed code (.gitignore, .stokerignore or a link that leads out); "
                 f"add `!{file}` to .stokerignore"
             )
+    check_packages(files)
     if wishes.system_packages and files.kind in ("uv-lock", "pylock"):
         raise UserError(
             f"environment.system_packages: {files.name} names every package with its version, so nothing of the "
             "image's is kept; leave one of the two out"
         )
-    return replace(spec, environment=replace(wishes, requirements=files.name)), told
+    return Chosen(replace(spec, environment=replace(wishes, requirements=files.name)), noted)
+
+
+def _left_out(code: Path) -> tuple[str, ...]:
+    if not (code / USUAL).is_file():
+        return ()
+    advice = f"add `!{USUAL}` to .stokerignore, or set {FIELD}: {NOTHING}"
+    return (f"{USUAL} is left out of the packed code by an ignore file, and is not installed; {advice}",)

@@ -38,11 +38,11 @@ def pack_wheels(
     """The wheels of a job that wants them packed, and a line where they are not gathered yet. Raises UserError."""
     if spec.environment.wheels is None:
         return None, ()
+    if spec.environment.requirements in (None, NOTHING):
+        raise UserError(f"{_FIELD}: there is nothing to gather; set environment.requirements, or leave `wheels` out")
     targets = _targets(spec, capabilities, offerings, architectures)
     if offline:
         return None, (f"{_FIELD}: the run itself gathers them, for {', '.join(sorted(t.name for t in targets))}",)
-    if spec.environment.requirements in (None, NOTHING):
-        raise UserError(f"{_FIELD}: there is nothing to gather; set environment.requirements, or leave `wheels` out")
     from stoker.wheels import gather
 
     assert spec.environment.requirements is not None

@@ -98,7 +98,9 @@ class Prepared:
     offerings: tuple[Offering, ...]
     offered: tuple[Offering, ...]
     folder: Path
+    # What may not be as it was meant, and what the plan says besides; a line each.
     told: tuple[str, ...] = ()
+    noted: tuple[str, ...] = ()
     packed: Packed | None = None
     # Code that is in the store already: a clone's.
     code: Code | None = None
@@ -139,7 +141,6 @@ def prepare(
     *,
     folder: Path,
     told: Sequence[str] = (),
-    with_code: bool = True,
     offline: bool = False,
 ) -> Prepared:
     """Check everything that can be checked before anything is written, and pack the code.
@@ -165,19 +166,16 @@ def prepare(
     lost = () if provider.capabilities.here else unreachable(environ)
     if lost and not offline:
         raise UserError(lost[0])
-    packed = pack(code_folder, exclude=_not_code(spec, store)) if with_code else None
+    packed = pack(code_folder, exclude=_not_code(spec, store))
     try:
-        spec, chosen = choose_requirements(spec, code_folder, packed.names) if packed else (spec, ())
-        if packed is not None:
-            check_conda(spec, code_folder, packed.names)
+        chosen = choose_requirements(spec, code_folder, packed.names)
+        spec = chosen.spec
+        check_conda(spec, code_folder, packed.names)
         tools, unfetched = pack_tools(provider, spec, fitting, offline=offline)
         arches = partial(architectures, provider)
-        wheels, ungathered = pack_wheels(
-            spec, provider.capabilities, fitting, arches, code_folder, offline=offline or packed is None
-        )
+        wheels, ungathered = pack_wheels(spec, provider.capabilities, fitting, arches, code_folder, offline=offline)
     except BaseException:
-        if packed is not None:
-            packed.path.unlink(missing_ok=True)
+        packed.path.unlink(missing_ok=True)
         raise
     prepared = Prepared(
         spec=spec,
@@ -187,7 +185,7 @@ def prepare(
         folder=code_folder,
         told=(
             *told,
-            *chosen,
+            *chosen.told,
             *new,
             *unserved,
             *unfetched,
@@ -197,6 +195,7 @@ def prepare(
             *_spot_left_out(spec, fitting, offered),
             *(provider.remarks(spec) if isinstance(provider, Remarks) else ()),
         ),
+        noted=chosen.noted,
         packed=packed,
         environ=environ,
         bundles=bundles,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -191,6 +192,39 @@ def test_a_dry_run_prints_the_requests_and_writes_nothing(stoker: Stoker, store:
     assert [request["operation"] for request in plan["requests"]] == ["start-node", "start-node"]
     assert plan["requests"][1]["params"]["node"]["claim"] == 2
     assert not (tmp_path / "store").exists() and not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "asked", "problem"),
+    [
+        ("code.txt", "", "environment.requirements=nope.txt", "environment.requirements: there is no nope.txt"),
+        ("deps.txt", "numpy 2\n", "environment.requirements=deps.txt", "deps.txt:1: 'numpy 2' is no requirement"),
+        ("code.txt", "", "environment.conda=nope.yml", "environment.conda: nope.yml is not in the code folder"),
+        ("code.txt", "", "environment.wheels=pack", "environment.wheels: there is nothing to gather"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_a_dry_run_refuses_what_a_run_does(
+    stoker: Stoker, tmp_path: Path, file: str, text: str, asked: str, problem: str
+) -> None:
+    Path(file).write_text(text)
+    left = set(Path(tempfile.gettempdir()).glob("stoker-code-*"))
+    for words in (("run", "--dry-run"), ("run",)):
+        code, out, err = stoker(*words, "--set", asked, "--", "python", "train.py")
+        assert (code, out) == (2, "") and problem in err
+    assert not (tmp_path / "store").exists()
+    assert set(Path(tempfile.gettempdir()).glob("stoker-code-*")) == left
+
+
+@pytest.mark.usefixtures("store")
+def test_a_dry_run_says_what_a_run_does_of_the_packages(stoker: Stoker) -> None:
+    Path("requirements.txt").write_text("numpy\n")
+    _, _, err = stoker("run", "--dry-run", "--", "python", "train.py")
+    assert "\n  requirements.txt is installed before the training starts" in err
+    assert "warning:" not in err
+    Path(".stokerignore").write_text("requirements.txt\n")
+    _, _, err = stoker("run", "--dry-run", "--", "python", "train.py")
+    assert "\nwarning: requirements.txt is left out of the packed code" in err
 
 
 def test_detach_prints_the_id_and_nothing_else(stoker: Stoker, store: Store) -> None:

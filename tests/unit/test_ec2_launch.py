@@ -100,7 +100,7 @@ def test_the_region_is_frozen_and_a_dry_run_asks_no_store(tmp_path: Path, monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     (tmp_path / "train.py").touch()
     spec = replace(order(machine=("c7i.large",)).spec, resume_from="another-job")
-    with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, with_code=False, offline=True) as prepared:
+    with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, offline=True) as prepared:
         assert prepared.spec.resources.region == "eu-west-1"
         assert prepared.spec.resume_from == "another-job"
 
@@ -128,5 +128,5 @@ def test_a_bucket_on_this_computer_is_told_to_be_out_of_reach(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
     (tmp_path / "train.py").touch()
     spec = order(machine=("c7i.large",)).spec
-    with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, with_code=False, offline=True) as prepared:
+    with prepare(spec, open_store("s3://bucket/team"), folder=tmp_path, offline=True) as prepared:
         assert any("AWS_ENDPOINT_URL_S3" in line and address in line for line in prepared.told) == warned

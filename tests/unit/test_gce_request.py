@@ -457,7 +457,7 @@ main(sys.argv[1:])
         (folder / "stoker.yaml").write_text(self.JOB.format(nodes=nodes))
         environ = {
             "PATH": os.environ["PATH"],
-            "HOME": str(folder),
+            "HOME": str(folder / "user"),
             "STOKER_HOME": str(folder / "home"),
             "GOOGLE_CLOUD_PROJECT": "vision-1",
         }

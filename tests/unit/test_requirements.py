@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker import requirements
-from stoker.choosing import choose_requirements
+from stoker.choosing import Chosen, choose_requirements
 from stoker.errors import UserError
 from stoker.spec import Environment, Spec
 
@@ -138,17 +138,19 @@ def spec(**wishes: object) -> Spec:
 
 def test_requirements_at_the_root_are_found_and_announced(tmp_path: Path) -> None:
     write(tmp_path, requirements_txt="numpy\n")
-    chosen, told = choose_requirements(spec(), tmp_path, {"requirements.txt"})
-    assert chosen.environment.requirements == "requirements.txt"
-    assert told == (
+    chosen = choose_requirements(spec(), tmp_path, {"requirements.txt"})
+    assert chosen.spec.environment.requirements == "requirements.txt"
+    # It is part of the plan, and nothing to be warned of.
+    assert chosen.told == ()
+    assert chosen.noted == (
         "requirements.txt is installed before the training starts (environment.requirements; `none` leaves it)",
     )
 
 
 def test_what_was_named_is_not_announced(tmp_path: Path) -> None:
     write(tmp_path, requirements_txt="numpy\n", deps__gpu_txt="scipy\n")
-    chosen, told = choose_requirements(spec(requirements="deps/gpu.txt"), tmp_path, {"deps/gpu.txt"})
-    assert (chosen.environment.requirements, told) == ("deps/gpu.txt", ())
+    chosen = choose_requirements(spec(requirements="deps/gpu.txt"), tmp_path, {"deps/gpu.txt"})
+    assert chosen == Chosen(spec(requirements="deps/gpu.txt"))
 
 
 @pytest.mark.parametrize(
@@ -157,12 +159,18 @@ def test_what_was_named_is_not_announced(tmp_path: Path) -> None:
 def test_nothing_is_found_where_nothing_is_wanted(tmp_path: Path, wishes: dict[str, str]) -> None:
     write(tmp_path, requirements_txt="numpy\n")
     asked = spec(**wishes)
-    assert choose_requirements(asked, tmp_path, {"requirements.txt"}) == (asked, ())
+    assert choose_requirements(asked, tmp_path, {"requirements.txt"}) == Chosen(asked)
 
 
 def test_a_file_that_is_not_packed_is_not_found_by_itself(tmp_path: Path) -> None:
     write(tmp_path, requirements_txt="numpy\n")
-    assert choose_requirements(spec(), tmp_path, set()) == (spec(), ())
+    chosen = choose_requirements(spec(), tmp_path, set())
+    assert (chosen.spec, chosen.noted) == (spec(), ())
+    # Whoever wrote it may think that it is.
+    (line,) = chosen.told
+    assert line.startswith("requirements.txt is left out of the packed code") and "!requirements.txt" in line
+    (tmp_path / "requirements.txt").unlink()
+    assert choose_requirements(spec(), tmp_path, set()) == Chosen(spec())
 
 
 @pytest.mark.parametrize("packed", [set(), {"requirements.txt"}])

@@ -48,6 +48,8 @@ def show_plan(prepared: Prepared) -> None:
     if prepared.wheels is not None:
         targets = ", ".join(sorted(prepared.wheels.wheels))
         say(f"  wheels: {counted(len(prepared.wheels.digests), 'file')}, {size(prepared.wheels.size)}, for {targets}")
+    for text in prepared.noted:
+        say(f"  {text}")
     for text in prepared.told:
         warn(text)
 

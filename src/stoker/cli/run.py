@@ -168,7 +168,6 @@ def _prepared(
             store,
             folder=base_folder(layers),
             told=resolved.told,
-            with_code=not dry_run,
             offline=dry_run,
         )
 

@@ -72,7 +72,7 @@ class EstimatorBase:
         more = {"experiment_config": experiment_config, "run_tensorboard_locally": run_tensorboard_locally}
         with self._prepared(inputs, job_name) as (prepared, store, told):
             self.told = (*told, *(f"{name}: not honoured: there is no such thing here" for name in more if more[name]))
-            for line in (*self.told, *prepared.told):
+            for line in (*self.told, *prepared.noted, *prepared.told):
                 print(f"[stoker] {line}", file=sys.stderr)
             from stoker.sending import send
 
