@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +83,43 @@ def test_none_installs_nothing(world: World, index: PackageIndex) -> None:
     assert world.ended(job).phase == "succeeded"
     assert world.lines(job) == ["[stoker] attempt 1", "plain"]
     assert index.requests == []
+
+
+def test_what_a_training_does_to_its_environment_is_undone_for_the_next_job(world: World, index: PackageIndex) -> None:
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("alpha==1.0\n")
+    first = world.submit(run="pip install alpha==2.0 && python train.py")
+    assert world.ended(first).phase == "succeeded", world.story(first)
+    assert any(line.startswith("alpha 2.0 in ") for line in world.lines(first))
+    told = "[stoker] requirements.txt: its environment was changed after it was made, so it is made anew"
+    second = world.submit()
+    assert world.ended(second).phase == "succeeded", world.story(second)
+    assert told in world.lines(second)
+    assert any(line.startswith("alpha 1.0 in ") for line in world.lines(second))
+    (made,) = [path for path in (world.home / "environments").iterdir() if path.is_dir()]
+    shutil.rmtree(made / "lib")
+    third = world.submit()
+    assert world.ended(third).phase == "succeeded", world.story(third)
+    assert told in world.lines(third)
+    # What was compiled meanwhile is no change.
+    fourth = world.submit()
+    assert world.ended(fourth).phase == "succeeded"
+    assert "[stoker] requirements.txt: its environment is there already" in world.lines(fourth)
+
+
+def test_variables_of_uv_are_part_of_what_an_environment_is(world: World, index: PackageIndex) -> None:
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("alpha\n")
+    pins = world.root / "pins.txt"
+    pins.write_text("alpha<2\n")
+    for env, version in (({}, "2.0"), ({"UV_CONSTRAINT": str(pins)}, "1.0")):
+        job = world.submit(env=env)
+        assert world.ended(job).phase == "succeeded", world.story(job)
+        assert any(line.startswith(f"alpha {version} in ") for line in world.lines(job))
+
+
+def test_a_set_up_that_says_nothing_is_not_blamed_with_what_uv_said(world: World, index: PackageIndex) -> None:
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("alpha\n")
+    summary = world.ended(world.submit(setup="exit 3"))
+    assert summary.reason.endswith("`setup` exited with 3 and printed nothing"), summary.reason

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.agent.environment.conda import forget, without_channels
+from stoker.agent.environment.conda import forget, may_be_here, without_channels
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,27 @@ def test_passwords_are_taken_out_of_what_conda_notes(tmp_path: Path) -> None:
     forget(tmp_path, "hunter2")
     assert (notes / "python.json").read_text() == '{"channel": "https://jane:***@host/conda"}'
     assert (notes / "history").read_text() == "nothing\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("    - -r requirements.txt\n", True),
+        ("    - -e .\n", True),
+        ("    - --find-links wheels\n", True),
+        ("    - mine@./libs/mine\n", True),
+        ("    - libs/mine\n", True),
+        ('    - "mine @ file:libs/mine"\n', True),
+        ("    - mine-1-py3-none-any.whl\n", True),
+        ("    - --extra-index-url https://host/whl/cu124\n    - torch==2.5\n", False),
+        ("    - mine @ git+https://host/mine.git\n    - libs\n", False),
+    ],
+)
+def test_what_installs_parts_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
+    (tmp_path / "libs/mine").mkdir(parents=True)
+    head = "name: x # ./no\nchannels: [nvidia/label/cuda-12.4, conda-forge]\ndependencies:\n  - python=3.12\n  - pip:\n"
+    assert may_be_here(f"{head}{text}prefix: /opt/conda/envs/x\n", tmp_path) is local
+
+
+def test_what_installs_parts_of_the_code_on_one_line(tmp_path: Path) -> None:
+    assert may_be_here("dependencies: [python=3.12, {pip: [numpy, './libs/mine']}]\n", tmp_path)

@@ -16,7 +16,7 @@ import pytest
 
 from stoker import codec, layout
 from stoker.agent.environment import archive, cache
-from stoker.agent.environment.archive import Changed, Listing, is_whole, take_listing, with_compiled
+from stoker.agent.environment.archive import Changed, Listing, fingerprint, take_listing, with_compiled
 from stoker.agent.environment.cache import Cache, Damaged, Keeping, Kept
 from stoker.errors import CodecError, StoreDenied, StoreUnavailable
 from stoker.removing import UNUSED_FOR, collect_environments
@@ -328,7 +328,7 @@ def test_an_outage_is_no_damage(made: Path, tmp_path: Path) -> None:
         restore(kept_in, tmp_path / "restored")
     kept_in.faults = None
     assert restore(kept_in, tmp_path / "restored")
-    assert is_whole(tmp_path / "restored", take_listing(made))
+    assert fingerprint(tmp_path / "restored") == fingerprint(made)
 
 
 # ── Pruning ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.environment import shelf as module
-from stoker.agent.environment.archive import take_listing
-from stoker.agent.environment.shelf import Held, Shelf
+from stoker.agent.environment.shelf import Held, InUse, Shelf
 
 # Makes an environment as slowly as it is told to, or finds it; says which, and holds it until its input ends.
 NODE = """\
 import sys, time
 from pathlib import Path
-from stoker.agent.environment.archive import take_listing
 from stoker.agent.environment.shelf import Shelf
 held = Shelf(Path(sys.argv[1])).hold("k", lambda: None, lambda text: print("said", text, flush=True))
 if held.complete:
@@ -29,7 +28,7 @@ else:
     sys.stdin.readline()
     held.folder.mkdir()
     (held.folder / "file").write_text("whole")
-    held.finish(take_listing(held.folder))
+    held.finish()
     print("made", flush=True)
 sys.stdin.readline()
 """
@@ -66,7 +65,7 @@ def make(shelf: Shelf) -> Held:
     assert not held.complete
     held.folder.mkdir()
     (held.folder / "file").write_text("whole")
-    held.finish(take_listing(held.folder))
+    held.finish()
     return held
 
 
@@ -108,21 +107,91 @@ def test_whoever_waits_can_be_told_to_go(tmp_path: Path) -> None:
     first.end()
 
 
-def test_a_disk_that_lost_power_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def poison(folder: Path, how: str) -> None:
+    """What a training may do to the environment that it runs in, and a disk that loses power to any."""
+    match how:
+        case "emptied":
+            (folder / "file").write_text("")
+        case "written anew in the same size":
+            (folder / "file").write_text("WHOLE")
+        case "replaced":
+            (folder / "other").write_text("whole")
+            (folder / "other").replace(folder / "file")
+        case "added":
+            (folder / "more").write_text("")
+        case "removed":
+            (folder / "file").unlink()
+        case "made a link":
+            (folder / "file").unlink()
+            (folder / "file").symlink_to("/dev/null")
+        case "made to run":
+            (folder / "file").chmod(0o755)
+        case "taken away":
+            shutil.rmtree(folder)
+        case "a new folder":
+            (folder / "empty").mkdir()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "emptied",
+        "written anew in the same size",
+        "replaced",
+        "added",
+        "removed",
+        "made a link",
+        "made to run",
+        "taken away",
+        "a new folder",
+    ],
+)
+def test_what_was_changed_is_made_anew(tmp_path: Path, how: str) -> None:
+    shelf = Shelf(tmp_path)
+    made = make(shelf)
+    assert not made.changed, "it was never there"
+    made.release()
+    poison(tmp_path / "k", how)
+    again = make(shelf)
+    assert again.changed
+    assert [path.name for path in again.folder.iterdir()] == ["file"]
+    again.release()
+    held = hold(shelf)
+    assert (held.complete, held.changed) == (True, False)
+
+
+def test_what_python_compiles_is_no_change(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     make(shelf).release()
-    (tmp_path / "k/file").write_text("")
-    # In the same boot it is whoever uses it that changed it.
-    held = hold(shelf)
-    assert held.complete
-    held.release()
-    monkeypatch.setattr(module, "boot_id", lambda: "another boot")
+    (tmp_path / "k/__pycache__").mkdir()
+    (tmp_path / "k/__pycache__/file.cpython-311.pyc").write_text("")
+    (tmp_path / "k/old.pyc").write_text("")
+    assert hold(shelf).complete
+
+
+def test_what_somebody_trains_with_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOKED_S", 0.2)
+    shelf = Shelf(tmp_path)
     make(shelf).release()
-    # What is whole is believed in every boot.
-    monkeypatch.setattr(module, "boot_id", lambda: "a third boot")
+    user = Node(tmp_path)
+    assert user.says() == "found"
+    poison(tmp_path / "k", "added")
+    with pytest.raises(InUse):
+        hold(shelf)
+    assert (tmp_path / "k/more").exists()
+    user.end()
+    again = hold(shelf)
+    assert (again.complete, again.changed) == (False, True)
+
+
+def test_what_could_not_be_made_is_not_on_the_disk(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
     held = hold(shelf)
-    assert held.complete
-    held.release()
+    held.folder.mkdir()
+    (held.folder / "half").touch()
+    held.abandon()
+    assert [path.name for path in tmp_path.iterdir()] == ["k.lock"]
+    make(shelf).release()
 
 
 def test_what_nobody_used_for_long_is_removed_and_nothing_that_is_used(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.enclosure import Command, Host
-from stoker.agent.environment import cache
+from stoker.agent.environment import cache, processor, shelf
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.environment.making import Making
 from stoker.agent.environment.packages import Packages
@@ -103,12 +103,15 @@ class Bench:
         self.index = index
         self.python = python
         self.local = True
+        self.digest = "c" * 64
         self.said: list[str] = []
         self.code = root / "node/code"
         self.code.mkdir(parents=True)
         self.setup: str | None = None
         self.check: Callable[[], None] = lambda: None
         self.making: Making | None = None
+        # What the job sets besides.
+        self.env: dict[str, str] = {}
 
     @property
     def environments(self) -> Path:
@@ -128,6 +131,7 @@ class Bench:
             "PATH": f"{self.python.parent}{os.pathsep}/usr/bin:/bin",
             "UV_DEFAULT_INDEX": self.index.url,
             "UV_CACHE_DIR": str(self.root / "cache"),
+            **self.env,
         }
         return Command(argv, env, self.code)
 
@@ -149,7 +153,7 @@ class Bench:
             setup=self.setup,
             environment=Environment(requirements=requirements, **wishes),  # type: ignore[arg-type]
         )
-        submission = Submission("job-abcd", spec, "me", code=Code("c" * 64, 1, 1))
+        submission = Submission("job-abcd", spec, "me", code=Code(self.digest, 1, 1))
         host = Host(make_group(TRAINING, f"install-{os.getpid()}", sessions=self.root / "sessions"))
         log = self.root / "node/train.log"
         try:
@@ -163,6 +167,12 @@ class Bench:
         """Until everything is kept."""
         assert self.making is not None
         self.making.settle(lambda: float("inf"))
+
+    def leave(self) -> None:
+        """As when the agent has ended."""
+        assert self.making is not None
+        for held in self.making._held:
+            held.release()
 
     def runs(self, environ: dict[str, str], *argv: str) -> str:
         """What a program says in this environment."""
@@ -398,6 +408,102 @@ def test_a_copy_whose_python_does_not_run_is_made_anew(bench: Bench) -> None:
     assert bench.version(environ, "lightning") == "2.0"
 
 
+# ── Changed by a training ─────────────────────────────────────────────────────────────────────────────────────────────
+
+CHANGED = "requirements.txt: its environment was changed after it was made"
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_what_a_training_installed_is_not_there_for_the_next_job(bench: Bench, local: bool) -> None:
+    bench.local = local
+    bench.write("requirements.txt", "numpy==1.0\n")
+    environ = bench.install(python=sys.executable)
+    bench.settle()
+    bench.runs(environ, "pip", "install", "--quiet", "numpy==2.0", "click")
+    assert bench.version(environ, "numpy") == "2.0"
+    bench.leave()
+    assert bench.install(python=sys.executable) == environ
+    assert bench.said[0] == f"{CHANGED}, so it is made anew"
+    restored = "requirements.txt: restored from the store (0 MB)" in bench.said
+    assert restored is not local
+    assert bench.version(environ, "numpy") == "1.0"
+    assert not list(Path(environ["VIRTUAL_ENV"]).glob("lib/*/site-packages/click*"))
+    bench.leave()
+    bench.install(python=sys.executable)
+    assert bench.said[0] == "requirements.txt: its environment is there already"
+
+
+def test_what_somebody_else_trains_with_is_left_to_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "_LOOKED_S", 0.2)
+    bench.write("requirements.txt", "numpy==1.0\n")
+    theirs = bench.install(python=sys.executable)
+    bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
+    ours = bench.install(python=sys.executable)
+    assert bench.said[0] == f"{CHANGED}, and is in use, so this node gets its own"
+    assert Path(ours["VIRTUAL_ENV"]).is_relative_to(bench.root / "node")
+    assert (bench.version(ours, "numpy"), bench.version(theirs, "numpy")) == ("1.0", "2.0")
+
+
+def test_one_of_a_nodes_own_is_not_kept_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs name another place than its key says."""
+    monkeypatch.setattr(shelf, "_LOOKED_S", 0.2)
+    bench.local = False
+    bench.write("requirements.txt", "numpy==1.0\n")
+    theirs = bench.install(python=sys.executable)
+    bench.runs(theirs, "pip", "install", "--quiet", "numpy==2.0")
+    bench.install(python=sys.executable)
+    bench.settle()
+    assert not any("is kept in the store" in line for line in bench.said)
+
+
+# ── Settings of uv's own ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_variables_say_counts(bench: Bench, tmp_path: Path) -> None:
+    bench.write("requirements.txt", "lightning\n")
+    first = bench.install()
+    assert bench.version(first, "lightning") == "2.0"
+    pins = tmp_path / "pins.txt"
+    pins.write_text("lightning<2\n")
+    bench.env = {"UV_CONSTRAINT": str(pins)}
+    second = bench.install()
+    assert bench.version(second, "lightning") == "1.0"
+    pins.write_text("lightning>1\n")
+    assert bench.version(bench.install(), "lightning") == "2.0"
+    # How it is fetched is nothing to what is fetched.
+    bench.env = {"UV_HTTP_TIMEOUT": "99", "UV_CONCURRENT_DOWNLOADS": "2"}
+    assert bench.install() == first
+
+
+def test_what_the_users_own_settings_say_counts(bench: Bench, tmp_path: Path) -> None:
+    bench.write("requirements.txt", "lightning\n")
+    bench.env = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    assert bench.version(bench.install(), "lightning") == "2.0"
+    (tmp_path / "config/uv").mkdir(parents=True)
+    (tmp_path / "config/uv/uv.toml").write_text('exclude-newer = "2001-01-01"\nresolution = "lowest"\n')
+    with pytest.raises(SetupFailed, match=r"no versions? of lightning"):
+        bench.install()
+
+
+def test_a_package_of_the_code_is_never_taken_for_an_older_one(bench: Bench) -> None:
+    bench.write("requirements.txt", "--no-index --find-links wheels\ninner\n")
+    for number in ("1", "2"):
+        made = make_wheel("inner", "3.0", files={"inner.py": f"__version__ = '{number}'\n".encode()})
+        (bench.code / "wheels").mkdir(exist_ok=True)
+        (bench.code / "wheels" / made.filename).write_bytes(made.data)
+        bench.digest = number * 64
+        # Each job has its own folder, and uv knows wheels by their place.
+        shutil.rmtree(bench.root / "cache", ignore_errors=True)
+        assert bench.version(bench.install(), "inner") == number
+
+
+def test_code_for_another_processor_is_not_restored(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.write("requirements.txt", "click\n")
+    first = bench.install()
+    monkeypatch.setattr(processor, "level", lambda: "v9")
+    assert bench.install() != first
+
+
 # ── What goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -406,8 +512,8 @@ def test_a_package_that_is_nowhere_is_named(bench: Bench) -> None:
     with pytest.raises(SetupFailed, match=r"`requirements.txt` exited with 1: .*no-such-package") as failure:
         bench.install()
     assert failure.value.user
-    # Nothing of it is taken for whole.
-    bench.write("requirements.txt", "no-such-package\n")
+    # Nothing of it stays, and nothing is taken for whole.
+    assert not [path for path in bench.environments.iterdir() if path.is_dir()]
     with pytest.raises(SetupFailed):
         bench.install()
 

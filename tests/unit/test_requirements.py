@@ -88,16 +88,116 @@ def test_everything_that_is_included_counts(tmp_path: Path) -> None:
         ("libs/mine[extra] ; python_version > '3'", True),
         ("mine @ file:///srv/mine", True),
         ("--find-links wheels", True),
+        ("--find-links=wheels", True),
+        ("-f wheels", True),
+        ("-fwheels", True),
+        ("--no-index --find-links wheels", True),
+        ("-i https://host/simple --find-links wheels", True),
+        ("--index-url ./simple", True),
+        ("--index-url file:///srv/simple", True),
+        ("-e./libs/mine", True),
+        ("libs/mine", True),
+        ("mine@./libs/mine", True),
+        ("mine[extra]@./libs/mine", True),
+        ("mine @ libs/mine", True),
+        ("mine@ file:libs/mine", True),
+        ("mine @ file:libs/mine", True),
+        ("mine@file://${PWD}/libs/mine", True),
+        ("mine @ ${PLACE}", True),
+        ("mine @ git+file:///srv/mine", True),
+        ("mine-1-py3-none-any.whl", True),
+        ("mine-1.tar.gz --hash=sha256:0", True),
+        ("mine-1-py3-none-any.whl#sha256=0", True),
+        ("--some-new-option here", True),
         ("-e git+https://host/mine.git#egg=mine", False),
         ("mine @ https://host/mine.whl", False),
         ("--find-links https://host/wheels", False),
         ("--index-url https://host/simple", False),
         ("numpy>=2 # ./not/this", False),
+        ("libs", False),
+        ("-fhttps://host/wheels", False),
+        ("--no-index --find-links https://host/wheels", False),
+        ("--extra-index-url=https://${TOKEN}@host/simple --pre", False),
+        ("--only-binary :all: --trusted-host host", False),
+        ("mine@https://host/mine.whl ; python_version > '3'", False),
+        ("mine @ git+ssh://git@host/mine.git@v1", False),
+        ("numpy[all]==2.* ; sys_platform == 'linux' --hash=sha256:0 --hash=sha256:1", False),
     ],
 )
 def test_what_installs_parts_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
     write(tmp_path, requirements_txt=f"{text}\n", libs__mine__setup_py="")
     assert requirements.read(tmp_path, "requirements.txt").local is local
+
+
+PROJECT = """\
+[project]
+name = "p"
+version = "1"
+readme = "README.md"
+authors = [{name = "Jane", email = "jane@mine.example"}]
+dependencies = ["numpy<2", "other @ https://host/other.whl", %s]
+
+[tool.uv]
+constraint-dependencies = ["scipy<2"]
+find-links = ["https://host/wheels"]
+
+[tool.uv.build-backend]
+module-root = "libs"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("", False),
+        ('"mine @ file:///${PROJECT_ROOT}/wheels/mine-1-py3-none-any.whl"', True),
+        ('"mine@./libs/mine"', True),
+        ('"mine[x] @ libs/mine"', True),
+        ("'mine @ {root:uri}/libs/mine'", True),
+    ],
+)
+def test_what_a_project_needs_of_the_code(tmp_path: Path, text: str, local: bool) -> None:
+    write(tmp_path, pyproject_toml=PROJECT % text, libs__mine__setup_py="", README_md="")
+    found = requirements.read(tmp_path, "pyproject.toml")
+    assert (found.local, found.local_settings) == (local, False)
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.txt"])
+@pytest.mark.parametrize(
+    ("file", "text", "local"),
+    [
+        ("pyproject.toml", "[tool.uv]\nfind-links = [\n  'wheels',\n]\n", True),
+        ("pyproject.toml", '[tool.uv.pip]\nfind-links = ["./wheels"]\n', True),
+        ("pyproject.toml", '[[tool.uv.index]]\nname = "ours"\nurl = "./wheels"\nformat = "flat"\n', True),
+        ("uv.toml", 'find-links = ["wheels"]\n', True),
+        ("uv.toml", '[[index]]\nurl = "file:///srv/wheels"\n', True),
+        ("uv.toml", '[[index]]\nurl = "https://host/simple"\n# find-links = ["wheels"]\n', False),
+        ("pyproject.toml", '[tool.other]\nfolder = "wheels"\n[tool.uv]\nenvironments = ["a == \'b\'"]\n', False),
+    ],
+)
+def test_where_uv_is_told_to_look_in_the_code(tmp_path: Path, name: str, file: str, text: str, local: bool) -> None:
+    write(tmp_path, requirements_txt="mine\n", pyproject_toml=PROJECT % "", wheels__mine_whl="")
+    with (tmp_path / file).open("a") as opened:
+        opened.write(text.replace("[tool.uv]\n", "[tool.uv.pip]\n"))
+    found = requirements.read(tmp_path, name)
+    assert (found.local, found.local_settings) == (False, local)
+
+
+@pytest.mark.parametrize("name", ["uv.lock", "pylock.toml"])
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ('source = { registry = "https://host/simple" }\nwheels = [{ url = "https://host/a.whl" }]\n', False),
+        ('source = { registry = "wheels" }\nwheels = [{ path = "a.whl" }]\n', True),
+        ('archive = { path = "libs/a.tar.gz" }\n', True),
+        ('source = { git = "https://host/a.git?rev=1" }\n', False),
+        ('source = { git = "file:///srv/a.git?rev=1" }\n', True),
+    ],
+)
+def test_what_a_lock_names_of_the_code(tmp_path: Path, name: str, text: str, local: bool) -> None:
+    write(tmp_path, pyproject_toml="[project]\n")
+    (tmp_path / name).write_text(text)
+    assert requirements.read(tmp_path, name).local is local
 
 
 def test_a_lock_counts_with_its_project(tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_a_failing_step_is_named_with_its_last_lines(host: Host, tmp_path: Path)
     assert str(failure.value) == "`requirements.txt` exited with 3: no such package"
 
 
+def test_a_step_that_says_nothing_is_not_blamed_with_what_another_said(host: Host, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    running = steps(host, log)
+    running.run(Step("requirements.txt", python("print('Installed 3 packages')", tmp_path)))
+    with pytest.raises(SetupFailed, match=r"^`setup` exited with 3 and printed nothing$"):
+        running.run(Step("setup", python("raise SystemExit(3)", tmp_path)))
+    with pytest.raises(SetupFailed, match=r"^`setup` exited with 4: only this$"):
+        running.run(Step("setup", python("print('only this'); raise SystemExit(4)", tmp_path)))
+
+
 def test_a_program_that_is_not_there(host: Host, tmp_path: Path) -> None:
     with pytest.raises(SetupFailed, match="`setup`: there is no program 'no-such-program' on this machine"):
         steps(host, tmp_path / "train.log").run(

@@ -173,20 +173,23 @@ def say(path: Path, text: str) -> None:
         _log.warning("could not write to %s: %s (%s)", path, error, text)
 
 
-def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024) -> tuple[str, ...]:
-    """The last lines of a file, decoded leniently, a progress bar as its last state. Never raises."""
+def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024, since: int = 0) -> tuple[str, ...]:
+    """The last lines of a file, decoded leniently, a progress bar as its last state. Never raises.
+
+    `since` is where a line begins: nothing before it counts.
+    """
     try:
         # The training may have put a pipe in its place: opening that would never end, nor would the agent.
         with open(path, "rb", buffering=0, opener=open_at_once) as file:
             size = os.fstat(file.fileno()).st_size
-            start = max(0, size - max_bytes)
-            data = os.pread(file.fileno(), size - start, start)
+            start = max(since, size - max_bytes)
+            data = os.pread(file.fileno(), max(0, size - start), start)
     except OSError:
         return ()
     lines = data.decode("utf-8", "replace").split("\n")
     if lines and not lines[-1]:
         lines.pop()
-    if start and len(lines) > 1:
+    if start > since and len(lines) > 1:
         # The first one was cut.
         lines.pop(0)
     seen = (line.rstrip("\r").rpartition("\r")[2][:_TAIL_LINE_CHARS] for line in lines[-n_lines:])

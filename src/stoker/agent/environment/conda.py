@@ -14,12 +14,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from stoker.agent.enclosure import Command
+from stoker.agent.environment import processor, variables
 from stoker.agent.environment.index import Fetch, PrivateIndex
 from stoker.agent.environment.making import Making, Recipe, digest_of
 from stoker.agent.environment.python import MakeCommand
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.node import Node
 from stoker.agent.prepare import SetupFailed
+from stoker.requirements import any_here
 from stoker.sources import read_address, user_of
 from stoker.spec import Submission
 
@@ -49,8 +51,8 @@ echo "stoker-conda search $PATH"
 
 # The channel of a file is its own, until the next word at the beginning of a line.
 _CHANNELS = re.compile(r"^channels[ \t]*:[^\n]*\n(?:(?:[ \t]+|-|#)[^\n]*\n|[ \t]*\n)*", re.MULTILINE)
-# Files beside it that say what pip installs.
-_MORE_FILES = re.compile(r"^\s*-\s+(?:[\"']?)(?:-r|-c|-e|--requirement|--constraint|--editable|\.|file:)", re.MULTILINE)
+# They say nothing of what is installed, and `conda env export` writes where it was.
+_LABELS = re.compile(r"^(?:name|prefix)[ \t]*:[^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,7 @@ class Conda:
             raise SetupFailed(f"{_FIELD}: {name} cannot be read: {error}", user=True) from None
         program = self._find()
         key = self._key(name, text, program)
-        prefix = self._making.folder(key)
-        runs, build = partial(self._runs, prefix), partial(self._build, file, program, prefix)
-        self._making.have(Recipe(name, key, program.platform, runs, build))
+        prefix = self._making.have(Recipe(name, key, program.platform, self._runs, partial(self._build, file, program)))
         python = prefix / "bin" / "python"
         path = os.pathsep.join(part for part in (f"{prefix}/bin", program.search) if part)
         environ = {"PATH": path, "CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": str(prefix)}
@@ -131,9 +131,11 @@ class Conda:
         if "program" not in told or not told.get("version"):
             last = answer.text.strip().splitlines()[-1:] or ["it printed nothing"]
             raise SetupFailed(f"{_FIELD}: {told.get('program', 'conda')} does not run here: {last[0]}", user=True)
-        return Program(told["program"], told["version"], told.get("platform", ""), told.get("search", ""))
+        kind = f"{told.get('platform', '')} {processor.level()}"
+        return Program(told["program"], told["version"], kind, told.get("search", ""))
 
     def _key(self, name: str, text: str, program: Program) -> str:
+        file = self._node.paths.code / name
         channel, index = self._wishes.conda_channel, self._wishes.index
         code = self._submission.code
         return digest_of(
@@ -141,7 +143,13 @@ class Conda:
                 "recipe": f"conda {_RECIPE}",
                 "name": name,
                 "text": text,
-                "code": code.digest if code is not None and _MORE_FILES.search(text) else None,
+                "code": code.digest if code is not None and may_be_here(text, file.parent) else None,
+                "settings": variables.digest_settings(
+                    self._command((program.path,)),
+                    code.digest if code is not None else "",
+                    variables.CONDA_FILES,
+                    here=not self._image,
+                ),
                 "program": (program.path, program.version),
                 "platform": program.platform,
                 "image": self._image or self._submission.spec.resources.image,
@@ -208,6 +216,12 @@ class Conda:
         made = self._command(argv)
         given = replace(made, env={**made.env, **env}, secrets={**made.secrets, **secrets}, cwd=file.parent)
         return given, tuple(secrets.values())
+
+
+def may_be_here(text: str, folder: Path) -> bool:
+    """Whether a file may install something that lies in the code, as its part for pip can. In doubt it does."""
+    words = re.split(r"[\s,\[\]{}'\"]+", _LABELS.sub("", re.sub(r"(^|\s)#.*$", "", text, flags=re.MULTILINE)))
+    return any_here([word for word in words if word.strip("-")], folder)
 
 
 def without_channels(text: str) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.environment.cache import Cache, Damaged, Keeping
-from stoker.agent.environment.shelf import Held, Shelf
+from stoker.agent.environment.shelf import Held, InUse, Shelf
 from stoker.agent.environment.steps import Steps
 from stoker.agent.node import Ask, Node
 from stoker.providers.base import KeepsEnvironments
 from stoker.spec import Submission
 
 _KEY_LENGTH = 32
+_CHANGED = "its environment was changed after it was made"
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Recipe:
     key: str
     # The machine that it is for: processor, C library and the like.
     platform: str
-    # Whether one that was restored is of any use here.
-    runs: Callable[[], bool]
-    # Makes it, in a folder that is not there. Raises SetupFailed.
-    build: Callable[[], None]
+    # Whether one that was restored into this folder is of any use here.
+    runs: Callable[[Path], bool]
+    # Makes it, in this folder, which is not there. Raises SetupFailed.
+    build: Callable[[Path], None]
 
 
 def digest_of(facts: Mapping[str, object]) -> str:
@@ -53,7 +54,8 @@ class Making:
         self.here = isinstance(node.machine, KeepsEnvironments)
         # Commands of the set-up may install into it: then it is this node's alone where others would find it.
         own = self.here and submission.spec.setup is not None
-        self._shelf = Shelf(node.paths.root / "environments" if own else node.environments)
+        self._own = Shelf(node.paths.root / "environments")
+        self._shelf = self._own if own else Shelf(node.environments)
         self._cache = Cache(node.store, submission.job)
         self._held: list[Held] = []
         self._keeping: list[Keeping] = []
@@ -63,25 +65,33 @@ class Making:
         """Where they lie."""
         return self._shelf.root
 
-    def folder(self, key: str) -> Path:
-        return self._shelf.folder(key)
-
-    def have(self, recipe: Recipe) -> None:
-        """The environment, whole. Raises SetupFailed, and whatever tells this node to go."""
-        held = self._shelf.hold(recipe.key, self._check, self._node.say)
+    def have(self, recipe: Recipe) -> Path:
+        """The environment, whole, and where it lies. Raises SetupFailed, and whatever tells this node to go."""
+        held = self._hold(recipe)
         self._held.append(held)
         if held.complete:
             self._node.say(f"{recipe.name}: its environment is there already")
-            return
+            return held.folder
+        if held.changed:
+            self._node.say(f"{recipe.name}: {_CHANGED}, so it is made anew")
+        # Only one that lies where its key says is what others know by this key.
+        shared = not self.here and held.folder.parent == self.root
         try:
-            if self.here or not self._restored(held, recipe):
-                self._build(held, recipe)
+            if not shared or not self._restored(held, recipe):
+                self._build(held, recipe, shared=shared)
         except BaseException:
-            # It is somebody else's turn.
-            held.release()
+            held.abandon()
             raise
         if self.here:
             self._shelf.prune()
+        return held.folder
+
+    def _hold(self, recipe: Recipe) -> Held:
+        try:
+            return self._shelf.hold(recipe.key, self._check, self._node.say)
+        except InUse:
+            self._node.say(f"{recipe.name}: {_CHANGED}, and is in use, so this node gets its own")
+            return self._own.hold(recipe.key, self._check, self._node.say)
 
     def settle(self, until_s: Callable[[], float]) -> None:
         """Wait for what is being kept, until that monotonic time and no longer. It may come closer meanwhile."""
@@ -95,7 +105,7 @@ class Making:
                 return False
             with self._steps.timed(f"restore of {recipe.name}", "choose a machine with a quicker disk or network"):
                 self._ask(lambda: self._cache.restore(found, held.key, recipe.platform, held.folder))
-                if not recipe.runs():
+                if not recipe.runs(held.folder):
                     raise Damaged("its Python does not run here", *self._cache.names(found))
         except Damaged as damaged:
             self._node.say(f"{recipe.name}: the environment that was kept cannot be used: {damaged}; it is made anew")
@@ -103,14 +113,14 @@ class Making:
             shutil.rmtree(held.folder, ignore_errors=True)
             return False
         self._node.say(f"{recipe.name}: restored from the store ({found.kept.size / 1e6:,.0f} MB)")
-        held.finish(take_listing(held.folder))
+        held.finish()
         return True
 
-    def _build(self, held: Held, recipe: Recipe) -> None:
-        recipe.build()
+    def _build(self, held: Held, recipe: Recipe, *, shared: bool) -> None:
+        recipe.build(held.folder)
         # Before anybody can change it.
         listing = take_listing(held.folder)
-        held.finish(listing)
-        if self.here or self._node.config.rank != 0:
+        held.finish()
+        if not shared or self._node.config.rank != 0:
             return  # The other nodes have just made the same.
         self._keeping.append(Keeping(self._cache, held.key, recipe.platform, held.folder, listing, self._node.say))

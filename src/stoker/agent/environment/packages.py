@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stoker import requirements
+from stoker.agent.environment import processor, variables
 from stoker.agent.environment.index import PackedWheels, PrivateIndex, Source, choose_wheels
 from stoker.agent.environment.making import Making, Recipe, digest_of
 from stoker.agent.environment.python import MakeCommand, Python, find, is_plain, put_first
@@ -121,21 +122,23 @@ class Packages:
 
     def _made(self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, more: str) -> Venv:
         """The environment, whole."""
-        key = self._key(files, base, uv, source, more)
-        venv = Venv(self._making.folder(key), base, uv, system=bool(self._wishes.system_packages))
 
-        def build() -> None:
+        def venv(folder: Path) -> Venv:
+            return Venv(folder, base, uv, system=bool(self._wishes.system_packages))
+
+        def build(folder: Path) -> None:
             self._node.say(f"{files.name}: making an environment on Python {base.version} ({base.path})")
             if source is None:
-                return venv.make(files.name, target, _REMEDY)
+                return venv(folder).make(files.name, target, _REMEDY)
             try:
                 uv.use(source.open())
-                venv.make(files.name, target, _REMEDY)
+                venv(folder).make(files.name, target, _REMEDY)
             finally:
                 source.close()
 
-        self._making.have(Recipe(files.name, key, _platform(base), venv.runs, build))
-        return venv
+        key = self._key(files, base, uv, source, more)
+        recipe = Recipe(files.name, key, _platform(base), lambda folder: venv(folder).runs(), build)
+        return venv(self._making.have(recipe))
 
     def _key(self, files: Requirements, base: Python, uv: Uv, source: Source | None, more: str) -> str:
         """The digest of everything that decides what is installed, and where."""
@@ -148,7 +151,13 @@ class Packages:
                 name: hashlib.sha256(data).hexdigest()
                 for name, data in sorted({**files.settings, **files.files}.items())
             },
-            "code": code.digest if files.local and code is not None else None,
+            "code": code.digest if (files.local or files.local_settings) and code is not None else None,
+            "settings": variables.digest_settings(
+                self._command(("uv",)),
+                code.digest if code is not None else "",
+                variables.UV_FILES,
+                here=not self._image,
+            ),
             "uv": uv.version,
             "python": {
                 name: value for name, value in asdict(base).items() if name in ("path", "version", "abi", "environment")
@@ -166,4 +175,4 @@ class Packages:
 
 
 def _platform(base: Python) -> str:
-    return f"{base.platform} {base.libc} {base.abi}"
+    return f"{base.platform} {processor.level()} {base.libc} {base.abi}"

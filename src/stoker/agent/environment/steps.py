@@ -63,9 +63,12 @@ class Steps:
     def run(self, step: Step) -> None:
         """Run it to its end. Raises SetupFailed with its name and last lines, and whatever `check` raises."""
         with self.timed(step.name, step.remedy):
+            began = self._log.stat().st_size if self._log.exists() else 0
             code = self._run(step.name, step.command, self._log)
         if code:
-            said = [line for line in last_lines(self._log, 2 * _QUOTED_LINES) if not line.startswith(PREFIX)]
+            said = [
+                line for line in last_lines(self._log, 2 * _QUOTED_LINES, since=began) if not line.startswith(PREFIX)
+            ]
             telling = [" ".join(line.split()) for line in said if line.strip()][-_QUOTED_LINES:]
             what = f": {' | '.join(telling)}" if telling else " and printed nothing"
             raise SetupFailed(f"`{step.name}` exited with {code}{what}", user=True, code=code)

@@ -1,0 +1,41 @@
+"""How much this machine's processor can do: code that was compiled for one need not run on another of its kind."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+# The levels that x86-64 is commonly divided into, each by the words that Linux has for what it adds.
+_X86_64 = (
+    ("v2", "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"),
+    ("v3", "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"),
+    ("v4", "avx512bw avx512cd avx512dq avx512f avx512vl"),
+)
+# The steps between the servers that are for rent: atomics came with ARMv8.1, then vectors of any length.
+_ARM64 = (("v8.1", "atomics"), ("sve", "sve"), ("sve2", "sve2"))
+
+
+def read_level(cpuinfo: str, machine: str) -> str:
+    """The level of the first processor that the text tells of; empty for one without levels."""
+    flags: set[str] = set()
+    for line in cpuinfo.splitlines():
+        name, _, words = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            flags = set(words.split())
+            break
+    steps = {"x86_64": _X86_64, "aarch64": _ARM64, "arm64": _ARM64}.get(machine, ())
+    level = {"x86_64": "v1", "aarch64": "v8", "arm64": "v8"}.get(machine, "")
+    for name, added in steps:
+        if not set(added.split()) <= flags:
+            break
+        level = name
+    return level
+
+
+def level() -> str:
+    """Of this machine."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    return read_level(text, platform.machine())
