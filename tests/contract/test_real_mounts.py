@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -103,6 +104,47 @@ if isolated():
         # A second life mounts it anew.
         assert (bring(node, s3_url) / "a.txt").read_bytes() == b"a"
         assert unmount_below(node.paths.root) == []
+
+    def reader(path: Path) -> subprocess.Popen[bytes]:
+        """Somebody who waits for an answer that will not come."""
+        started = subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: "fuse" in (told := waits_for(started.pid)) or "request_wait" in told)
+        return started
+
+    def waits_for(pid: int) -> str:
+        return Path(f"/proc/{pid}/wchan").read_text()
+
+    def test_whoever_waits_for_it_fails_when_it_is_cut(tool: str, s3_url: str, node: Any) -> None:
+        fill(s3_url)
+        inputs = Inputs(node, lambda: None)
+        where = Path(inputs.bring({"data": Input(s3_url, mode="mount")})["data"])
+        (server,) = servers(node)
+        os.kill(server, signal.SIGSTOP)
+        waiting = reader(where / "sub/b.txt")
+        inputs.cut()
+        assert waiting.wait(30) == 1
+        inputs.cut()
+        assert unmount_below(node.paths.mounts) == []
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot have the kernel's files about FUSE mounted")
+    def test_a_connection_is_aborted_whatever_its_server_does(tool: str, s3_url: str, node: Any) -> None:
+        fill(s3_url)
+        where = bring(node, s3_url)
+        (server,) = servers(node)
+        os.kill(server, signal.SIGSTOP)
+        waiting = reader(where / "sub/b.txt")
+        # In a view of the file system of its own: not every machine has them mounted.
+        aborting = (
+            f"from pathlib import Path; from stoker.processes.unmounting import abort_below\n"
+            f"abort_below(Path({str(node.paths.mounts)!r}))\n"
+        )
+        mounting_them = 'mount -t fusectl none /sys/fs/fuse/connections; exec "$@"'
+        subprocess.run(
+            ["unshare", "--mount", "sh", "-c", mounting_them, "sh", sys.executable, "-c", aborting], check=True
+        )
+        assert waiting.wait(30) == 1
+        assert server in servers(node)
+        os.kill(server, signal.SIGKILL)
 
     def test_one_object_is_a_file_in_a_mount(tool: str, s3_url: str, node: Any) -> None:
         fill(s3_url)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from harness import EXAMPLES, World, fields, until
 
 from stoker import client
+from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
 from stoker.store import open_store
 from stoker.testing.machines.store_door import StoreDoor
@@ -33,6 +39,57 @@ truth = pathlib.Path(os.environ["TRUTH"])
 while "--wait" in sys.argv and not (truth / "go").exists():
     time.sleep(0.05)
 """
+
+
+# Reads what nobody has read before, once it may.
+LATE_READER = """
+import os, pathlib, time
+truth = pathlib.Path(os.environ["TRUTH"])
+(truth / "up").touch()
+while not (truth / "go").exists():
+    time.sleep(0.05)
+print(len(pathlib.Path(os.environ["STOKER_INPUT_DATA"], "late").read_bytes()))
+"""
+
+
+class SilentDoor:
+    """Leads to an S3 on loopback. Once it is silent, `asked` is set when somebody asks, and nobody is answered."""
+
+    def __init__(self, port: int) -> None:
+        self._upstream = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.silent = False
+        self.asked = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            far = socket.create_connection(("127.0.0.1", self._upstream))
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self.silent:
+                    self.asked.set()
+                else:
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def servers(folder: Path) -> list[Process]:
+    """Those that serve what is mounted below a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+            process = Process.of(int(entry.name)) if words.startswith((b"rclone", b"s3fs")) else None
+            if process is not None and os.fsencode(folder) + b"/" in words:
+                found.append(process)
+    return found
 
 
 def found(world: World, job: str) -> dict[int, dict[str, object]]:
@@ -190,6 +247,32 @@ if isolated():
             assert world.ended(job).outcome == "succeeded", world.story(job)
             assert mounted_below(world.home) == []
             assert sorted(meta.key for meta in open_store(f"{s3_url}/data").list("")) == sorted(FILES)
+
+        @pytest.mark.parametrize("where", ["run", "setup"])
+        def test_one_that_does_not_answer_holds_up_no_stop(
+            self, world: World, s3: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch, where: str
+        ) -> None:
+            """Who reads from it cannot be killed as long as it is there."""
+            world.write(LATE_READER)
+            fill(f"{s3_url}/data", {"late": "x" * 100_000})
+            door = SilentDoor(int(s3.endpoint.rpartition(":")[2]))
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{door.port}")
+            commands = {"run": "true"} | {where: "python train.py"}
+            inputs = {"data": {"from": f"{s3_url}/data", "mode": "mount"}}
+            job = world.submit(inputs=inputs, checkpoints={"grace": 2}, **commands)
+            until((world.truth / "up").exists, "it runs")
+            (server,) = servers(world.home)
+            door.silent = True
+            (world.truth / "go").touch()
+            assert door.asked.wait(30)
+            # It has the question, and will never answer.
+            server.signal(signal.SIGSTOP)
+            asked_s = time.monotonic()
+            world.cli("stop", job)
+            world.ended(job)
+            assert time.monotonic() - asked_s < 12, world.story(job)
+            until(lambda: not server.alive, "nobody serves it any more")
+            assert mounted_below(world.home) == []
 
 else:
 

@@ -89,7 +89,7 @@ class Life:
         self.usage = UsageThread(UsageSampler(self.paths.root), self._take_usage)
         group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
         self.enclosure: Enclosure = Host(group)
-        self.training = Training(self.enclosure, self.wake)
+        self.training = Training(self.enclosure, self.wake, self._cut_mounts)
         self.readying: Readying | None = None
         self.ready = Ready({}, {})
         self.sync: CheckpointSync | None = None
@@ -129,7 +129,7 @@ class Life:
             _log.exception("the agent failed")
             left = make_exit("infrastructure", "agent", f"the agent failed: {failure!r}", self.trained)
         finally:
-            self.enclosure.group.kill()
+            self.training.kill()
         self._finish(left)
 
     def _live(self) -> Exit:
@@ -165,7 +165,7 @@ class Life:
         from stoker.agent.container.container import Container
 
         self.enclosure = Container(self.node, submission, self._ask, self._leave_if_told)
-        self.training = Training(self.enclosure, self.wake)
+        self.training = Training(self.enclosure, self.wake, self._cut_mounts)
 
     # ── Before the training ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -470,6 +470,10 @@ class Life:
 
     def _pause(self, seconds: float) -> None:
         sleep_interruptibly(seconds, self._leave_if_told)
+
+    def _cut_mounts(self) -> None:
+        if self.readying is not None:
+            self.readying.cut_mounts()
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._signalled = True

@@ -55,6 +55,7 @@ class Readying:
         self._enclosure = enclosure
         self._ask = ask
         self._check = check
+        self._inputs = Inputs(node, check)
         self._making: Making | None = None
 
     def run(self, state: JobState, submission: Submission) -> Ready:
@@ -68,12 +69,12 @@ class Readying:
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
         sagemaker.check(self._enclosure, self._paths, submission.spec)
         secrets = self._secrets(submission.spec.secrets)
-        brought = Inputs(self._node, self._check)
+        brought = self._inputs
         inputs = brought.bring(submission.spec.inputs)
         claim = state.claim(self._node.config.claim)
         assert claim is not None
         lay_library(self._paths.lib)
-        steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check)
+        steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check_step)
         self._enter(submission, brought.paths, inputs, steps)
         ready = Ready(
             inputs,
@@ -89,10 +90,22 @@ class Readying:
         steps.report()
         return ready
 
+    def cut_mounts(self) -> None:
+        """Let nobody wait for what is mounted any more."""
+        self._inputs.cut()
+
     def settle(self, until_s: Callable[[], float]) -> None:
         """Wait for what the set-up left to be done behind the training's back, until that monotonic time at most."""
         if self._making is not None:
             self._making.settle(until_s)
+
+    def _check_step(self) -> None:
+        try:
+            self._check()
+        except BaseException:
+            # Its step is killed now. Who waits for a mount that does not answer would not die of it.
+            self.cut_mounts()
+            raise
 
     def _install(self, submission: Submission, ready: Ready, steps: Steps) -> dict[str, str]:
         """What the job wants installed, in this order. Answers the variables with which it is found."""

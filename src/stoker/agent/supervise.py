@@ -22,6 +22,8 @@ from stoker.processes import Process, stat_of
 # How often the training's end, and the reasons to end it, are looked at. A wake-up costs tens of microseconds.
 _LOOK_EVERY_S = 0.1
 _ENDING_LOOK_S = 0.02
+# Whoever is alive so long after SIGKILL waits in the kernel.
+_DIES_WITHIN_S = 0.5
 
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 # They pass a signal on to the one program that they run, whatever that is.
@@ -51,11 +53,12 @@ class Ended:
 
 
 class Training:
-    """One run of the command. Not reusable."""
+    """One run of the command. Not reusable. `unblock` ends what may keep processes waiting in the kernel."""
 
-    def __init__(self, enclosure: Enclosure, wake: threading.Event) -> None:
+    def __init__(self, enclosure: Enclosure, wake: threading.Event, unblock: Callable[[], None] = lambda: None) -> None:
         self._enclosure = enclosure
         self._wake = wake
+        self._unblock = unblock
         self._root: Run | None = None
         self._started_s = 0.0
         self._ended_s: float | None = None
@@ -94,7 +97,7 @@ class Training:
         assert self._root is not None
         self._ended_s = time.monotonic()
         # First, since its output ends only when nobody is left who might print.
-        self._enclosure.group.kill()
+        self.kill()
         code = self._root.wait()
         return Ended(code=code if code >= 0 else None, signal=-code if code < 0 else None, trained_s=self.trained_s)
 
@@ -130,7 +133,7 @@ class Training:
             self._enclosure.group.freeze(timeout_s=min(1.0, reserve_s / 3))
         durable = last_look(max(0.1, self._deadline_s - time.monotonic() - reserve_s / 3), not left)
         durable_s = time.monotonic() - self._told_s
-        self._enclosure.group.kill()
+        self.kill()
         code = self._root.wait()
         self._ended_s = time.monotonic()
         return Ended(
@@ -146,6 +149,15 @@ class Training:
             ),
             deadline_s=self._deadline_s,
         )
+
+    def kill(self) -> None:
+        """Leave nobody alive, of the set-up neither. Who reads from a mount that does not answer dies when it is cut.
+
+        Only then: whoever dies at once leaves the mount as it is, to what is made durable afterwards.
+        """
+        if not self._enclosure.group.kill(_DIES_WITHIN_S):
+            self._unblock()
+            self._enclosure.group.kill()
 
     def _wait_until_gone(self, ending: Ending, notice: Path, pressed: Callable[[], float | None]) -> tuple[bool, float]:
         """Whether it went by itself, and what is kept of the grace for what comes after it."""

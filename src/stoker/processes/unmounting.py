@@ -12,20 +12,45 @@ from pathlib import Path
 _DETACH = 0x2
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _LIMIT_S = 10.0
+# https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 def mounted_below(folder: Path) -> list[str]:
     """The mount points at and below a folder, innermost first. Asks the kernel's table and touches none of them:
     looking into one whose server is dead, or does not answer, would fail or wait for ever.
     """
-    root = os.path.realpath(folder)
+    return sorted({point for point, _ in _below(folder)}, key=len, reverse=True)
+
+
+def abort_below(folder: Path) -> None:
+    """End what FUSE serves at and below a folder, for whoever waits for an answer: no signal wakes them. Never raises.
+
+    What is mounted stays, and fails. Where this user may not, or the kernel's files for it are not there, the end of
+    whoever serves it does the same.
+    """
+    for device in {device for _, device in _below(folder) if device is not None}:
+        with suppress(OSError):
+            (_CONNECTIONS / device / "abort").write_text("1")
+
+
+def _below(folder: Path) -> list[tuple[str, str | None]]:
+    """The mount points, and the number of the connection for those that FUSE serves."""
+    # Links above it are followed. To follow the folder itself would be to ask who serves it.
+    root = os.path.join(os.path.realpath(folder.parent), folder.name)  # noqa: PTH118
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return []
-    points = [_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in table.splitlines()]
-    below = {point for point in points if point == root or point.startswith(root + "/")}
-    return sorted(below, key=len, reverse=True)
+    found = []
+    for line in table.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+        if point == root or point.startswith(root + "/"):
+            served = kind == "fuse" or kind.startswith("fuse.")
+            found.append((point, fields[2].partition(":")[2] if served else None))
+    return found
 
 
 def unmount_below(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from stoker import layout
 from stoker.agent.inputs import sharing
 from stoker.agent.inputs.fetching import Fetch, size_text, time_text
 from stoker.agent.inputs.keeping import InUse, Kept, prune
-from stoker.agent.inputs.mounting import NotMountable, mount
+from stoker.agent.inputs.mounting import Mounted, NotMountable, mount
 from stoker.agent.inputs.source import Listing, Shard, Source, list_files, local_path
 from stoker.agent.node import Node
 from stoker.agent.prepare import SetupFailed
@@ -48,6 +48,7 @@ class Inputs:
         self._say = node.say
         # What the training has to see of this machine.
         self.paths: list[Path] = []
+        self._mounted: list[Mounted] = []
         self._check = check
 
     def bring(self, inputs: Mapping[str, Input]) -> dict[str, str]:
@@ -65,6 +66,11 @@ class Inputs:
                 raise SetupFailed(f"inputs.{name}: {_disk_text(error)}", user=True) from error
         prune(self._kept)
         return where
+
+    def cut(self) -> None:
+        """Let nobody wait for what is mounted any more. It is good for nothing then. Repeating is harmless."""
+        for mounted in self._mounted:
+            mounted.cut()
 
     def _bring(self, name: str, wanted: Input) -> str:
         if wanted.mode == "stream":
@@ -193,8 +199,9 @@ class Inputs:
         folder, file = self._ask(source.find, say)
         self._mounts.mkdir(exist_ok=True)
         target = self._mounts / name
-        tool = mount(folder, target, self._mounts / f"{name}.log", self._check, region=source.region)
-        say(f"{folder} is mounted with {tool}, to be read")
+        mounted = mount(folder, target, self._mounts / f"{name}.log", self._check, region=source.region)
+        self._mounted.append(mounted)
+        say(f"{folder} is mounted with {mounted.tool}, to be read")
         return target / file if file is not None else target
 
     def _ask(self, question: Callable[[], T], say: Callable[[str], None]) -> T:

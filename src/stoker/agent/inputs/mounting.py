@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.processes.spawn import Launch, start
-from stoker.processes.unmounting import mounted_below, unmount_below
+from stoker.processes.unmounting import abort_below, mounted_below, unmount_below
 
 # Of those that a machine has, the first.
 TOOLS = {"s3": ("mount-s3", "rclone", "s3fs"), "gs": ("gcsfuse", "rclone")}
@@ -30,6 +30,23 @@ class MountCommand:
 
     argv: tuple[str, ...]
     env: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A folder that is mounted, and the process that serves it."""
+
+    tool: str
+    target: Path
+    server: subprocess.Popen[bytes]
+
+    def cut(self) -> None:
+        """Have everybody fail who waits for it: one that does not answer keeps them from dying. Repeating is harmless.
+
+        The mount stays, and is good for nothing.
+        """
+        abort_below(self.target)
+        self.server.kill()
 
 
 def mount_command(tool: str, url: str, target: Path, environ: Mapping[str, str], *, root: bool) -> MountCommand:
@@ -144,11 +161,11 @@ def find_tool(url: str, *, path: str | None = None) -> str:
     return found
 
 
-def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, region: str | None = None) -> str:
-    """Mount the folder `url` at `target`, and wait until it is there. Answers the program that serves it.
+def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, region: str | None = None) -> Mounted:
+    """Mount the folder `url` at `target`, and wait until it is there.
 
-    It ends with the thread that calls this; `unmount_below` takes the mount away. What it says is in `log`. Raises
-    NotMountable, and whatever `check` raises, with nothing left mounted.
+    Who serves it ends with the thread that calls this; `unmount_below` takes the mount away. What it says is in `log`.
+    Raises NotMountable, and whatever `check` raises, with nothing left mounted.
     """
     tool = find_tool(url)
     unmount_below(target)
@@ -175,7 +192,7 @@ def mount(url: str, target: Path, log: Path, check: Callable[[], None], *, regio
         server.kill()
         server.wait()
         raise
-    return tool
+    return Mounted(tool, target, server)
 
 
 def _last_words(log: Path) -> str:
