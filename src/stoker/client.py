@@ -30,6 +30,7 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
 from stoker.home import default_store_url
+from stoker.inputs import check_readable
 from stoker.jobfile import (
     Job,
     assignments,
@@ -125,6 +126,8 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     spec, uploads = gather_inputs(
         localise(resolved.spec, provider.capabilities, Path.cwd(), store), provider, store.url, store
     )
+    if provider.capabilities.here:
+        check_readable(spec)
     offered = provider.offerings(spec.resources)
     fitting = fitting_offerings(spec, provider, offered)
     if isinstance(provider, KnowsLimits):

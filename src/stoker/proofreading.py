@@ -75,7 +75,7 @@ def _check_requirements(name: str, text: str) -> None:
 
 def _numbered(text: str) -> Iterator[tuple[int, str]]:
     """Requirements and options, each whole and with the line that it begins in, without comments."""
-    begun, parts = 0, []
+    begun, parts = 0, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], 1):
         begun = begun if parts else number
         continued = line.endswith("\\")

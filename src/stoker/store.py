@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import StoreError, StoreUnavailable, UserError
@@ -166,8 +166,8 @@ def open_store(url: str) -> Store:
     match scheme.lower():
         case "file":
             return _open_folder(_file_path(url))
-        case "s3" | "gs" as cloud:
-            return _open_bucket(cloud, url)
+        case "s3" | "gs":
+            return _open_bucket(url)
         case other:
             raise UserError(f"{other}:// is not a store; give {_FORMS}")
 
@@ -195,18 +195,25 @@ def _open_folder(path: Path) -> Store:
     return FolderStore(root)
 
 
-def _open_bucket(scheme: Literal["s3", "gs"], url: str) -> Store:
-    place = url[len("s3://") :]
+def read_bucket(url: str) -> tuple[str, str, str]:
+    """The cloud's scheme, the bucket and the prefix of `s3://bucket[/prefix]` or `gs://…`. Raises UserError."""
+    scheme, _, place = url.partition("://")
+    scheme = scheme.lower()
     bucket, _, prefix = place.partition("/")
     prefix = prefix.strip("/")
     names, credentials = _BUCKETS[scheme]
     # The URL is shown to people and tags machines: what was written into it must not be repeated here either.
     if "@" in bucket:
-        raise UserError(f"a store's URL carries no credentials; {credentials}")
+        raise UserError(f"the URL of a bucket carries no credentials; {credentials}")
     if names.fullmatch(bucket) is None:
         raise UserError(f"{bucket!r} is not the name of a bucket; write {scheme}://bucket or {scheme}://bucket/prefix")
     if prefix and ("?" in prefix or "#" in prefix or not can_be_key(prefix)):
         raise UserError(f"{prefix!r} cannot be a prefix in a bucket; write {scheme}://bucket/prefix")
+    return scheme, bucket, prefix
+
+
+def _open_bucket(url: str) -> Store:
+    scheme, bucket, prefix = read_bucket(url)
     if scheme == "gs":
         from stoker.stores.gcs import open_gcs
 

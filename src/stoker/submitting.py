@@ -24,6 +24,7 @@ from stoker.finding import SUFFIX_LENGTH
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
 from stoker.home import home
+from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
 from stoker.model import Capabilities, Offering
 from stoker.pack import Packed, pack
@@ -166,6 +167,8 @@ def prepare(
     lost = () if provider.capabilities.here else unreachable(environ)
     if lost and not offline:
         raise UserError(lost[0])
+    if provider.capabilities.here and not offline:
+        check_readable(spec)
     packed = pack(code_folder, exclude=_not_code(spec, store))
     try:
         chosen = choose_requirements(spec, code_folder, packed.names)

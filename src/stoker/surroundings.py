@@ -9,21 +9,23 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from stoker import references
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
 from stoker.errors import UserError
 from stoker.finding import find_job
+from stoker.inputs import localise_input
 from stoker.jobfile.honour import set_fields
 from stoker.model import Capabilities
 from stoker.pythons import find_python
-from stoker.spec import Input, Spec
+from stoker.spec import Spec
 from stoker.store import Store
 
 # The submitter's active environment. Nothing here is secret.
@@ -56,6 +58,7 @@ _SHELL_SIGNS = re.compile(r"[|&;<>$`(){}*?\\\n]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 # bash: `-o pipefail`, also as `-eo pipefail`.
 _TAKES_VALUE = re.compile(r"-[a-z]*o")
+_ASK_S = 10.0
 
 
 def submitter_environ() -> dict[str, str]:
@@ -98,7 +101,8 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     _check_secrets(spec)
     _check_apt(spec, capabilities)
     _check_engine(spec, capabilities)
-    inputs = {name: _input(name, source, spec, capabilities, folder) for name, source in spec.inputs.items()}
+    _check_conda(spec, capabilities)
+    inputs = {name: localise_input(name, source, spec, capabilities, folder) for name, source in spec.inputs.items()}
     environment = spec.environment
     # A container has Pythons of its own.
     if capabilities.here and environment.container is None:
@@ -154,34 +158,6 @@ def _after_options(words: list[str]) -> str | None:
     return None
 
 
-def _input(name: str, source: Input, spec: Spec, capabilities: Capabilities, folder: Path) -> Input:
-    text = source.source
-    if text.startswith("file://"):
-        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
-    elif "://" in text:
-        if source.mode != "stream":
-            _check_reached(name, text, spec, capabilities)
-        return source
-    path = Path(os.path.abspath(folder / Path(text).expanduser()))
-    if not path.exists():
-        raise UserError(f"inputs.{name}: {path} is not there; name a folder, a file or a URL")
-    return replace(source, source=str(path))
-
-
-def _check_reached(name: str, url: str, spec: Spec, capabilities: Capabilities) -> None:
-    """Raise UserError for a bucket that the machines have no credentials for, and for what is no bucket."""
-    scheme = url.partition("://")[0]
-    if scheme not in STORE_ENVIRON:
-        forms = "s3://bucket/folder or gs://bucket/folder"
-        raise UserError(f"inputs.{name}: {scheme}:// cannot be copied; give {forms}, or pass the URL with mode: stream")
-    if capabilities.stores and scheme not in capabilities.stores:
-        reached = " and ".join(f"{one}://" for one in capabilities.stores)
-        raise UserError(
-            f"inputs.{name}: machines on {spec.resources.provider} have credentials for {reached}, and none for "
-            f"{scheme}://; copy the data there first, or pass the URL with mode: stream"
-        )
-
-
 def _check_secrets(spec: Spec) -> None:
     for field, reference in _references(spec):
         variable = _variable(field, reference)
@@ -191,15 +167,61 @@ def _check_secrets(spec: Spec) -> None:
             raise UserError(f"{field}: {variable} is not set in your environment; export it first")
         if not os.environ[variable]:
             raise UserError(f"{field}: {variable} is empty in your environment; export the secret first")
+        if references.parse(reference).key is not None:
+            _check_member(field, reference)
+
+
+def _check_member(field: str, reference: str) -> None:
+    from stoker.agent.prepare import SetupFailed
+    from stoker.agent.secrets import fetch
+
+    try:
+        fetch(field, reference, os.environ)
+    except SetupFailed as error:
+        raise UserError(str(error)) from None
 
 
 def _check_engine(spec: Spec, capabilities: Capabilities) -> None:
     container = spec.environment.container
-    if container is None or not capabilities.here or shutil.which(container.engine):
+    if container is None or not capabilities.here:
+        return
+    if shutil.which(container.engine):
+        if container.engine == "docker":
+            _check_daemon()
         return
     other = "docker" if container.engine == "podman" else "podman"
     advice = f"set environment.container.engine: {other}" if shutil.which(other) else f"install {container.engine}"
     raise UserError(f"environment.container: there is no {container.engine} on this computer; {advice}")
+
+
+def _check_daemon() -> None:
+    """Docker's work is done by a daemon, which has to run, and to let this user in."""
+    command = ["docker", "version", "--format", "{{.Server.Version}}"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        return  # It is busy. Whoever makes the container has more time.
+    except OSError as error:
+        raise UserError(f"environment.container: docker does not run: {error.strerror}; install it anew") from None
+    if asked.returncode:
+        first = (asked.stderr.strip() or "it does not say why").splitlines()[0]
+        denied = "permission denied" in asked.stderr.lower()
+        advice = "join the group docker" if denied else "start it (`systemctl start docker`)"
+        raise UserError(
+            f"environment.container: docker's daemon does not answer: {first}; {advice}, or set DOCKER_HOST"
+        )
+
+
+def _check_conda(spec: Spec, capabilities: Capabilities) -> None:
+    if spec.environment.conda is None or spec.environment.container is not None or not capabilities.here:
+        return
+    from stoker.agent.environment.conda import is_here
+
+    if not is_here():
+        raise UserError(
+            "environment.conda: there is no conda, mamba or micromamba on this computer; install one, set "
+            "environment.container, or use environment.requirements"
+        )
 
 
 def _check_apt(spec: Spec, capabilities: Capabilities) -> None:

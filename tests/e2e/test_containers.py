@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from harness import World, chain, until
 
+from stoker import client
+from stoker.errors import UserError
 from stoker.testing.engines import IMAGE, Docker, why_no_docker
 from stoker.testing.package_index import make_wheel
 
@@ -314,8 +316,12 @@ def test_an_image_that_cannot_be_had_is_told_as_what_it_is(world: World, engine:
 def test_a_daemon_that_is_not_there_is_the_submitters_to_start(
     world: World, engine: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job = world.submit(detach=False, run="true", environment=contained(world))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{world.root}/nobody.sock")
-    ended = world.run(run="true", environment=contained(world))
+    with pytest.raises(UserError, match=r"^environment.container: docker's daemon does not answer: .*set DOCKER_HOST$"):
+        world.submit(run="true", environment=contained(world))
+    # One that goes later ends the job.
+    ended = client.wait(job, world.url)
     assert (ended.outcome, ended.rule, len(ended.attempts)) == ("failed", "user-error", 1), world.story(ended.id)
     assert "Cannot connect to the Docker daemon" in ended.reason
 

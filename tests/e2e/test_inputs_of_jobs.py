@@ -16,6 +16,7 @@ import pytest
 from harness import EXAMPLES, World, fields, until
 
 from stoker import client
+from stoker.errors import UserError
 from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
 from stoker.store import open_store
@@ -195,8 +196,14 @@ if isolated():
 
     def test_a_source_that_is_not_there_fails_the_job(world: World, s3_url: str) -> None:
         world.write(READER)
-        job = world.submit(inputs={"data": f"{s3_url}/nothing"})
-        summary = world.ended(job)
+        nothing = f"{s3_url}/nothing"
+        with pytest.raises(UserError, match=rf"^inputs\.data: there is nothing at {nothing}; check the URL$"):
+            world.submit(inputs={"data": nothing})
+        # It is gone when somebody comes for it.
+        fill(nothing, {"a": "a"})
+        job = world.submit(detach=False, inputs={"data": nothing})
+        open_store(nothing).delete(["a"])
+        summary = client.wait(job, world.url)
         assert summary.outcome == "failed" and len(summary.attempts) == 1, world.story(job)
         assert f"inputs.data: there is nothing at {s3_url}/nothing" in "\n".join(world.lines(job))
 

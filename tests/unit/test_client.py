@@ -149,6 +149,7 @@ def test_relative_paths_are_relative_to_the_job_file(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "code" / "data").mkdir()
+    (tmp_path / "code" / "data" / "a").touch()
     file = tmp_path / "code" / "job.yaml"
     file.write_text("run: python train.py\ninputs: {data: ./data}\n")
     monkeypatch.chdir("/")

@@ -27,7 +27,7 @@ def translated(error: Exception, url: str) -> StoreError:
     answered = status(error)
     if code(error) == "NoSuchBucket":
         bucket = url.partition("://")[2].partition("/")[0]
-        return StoreDenied(f"the bucket {bucket} does not exist; create it, or name another store")
+        return StoreDenied(f"the bucket {bucket} does not exist; check its name, or create it")
     if isinstance(error, PreconditionError):
         return ObjectChanged(f"{url}: the object was overwritten while it was read")
     if isinstance(error, InvalidPathError):

@@ -1,0 +1,101 @@
+"""What a job reads: made exact, and looked at as far as this computer can, before it is submitted."""
+
+# Links are not resolved: what a person named is what is told.
+# ruff: noqa: PTH100
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.model import Capabilities
+from stoker.spec import Input, Spec
+from stoker.store import ObjectNamesUnusable, read_bucket
+
+_BUCKETS = ("s3", "gs")
+
+
+def localise_input(name: str, source: Input, spec: Spec, capabilities: Capabilities, folder: Path) -> Input:
+    """An input of the spec, with a path made absolute. Asks nobody. Raises UserError for what cannot be read."""
+    text = source.source
+    if text.startswith("file://"):
+        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
+    elif "://" in text:
+        if source.mode != "stream":
+            _check_reached(name, text, spec, capabilities)
+        return source
+    path = Path(os.path.abspath(folder / Path(text).expanduser()))
+    if not path.exists():
+        raise UserError(f"inputs.{name}: {path} is not there; name a folder, a file or a URL")
+    if path.is_file() and text.endswith("/"):
+        raise UserError(f"inputs.{name}: {path} is a file; write it without the slash at the end")
+    _check_files(name, path, spec.nodes if source.shard else 1)
+    return replace(source, source=str(path))
+
+
+def check_readable(spec: Spec) -> None:
+    """Ask the buckets that this computer itself is going to read. Raises UserError where one says no.
+
+    One that does not answer is asked again by whoever reads it.
+    """
+    from stoker.agent.inputs.source import NothingThere, Source
+
+    for name, wanted in spec.inputs.items():
+        if wanted.mode == "stream" or wanted.source.partition("://")[0] not in _BUCKETS:
+            continue
+        try:
+            Source(wanted.source).find()
+        except NothingThere as error:
+            raise UserError(f"inputs.{name}: {error}; check the URL") from None
+        except (NoCredentials, StoreDenied, ObjectNamesUnusable, UserError) as error:
+            raise UserError(f"inputs.{name}: {error}") from None
+        except StoreUnavailable:
+            continue
+
+
+def _check_files(name: str, path: Path, nodes: int) -> None:
+    """Raise UserError where there is nothing to read, or too little for each node to have a share."""
+    try:
+        found = _count_files(path, most=nodes) if path.is_dir() else 1
+    except OSError as error:
+        raise UserError(f"inputs.{name}: {error.filename} cannot be read: {error.strerror}") from None
+    if not found:
+        raise UserError(f"inputs.{name}: there is no file in {path}")
+    if found < nodes:
+        what = f"{found} file{'s' if found != 1 else ''} at {path} cannot be shared out among {nodes} nodes"
+        raise UserError(f"inputs.{name}.shard: {what}; name a folder with more of them, or leave `shard` out")
+
+
+def _count_files(folder: Path, *, most: int) -> int:
+    """How many there are, counted up to `most`. Behind a link to a folder there may be any number."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = 0
+    for path, folders, files in os.walk(folder, onerror=fail):
+        found += len(files)
+        if found >= most or any(Path(path, one).is_symlink() for one in folders):
+            return most
+    return found
+
+
+def _check_reached(name: str, url: str, spec: Spec, capabilities: Capabilities) -> None:
+    """Raise UserError for a bucket that the machines have no credentials for, and for what is no bucket."""
+    scheme = url.partition("://")[0]
+    if scheme not in _BUCKETS:
+        forms = "s3://bucket/folder or gs://bucket/folder"
+        raise UserError(f"inputs.{name}: {scheme}:// cannot be copied; give {forms}, or pass the URL with mode: stream")
+    try:
+        read_bucket(url)
+    except UserError as error:
+        raise UserError(f"inputs.{name}: {error}") from None
+    if capabilities.stores and scheme not in capabilities.stores:
+        reached = " and ".join(f"{one}://" for one in capabilities.stores)
+        raise UserError(
+            f"inputs.{name}: machines on {spec.resources.provider} have credentials for {reached}, and none for "
+            f"{scheme}://; copy the data there first, or pass the URL with mode: stream"
+        )

@@ -1,0 +1,195 @@
+"""What a job says about this computer, looked at when it is submitted: its inputs, its programs, its secrets."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker import inputs, submitting, surroundings
+from stoker.agent.inputs import source
+from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.providers import registry
+from stoker.spec import Container, Environment, Input, Resources, Spec
+from stoker.store import open_store
+from stoker.surroundings import localise
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only ones there are, but for those of the system."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for name in ("MAMBA_EXE", "CONDA_EXE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def write(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def refusal(spec: Spec, folder: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        localise(spec, registry.capabilities(spec.resources.provider), folder, None)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def reading(wanted: Input | str, *, nodes: int = 1, provider: str = "local") -> Spec:
+    one = wanted if isinstance(wanted, Input) else Input(wanted)
+    return Spec(name="j", run="true", nodes=nodes, resources=Resources(provider=provider), inputs={"data": one})
+
+
+# ── Inputs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("provider", ["local", "ec2"])
+def test_what_there_is_too_little_of_is_refused(tmp_path: Path, provider: str) -> None:
+    folder = tmp_path / "data"
+    (folder / "sub" / "deep").mkdir(parents=True)
+    assert refusal(reading("data", provider=provider), tmp_path) == f"inputs.data: there is no file in {folder}"
+    (folder / "sub" / "deep" / "x").touch()
+    (folder / "y").touch()
+    capabilities = registry.capabilities(provider)
+    localise(reading("data", provider=provider), capabilities, tmp_path, None)
+    localise(reading(Input("data", shard=True), nodes=2, provider=provider), capabilities, tmp_path, None)
+    asked = reading(Input("data", shard=True), nodes=3, provider=provider)
+    assert refusal(asked, tmp_path).startswith(
+        f"inputs.data.shard: 2 files at {folder} cannot be shared out among 3 nodes; name a folder with more of them"
+    )
+    # Every node gets all of it.
+    localise(reading("data", nodes=3, provider=provider), capabilities, tmp_path, None)
+    # Nobody knows how many there are behind it.
+    (folder / "link").symlink_to(tmp_path)
+    localise(asked, capabilities, tmp_path, None)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    said = f"inputs.data: {tmp_path}/x is a file; write it without the slash at the end"
+    assert refusal(reading("x/"), tmp_path) == said
+    shared = refusal(reading(Input("x", shard=True), nodes=2), tmp_path)
+    assert shared.startswith(f"inputs.data.shard: 1 file at {tmp_path}/x cannot be shared out among 2 nodes")
+    localise(reading(Input("x", shard=True)), registry.capabilities("local"), tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("s3://", "'' is not the name of a bucket; write s3://bucket"),
+        ("s3:///x", "'' is not the name of a bucket"),
+        ("gs://B_", "'B_' is not the name of a bucket; write gs://bucket"),
+        ("s3://bucket/../x", "'../x' cannot be a prefix in a bucket"),
+    ],
+)
+def test_a_url_without_a_bucket(tmp_path: Path, url: str, problem: str) -> None:
+    assert refusal(reading(url), tmp_path).startswith(f"inputs.data: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (NoCredentials("s3://bucket/x: no AWS credentials; set AWS_PROFILE"), "no AWS credentials; set AWS_PROFILE"),
+        (StoreDenied("the bucket bucket does not exist; check its name, or create it"), "check its name"),
+        (source.NothingThere("there is nothing at s3://bucket/x"), "there is nothing at s3://bucket/x; check the URL"),
+        (UserError("AWS_PROFILE=jane needs boto3: install it"), "AWS_PROFILE=jane needs boto3"),
+        (StoreUnavailable("s3://bucket/x did not answer"), None),
+    ],
+)
+def test_a_bucket_that_this_computer_reads_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Exception, problem: str | None
+) -> None:
+    asked: list[str] = []
+
+    def find(self: source.Source) -> tuple[str, str | None]:
+        asked.append(self.url)
+        raise answer
+
+    monkeypatch.setattr(source.Source, "find", find)
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    (tmp_path / "code").mkdir()
+    store = open_store(str(tmp_path / "store"))
+    spec = reading("s3://bucket/x")
+    # A dry run asks nobody.
+    with submitting.prepare(spec, store, folder=tmp_path / "code", offline=True):
+        assert asked == []
+    if problem is None:
+        with submitting.prepare(spec, store, folder=tmp_path / "code"):
+            assert asked == ["s3://bucket/x"]
+        return
+    with pytest.raises(UserError) as refused:
+        submitting.prepare(spec, store, folder=tmp_path / "code")
+    assert str(refused.value).startswith("inputs.data: ") and problem in str(refused.value)
+    # What is only passed on is read by others.
+    inputs.check_readable(reading(Input("s3://bucket/x", mode="stream")))
+
+
+# ── Programs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def contained(engine: str = "docker") -> Spec:
+    return Spec(name="j", run="true", environment=Environment(container=Container("i", engine=engine)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "Cannot connect to the Docker daemon at unix:///x.",
+            "start it (`systemctl start docker`), or set DOCKER_HOST",
+        ),
+        ("permission denied while trying to connect", "join the group docker, or set DOCKER_HOST"),
+    ],
+)
+def test_a_docker_without_its_daemon(programs: Path, tmp_path: Path, said: str, advice: str) -> None:
+    write(programs / "docker", f"echo '{said}' >&2; echo 'more of it' >&2; exit 1")
+    problem = f"environment.container: docker's daemon does not answer: {said}; {advice}"
+    assert refusal(contained(), tmp_path) == problem
+    write(programs / "docker", 'test "$1" = version && echo 26.1')
+    localise(contained(), registry.capabilities("local"), tmp_path, None)
+    # Machines have their own.
+    write(programs / "docker", "exit 1")
+    elsewhere = replace(contained(), resources=Resources(provider="ec2"))
+    localise(elsewhere, registry.capabilities("ec2"), tmp_path, None)
+
+
+def test_a_daemon_that_is_busy_is_left_to_whoever_needs_it(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("docker", 1)
+
+    write(programs / "docker", "exit 1")
+    monkeypatch.setattr(surroundings.subprocess, "run", busy)
+    localise(contained(), registry.capabilities("local"), tmp_path, None)
+
+
+def test_no_conda_on_this_computer(programs: Path, tmp_path: Path) -> None:
+    spec = Spec(name="j", run="true", environment=Environment(conda="environment.yml"))
+    said = "environment.conda: there is no conda, mamba or micromamba on this computer; install one"
+    assert refusal(spec, tmp_path).startswith(said)
+    for elsewhere in ("ec2", "gce"):
+        localise(
+            replace(spec, resources=Resources(provider=elsewhere)), registry.capabilities(elsewhere), tmp_path, None
+        )
+    write(programs / "micromamba", "echo 2.0")
+    write(programs / "python", "exit 0")
+    localise(spec, registry.capabilities("local"), tmp_path, None)
+
+
+# ── Secrets ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_value_of_a_variable_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec(name="j", run="true", secrets={"PW": "env:LOGINS#pw"})
+    assert refusal(spec, tmp_path) == "secrets.PW: LOGINS is not set in your environment; export it first"
+    monkeypatch.setenv("LOGINS", '{"user": "jane"}')
+    assert refusal(spec, tmp_path) == "secrets.PW: has no 'pw'; it has user"
+    monkeypatch.setenv("LOGINS", '{"pw": "hunter22"}')
+    localise(spec, registry.capabilities("local"), tmp_path, None)
