@@ -256,7 +256,7 @@ def test_a_machine_becomes_a_node(machine: Machine) -> None:
     assert machine.calls == [
         "systemctl start stoker-life.timer",
         "systemctl start stoker-boot.timer",
-        "systemctl enable --now stoker-agent.service",
+        "systemctl enable --now --job-mode=ignore-dependencies stoker-agent.service",
     ]
     assert machine.bucket.refused == []
     assert "rank 1 of train-abcd" in ran.stdout
@@ -299,7 +299,10 @@ def test_without_systemd_the_machine_is_bounded_all_the_same(machine: Machine) -
     calls = machine.root / "calls"
     machine.stub("systemctl", f'#!/bin/sh\necho "systemctl $*" >>"{calls}"\nexit 1\n')
     ran = machine.boot()
-    assert "stoker: boot failed: `systemctl enable --now stoker-agent.service` failed" in ran.stdout
+    assert (
+        "stoker: boot failed: `systemctl enable --now --job-mode=ignore-dependencies stoker-agent.service` failed"
+        in ran.stdout
+    )
     assert "shutdown -P +15" in machine.calls and machine.calls[-1] == "shutdown -P now"
 
 
@@ -431,7 +434,11 @@ def test_a_service_that_does_not_start(machine: Machine) -> None:
     machine.stub(
         "systemctl", f'#!/bin/sh\necho "systemctl $*" >>"{calls}"\n[ "$1" != enable ] || {{ echo no; exit 1; }}\n'
     )
-    check_failed(machine, machine.boot(), "`systemctl enable --now stoker-agent.service` failed: no")
+    check_failed(
+        machine,
+        machine.boot(),
+        "`systemctl enable --now --job-mode=ignore-dependencies stoker-agent.service` failed: no",
+    )
 
 
 def test_a_fault_of_ours(machine: Machine) -> None:
@@ -513,7 +520,13 @@ def test_a_clock_that_is_wrong_is_set_by_the_buckets() -> None:
 def test_an_environment_survives_the_service_file() -> None:
     unit = agent_unit("job", "/usr/bin/python3", Places(), {"ODD": 'a "b" \\ 100%'})
     assert r'Environment="ODD=a \"b\" \\ 100%%"' in unit
-    for line in ("OnFailure=stoker-leave.service", "Restart=on-failure", "KillMode=mixed", "Delegate=yes"):
+    for line in (
+        "OnFailure=stoker-leave.service",
+        "Restart=on-failure",
+        "KillMode=mixed",
+        "Delegate=yes",
+        "After=network.target docker.service",
+    ):
         assert line in unit.splitlines()
     assert "ExecStopPost=" in unit and "/opt/stoker/boot/leave" in unit
     # They would fire before the restart that flushes.

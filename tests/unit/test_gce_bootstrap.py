@@ -227,7 +227,7 @@ def test_a_machine_becomes_the_node_that_its_name_tells(machine: Machine) -> Non
     assert machine.calls == [
         "systemctl start stoker-life.timer",
         "systemctl start stoker-boot.timer",
-        "systemctl enable --now stoker-agent.service",
+        "systemctl enable --now --job-mode=ignore-dependencies stoker-agent.service",
     ]
     assert f"{INSTANCE} in {ZONE} is rank 1 of train-abcd" in ran.stdout
     assert machine.compute.asked == []

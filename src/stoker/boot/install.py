@@ -267,7 +267,8 @@ def agent_unit(job: str, python: str, places: Places, environ: "dict[str, str]")
     lines = [
         "[Unit]",
         f"Description=Stoker: the agent of {job}",
-        "After=network.target",
+        # At the end of the machine docker goes after the agent: before it, it would kill a training that saves.
+        "After=network.target docker.service",
         "StartLimitIntervalSec=1d",
         "StartLimitBurst=4",
         "OnFailure=stoker-leave.service",
@@ -321,7 +322,8 @@ def start_agent(config: "dict[str, Any]", python: str, cloud: Cloud, places: Pla
     node = dict(config["node"], rank=cloud.rank, instance=cloud.instance)
     # Last: its presence says that this machine has an agent.
     (places.node / "node.json").write_text(json.dumps(node, sort_keys=True, separators=(",", ":")), encoding="utf-8")
-    command = ["systemctl", "enable", "--now", "stoker-agent.service"]
+    # It waits for no order at its start: a docker may take for ever to come, and most jobs need none.
+    command = ["systemctl", "enable", "--now", "--job-mode=ignore-dependencies", "stoker-agent.service"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         text = done.stdout.decode(errors="replace").strip()
