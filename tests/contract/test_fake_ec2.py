@@ -20,7 +20,7 @@ import pytest
 from stoker.testing.ec2 import IMAGES, PROFILE, Ec2Cloud, ec2_cloud, why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
-BULLSEYE, BOOKWORM, TRIXIE = IMAGES
+BULLSEYE, BOOKWORM, TRIXIE = IMAGES[:3]
 UP = "the user data has run"
 HELLO = f"#!/bin/bash\necho {UP}\n"
 

@@ -47,6 +47,8 @@ class CloudWorld(World):
     zones: tuple[str, str]
     # The image whose Python is too old.
     old_image: str
+    # The image that has a docker.
+    docker_image: str
     provider: type
 
     def __init__(self, root: Path, cloud: Any, url: str) -> None:

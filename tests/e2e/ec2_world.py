@@ -19,6 +19,7 @@ class Ec2World(CloudWorld):
     resources: ClassVar[dict[str, Any]] = {"provider": "ec2", "machine": ["c7i.large"], "image": "debian/12"}
     zones = ("us-east-1a", "us-east-1b")
     old_image = "debian-11-amd64-*"
+    docker_image = "docker-12-amd64-*"
     provider = Ec2Provider
 
     def __init__(self, root: Path, cloud: Ec2Cloud) -> None:

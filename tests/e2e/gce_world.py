@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from cloud_world import CloudWorld
 
 from stoker.providers.gce.provider import GceProvider
-from stoker.testing.gce import GceCloud
+from stoker.testing.gce import PROJECT, GceCloud
 
 _LAUNCHES = ("instances.insert", "regionInstances.bulkInsert")
 
@@ -19,6 +19,7 @@ class GceWorld(CloudWorld):
     resources: ClassVar[dict[str, Any]] = {"provider": "gce", "machine": ["n2-standard-2"], "image": "debian/12"}
     zones = ("us-central1-a", "us-central1-b")
     old_image = "family:debian-cloud/debian-11"
+    docker_image = f"family:{PROJECT}/docker"
     provider = GceProvider
 
     def __init__(self, root: Path, cloud: GceCloud) -> None:

@@ -48,7 +48,7 @@ class Fleet:
 
     def launch(self, instance: Any) -> None:
         """Boot the machine of an instance that moto has just made. The instance is `pending` until it has power."""
-        tree = next((image.tree.path for image in IMAGES if image.ami == instance.image_id), None)
+        tree = next((image.tree for image in IMAGES if image.ami == instance.image_id), None)
         if tree is None:
             raise Failure("Unsupported", f"the fake EC2 has no machine for {instance.image_id}")
         folder, console = self._work / instance.id, self._consoles / instance.id

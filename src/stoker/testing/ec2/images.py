@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.testing.engines import MACHINE
 from stoker.testing.machines.images import BOOKWORM, BULLSEYE, TRIXIE, Tree
 
 
@@ -43,4 +44,6 @@ IMAGES = (
         "debian-13-amd64-20260601-1",
         ("/aws/service/debian/release/13/latest/amd64",),
     ),
+    # Somebody's own: Debian with docker.
+    Image(MACHINE, "ami-0deb12d0c00000000", "docker-12-amd64-20250601-1", ()),
 )

@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from stoker.testing.engines import tree
-from stoker.testing.machines.images import BOOKWORM, images_folder
+from stoker.testing.machines import images, why_no_machines
+from stoker.testing.machines.images import BOOKWORM, Tree, images_folder
+
+_KEPT = f"docker-{tree.digest()}"
+# What a machine boots that has a docker, with the image of tests: a service of its own systemd, as on any machine.
+MACHINE = Tree(
+    "bookworm",
+    ("docker.io",),
+    # For networks of its own it would have to change settings that machines of tests can only read.
+    files=(("etc/docker/daemon.json", '{"bridge": "none", "iptables": false, "ip6tables": false}\n'),),
+    disks=(("/var/lib/docker", _KEPT),),
+)
 
 _START_S = 30.0
 
@@ -64,6 +75,16 @@ def why_no_docker() -> str | None:
     return None
 
 
+@lru_cache(maxsize=1)
+def why_no_docker_machines() -> str | None:
+    """One line that says why no machine with a docker can be booted here; None where they can."""
+    if (why := why_no_machines()) is not None:
+        return why
+    if not MACHINE.built or not _kept().is_dir():
+        return "no image of a machine with docker is built (sh scripts/need-machines.sh)"
+    return None
+
+
 @contextmanager
 def docker() -> Iterator[Docker]:
     """A daemon of one's own, with the image of tests. Afterwards nothing of it is left."""
@@ -104,10 +125,13 @@ def main() -> None:
     if BOOKWORM.built and shutil.which("dockerd") and not _kept().is_dir():
         print("making an image for containers (once)", flush=True)
         build()
+    if BOOKWORM.built and not MACHINE.built:
+        print("installing docker for test machines (once)", flush=True)
+        images.build(MACHINE)
 
 
 def _kept() -> Path:
-    return images_folder() / f"docker-{tree.digest()}"
+    return images_folder() / _KEPT
 
 
 @contextmanager

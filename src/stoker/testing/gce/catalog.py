@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from stoker.testing.engines import MACHINE
 from stoker.testing.machines.images import BOOKWORM, BULLSEYE, TRIXIE, Tree
 
 # The test's own, and another that the same person may use.
@@ -155,6 +156,8 @@ IMAGES = (
             "pytorch-2-9-cu129-ubuntu-2404-nvidia-580",
         )
     ),
+    # The project's own: Debian with docker.
+    Image(PROJECT, "docker", "docker-v20260610", MACHINE),
 )
 
 

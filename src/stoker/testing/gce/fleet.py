@@ -62,7 +62,7 @@ class Fleet:
                 return
             instance.status = "STAGING"
             name = f"i{instance.number}"
-            tree, console = instance.draft.image.tree.path, self._consoles / instance.number
+            tree, console = instance.draft.image.tree, self._consoles / instance.number
             machine: Machine[MetadataService] = Machine(tree, self._work / name, console, self._network, self._cgroups)
             instance.machine, instance.address = machine, machine.address
         facts = _facts(instance)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,18 +83,32 @@ _MASKED = (
 
 @dataclass(frozen=True)
 class Tree:
-    """The root filesystem of one release of Debian."""
+    """The root filesystem of one release of Debian; with more packages and files, a layer over the one without."""
 
     suite: str
+    packages: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    # What a machine has on a disk of its own, where it can lay layers over layers: folders of it, each with the kept
+    # folder that it begins as a copy of.
+    disks: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "+".join((self.suite, *self.packages))
 
     @property
     def path(self) -> Path:
         """Where it is, once it is built."""
-        return images_folder() / f"{self.suite}-{_digest(self.suite)}"
+        return images_folder() / f"{self.name}-{_digest(self)}"
 
     @property
     def built(self) -> bool:
-        return self.path.is_dir()
+        return all(folder.is_dir() for folder in self.layers)
+
+    @property
+    def layers(self) -> tuple[Path, ...]:
+        """The folders that it is made of, the uppermost first."""
+        return (self.path, Tree(self.suite).path) if self.packages else (self.path,)
 
 
 BULLSEYE, BOOKWORM, TRIXIE = TREES = (Tree("bullseye"), Tree("bookworm"), Tree("trixie"))
@@ -107,23 +121,52 @@ def images_folder() -> Path:
 
 def build(image: Tree) -> Path:
     """Where the tree is, built now if it is missing. Raises CalledProcessError if Debian's tools fail."""
-    folder = images_folder()
+    folder, name = images_folder(), image.name
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder / f".{image.suite}.lock"):
+    with _alone(folder / f".{name}.lock"):
         if not image.built:
             # Only a builder that died leaves these; the lock says that none is at work.
-            for left in folder.glob(f".building-{image.suite}-*"):
+            for left in folder.glob(f".building-{name}-*"):
                 shutil.rmtree(left)
-            building = Path(tempfile.mkdtemp(prefix=f".building-{image.suite}-", dir=folder))
+            building = Path(tempfile.mkdtemp(prefix=f".building-{name}-", dir=folder))
             root = building / "root"
-            subprocess.run(_bootstrap(image.suite, root), check=True, stdin=subprocess.DEVNULL)
-            _finish(root)
+            if image.packages:
+                _lay(image, building, root)
+            else:
+                subprocess.run(_bootstrap(image.suite, root), check=True, stdin=subprocess.DEVNULL)
+                _finish(root)
             root.rename(image.path)
-            building.rmdir()
-            for old in folder.glob(f"{image.suite}-*"):
+            shutil.rmtree(building)
+            for old in folder.glob(f"{name}-*"):
                 if old != image.path:
                     shutil.rmtree(old, ignore_errors=True)
     return image.path
+
+
+# In a mount namespace of its own, so that no mount is left. $1: where the layer goes, $2: its base; then packages.
+_LAY = """\
+upper=$1 base=$2 work=$1.work root=$1.seen; shift 2
+mkdir "$upper" "$work" "$root"
+mount -t overlay overlay -o "lowerdir=$base,upperdir=$upper,workdir=$work" "$root"
+mount -t proc proc "$root/proc"
+[ ! -e "$root/etc/resolv.conf" ] || mount --bind /etc/resolv.conf "$root/etc/resolv.conf"
+export DEBIAN_FRONTEND=noninteractive
+chroot "$root" apt-get -qq update
+chroot "$root" apt-get -qq install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io "$@"
+rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/*
+"""
+
+
+def _lay(image: Tree, building: Path, root: Path) -> None:
+    base = build(Tree(image.suite))
+    command = ["unshare", "--mount", "sh", "-euc", _LAY, "sh", str(root), str(base), *image.packages]
+    with (building / "log").open("w+b") as log:
+        ran = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        if ran.returncode:
+            log.seek(0)
+            print(log.read().decode(errors="replace")[-2000:], flush=True)
+            ran.check_returncode()
+    _write(root, dict(image.files))
 
 
 def _bootstrap(suite: str, root: Path) -> list[str]:
@@ -158,10 +201,7 @@ def _mirror() -> str:
 
 
 def _finish(root: Path) -> None:
-    for name, text in _FILES.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    _write(root, _FILES)
     for unit in _MASKED:
         link = root / "etc/systemd/system" / unit
         link.unlink(missing_ok=True)
@@ -170,8 +210,16 @@ def _finish(root: Path) -> None:
         left.unlink()
 
 
-def _digest(suite: str) -> str:
-    recipe = repr((suite, _PACKAGES, _LEFT_OUT, sorted(_FILES.items()), _MASKED))
+def _write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def _digest(tree: Tree) -> str:
+    layer = (tree.packages, tree.files, _LAY) if tree.packages else ()
+    recipe = repr((tree.suite, _PACKAGES, _LEFT_OUT, sorted(_FILES.items()), _MASKED, *layer))
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 

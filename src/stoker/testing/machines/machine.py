@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from stoker.testing.machines.cgroups import Cgroups
+from stoker.testing.machines.images import Tree, images_folder
 from stoker.testing.machines.network import Namespace, Network
 
 # How a machine came to its end: it powered itself off, was told to, or lost its power.
@@ -51,7 +52,7 @@ class Ran:
 class Machine(Generic[S]):
     """One machine. `boot` once; then it runs until it powers off, or is told to, or is cut off its power."""
 
-    def __init__(self, tree: Path, folder: Path, console: Path, network: Network, cgroups: Cgroups) -> None:
+    def __init__(self, tree: Tree, folder: Path, console: Path, network: Network, cgroups: Cgroups) -> None:
         self._folder = folder
         self._tree = tree
         self._console = console
@@ -164,9 +165,17 @@ class Machine(Generic[S]):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
             file.chmod(0o755 if text.startswith("#!") else 0o644)
-        options = f"lowerdir={self._tree},upperdir={parts['upper']},workdir={parts['work']}"
+        for place, kept in self._tree.disks:
+            disk = self._disk(place)
+            disk.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["cp", "-a", "--no-target-directory", str(images_folder() / kept), str(disk)], check=True)
+        lower = ":".join(str(layer) for layer in self._tree.layers)
+        options = f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']}"
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(parts["root"])], check=True)
         return parts["root"]
+
+    def _disk(self, place: str) -> Path:
+        return self._folder / "disks" / place.strip("/")
 
     def _start(self, root: Path, name: str, hostname: str, group: Sequence[Path]) -> subprocess.Popen[bytes]:
         with self._console.open("ab") as console:
@@ -180,6 +189,9 @@ class Machine(Generic[S]):
                     f"--hostname={hostname}",
                     f"--uuid={uuid.uuid5(uuid.NAMESPACE_OID, name)}",
                     f"--network-namespace-path={self._namespace.path}",
+                    # What nspawn keeps from its containers and a machine may do: to have containers of its own.
+                    *("--capability=CAP_NET_ADMIN", "--system-call-filter=@keyring bpf"),
+                    *(f"--bind={self._disk(place)}:{place}" for place, _ in self._tree.disks),
                 ],
                 env={
                     "PATH": _PATH,
