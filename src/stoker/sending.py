@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,6 +18,9 @@ from stoker.model import Record, Submitted
 from stoker.spec import Code, Submission
 from stoker.store import Meta, Store
 from stoker.submitting import Prepared, submitter
+
+# Called with what is done, and with all there is.
+Progress = Callable[[int, int], None]
 
 # No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
@@ -47,16 +52,17 @@ def _unwritable(error: StoreDenied) -> UserError:
     return UserError(f"the store cannot be written: {error}; choose another with --store")
 
 
-def send(prepared: Prepared, store: Store) -> str:
+def send(prepared: Prepared, store: Store, progress: Progress | None = None) -> str:
     """Put the job into the store: code, spec, marker, then the entry that opens the log. Answers the job's id.
 
+    `progress` is called from any thread with the bytes of inputs that have gone, and those that are to go.
     What fails before that entry leaves nothing behind. Raises UserError when the store may not be written, StoreError
     when it does not answer.
     """
     written: list[str] = []
     _make_home_of(store)
     try:
-        return _send(prepared, store, written)
+        return _send(prepared, store, written, _counting(prepared, progress))
     except _Uncertain:
         raise
     except BaseException as error:
@@ -66,14 +72,29 @@ def send(prepared: Prepared, store: Store) -> str:
         raise
 
 
+def _counting(prepared: Prepared, progress: Progress | None) -> Callable[[int], None]:
+    """What hears of each some bytes that have gone."""
+    if progress is None:
+        return lambda _: None
+    total, done, lock = sum(upload.to_send or 0 for upload in prepared.uploads), 0, threading.Lock()
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            progress(done, total)
+
+    return count
+
+
 class _Uncertain(StoreError):
     """The entry may have been written: nothing may be taken back."""
 
 
-def _send(prepared: Prepared, store: Store, written: list[str]) -> str:
+def _send(prepared: Prepared, store: Store, written: list[str], told: Callable[[int], None]) -> str:
     me = submitter()
     code = _put_code(prepared, store, written)
-    _put_programs(prepared, store)
+    _put_programs(prepared, store, told)
     submission = Submission(
         job="",
         spec=prepared.spec,
@@ -154,7 +175,7 @@ def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | No
     return Code(digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty)
 
 
-def _put_programs(prepared: Prepared, store: Store) -> None:
+def _put_programs(prepared: Prepared, store: Store, told: Callable[[int], None] = lambda _: None) -> None:
     if prepared.bundles:
         from stoker import bundle
 
@@ -169,7 +190,7 @@ def _put_programs(prepared: Prepared, store: Store) -> None:
         from stoker import uploads
 
         for upload in prepared.uploads:
-            uploads.send(store, upload)
+            uploads.send(store, upload, told)
         uploads.refresh(store, prepared.spec)
     if prepared.wheels is not None:
         from stoker import wheels

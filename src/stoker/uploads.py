@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from stoker import layout
 from stoker.agent.inputs.source import list_files
@@ -22,10 +24,17 @@ from stoker.model import Capabilities
 from stoker.parallel import run_all
 from stoker.removing import COLLECT_AFTER
 from stoker.spec import Spec
-from stoker.store import Store, can_be_key
+from stoker.store import Sent, Store, can_be_key
 
 _AT_ONCE = 16
 _HASHED_AT_ONCE = 4
+
+
+@runtime_checkable
+class TellsOfBytes(Protocol):
+    """A store that says how much of a large file has gone."""
+
+    def put_file_telling(self, source: Path, key: Callable[[str], str], told: Callable[[int], None]) -> Sent: ...
 
 
 @dataclass(frozen=True)
@@ -107,25 +116,28 @@ def _measure(name: str, path: Path, one: str) -> UploadFile:
     return UploadFile(path, one, size, digest.hexdigest())
 
 
-def send(store: Store, upload: Upload) -> None:
+def send(store: Store, upload: Upload, told: Callable[[int], None] = lambda _: None) -> None:
     """Have it in the store. What is there is not sent again. Idempotent: its name is its digest.
 
-    It is not taken back when a submission fails: others may rely on it by then. Raises UserError when a file changed
-    since it was looked at, and what a store raises.
+    `told` hears, in several threads, of bytes as they go. The upload is not taken back when a submission fails: others
+    may rely on it by then. Raises UserError when a file changed since it was looked at, and what a store raises.
     """
     # Before them: from here on they are young, and are not collected.
     _make_young(store, layout.input_marker(upload.digest), {"files": len(upload.files), "bytes": upload.size})
-    run_all([partial(_send, store, upload, file) for file in _missing(store, upload)], _AT_ONCE)
+    run_all([partial(_send, store, upload, file, told) for file in _missing(store, upload)], _AT_ONCE)
 
 
-def _send(store: Store, upload: Upload, file: UploadFile) -> None:
+def _send(store: Store, upload: Upload, file: UploadFile, told: Callable[[int], None]) -> None:
     def key(digest: str) -> str:
         if digest != file.digest:
             raise UserError(f"inputs.{upload.name}: {file.path} was changed meanwhile; submit again when it rests")
         return layout.input_files(upload.digest) + file.name
 
     try:
-        store.put_file(file.path, key)
+        if isinstance(store, TellsOfBytes):
+            store.put_file_telling(file.path, key, told)
+        else:
+            told(store.put_file(file.path, key).size)
     except OSError as error:
         raise UserError(f"inputs.{upload.name}: {file.path} cannot be read: {error.strerror}") from None
 

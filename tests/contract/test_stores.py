@@ -11,6 +11,7 @@ from stoker.store import Store, open_store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 from stoker.testing.store_contract import StoreContract
+from stoker.uploads import TellsOfBytes
 
 
 class Clock:
@@ -65,7 +66,23 @@ if isolated():
         def other(self, store: Store, gcs_url: str) -> Store:
             return open_store(gcs_url + "/")
 
+    @pytest.mark.parametrize("cloud", ["s3_url", "gcs_url"])
+    class TestTelling:
+        def test_bytes_are_told_of_as_they_go(self, request: pytest.FixtureRequest, cloud: str, tmp_path: Path) -> None:
+            store = open_store(request.getfixturevalue(cloud))
+            assert isinstance(store, TellsOfBytes)
+            (tmp_path / "large").write_bytes(b"x" * (20 << 20))
+            (tmp_path / "small").write_bytes(b"x" * 100)
+            heard: list[int] = []
+            assert store.put_file_telling(tmp_path / "large", lambda digest: digest, heard.append).moved == 20 << 20
+            assert len(heard) > 2 and sum(heard) == 20 << 20
+            # What is there already has gone.
+            for name in ("large", "small", "small"):
+                heard.clear()
+                store.put_file_telling(tmp_path / name, lambda digest: digest, heard.append)
+                assert heard == [(tmp_path / name).stat().st_size]
+
 else:
 
     def test_buckets_in_a_network_of_their_own() -> None:
-        pytest_isolated(__file__, "-k", "TestS3 or TestGcs")
+        pytest_isolated(__file__, "-k", "TestS3 or TestGcs or TestTelling")

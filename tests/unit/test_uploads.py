@@ -9,10 +9,13 @@ import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from stoker import layout, uploads
+from stoker import layout, sending, uploads
+from stoker.cli import run
 from stoker.errors import UserError
 from stoker.providers import registry
 from stoker.spec import Input, Spec
@@ -85,6 +88,29 @@ def test_what_is_missing_of_a_folder_is_sent(store: MemoryStore, data: Path) -> 
     assert upload.to_send == 2
     uploads.send(store, upload)
     assert len(sent(store)) == 2
+
+
+def test_how_much_has_gone_is_told(
+    store: MemoryStore, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 1000)
+    _, gathered = gather(store, data=str(data), other=str(tmp_path / "other"))
+    prepared: Any = SimpleNamespace(uploads=gathered, packed=None)
+    heard: list[tuple[int, int]] = []
+    told = sending._counting(prepared, lambda done, total: heard.append((done, total)))
+    for upload in gathered:
+        uploads.send(store, upload, told)
+    assert [total for _, total in heard] == [1003] * 3
+    assert heard[-1][0] == 1003 and heard == sorted(heard)
+    # On a terminal, and where there is anything to wait for.
+    with run._uploading(prepared) as progress:
+        assert progress is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with run._uploading(prepared) as progress:
+        assert progress is not None
+        progress(1, 1003)
+    with run._uploading(SimpleNamespace(uploads=(), packed=None)) as progress:  # type: ignore[arg-type]
+        assert progress is None
 
 
 def test_names_and_contents_make_the_digest(store: MemoryStore, data: Path) -> None:

@@ -69,13 +69,12 @@ class Readying:
         self._ask(lambda: prepare.fetch_code(self._node.store, state, submission, self._paths))
         sagemaker.check(self._enclosure, self._paths, submission.spec)
         secrets = self._secrets(submission.spec.secrets)
-        brought = self._inputs
-        inputs = brought.bring(submission.spec.inputs)
+        inputs = self._inputs.bring(submission.spec.inputs)
         claim = state.claim(self._node.config.claim)
         assert claim is not None
         lay_library(self._paths.lib)
         steps = Steps(self._enclosure, self._paths.train_log, self._node.say, self._check_step)
-        self._enter(submission, brought.paths, inputs, steps)
+        self._enter(submission, self._inputs.paths, inputs, steps)
         ready = Ready(
             inputs,
             secrets,

@@ -27,10 +27,10 @@ from stoker.cli.options import (
 )
 from stoker.cli.planning import agree, show_plan
 from stoker.cli.printing import print_json, say, size, whole
-from stoker.cli.progress import working
+from stoker.cli.progress import progress_bar, working
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
-from stoker.sending import check_writable, send
+from stoker.sending import Progress, check_writable, send
 from stoker.store import Store
 from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
@@ -83,10 +83,8 @@ def command(
         check_writable(store)
         show_plan(prepared)
         agree(prepared, yes=yes)
-        sent = sum(upload.to_send or 0 for upload in prepared.uploads)
-        sent += prepared.packed.size if prepared.packed is not None else 0
-        with working(f"uploading {size(sent)}" if sent else "submitting"):
-            job = send(prepared, store)
+        with _uploading(prepared) as progress:
+            job = send(prepared, store, progress)
         paid = prepared.capabilities.paid
     if detach:
         _detach(store, job, paid=paid)
@@ -170,6 +168,18 @@ def _prepared(
             told=resolved.told,
             offline=dry_run,
         )
+
+
+@contextmanager
+def _uploading(prepared: Prepared) -> Iterator[Progress | None]:
+    """Inputs may take long, so how much of them has gone is shown. Code is small."""
+    if any(upload.to_send for upload in prepared.uploads):
+        with progress_bar("uploading") as progress:
+            yield progress
+        return
+    code = prepared.packed.size if prepared.packed is not None else 0
+    with working(f"uploading {size(code)}" if code else "submitting"):
+        yield None
 
 
 def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:

@@ -284,18 +284,24 @@ class BucketStore(ABC):
                 raise self._translated(error) from error
 
     def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+        return self.put_file_telling(source, key, lambda _: None)
+
+    def put_file_telling(self, source: Path, key: Callable[[str], str], told: Callable[[int], None]) -> Sent:
+        """As `put_file`. `told` hears of bytes as they go, or at once of all that need not."""
         with source.open("rb") as file:
             head = file.read(_PART)
             if len(head) < _PART:
                 digest = hashlib.sha256(head).hexdigest()
                 sent = self.create(check_key(key(digest)), head)
+                told(len(head))
                 return Sent(digest, len(head), moved=len(head) if sent else 0)
             digest, size = _hash_on(file, head)
             name = check_key(key(digest))
             if self.head(name) is not None:
+                told(size)
                 return Sent(digest, size, moved=0)
             file.seek(0)
-            self._upload(name, _Reread(_read_parts(file), digest, source), size)
+            self._upload(name, _Reread(_read_parts(file), digest, source, told), size)
             return Sent(digest, size, moved=size)
 
     def _upload(self, key: str, parts: _Reread, size: int) -> None:
@@ -361,8 +367,9 @@ class BucketStore(ABC):
 class _Reread:
     """A file's parts a second time, while they are sent. Ends with FileChanged if they are not what was hashed."""
 
-    def __init__(self, parts: Iterator[bytes], digest: str, source: Path) -> None:
+    def __init__(self, parts: Iterator[bytes], digest: str, source: Path, told: Callable[[int], None]) -> None:
         self._parts = parts
+        self._told = told
         self._expected = digest
         self._source = source
         self._hash = hashlib.sha256()
@@ -380,6 +387,7 @@ class _Reread:
             raise
         if part:
             self._hash.update(part)
+            self._told(len(part))
             return part
         if self._hash.hexdigest() != self._expected:
             self.failure = FileChanged(f"{self._source} changed while it was being sent")
