@@ -67,7 +67,9 @@ def test_another_user_has_environments_of_its_own(world: World, engine: Docker) 
     world.write(
         """
 import alpha, os, pathlib, sys
-pathlib.Path(sys.prefix, "mark").touch()
+mark = pathlib.Path(sys.prefix, "mark")
+mark.touch()
+mark.unlink()
 print("alpha", alpha.__version__, "as", os.getuid(), "in", sys.prefix, flush=True)
 """
     )
@@ -87,4 +89,4 @@ print("alpha", alpha.__version__, "as", os.getuid(), "in", sys.prefix, flush=Tru
     owners = {path.lstat().st_uid for path in shelf.rglob("*") if not path.is_relative_to(shelf / "of-1234")}
     assert owners == {0} and shelf.stat().st_uid == 0
     made = Path(first[0].split(" in ")[1])
-    assert {path.lstat().st_uid for path in (made, made / "mark", shelf / "of-1234" / "cache")} == {1234}
+    assert {path.lstat().st_uid for path in (made, made / "lib", shelf / "of-1234" / "cache")} == {1234}
