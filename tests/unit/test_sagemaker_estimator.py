@@ -255,7 +255,8 @@ def test_an_image_runs_its_own_program() -> None:
     assert spec.params == {"a": 1, "b": 2} == estimator.hyperparameters()
     assert spec.environment.container is not None
     assert spec.environment.container.entrypoint
-    assert spec_of(Estimator("i", container_entry_point=["a"], container_arguments=["b"])).run == ("a", "b")
+    own = Estimator("i", instance_type="local", container_entry_point=["a"], container_arguments=["b"])
+    assert spec_of(own).run == ("a", "b")
     with pytest.raises(BadArgument, match="image_uri: an Estimator needs an image"):
         Estimator(role="x")
 
@@ -299,6 +300,28 @@ def test_hugging_face_is_on_pytorch_or_tensorflow() -> None:
 
 
 # ── Where ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_machine_somebody_else_has_to_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = pytorch(instance_type=None)
+    for call in (nowhere.fit, nowhere.job):
+        with pytest.raises(BadArgument, match=r"^instance_type: is missing; name a machine such as 'ml.g5.xlarge', or"):
+            call()
+    said = pytorch(instance_type=None, stoker={"resources": {"provider": "ec2", "gpus": "A100:8"}})
+    assert said._provider(_store()) == "ec2"
+
+
+def test_a_store_that_machines_cannot_reach_is_named_as_the_call_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"^stoker=\{'store': …\}: machines on ec2 cannot reach file://"):
+        pytorch().fit()
+    monkeypatch.delenv("STOKER_STORE")
+    with pytest.raises(
+        UserError, match=r"^no store is named; set STOKER_STORE, or give stoker=\{'store': …\}, as s3://"
+    ):
+        pytorch().fit()
+    assert not (tmp_path / "store").exists()
 
 
 def test_where_it_runs_is_said_by_the_usual_layers(place: Path) -> None:

@@ -54,9 +54,9 @@ def check_store(name: str, url: str, option: str = "--store") -> None:
     schemes = capabilities(name).stores
     if schemes and url.partition("://")[0] not in schemes:
         forms = " or ".join(f"{scheme}://BUCKET/PREFIX" for scheme in schemes)
-        if option == "--store" and is_unnamed_store(url):
+        if is_unnamed_store(url):
             # A folder of this computer, which nobody has named: it is no mistake in it.
-            raise UserError(f"no store is named; set STOKER_STORE, or give --store, as {forms}")
+            raise UserError(f"no store is named; set STOKER_STORE, or give {option}, as {forms}")
         how = f"set STOKER_STORE or --store to {forms}" if option == "--store" else f"give it as {forms}"
         raise UserError(f"{option}: machines on {name} cannot reach {url}; {how}")
 

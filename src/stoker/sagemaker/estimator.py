@@ -100,7 +100,11 @@ class EstimatorBase:
     # ── How ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def job(self, inputs: object = None, job_name: str | None = None) -> dict[str, Any]:
-        """The job file that `fit` would submit, as a dictionary. Raises UserError; writes nothing."""
+        """The call as a job file, as a dictionary. Raises UserError; writes nothing.
+
+        What only `fit` finds out is not in it: the folder of code, and whether there is something to resume from. Nor
+        is what `stoker` and the other layers say.
+        """
         with self._open_store() as store:
             return self._translate(inputs, job_name, self._provider(store)).fields
 
@@ -125,36 +129,44 @@ class EstimatorBase:
     def _prepared(self, inputs: object, job_name: str | None) -> Iterator[tuple[Prepared, Store, tuple[str, ...]]]:
         from stoker.jobfile import layer_of, resolve
         from stoker.providers import registry
-        from stoker.submitting import check_reached, prepare
+        from stoker.submitting import prepare
 
         with self._open_store() as store, self._code() as code:
             provider = self._provider(store)
             translated = self._translate(inputs, job_name, provider)
             fields = translated.fields | {"code": str(code), **self._resume()}
-            own = [layer_of(fields, _SOURCE), *self._own_layers()]
-            check_reached(own, store)
-            layers = [*self._below(store), *own]
+            registry.check_store(provider, store.url, "stoker={'store': …}")
+            layers = [*self._below(store), layer_of(fields, _SOURCE), *self._own_layers()]
             resolved = resolve(layers, registry.capabilities)
             with prepare(resolved.spec, store, folder=Path.cwd(), told=resolved.told) as prepared:
                 yield prepared, store, (*translated.told, *self._told_of_places(store))
 
     def _provider(self, store: Store) -> str:
-        """The provider that everything together names."""
+        """The provider that everything together names. Raises BadArgument where nothing does."""
         from stoker.jobfile import layer_of, named_provider
 
-        wanted = wanted_provider(self._said.get("instance_type"))
+        machine = self._said.get("instance_type")
+        wanted = wanted_provider(machine)
         own = [layer_of({"resources": {"provider": wanted}}, _SOURCE)] if wanted == "local" else []
-        found = named_provider([*self._below(store), *own, *self._own_layers()], shared=True)
+        found = named_provider([*self._shared(store), *own, *self._own_layers()], shared=True)
+        if found is None and machine is None:
+            raise BadArgument("instance_type: is missing; name a machine such as 'ml.g5.xlarge', or 'local'")
         return found or wanted
 
     def _below(self, store: Store) -> tuple[Layer, ...]:
         """What counts only where nobody says anything else: SageMaker's machines are EC2's."""
-        from stoker import layout
-        from stoker.jobfile import gather, layer_of
+        from stoker.jobfile import layer_of
 
         guess = {"resources": {"provider": wanted_provider(self._said.get("instance_type"))}}
+        return (layer_of(guess, _SOURCE), *self._shared(store))
+
+    @staticmethod
+    def _shared(store: Store) -> tuple[Layer, ...]:
+        from stoker import layout
+        from stoker.jobfile import gather
+
         house = store.get(layout.DEFAULTS)
-        return (layer_of(guess, _SOURCE), *gather(house=house.data if house is not None else None))
+        return gather(house=house.data if house is not None else None)
 
     def _own_layers(self) -> tuple[Layer, ...]:
         from stoker.jobfile import layer_of
@@ -176,7 +188,8 @@ class EstimatorBase:
     def _told_of_places(self, store: Store) -> Iterator[str]:
         path = self._said.get("output_path")
         if path is not None and str(path).rstrip("/") != store.url.rstrip("/"):
-            yield f"output_path: not honoured: outputs are in the store, {store.url}; `stoker pull` copies them"
+            how = "`stoker pull JOB --outputs` copies them"
+            yield f"output_path: not honoured: outputs are in the store, {store.url}; {how}"
         saved = self._said.get("checkpoint_s3_uri")
         if saved is not None:
             yield f"checkpoint_s3_uri: new checkpoints are in the store, {store.url}, and not at {saved}"
