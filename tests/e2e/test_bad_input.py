@@ -81,6 +81,24 @@ MISTAKES = {
     "python that is not there": Mistake(
         ("run", "--set", "environment.python=/no/python", "--", "true"), ("environment.python", "/no/python")
     ),
+    "python that is none": Mistake(
+        ("run", "--set", "environment.python=/bin/ls", "--", "true"), ("environment.python", "/bin/ls", "no Python")
+    ),
+    "packages that cannot be read": Mistake(
+        ("run", "--set", "environment.requirements=broken.txt", "--", "true"), ("broken.txt:1", "torch 2.1")
+    ),
+    "packages that cannot be read, in a dry run": Mistake(
+        ("run", "--dry-run", "--set", "environment.requirements=broken.txt", "--", "true"), ("broken.txt:1",)
+    ),
+    "input that is no bucket": Mistake(("run", "--set", "inputs.data=s3://", "--", "true"), ("inputs.data", "bucket")),
+    "more shards than files": Mistake(
+        ("run", "--nodes", "2", "--set", "inputs.data={from: train.py, shard: true}", "--", "true"),
+        ("inputs.data.shard", "2 nodes"),
+    ),
+    "image that is none": Mistake(
+        ("run", "--set", "environment.container.image=Foo:x", "--", "true"), ("container.image", "lower case")
+    ),
+    "variable of the contract": Mistake(("run", "--env", "STOKER_JOB=x", "--", "true"), ("env.STOKER_JOB", "own")),
     "secret that is not set": Mistake(
         ("run", "--set", "secrets.NO_SUCH_TOKEN=env", "--", "true"), ("secrets.NO_SUCH_TOKEN", "export")
     ),
@@ -134,6 +152,7 @@ def place(tmp_path: Path) -> Path:
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text("print('hello')\n")
+    (code / "broken.txt").write_text("torch 2.1\n")
     (code / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
     (tmp_path / "file").write_text("in the way\n")
     return tmp_path

@@ -12,6 +12,7 @@ import pytest
 from harness import EXAMPLES, World
 from test_secrets_nowhere import found_in
 
+from stoker import client
 from stoker.errors import UserError
 
 PASSWORD = "hunter2/Zm9v+bar='x\" &9"
@@ -143,20 +144,23 @@ def test_a_failure_names_the_file(world: World, stand: Stand) -> None:
     assert "`environment.yml` exited with 1: " in summary.reason and "PackagesNotFoundError: broken" in summary.reason
 
 
-def test_no_conda_at_all(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("CONDA_EXE", "MAMBA_EXE", "CONDA_PREFIX"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.parametrize("stand", ["conda"], indirect=True)
+def test_no_conda_at_all(world: World, stand: Stand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    world.write(TRAIN)
-    (world.code / "environment.yml").write_text(FILE)
-    summary = world.run(environment={"conda": "environment.yml"})
+    job = world.submit(detach=False, environment={"conda": "environment.yml"})
+    (stand.folder / "conda").unlink()
+    with pytest.raises(UserError, match=r"^environment.conda: there is no conda, .* on this computer; install one"):
+        world.submit(environment={"conda": "environment.yml"})
+    # One that goes later ends the job.
+    summary = client.wait(job, world.url)
     assert summary.phase == "failed"
     assert (
         "environment.conda: there is no conda, mamba or micromamba on this machine; choose an image" in summary.reason
     )
 
 
-def test_a_file_that_is_not_there(world: World) -> None:
-    world.write(TRAIN)
+@pytest.mark.parametrize("stand", ["conda"], indirect=True)
+def test_a_file_that_is_not_there(world: World, stand: Stand) -> None:
+    (world.code / "environment.yml").unlink()
     with pytest.raises(UserError, match=r"environment.conda: environment.yml is not in the code folder; name an"):
         world.submit(environment={"conda": "environment.yml"})
