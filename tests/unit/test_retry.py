@@ -121,7 +121,7 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
     (
         make_case(make_exit("failed", "setup", code=1, reason="uv failed", tail=("No space left on device",))),
         "failed",
-        "disk-full",
+        "no-room",
         False,
         "uv failed; make room on its disk, or ask for a larger one with resources.disk",
     ),

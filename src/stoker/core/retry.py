@@ -254,7 +254,7 @@ def _no_room(case: Case) -> Verdict | None:
         full = "disk-full" in found.evidence or _DISK_FULL.search("\n".join((found.reason, *found.tail)))
         if found.why == "setup" and found.outcome == "failed" and full:
             told = found.reason if "resources.disk" in found.reason else f"{found.reason}; {ROOM}"
-            return Verdict("failed", "disk-full", told, restart=False)
+            return Verdict("failed", "no-room", told, restart=False)
     return None
 
 
