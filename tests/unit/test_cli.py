@@ -199,21 +199,24 @@ def test_a_dry_run_prints_the_requests_and_writes_nothing(stoker: Stoker, store:
     [
         ("code.txt", "", "environment.requirements=nope.txt", "environment.requirements: there is no nope.txt"),
         ("deps.txt", "numpy 2\n", "environment.requirements=deps.txt", "deps.txt:1: 'numpy 2' is no requirement"),
-        ("code.txt", "", "environment.conda=nope.yml", "environment.conda: nope.yml is not in the code folder"),
+        ("conda", "#!/bin/sh\n", "environment.conda=nope.yml", "environment.conda: nope.yml is not in the code folder"),
         ("code.txt", "", "environment.wheels=pack", "environment.wheels: there is nothing to gather"),
     ],
 )
 @pytest.mark.usefixtures("store")
 def test_a_dry_run_refuses_what_a_run_does(
-    stoker: Stoker, tmp_path: Path, file: str, text: str, asked: str, problem: str
+    stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, asked: str, problem: str
 ) -> None:
     Path(file).write_text(text)
-    left = set(Path(tempfile.gettempdir()).glob("stoker-code-*"))
+    Path(file).chmod(0o755)
+    monkeypatch.setenv("CONDA_EXE", str(Path("conda").absolute()))
+    (tmp_path / "packed").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "packed"))
     for words in (("run", "--dry-run"), ("run",)):
         code, out, err = stoker(*words, "--set", asked, "--", "python", "train.py")
         assert (code, out) == (2, "") and problem in err
     assert not (tmp_path / "store").exists()
-    assert set(Path(tempfile.gettempdir()).glob("stoker-code-*")) == left
+    assert list((tmp_path / "packed").iterdir()) == []
 
 
 @pytest.mark.usefixtures("store")
