@@ -566,7 +566,10 @@ def test_a_python_of_this_computer_is_what_python_means_where_nothing_is_install
         (programs / "python").chmod(0o755)
     environ = bench.install(None, python=str(programs / "mine"))
     for name in ("python", "python3"):
-        assert bench.runs(environ, name, "-c", "import sys; print(sys.executable)").endswith(f"/bin/{name}")
+        # The link is the node's own, and leads to the one that was named.
+        link = bench.root / "node/bin" / name
+        assert bench.runs(environ, name, "-c", "import sys; print(sys.executable)") == str(link)
+        assert link.samefile(programs / "mine")
     # One that is called `python` needs nothing, and nobody is asked.
     (programs / "python").unlink(missing_ok=True)
     (programs / "python").symlink_to(programs / "mine")
