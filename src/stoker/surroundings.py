@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 from stoker import references
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
+from stoker.containers import flags
 from stoker.errors import UserError
 from stoker.finding import find_job
 from stoker.inputs import localise_input
 from stoker.jobfile.honour import set_fields
 from stoker.model import Capabilities
 from stoker.pythons import find_python
-from stoker.spec import Spec
+from stoker.spec import Container, Spec
 from stoker.store import Store
 
 # The submitter's active environment. Nothing here is secret.
@@ -107,6 +108,8 @@ def localise(spec: Spec, capabilities: Capabilities, folder: Path, store: Store 
     # A container has Pythons of its own.
     if capabilities.here and environment.container is None:
         environment = replace(environment, python=find_python(environment.python, folder))
+    elif capabilities.here and environment.container is not None:
+        environment = replace(environment, container=_localise_volumes(environment.container, folder))
     resume_from = _resume_from(spec.resume_from, capabilities, folder, store) if spec.resume_from else None
     return replace(spec, inputs=inputs, environment=environment, resume_from=resume_from)
 
@@ -210,6 +213,28 @@ def _check_daemon() -> None:
         raise UserError(
             f"environment.container: docker's daemon does not answer: {first}; {advice}, or set DOCKER_HOST"
         )
+
+
+def _localise_volumes(container: Container, folder: Path) -> Container:
+    """With folders of this computer by their absolute paths.
+
+    Raises UserError for one that is not there: docker would make it, and leave it, wherever it is.
+    """
+
+    def place(name: str, source: str) -> str:
+        path = os.path.abspath(folder / Path(os.path.expanduser(source)))  # noqa: PTH111 - raises nothing
+        try:
+            os.stat(path)  # noqa: PTH116 - nothing but whether it is there
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(
+                f"environment.container.run.{name}: {path} is not on this computer; make it first, or write a name "
+                "without a slash for a volume that the engine keeps"
+            ) from None
+        except OSError:
+            pass  # The daemon may see what this user may not.
+        return path
+
+    return replace(container, run=flags.with_sources(container.run, place))
 
 
 def _check_conda(spec: Spec, capabilities: Capabilities) -> None:

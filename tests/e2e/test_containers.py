@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from harness import World, chain, until
 
-from stoker import client
 from stoker.errors import UserError
 from stoker.testing.engines import IMAGE, Docker, why_no_docker
 from stoker.testing.package_index import make_wheel
@@ -248,16 +248,19 @@ def test_what_the_engine_refuses_is_told_as_what_it_is(
     wrong["container"]["image"] = "localhost:1/no/such:image"
     flags = contained(world, no_such_flag=True)
     for environment, rule, words in (
-        (flags, "user-error", "unknown flag: --no-such-flag"),
-        (contained(world, memory="much"), "user-error", "environment.container: docker: "),
+        (flags, "user-error", "environment.container.run.no_such_flag: docker: unknown flag: --no-such-flag; `docker"),
+        (contained(world, shmsize="1g"), "user-error", "environment.container.run.shmsize: docker: unknown flag"),
+        (contained(world, memory="much"), "user-error", "environment.container.run.memory: docker: "),
         # What is told has the signs of a registry that does not answer, and is none.
         (contained(world, stop_timeout="abc"), "user-error", '"abc" for "--stop-timeout"'),
         (contained(world, mounts=[{"type": "bind", "src": "/no/503", "dst": "/x"}]), "user-error", "/no/503"),
+        (contained(world, device="/dev/no-such"), "user-error", "/dev/no-such"),
         (contained(world, pids_limit=1), "user-error", "(exit code 1): [FATAL tini (1)] fork failed: Resource"),
     ):
         ended = world.run(environment=environment)
         assert (ended.outcome, ended.rule, len(ended.attempts)) == ("failed", rule, 1), world.story(ended.id)
         assert words in ended.reason
+        assert not [noise for noise in ("Usage:", "failed to start containers", "Run '") if noise in ended.reason]
     for flag, word in (("name", "Stoker names the container"), ("help", "is not yours"), ("e", "long name")):
         refused = world.cli("run", "--set", f"environment.container={{image: x, run: {{{flag}: x}}}}", "--", "true")
         assert refused.returncode == 2 and word in refused.stderr and f"run.{flag}" in refused.stderr, refused.stderr
@@ -306,24 +309,37 @@ def test_a_visitor_is_inside_and_holds_nobody_up(world: World, engine: Docker) -
 def test_an_image_that_cannot_be_had_is_told_as_what_it_is(world: World, engine: Docker) -> None:
     environment = contained(world)
     environment["container"]["image"] = "stoker-no-such"
-    ended = world.run(run="true", environment=environment, limits={"max_wait": "5s"})
-    assert ended.outcome == "failed", world.story(ended.id)
-    # Nothing can be reached from here: that is no mistake of the user's, and is tried again.
-    assert [attempt.outcome for attempt in ended.attempts][:2] == ["infrastructure"] * 2, world.story(ended.id)
-    assert "environment.container.image: stoker-no-such cannot be pulled" in (ended.attempts[0].reason or "")
+    job = world.submit(run="true", environment=environment)
+    # Nothing can be reached from here: that is no mistake of the user's, and is tried again, with pauses.
+    until(lambda: any("trying again in 8 s" in line for line in world.lines(job)), "it was tried three times", 60)
+    (first, *_) = [line for line in world.lines(job) if "cannot be pulled now" in line]
+    assert "stoker-no-such cannot be pulled now: " in first and first.endswith("trying again in 2 s")
+    # Nobody who wants to stop waits for a registry.
+    began = time.monotonic()
+    world.cli("stop", job)
+    ended = world.ended(job)
+    assert time.monotonic() - began < 7
+    assert (ended.outcome, len(ended.attempts)) == ("stopped", 1), world.story(job)
 
 
 def test_a_daemon_that_is_not_there_is_the_submitters_to_start(
     world: World, engine: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    socket = Path(os.environ["DOCKER_HOST"].removeprefix("unix://"))
+    link = socket.with_name("link")
+    link.symlink_to(socket)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{link}")
     job = world.submit(detach=False, run="true", environment=contained(world))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{world.root}/nobody.sock")
+    link.unlink()
     with pytest.raises(UserError, match=r"^environment.container: docker's daemon does not answer: .*set DOCKER_HOST$"):
         world.submit(run="true", environment=contained(world))
-    # One that goes later ends the job.
-    ended = client.wait(job, world.url)
-    assert (ended.outcome, ended.rule, len(ended.attempts)) == ("failed", "user-error", 1), world.story(ended.id)
-    assert "Cannot connect to the Docker daemon" in ended.reason
+    # One that goes later is waited for.
+    world.start("govern", "--watch")
+    until(lambda: any("it is waited for" in line for line in world.lines(job)), "it is missed")
+    link.symlink_to(socket)
+    ended = world.ended(job)
+    assert (ended.outcome, len(ended.attempts)) == ("succeeded", 1), world.story(job)
+    link.unlink()
 
 
 def test_a_container_that_somebody_removes_is_lost_and_not_the_users_fault(world: World, engine: Docker) -> None:

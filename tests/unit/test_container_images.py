@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.container import registry
+from stoker.agent.container import images, registry
 from stoker.agent.container.door import ENTER, Door
-from stoker.agent.container.engine import Answer, Engine
+from stoker.agent.container.engine import Engine
 from stoker.agent.container.images import Images, pull_arguments
 from stoker.agent.container.registry import Login
 from stoker.agent.container.sweep import Record, container_name, read_record, record_of, sweep, write_record
 from stoker.agent.prepare import SetupFailed
 from stoker.model import ImageFact
 
+PAUSES_S = images.PAUSES_S
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 
 # Keeps what it was asked, and what its configuration said; has the images that lie in a folder, each a JSON file.
@@ -78,6 +79,7 @@ class World:
         self.said: list[str] = []
         self.timed: list[str] = []
         self.login: Login | None = None
+        self.pauses: list[float] = []
         self.has({}, {})
 
     def has(self, images: dict[str, Any], remote: dict[str, Any]) -> None:
@@ -96,13 +98,16 @@ class World:
             yield
 
         engine = Engine(self.program.name)
-        return Images(engine, lambda _: self.login, self.folder / "private", self.said.append, timed)
+        return Images(engine, lambda _: self.login, self.folder / "private", self.said.append, timed, self.pause)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("stoker.agent.container.images._PAUSE_S", 0.0)
+    monkeypatch.setattr(images, "PAUSES_S", (1.0, 2.0))
     return World(tmp_path)
 
 
@@ -216,27 +221,45 @@ def _pulled(world: World, name: str, complaint: str, user: bool, word: str) -> N
     assert len([each for each in world.asked if each["words"][0] == "pull"]) == (1 if user else 3)
 
 
-def test_an_engine_that_is_not_there_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SetupFailed, match=r"there is no podman on this machine.*engine: docker") as failed:
-        Engine("podman").ask("version")
-    assert failed.value.user
+def test_a_registry_that_does_not_answer_gets_minutes_to_do_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "PAUSES_S", PAUSES_S)
+    world.has({}, {"*": "dial tcp 1.2.3.4:443: connect: connection refused"})
+    with pytest.raises(SetupFailed):
+        world.images().bring("repo/x:1")
+    assert world.pauses == sorted(world.pauses) and world.pauses[0] < 5
+    assert 180 <= sum(world.pauses) <= 600
+    said = "repo/x:1 cannot be pulled now: dial tcp 1.2.3.4:443: connect: connection refused; trying again in "
+    assert world.said == [f"{said}{pause_s:.0f} s" for pause_s in world.pauses]
+    # One login, which stays for as long as it is needed and no longer.
+    assert not (world.folder / "private").exists()
 
 
-@pytest.mark.parametrize(
-    ("said", "away"),
-    [
-        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", True),
-        ("error during connect: Get http://x: EOF", True),
-        ("unknown flag: --bogus\nSee 'docker create --help'.", False),
-        ("invalid mount config for type bind: bind source path does not exist: /data/500", False),
-        ('invalid argument "abc" for "--stop-timeout" flag: strconv.Atoi', False),
-    ],
-)
-def test_what_the_engine_says_is_told_in_one_line(said: str, away: bool) -> None:
-    answer = Answer(1, "", said)
-    assert answer.away is away
-    assert "\n" not in answer.said and "See '" not in answer.said
+def test_a_registry_that_is_back_is_heard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.has({}, {"*": "received unexpected HTTP status: 503 Service Unavailable"})
+
+    def pause(seconds: float) -> None:
+        world.pauses.append(seconds)
+        if len(world.pauses) == 2:
+            world.has({}, {"repo/x:1": image(1)})
+
+    monkeypatch.setattr(world, "pause", pause)
+    assert world.images().bring("repo/x:1").id == "sha256:1"
+    assert len(world.pauses) == len(world.said) == 2
+
+
+def test_who_is_told_to_go_does_not_wait_for_a_registry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Exception):
+        pass
+
+    def pause(_: float) -> None:
+        raise Told
+
+    monkeypatch.setattr(world, "pause", pause)
+    world.has({}, {f"{ECR}/y": {}, "*": "toomanyrequests: slow down"})
+    world.login = registry.make_login(ECR, "pass:word", "a field")
+    with pytest.raises(Told):
+        world.images().bring(f"{ECR}/x:1")
+    assert not (world.folder / "private").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,41 @@ def test_a_daemon_that_is_busy_is_left_to_whoever_needs_it(
     write(programs / "docker", "exit 1")
     monkeypatch.setattr(surroundings.subprocess, "run", busy)
     localise(contained(), registry.capabilities("local"), tmp_path, None)
+
+
+def test_a_volume_of_a_folder_that_is_not_there(programs: Path, tmp_path: Path) -> None:
+    write(programs / "docker", "echo 26.1")
+    (tmp_path / "user" / "own").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "file").touch()
+
+    def mounting(run: dict[str, Any]) -> Spec:
+        return replace(contained(), environment=Environment(container=Container("i", run=run)))
+
+    for name, value, path in (
+        ("volumes", ["/nope/x:/x:ro"], "/nope/x"),
+        ("volumes", {"./nope": "/x"}, f"{tmp_path}/nope"),
+        ("volume", "~/nope:/x", f"{tmp_path}/user/nope"),
+        ("volumes", ["cache:/cache", "file/x:/y", "./file/x:/x"], f"{tmp_path}/file/x"),
+    ):
+        said = refusal(mounting({name: value}), tmp_path)
+        assert said.startswith(f"environment.container.run.{name}: {path} is not on this computer; make it first")
+        # Machines have folders of their own.
+        elsewhere = replace(mounting({name: value}), resources=Resources(provider="ec2"))
+        kept = localise(elsewhere, registry.capabilities("ec2"), tmp_path, None).environment.container
+        assert kept is not None and kept.run == {name: value}
+    assert not (tmp_path / "nope").exists()
+    run = {
+        "volumes": ["./data:/x:ro", "~/own:/y", "cache:/cache", "/anonymous", "/tmp:/tmp"],
+        "volume": {"data": "/named", ".": "/z"},
+        "tmpfs": {"/scratch": "size=1g"},
+    }
+    found = localise(mounting(run), registry.capabilities("local"), tmp_path, None).environment.container
+    assert found is not None and found.run == {
+        "volumes": [f"{tmp_path}/data:/x:ro", f"{tmp_path}/user/own:/y", "cache:/cache", "/anonymous", "/tmp:/tmp"],
+        "volume": {"data": "/named", str(tmp_path): "/z"},
+        "tmpfs": {"/scratch": "size=1g"},
+    }
 
 
 def test_no_conda_on_this_computer(programs: Path, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ flag. A mapping repeats it with name and value, joined as that flag has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from stoker.command import number_text
@@ -99,6 +101,44 @@ def flags(run: Mapping[str, Any], engine: str) -> tuple[str, ...]:
 def has(run: Mapping[str, Any], *names: str) -> bool:
     """Whether any of these flags is set, however it was spelled."""
     return any(_flag(name) in names for name in run)
+
+
+def written_as(run: Mapping[str, Any], flag: str) -> str | None:
+    """The name under which a flag was set; None where it was not."""
+    return next((name for name in run if _flag(name) == flag), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """What somebody may have meant by a name, of the flags that an engine knows; None where nothing is like it."""
+    # Those of Stoker's own are not to be had. `gpus` is, also of an engine that calls them otherwise.
+    there = {"gpus", *known} - set(_OWN)
+    plurals = {plural for plural, flag in _SINGULAR.items() if flag in there}
+    spelled = sorted(each.replace("-", "_") for each in there | plurals)
+    return next(iter(get_close_matches(name.replace("-", "_"), spelled, 1)), None)
+
+
+def with_sources(run: Mapping[str, Any], place: Callable[[str, str], str]) -> dict[str, Any]:
+    """The same, with each folder of the host in a volume as `place` has it, which is given the field's name, too.
+
+    Volumes that the engine keeps under a name stay as they are, and so do those that have none.
+    """
+    return {
+        name: _placed(value, partial(place, name)) if _flag(name) == "volume" else value for name, value in run.items()
+    }
+
+
+def _placed(value: Any, place: Callable[[str], str]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_placed(part, place) for part in value]
+    if isinstance(value, Mapping):
+        return {place(source) if _is_path(source) else source: target for source, target in value.items()}
+    source, colon, rest = str(value).partition(":")
+    return f"{place(source)}:{rest}" if colon and _is_path(source) else value
+
+
+def _is_path(source: str) -> bool:
+    """As the engines tell a folder from the name of a volume."""
+    return str(source).startswith(("/", ".", "~"))
 
 
 def _words(flag: str, value: Any, engine: str) -> Iterator[str]:

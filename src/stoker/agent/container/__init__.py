@@ -4,10 +4,12 @@
     images        the image: its name, its registry, its digest
     links         what links in somebody's data lead to
     surroundings  what this machine has that a container may see
+    refusal       which field of the job file the engine does not like
     create        the command line that makes the container. Pure
     door          how a command gets into the container: its variables, and the proof that its agent lives
     group         who runs in there
     giving        what another user is given, to write there
+    shelves       where another user keeps environments
     container     the enclosure: all of them together
     sweep         what a dead agent left
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stoker import codec, layout
-from stoker.agent.container import create, registry, surroundings
+from stoker.agent.container import create, registry, shelves, surroundings
 from stoker.agent.container.door import ENTER, Door, inside
 from stoker.agent.container.engine import FIELD, Answer, Engine
 from stoker.agent.container.giving import Giving
 from stoker.agent.container.group import Cell, ContainerGroup
 from stoker.agent.container.images import Image, Images
 from stoker.agent.container.links import MOST_LOOKED_AT, Leads
+from stoker.agent.container.refusal import complaint
 from stoker.agent.container.registry import Login
 from stoker.agent.container.sweep import Record, container_name, remove, write_record
 from stoker.agent.enclosure import Command, View
+from stoker.agent.gang import sleep_interruptibly
 from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
@@ -64,7 +66,8 @@ class Container:
         self._node = node
         self._root = node.paths.root
         self._ask = ask
-        self._engine = Engine(spec.engine, check, here=node.config.provider == "local")
+        self._pause = partial(sleep_interruptibly, check=check)
+        self._engine = Engine(spec.engine, check, node.say, here=node.config.provider == "local")
         self._name = container_name(self._root)
         self._door = Door(self._root / "door")
         self._around = surroundings.look(spec.engine)
@@ -114,7 +117,7 @@ class Container:
         name = dlc.resolve(self._spec.image, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
         before = self._recorded()
         write_record(self._root, Record(self._engine.program, str(self._private)))
-        images = Images(self._engine, self._login, self._private, self._node.say, timed)
+        images = Images(self._engine, self._login, self._private, self._node.say, timed, self._pause)
         self._image = images.bring(name, before)
         if before is None:
             self._image = self._record(self._image, images)
@@ -164,6 +167,8 @@ class Container:
         identity, init = found
         self.group.cell = Cell.of(identity, init)
         self._settle_owner(init, view.environments)
+        if view.environments is not None:
+            shelves.prune(view.environments)
 
     def _make(self, arguments: list[str]) -> None:
         made = self._engine.ask(*arguments)
@@ -230,7 +235,7 @@ class Container:
 
     def _refused(self, answer: Answer) -> SetupFailed:
         """What the engine does not like is what the person wrote, unless it was not there to ask."""
-        what = f"{FIELD}: {self._engine.program}: {answer.said}"
+        what = complaint(self._engine, answer, self._spec.run)
         if '"sh"' in answer.err:
             what = f"{FIELD}.image: there is no `sh` in {self._spec.image}, which a training needs: {answer.said}"
         if answer.full:
@@ -255,11 +260,7 @@ class Container:
             )
         self._giving = Giving(seen.st_uid, seen.st_gid)
         if environments is not None:
-            # Those of other users are neither to be changed by it nor, where it makes them, to be used by others.
-            self.environments = environments / f"of-{seen.st_uid}"
-            self.environments.mkdir(exist_ok=True)
-            os.chown(self.environments, seen.st_uid, seen.st_gid)
-            environments.chmod(stat.S_IMODE(environments.stat().st_mode) | 0o111)
+            self.environments = shelves.open_shelf(environments, seen.st_uid, seen.st_gid)
 
     @property
     def _home(self) -> Path:

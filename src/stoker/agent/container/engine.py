@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from stoker.agent.gang import sleep_interruptibly
 from stoker.agent.prepare import SetupFailed
 from stoker.processes.spawn import Launch, Stream, start
 
 FIELD = "environment.container"
 _LOOK_EVERY_S = 0.05
-# A daemon that is about to start, on a machine that has just booted.
+# A daemon that is about to start, on a machine that has just booted, or after an upgrade of it.
 _DAEMON_WAIT_S = 30.0
+_DAEMON_PAUSE_S = 0.5
 
 # The daemon is not there, or does not answer.
 _AWAY = re.compile(
@@ -26,6 +28,7 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 _FORBIDDEN = re.compile(r"permission denied while trying to connect|dial unix \S+: connect: permission denied", re.I)
+_NO_COMPLAINT = ("See '", "Run '", "Error: failed to start containers: ")
 _FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
 
@@ -41,8 +44,9 @@ class Answer:
     def said(self) -> str:
         """Its complaint, in one line."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        # Docker ends with advice to read its help.
-        telling = [line for line in lines if not line.startswith(("See '", "Run '", "Usage:"))]
+        # Docker ends with its help, or with advice to read it, and with a name that only Stoker knows.
+        helped = next((index for index, line in enumerate(lines) if line.startswith("Usage:")), len(lines))
+        telling = [line for line in lines[:helped] if not line.startswith(_NO_COMPLAINT)]
         text = " ".join(telling[-3:])
         for prefix in (r"^(docker|podman): ", r"^error: ", r"^error response from daemon: "):
             text = re.sub(prefix, "", text, flags=re.IGNORECASE)
@@ -61,11 +65,19 @@ class Answer:
 class Engine:
     """`docker` or `podman`, as this machine has it on its PATH. `check` is asked while it works, and may raise."""
 
-    def __init__(self, program: str, check: Callable[[], None] = lambda: None, *, here: bool = False) -> None:
-        """`here`: on the submitter's own computer, whose engine is the submitter's to start."""
+    def __init__(
+        self,
+        program: str,
+        check: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        here: bool = False,
+    ) -> None:
+        """`here`: on the submitter's own computer, whose disk is not Stoker's to choose."""
         self.program = program
         self.here = here
         self._check = check
+        self._say = say
 
     @property
     def room(self) -> str:
@@ -103,7 +115,7 @@ class Engine:
 
     def ask_first(self, *arguments: str) -> Answer:
         """As `ask`, of an engine that may be starting just now. Raises SetupFailed when it is not there or not ours."""
-        until_s = time.monotonic() + (0.0 if self.here else _DAEMON_WAIT_S)
+        began_s, said = time.monotonic(), False
         while True:
             answer = self.ask(*arguments)
             if _FORBIDDEN.search(answer.err):
@@ -114,9 +126,12 @@ class Engine:
                 )
             if not answer.away:
                 return answer
-            if time.monotonic() >= until_s:
-                raise SetupFailed(f"{FIELD}: {answer.said}", user=self.here)
-            time.sleep(0.5)
+            if time.monotonic() - began_s >= _DAEMON_WAIT_S:
+                raise SetupFailed(f"{FIELD}: {answer.said}", user=False)
+            if not said:
+                self._say(f"{self.program} does not answer: {answer.said}; it is waited for")
+                said = True
+            sleep_interruptibly(_DAEMON_PAUSE_S, self._check)
 
 
 def _ended(child: subprocess.Popen[bytes], within_s: float) -> bool:

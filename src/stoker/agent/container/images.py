@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from stoker.agent.container.registry import Login
 from stoker.agent.prepare import SetupFailed
 from stoker.model import ImageFact
 
-# A registry that stumbles is asked again.
-_PULLS = 3
-_PAUSE_S = 2.0
+# What a registry gets to stand up again, five minutes in all: most of its troubles, and of the line's, are shorter, and
+# the attempts of a job that make no progress are few.
+PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0, 60.0, 60.0)
 # What a registry says of its own trouble, or of the line to it, as docker, podman and their libraries print it. Nearly
 # all have a space in them, which no name of an image has.
 _PASSING = re.compile(
@@ -69,7 +68,10 @@ class NotPulled(SetupFailed):
 
 
 class Images:
-    """Those of one engine. `login` is asked for only when something has to be pulled, and may raise SetupFailed."""
+    """Those of one engine. `login` is asked for only when something has to be pulled, and may raise SetupFailed.
+
+    `pause` waits for so many seconds, and may raise what tells this node to go.
+    """
 
     def __init__(
         self,
@@ -78,12 +80,14 @@ class Images:
         private: Path,
         say: Callable[[str], None],
         timed: Callable[[str, str], AbstractContextManager[None]],
+        pause: Callable[[float], None],
     ) -> None:
         self._engine = engine
         self._login = login
         self._private = private
         self._say = say
         self._timed = timed
+        self._pause = pause
 
     def bring(self, name: str, before: ImageFact | None = None) -> Image:
         """The image that an earlier attempt, or another node, had (`before`); else what the name means now.
@@ -135,13 +139,14 @@ class Images:
         login = self._login(reference)
         within = registry.login_folder(login, self._private) if login else nullcontext(None)
         with self._timed(f"{self._engine.program} pull {reference}", _REMEDY), within as folder:
-            for attempt in range(1, _PULLS + 1):
+            for pause_s in (*PAUSES_S, None):
                 answer = self._engine.ask(*pull_arguments(self._engine.program, reference, folder))
                 if answer.code == 0:
                     return
-                if not passes(answer, reference) or attempt == _PULLS:
+                if pause_s is None or not passes(answer, reference):
                     break
-                time.sleep(_PAUSE_S)
+                self._say(f"{reference} cannot be pulled now: {answer.said}; trying again in {pause_s:.0f} s")
+                self._pause(pause_s)
         raise self._refusal(reference, answer)
 
     def _refusal(self, reference: str, answer: Answer) -> NotPulled:
