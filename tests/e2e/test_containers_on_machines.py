@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import boto3
 import pytest
 from cloud_world import CloudWorld
+from ec2_world import Ec2World
 from harness import chain, fields
 
-from stoker import layout
+from stoker import client, layout
 from stoker.testing.engines import IMAGE, why_no_docker_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -26,6 +28,27 @@ Path(os.environ["STOKER_OUTPUT_DIR"], "result").write_text("made inside")
 told = {name: value for name, value in os.environ.items()}
 init = Path("/proc/1/comm").read_text().strip()
 print("seen", json.dumps({"environ": told, "cwd": os.getcwd(), "init": init, "argv": sys.argv[1:]}), flush=True)
+"""
+
+LAST_WORDS = """\
+import os, time
+from pathlib import Path
+print("it is", os.environ["TOKEN"], flush=True)
+while not Path("speak").exists():
+    time.sleep(0.02)
+print("last words:", os.environ["TOKEN"], flush=True)
+Path("said").touch()
+time.sleep(600)
+"""
+
+# The masker is halted, so that what is said stays in the pipe; it goes on when the agent and the training are dead.
+KILL_AGENT_WITH_A_FULL_PIPE = """\
+cd /var/lib/stoker/node/code || exit
+masker=$(pgrep -f masker[.]py) && kill -STOP $masker && touch speak || exit
+timeout 10 sh -c 'until [ -e said ]; do sleep 0.02; done' && echo said
+systemctl kill --kill-whom=main --signal=KILL stoker-agent
+timeout 10 sh -c 'while pgrep -f train[.]py >/dev/null; do sleep 0.02; done' && echo dead
+kill -CONT $masker && echo heard
 """
 
 if isolated():
@@ -118,6 +141,30 @@ if isolated():
         )
         assert (summary.attempts[1].first_step or 0) >= 11
         assert any(chain(60) in line for line in lent.lines(job))
+
+    @pytest.mark.parametrize("image", [IMAGE, None])
+    def test_the_last_words_are_not_lost_with_the_agent(ec2: Ec2World, image: str | None) -> None:
+        """Though they were still in the pipe to the masker, which systemd does not end with the agent's service."""
+        ssm = boto3.client("ssm", endpoint_url=ec2.cloud.endpoint, region_name="us-east-1")
+        ssm.put_parameter(Name="/team/token", Value="hunter2-and-more", Type="SecureString", Overwrite=True)
+        ec2.write(LAST_WORDS)
+        job = ec2.submit(
+            run=["python3", "train.py"],
+            secrets={"TOKEN": "aws-ssm:/team/token"},
+            resources={"image": ec2.docker_image},
+            environment={"container": {"image": image}} if image else {},
+        )
+        with ec2.governed():
+            ec2.until(job, lambda: "it is ***" in ec2.lines(job), "it trains")
+            machine = ec2.machine(job)
+            ended = machine.run("sh", "-c", KILL_AGENT_WITH_A_FULL_PIPE, check=False)
+            assert ended.split() == ["said", "dead", "heard"], ended
+            ec2.until(job, lambda: ec2.summary(job).attempts[0].outcome is not None, "the next agent has left")
+            client.stop(job, store=ec2.url)
+            ec2.ended(job)
+        assert ec2.summary(job).attempts[0].rule == "agent", ec2.story(job)
+        said = [line for line in ec2.lines(job) if line.startswith("last words")]
+        assert said[:1] == ["last words: ***"], ec2.story(job)
 
 else:
 

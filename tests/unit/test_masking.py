@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent import masker
+from stoker.agent import masker, masking
 from stoker.agent.enclosure import Command, Host
 from stoker.processes import TRAINING, make_group, stat_of
 
@@ -127,6 +127,19 @@ def test_a_masker_that_is_killed_is_started_again(host: Host, tmp_path: Path) ->
     host.group.kill()
     run.wait()
     assert log.read_text() == "one ***\ntwo ***\n"
+
+
+def test_a_masker_that_systemd_does_not_let_out_stays_inside(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert masking.way_out() == ()
+    monkeypatch.setattr(masking, "way_out", lambda: ("false", "--"))
+    log = tmp_path / "log"
+    text = "import os, time; print('it is', os.environ['TOKEN'])"
+    run = host.spawn(python(text, tmp_path, TOKEN=TOKEN), log)
+    eventually(lambda: run.poll() is not None)
+    assert run.wait() == 0 and log.read_text() == "it is ***\n"
+    assert not maskers()
 
 
 def test_a_program_that_is_not_there_leaves_no_masker(host: Host, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Without secrets the command writes the file itself: nothing is lost, or slowed down, by the agent. With secrets a
 process stands between them (`stoker.agent.masker`). It is the agent's, beside everything that the command is and
-forks, and lives until the output ends.
+forks, and lives until the output ends, whatever becomes of the agent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -95,6 +96,19 @@ def _open_ends(pipe: Path) -> tuple[int, int]:
     return reader, os.open(pipe, os.O_WRONLY)
 
 
+def way_out() -> tuple[str, ...]:
+    """What lets a program out of the service that this agent is; nothing where it is none.
+
+    systemd ends a service with everybody in it, so that nothing of the training is left. That must not end the masker.
+    """
+    try:
+        inside = "/stoker-agent.service" in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        inside = False
+    program = shutil.which("systemd-run") if inside else None
+    return (program, "--scope", "--") if program is not None else ()
+
+
 class _Masking:
     """The process between the pipe and the log, started again should somebody kill it."""
 
@@ -102,12 +116,13 @@ class _Masking:
         self._reader = reader
         self._log = log
         self._values = values
+        self._way_out = way_out()
         self._process = self._start()
 
     def tend(self) -> None:
         """Have it running. Without it the command would soon wait for ever."""
         if self._process.poll() is not None:
-            self._process = self._start()
+            self._start_again()
 
     def finish(self) -> None:
         """Wait until everything is in the log. Repeating is harmless."""
@@ -115,7 +130,7 @@ class _Masking:
             return
         # 0: it has seen the end.
         if self._process.poll():
-            self._process = self._start()
+            self._start_again()
         try:
             self._process.wait(_DRAIN_S)
         except subprocess.TimeoutExpired:
@@ -125,12 +140,18 @@ class _Masking:
         os.close(self._reader)
         self._reader = -1
 
+    def _start_again(self) -> None:
+        if self._process.returncode > 0:
+            # Nobody killed it: systemd would not have it. Better inside than not at all.
+            self._way_out = ()
+        self._process = self._start()
+
     def _start(self) -> subprocess.Popen[bytes]:
         reader, writer = os.pipe()
         try:
             with self._log.open("ab", buffering=0) as file:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", masker.__file__, str(reader)],
+                    [*self._way_out, sys.executable, "-I", "-S", masker.__file__, str(reader)],
                     # It belongs to the node and not to the training, and has no use for anything else.
                     env={name: os.environ[name] for name in (NODE,) if name in os.environ},
                     stdin=self._reader,
