@@ -141,7 +141,8 @@ def test_a_failure_names_the_file(world: World, stand: Stand) -> None:
     (world.code / "environment.yml").write_text(FILE + "  - broken\n")
     summary = world.run(environment={"conda": "environment.yml"})
     assert summary.phase == "failed"
-    assert "`environment.yml` exited with 1: " in summary.reason and "PackagesNotFoundError: broken" in summary.reason
+    told = "environment.conda: environment.yml cannot be installed: PackagesNotFoundError: broken"
+    assert told in summary.reason
 
 
 @pytest.mark.parametrize("stand", ["conda"], indirect=True)

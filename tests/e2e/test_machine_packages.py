@@ -90,8 +90,8 @@ if isolated():
             with ec2.governed():
                 summary = ec2.ended(job)
         assert summary.phase == "failed", ec2.story(job)
-        assert "`apt (stoker-nonesuch)` exited with 100: " in summary.reason
-        assert "Unable to locate package stoker-nonesuch" in summary.reason
+        told = "environment.apt: stoker-nonesuch cannot be installed: Unable to locate package stoker-nonesuch"
+        assert told in summary.reason
 
 else:
 

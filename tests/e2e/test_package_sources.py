@@ -96,7 +96,8 @@ def test_a_wrong_password_is_told_without_it(
     (world.code / "requirements.txt").write_text("alpha\n")
     summary = world.run(environment={"index": {"url": private.url, "secret": "env:COMPANY_TOKEN"}})
     assert summary.phase == "failed"
-    assert "`requirements.txt` exited with" in summary.reason
+    assert "environment.requirements: requirements.txt cannot be installed: " in summary.reason
+    assert "401 Unauthorized" in summary.reason
     assert any("401 Unauthorized" in line for line in world.lines(summary.id))
     assert found_in(world.root, PASSWORD) == []
 

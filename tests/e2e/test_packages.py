@@ -60,7 +60,7 @@ def test_a_package_that_is_nowhere_fails_the_attempt_as_a_mistake_of_the_users(
     job = world.submit()
     summary = world.ended(job)
     assert fields(summary, "outcome") == [("failed",)], world.story(job)
-    assert "`requirements.txt` exited with 1: " in summary.reason
+    assert "environment.requirements: requirements.txt cannot be installed: No solution found" in summary.reason
     assert "no-such-package was not found in the package registry" in summary.reason
 
 
@@ -122,4 +122,4 @@ def test_a_set_up_that_says_nothing_is_not_blamed_with_what_uv_said(world: World
     world.write(TRAIN)
     (world.code / "requirements.txt").write_text("alpha\n")
     summary = world.ended(world.submit(setup="exit 3"))
-    assert summary.reason.endswith("`setup` exited with 3 and printed nothing"), summary.reason
+    assert summary.reason.endswith("setup: exited with 3 and printed nothing"), summary.reason

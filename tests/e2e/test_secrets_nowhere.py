@@ -145,7 +145,7 @@ def test_a_set_up_that_fails_tells_no_secret(world: World, monkeypatch: pytest.M
     world.write("print('never')\n")
     summary = world.run(secrets={"TOKEN": "env"}, setup='echo "no access with $TOKEN"; exit 3')
     assert summary.phase == "failed"
-    assert "`setup` exited with 3: no access with ***" in str(summary.attempts[0].reason)
+    assert "setup: exited with 3: no access with ***" in str(summary.attempts[0].reason)
     assert found_in(world.root, SECRET) == []
 
 

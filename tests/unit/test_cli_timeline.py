@@ -161,7 +161,7 @@ def test_a_failure_names_its_rule_and_quotes_the_log() -> None:
 
 
 def test_a_long_reason_is_told_in_full_once() -> None:
-    reason = "`setup` exited with 1: " + "ERROR: no matching distribution | " * 9
+    reason = "setup: exited with 1: " + "ERROR: no matching distribution | " * 9
     last = replace(SECOND, outcome="failed", reason=reason)
     text = job_text(replace(SUMMARY, phase="failed", rule="user-error", reason=reason, attempts=(last,)))
     assert text.count(reason) == 1

@@ -157,7 +157,7 @@ class Bench:
         host = Host(make_group(TRAINING, f"install-{os.getpid()}", sessions=self.root / "sessions"))
         log = self.root / "node/train.log"
         try:
-            steps = Steps(host, log, self.said.append, self.check)
+            steps = Steps(host, log, self.said.append, self.check, pauses_s=(0.0, 0.0))
             self.making = Making(node, submission, steps, _ask, self.check)
             return Packages(node, submission, steps, self.command, _ask, self.making).make()
         finally:
@@ -347,6 +347,58 @@ def test_a_set_up_that_may_change_it_has_one_of_its_own(bench: Bench) -> None:
     assert Path(environ["VIRTUAL_ENV"]).is_relative_to(bench.root / "node")
 
 
+@pytest.mark.parametrize("requirements", [None, "none", "requirements.txt"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_set_up_changes_nobodys_python(bench: Bench, requirements: str | None, named: bool) -> None:
+    """With nothing to install, and with everything there already."""
+    bench.write("requirements.txt", "torch\n")
+    bench.setup = "pip install lightning"
+    base = bench.python
+    if named:
+        bench.python = Path("/usr/bin/python3")
+    environ = bench.install(requirements, **({"python": str(base)} if named else {}))
+    folder = Path(environ["VIRTUAL_ENV"])
+    assert folder.is_relative_to(bench.root / "node") and not list(bench.environments.glob("*.lock"))
+    assert bench.version(environ, "torch") == "2.4.0+cu121", "what the Python has is not seen"
+    before = take_listing(base.parent.parent).dump()
+    settings = {"PIP_INDEX_URL": bench.index.url, "PIP_CONFIG_FILE": os.devnull, "PIP_USER": "1"}
+    said = bench.runs({**settings, **environ}, "pip", "install", "--no-cache-dir", "lightning<2")
+    assert "torch" not in said.partition("Successfully installed")[2], "what is there was installed again"
+    assert bench.runs(environ, "python", "-c", "import lightning; print(lightning.__file__)").startswith(str(folder))
+    assert bench.runs(environ, "torchrun") == f"torchrun {folder} 1.0"
+    assert take_listing(base.parent.parent).dump() == before
+    # Made anew each time: nobody knows what an earlier one was left in.
+    assert bench.install(requirements, **({"python": str(base)} if named else {})) == environ
+    assert not list(folder.glob("lib/*/site-packages/lightning*"))
+
+
+def test_a_set_up_on_a_python_that_is_no_environment(bench: Bench) -> None:
+    plain = Path(getattr(sys, "_base_executable", sys.executable))
+    bench.setup = "pip install fresh"
+    bench.python = plain
+    environ = bench.install(None)
+    settings = {"PIP_INDEX_URL": bench.index.url, "PIP_CONFIG_FILE": os.devnull}
+    bench.runs({**settings, **environ}, "pip", "install", "--no-cache-dir", "--no-deps", "fresh")
+    there = bench.runs(environ, "python", "-c", "import fresh; print(fresh.__file__)")
+    assert there.startswith(str(bench.root / "node"))
+    # Programs are found in the order that they were found in.
+    assert environ["PATH"] == f"{environ['VIRTUAL_ENV']}/bin:{bench.command(()).env['PATH']}"
+
+
+def test_a_set_up_that_changes_nobodys_python_needs_no_environment(bench: Bench) -> None:
+    assert bench.install(None) == {}
+    bench.setup = "make"
+    bench.local = False
+    assert bench.install(None) == {}
+    bench.local = True
+    (bench.root / "bin").mkdir()
+    (bench.root / "bin/sh").symlink_to("/bin/sh")
+    bench.env = {"PATH": str(bench.root / "bin")}
+    assert bench.install(None) == {}
+    (said,) = bench.said
+    assert said.startswith("setup has no environment of its own: environment.python: there is no python on this")
+
+
 def test_the_next_machine_restores_it(bench: Bench) -> None:
     bench.local = False
     bench.write("requirements.txt", "lightning\n")
@@ -509,13 +561,48 @@ def test_code_for_another_processor_is_not_restored(bench: Bench, monkeypatch: p
 
 def test_a_package_that_is_nowhere_is_named(bench: Bench) -> None:
     bench.write("requirements.txt", "no-such-package\n")
-    with pytest.raises(SetupFailed, match=r"`requirements.txt` exited with 1: .*no-such-package") as failure:
+    with pytest.raises(SetupFailed) as failure:
         bench.install()
     assert failure.value.user
+    told = "environment.requirements: requirements.txt cannot be installed: No solution found when resolving"
+    assert str(failure.value).startswith(told) and "no-such-package was not found" in str(failure.value)
     # Nothing of it stays, and nothing is taken for whole.
     assert not [path for path in bench.environments.iterdir() if path.is_dir()]
     with pytest.raises(SetupFailed):
         bench.install()
+
+
+@pytest.mark.parametrize("system_packages", [False, True])
+def test_an_index_that_does_not_answer_is_the_machines_fault(bench: Bench, system_packages: bool) -> None:
+    bench.write("requirements.txt", "lightning\n")
+    bench.env = {"UV_DEFAULT_INDEX": "http://jane:hunter2@127.0.0.1:1/simple/", "UV_HTTP_RETRIES": "0"}
+    with pytest.raises(SetupFailed) as failure:
+        bench.install(system_packages=system_packages)
+    assert not failure.value.user
+    away = "http://127.0.0.1:1/simple/lightning/ does not answer (Connection refused)"
+    # With the image's own packages in mind it is found out beforehand, without a step.
+    named = "environment.requirements" if system_packages else "requirements.txt"
+    assert bench.said.count(f"{named}: {away}; trying again in 0 s") == 2
+    what = "" if system_packages else " requirements.txt cannot be installed:"
+    assert str(failure.value) == f"environment.requirements:{what} {away}"
+    assert not [path for path in bench.environments.iterdir() if path.is_dir()]
+
+
+def test_an_index_that_answers_late_is_waited_for(bench: Bench) -> None:
+    bench.write("requirements.txt", "lightning\n")
+    bench.env = {"UV_HTTP_RETRIES": "0"}
+    bench.index.failing = 2
+    assert bench.version(bench.install(), "lightning") == "2.0"
+    assert any("does not answer (503 Service Unavailable); trying again" in line for line in bench.said)
+
+
+def test_a_mistake_in_the_file_is_told_with_its_place(bench: Bench) -> None:
+    bench.write("requirements.txt", "click\nnumpy==\n")
+    with pytest.raises(SetupFailed) as failure:
+        bench.install()
+    assert failure.value.user
+    said = "Couldn't parse requirement in `requirements.txt` at position 6: Unexpected end of version specifier"
+    assert str(failure.value).startswith(f"environment.requirements: requirements.txt cannot be installed: {said}")
 
 
 def test_a_file_that_is_gone_is_named(bench: Bench) -> None:

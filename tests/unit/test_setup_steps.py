@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.agent.enclosure import Command, Host
-from stoker.agent.environment.steps import SLOW_S, Step, Steps
+from stoker.agent.environment.steps import SLOW_S, Step, Steps, nothing_to_undo
 from stoker.agent.logs import say
 from stoker.agent.prepare import SetupFailed
 from stoker.processes import TRAINING, make_group
@@ -53,21 +54,110 @@ def test_a_failing_step_is_named_with_its_last_lines(host: Host, tmp_path: Path)
         )
     assert failure.value.user
     assert failure.value.code == 3
-    assert str(failure.value) == "`requirements.txt` exited with 3: no such package"
+    assert str(failure.value) == "requirements.txt: exited with 3: no such package"
+
+
+def test_an_installer_is_named_by_its_field_and_quoted_from_its_error_on(host: Host, tmp_path: Path) -> None:
+    text = "print('Using Python 3.11.7 environment at: /tmp/x'); print('error: no such package'); raise SystemExit(1)"
+    step = Step("a.txt", python(text, tmp_path), failing="environment.requirements: a.txt cannot be installed")
+    with pytest.raises(SetupFailed) as failure:
+        steps(host, tmp_path / "train.log").run(step)
+    assert str(failure.value) == "environment.requirements: a.txt cannot be installed: no such package"
+    step = replace(step, command=python("raise SystemExit(1)", tmp_path))
+    with pytest.raises(SetupFailed) as failure:
+        steps(host, tmp_path / "train.log").run(step)
+    told = "environment.requirements: a.txt cannot be installed: exited with 1 and printed nothing"
+    assert str(failure.value) == told
+
+
+# Fails so often as it is told to because nobody answers, then for another reason, or not at all.
+FLAKY = """\
+import pathlib, sys
+count = pathlib.Path("count")
+tries = int(count.read_text()) if count.exists() else 0
+count.write_text(str(tries + 1))
+if tries < int(sys.argv[1]):
+    print("error: Failed to fetch: http://jane:pw@host/simple/")
+    print("  cause: Connection refused (os error 111)")
+    raise SystemExit(2)
+if len(sys.argv) > 2:
+    print(sys.argv[2])
+    raise SystemExit(3)
+"""
+AWAY = "http://host/simple/ does not answer (Connection refused)"
+
+
+def flaky(tmp_path: Path, *arguments: str, undo: Callable[[], None] | None = nothing_to_undo) -> Step:
+    command = Command((sys.executable, "-c", FLAKY, *arguments), dict(os.environ), tmp_path)
+    return Step("a.txt", command, failing="environment.requirements: a.txt cannot be installed", undo=undo)
+
+
+def test_what_did_not_answer_is_asked_again(host: Host, tmp_path: Path) -> None:
+    said: list[str] = []
+    undone: list[int] = []
+    running = Steps(host, tmp_path / "train.log", said.append, lambda: None, pauses_s=(0.0, 0.01))
+    running.run(flaky(tmp_path, "2", undo=lambda: undone.append(len(said))))
+    again = f"a.txt: {AWAY}; trying again in 0 s"
+    assert said == ["running a.txt", again, "running a.txt", again, "running a.txt"]
+    assert undone == [2, 4]
+
+
+def test_what_never_answers_is_the_machines_fault(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed) as failure:
+        steps(host, tmp_path / "train.log", pauses_s=(0.0, 0.0)).run(flaky(tmp_path, "9"))
+    assert not failure.value.user and failure.value.code == 2
+    assert str(failure.value) == f"environment.requirements: a.txt cannot be installed: {AWAY}"
+    assert (tmp_path / "count").read_text() == "3"
+
+
+def test_what_fails_otherwise_is_not_tried_again(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed) as failure:
+        steps(host, tmp_path / "train.log", pauses_s=(0.0, 0.0)).run(flaky(tmp_path, "1", "error: no such package"))
+    assert failure.value.user
+    assert str(failure.value) == "environment.requirements: a.txt cannot be installed: no such package"
+    assert (tmp_path / "count").read_text() == "2"
+
+
+def test_commands_that_nobody_can_undo_are_not_run_twice(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed) as failure:
+        steps(host, tmp_path / "train.log", pauses_s=(0.0, 0.0)).run(flaky(tmp_path, "9", undo=None))
+    assert not failure.value.user
+    assert (tmp_path / "count").read_text() == "1"
+
+
+def test_being_told_to_go_ends_a_pause(host: Host, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def check() -> None:
+        if any("trying again" in line for line in said):
+            raise Told
+
+    running = Steps(host, tmp_path / "train.log", said.append, check, pauses_s=(600.0,))
+    with pytest.raises(Told):
+        running.run(flaky(tmp_path, "9"))
+
+
+def test_a_question_to_others_is_asked_again(host: Host, tmp_path: Path) -> None:
+    running = steps(host, tmp_path / "train.log", pauses_s=(0.0, 0.0))
+    assert running.ask_index("plan", flaky(tmp_path, "2", "error: no such package").command).code == 3
+    (tmp_path / "count").unlink()
+    with pytest.raises(SetupFailed, match=r"^plan: http://host/simple/ does not answer") as failure:
+        running.ask_index("plan", flaky(tmp_path, "9").command)
+    assert not failure.value.user
 
 
 def test_a_step_that_says_nothing_is_not_blamed_with_what_another_said(host: Host, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     running = steps(host, log)
     running.run(Step("requirements.txt", python("print('Installed 3 packages')", tmp_path)))
-    with pytest.raises(SetupFailed, match=r"^`setup` exited with 3 and printed nothing$"):
+    with pytest.raises(SetupFailed, match=r"^setup: exited with 3 and printed nothing$"):
         running.run(Step("setup", python("raise SystemExit(3)", tmp_path)))
-    with pytest.raises(SetupFailed, match=r"^`setup` exited with 4: only this$"):
+    with pytest.raises(SetupFailed, match=r"^setup: exited with 4: only this$"):
         running.run(Step("setup", python("print('only this'); raise SystemExit(4)", tmp_path)))
 
 
 def test_a_program_that_is_not_there(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(SetupFailed, match="`setup`: there is no program 'no-such-program' on this machine"):
+    with pytest.raises(SetupFailed, match=r"^setup: there is no program 'no-such-program' on this machine"):
         steps(host, tmp_path / "train.log").run(
             Step("setup", Command(("no-such-program",), dict(os.environ), tmp_path))
         )

@@ -101,6 +101,8 @@ class PackageIndex:
         self.password = password
         self.requests: list[str] = []
         self.refused = 0
+        # So many requests to come are answered with 503, as by an index that has no time.
+        self.failing = 0
         self._wheels: dict[str, Wheel] = {}
 
     def url_at(self, host: str) -> str:
@@ -171,6 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
         index = self.server.index
         path = self.path.partition("?")[0]
         index.requests.append(path)
+        if index.failing > 0:
+            index.failing -= 1
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"", "text/plain", {})
         if not index.admits(self.headers.get("Authorization")):
             return self._send(HTTPStatus.UNAUTHORIZED, b"", "text/plain", {"WWW-Authenticate": 'Basic realm="index"'})
         found = index.answer(path)

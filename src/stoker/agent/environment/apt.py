@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stoker.agent.enclosure import Command
-from stoker.agent.environment.steps import Step
+from stoker.agent.environment.steps import Step, nothing_to_undo
 from stoker.agent.prepare import SetupFailed
 from stoker.sources import read_deb, user_of
 from stoker.spec import PackageIndex
@@ -139,7 +139,11 @@ def step(
         told |= more
     argv = ("sh", "-c", SCRIPT, "apt", *packages)
     command = Command(argv, told, cwd, secrets, root=True)
-    return Step(f"apt ({', '.join(packages)})", command, _REMEDY)
+    named = ", ".join(packages)
+    # What was half done, apt does on.
+    return Step(
+        f"apt ({named})", command, _REMEDY, f"environment.apt: {named} cannot be installed", undo=nothing_to_undo
+    )
 
 
 def missing_here(packages: Sequence[str]) -> tuple[str, ...]:

@@ -176,7 +176,10 @@ class Conda:
         beside = file.with_name(f".stoker-{file.name}")
         try:
             command, private = self._creating(file, beside, program, prefix, scratch)
-            self._steps.run(Step(str(self._wishes.conda), command, _REMEDY))
+            name = str(self._wishes.conda)
+            # A prefix that is there is refused.
+            undo = partial(shutil.rmtree, prefix, ignore_errors=True)
+            self._steps.run(Step(name, command, _REMEDY, f"{_FIELD}: {name} cannot be installed", undo))
             for value in private:
                 forget(prefix, value)
         finally:

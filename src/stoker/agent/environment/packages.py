@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -67,17 +68,22 @@ class Packages:
         wanted = python or self._wishes.python
         name = self._wishes.requirements
         if name is None or name == NOTHING:
-            return self._chosen(wanted)
+            return self._on_top(wanted) if self._is_changed(python) else self._chosen(wanted)
         _log.info("%s: finding out what is installed", name)
         files = self._read(name)
-        base = find(self._steps, self._command, wanted, scripts=bool(self._wishes.system_packages))
+        scripts = self._is_changed(python) or bool(self._wishes.system_packages)
+        base = find(self._steps, self._command, wanted, scripts=scripts)
         uv = self._uv()
         source = self._source(base)
         # What the base has already may do: then the requirements are resolved anew, with that in mind.
         pins = source.pins if source is not None and not self._wishes.system_packages else ()
         target = uv.target(files, self._node.paths.code, pins)
         if uv.satisfied(base, target):
-            self._node.say(f"{name}: everything is installed already in {base.path}, so no environment is made")
+            there = f"{name}: everything is installed already in {base.path}"
+            if self._is_changed(python):
+                self._node.say(f"{there}, and what setup installs goes into an environment on top of it")
+                return self._layer(base, wanted)
+            self._node.say(f"{there}, so no environment is made")
             return put_first(base, self._links) if wanted else {}
         venv = self._made(files, base, uv, source, target, more)
         for line in venv.report():
@@ -93,6 +99,40 @@ class Packages:
         if wanted is None or (self._making.here and not self._wishes.container and is_plain(wanted)):
             return {}  # Its folder is first on the PATH.
         return put_first(find(self._steps, self._command, wanted), self._links)
+
+    def _is_changed(self, python: str | None) -> bool:
+        """Whether commands of the set-up could install into a Python that is somebody's own.
+
+        One that an earlier step made is this node's. If it has no pip, theirs would be the next on the PATH.
+        """
+        if self._submission.spec.setup is None or not self._making.here or self._wishes.container is not None:
+            return False
+        return python is None or not Path(python).with_name("pip").exists()
+
+    def _on_top(self, wanted: str | None) -> dict[str, str]:
+        try:
+            base = find(self._steps, self._command, wanted, scripts=True)
+        except SetupFailed as failure:
+            if wanted is not None:
+                raise
+            # A job may well need no Python at all.
+            self._node.say(f"setup has no environment of its own: {failure}")
+            return {}
+        return self._layer(base, wanted)
+
+    def _layer(self, base: Python, wanted: str | None) -> dict[str, str]:
+        """An environment of this node's alone, with all that its base has: what is installed goes there."""
+        folder = self._node.paths.root / "environments" / "setup"
+        # Left by an agent that was killed, maybe half made.
+        shutil.rmtree(folder, ignore_errors=True)
+        venv = Venv(folder, base, self._uv(), system=True)
+        venv.make_on_top()
+        # It sees the packages of the user's home, too, which is no reason to install there.
+        environ = venv.environ() | {"PIP_USER": "0"}
+        if wanted is None:
+            # Other programs are found in the order that they were found in.
+            environ["PATH"] = f"{folder}/bin{os.pathsep}{base.search}"
+        return environ
 
     def _read(self, name: str) -> Requirements:
         try:

@@ -54,7 +54,7 @@ exec "$found" -I -c "$2" "$3"
 _MARK = "stoker-python "
 # Looking into every package takes a while: only where it is asked for.
 _ASK = """\
-import json, os, platform, site, sys, sysconfig
+import glob, importlib.util, json, os, platform, site, sys, sysconfig
 from importlib import metadata
 scripts = {}
 for each in metadata.distributions() if "scripts" in sys.argv else ():
@@ -66,6 +66,10 @@ for name in ("torch", "tensorflow", "jax"):
     except metadata.PackageNotFoundError:
         pass
 named = os.path.join(os.path.dirname(sys.executable), "python")
+# A Python without pip has mostly one packed away, to be run out of its wheel.
+pip = ["-m", "pip"] if importlib.util.find_spec("pip") else []
+for folder in (os.path.join(sysconfig.get_path("stdlib"), "ensurepip", "_bundled"), "/usr/share/python-wheels"):
+    pip = pip or [os.path.join(wheel, "pip") for wheel in sorted(glob.glob(os.path.join(folder, "pip-*.whl")))[-1:]]
 print("\\nstoker-python " + json.dumps({
     "path": sys.executable,
     "version": platform.python_version(),
@@ -77,6 +81,7 @@ print("\\nstoker-python " + json.dumps({
     "sites": [path for path in site.getsitepackages() if os.path.isdir(path)],
     "frameworks": frameworks,
     "scripts": scripts,
+    "pip": pip,
     "search": os.environ.get("PATH", ""),
 }))
 """
@@ -102,6 +107,8 @@ class Python:
     frameworks: dict[str, str]
     # The commands that its packages bring, each with its entry point, where they were asked for.
     scripts: dict[str, str]
+    # With what arguments it runs pip; none where it has no pip.
+    pip: tuple[str, ...]
     # PATH as it was there.
     search: str
 
@@ -152,6 +159,7 @@ def _read(text: str) -> Python:
         sites=tuple(tree["sites"]),
         frameworks=dict(tree["frameworks"]),
         scripts=dict(tree["scripts"]),
+        pip=tuple(tree["pip"]),
         search=tree["search"],
     )
 

@@ -16,13 +16,15 @@ from functools import cached_property
 from pathlib import Path
 
 from stoker.agent.enclosure import Command
+from stoker.agent.environment.causes import read_cause
 from stoker.agent.environment.index import Index
 from stoker.agent.environment.python import MakeCommand, Python
-from stoker.agent.environment.steps import Answer, Step, Steps
+from stoker.agent.environment.steps import Answer, Step, Steps, nothing_to_undo
 from stoker.agent.environment.uv import Change, read_changes
 from stoker.agent.prepare import SetupFailed
 from stoker.requirements import Requirements
 
+_FIELD = "environment.requirements"
 _SETTINGS = {
     # A Python that nobody chose must not come from the internet.
     "UV_PYTHON_DOWNLOADS": "never",
@@ -71,7 +73,7 @@ class Uv:
         """Raises SetupFailed where it does not run at all."""
         answer = self.ask("--version")
         if answer.code:
-            raise SetupFailed(f"uv does not run here: {_last(answer)}; choose an image with glibc", user=True)
+            raise SetupFailed(f"uv does not run here: {_why(answer)}; choose an image with glibc", user=True)
         return answer.text.strip()
 
     def command(self, *arguments: str) -> Command:
@@ -89,14 +91,17 @@ class Uv:
         return self._steps.ask(argv[0], self._make(argv))
 
     def must(self, what: str, *arguments: str) -> str:
-        """Raises SetupFailed, with what uv said last, when it fails."""
+        """Raises SetupFailed, with what uv said, when it fails."""
         answer = self.ask(*arguments)
         if answer.code:
-            raise SetupFailed(f"{what}: {_last(answer)}", user=True, code=answer.code)
+            raise SetupFailed(f"{what}: {_why(answer)}", user=True, code=answer.code)
         return answer.text
 
-    def run(self, step: str, remedy: str, *arguments: str) -> None:
-        self._steps.run(Step(step, self.command(*arguments), remedy))
+    def install(self, name: str, remedy: str, *arguments: str) -> None:
+        """What the file of this name asks for. Raises SetupFailed."""
+        failing = f"{_FIELD}: {name} cannot be installed"
+        command = self.command("pip", "install", *arguments)
+        self._steps.run(Step(name, command, remedy, failing, nothing_to_undo))
 
     def scratch(self, name: str, text: str = "") -> Path:
         """A file for uv to read or write."""
@@ -140,9 +145,13 @@ class Uv:
         return {name: version for name, version in _PINNED.findall(text) if _VERSION.fullmatch(version)}
 
     def plan(self, base: Python, target: Path, pins: Mapping[str, str]) -> tuple[Change, ...] | None:
-        """What it would change in a Python, with these versions fixed; None when that cannot be."""
+        """What it would change in a Python, with these versions fixed; None when that cannot be.
+
+        Raises SetupFailed where the index does not answer: that says nothing of what can be.
+        """
         constraints = self.scratch("pins.txt", _pin_lines(pins))
-        answer = self.ask(*_plan_arguments(base, target), *self._index.args, f"--constraints={constraints}")
+        arguments = (*_plan_arguments(base, target), *self._index.args, f"--constraints={constraints}")
+        answer = self._steps.ask_index(_FIELD, self.command(*arguments))
         return read_changes(answer.text) if answer.code == 0 else None
 
 
@@ -163,9 +172,8 @@ def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _last(answer: Answer) -> str:
-    lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-    return " | ".join(lines[-3:]) or f"it ended with {answer.code}"
+def _why(answer: Answer) -> str:
+    return read_cause(answer.text.splitlines()).text or f"it ended with {answer.code}"
 
 
 @dataclass(frozen=True)
@@ -214,14 +222,10 @@ class Venv:
 
     def make(self, name: str, target: Path, remedy: str) -> None:
         """Make it and install into it. Its folder must not be there. Raises SetupFailed."""
-        seen = ("--system-site-packages",) if self._system and not self.base.environment else ()
-        self._uv.must(
-            "environment", "venv", "--quiet", "--no-project", f"--python={self.base.path}", *seen, str(self.folder)
-        )
+        self._lay()
         plan = self._plan(target) if self._system else None
         extra: tuple[str, ...] = ()
         if plan is not None:
-            self._see_base()
             pins = {each: version for each, version in plan.added.items() if version is not None}
             extra = (
                 f"--constraints={self._uv.scratch('pins.txt', _pin_lines(pins))}",
@@ -229,11 +233,30 @@ class Venv:
             )
         # Nothing is compiled: that takes longer than all the rest, and the training compiles what it imports by itself.
         arguments = (f"--python={self.python}", *_read_from(target), *extra, *self._uv.index_args)
-        self._uv.run(name, remedy, "pip", "install", *arguments)
+        self._uv.install(name, remedy, *arguments)
         if plan is not None:
             self._add_scripts()
-        self._add_pip()
+        self._add_pip(f'VIRTUAL_ENV={_quote(self.folder)} exec {_quote(self._uv.program)} pip "$@"')
         (self.folder / _REPORT).write_text(_lines(self._told(name, plan)), encoding="utf-8")
+
+    def make_on_top(self) -> None:
+        """Make it with nothing in it: what it sees is all of its base's. Its folder must not be there.
+
+        Its `pip` is pip itself, where the base has one: uv would install a second time what is only seen. Raises
+        SetupFailed.
+        """
+        self._lay()
+        self._add_scripts()
+        pip = shlex.join([str(self.python), *self.base.pip]) if self.base.pip else f"{_quote(self._uv.program)} pip"
+        self._add_pip(f'VIRTUAL_ENV={_quote(self.folder)} exec {pip} "$@"')
+
+    def _lay(self) -> None:
+        seen = ("--system-site-packages",) if self._system and not self.base.environment else ()
+        self._uv.must(
+            "environment", "venv", "--quiet", "--no-project", f"--python={self.base.path}", *seen, str(self.folder)
+        )
+        if self._system:
+            self._see_base()
 
     def _plan(self, target: Path) -> Plan:
         """As much of the base as can be is kept: that a newer version could be used is no reason to replace it."""
@@ -280,12 +303,11 @@ class Venv:
                 call = f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n"
                 _write_program(script, f"#!{self.python}\n{call}")
 
-    def _add_pip(self) -> None:
+    def _add_pip(self, call: str) -> None:
         """`pip install` in `setup` is for this environment, and not for the Python that it was made on."""
-        call = f'VIRTUAL_ENV={shlex.quote(str(self.folder))} exec {shlex.quote(str(self._uv.program))} pip "$@"\n'
         for name in ("pip", "pip3"):
             if not (self.folder / "bin" / name).exists():
-                _write_program(self.folder / "bin" / name, f"#!/bin/sh\n{call}")
+                _write_program(self.folder / "bin" / name, f"#!/bin/sh\n{call}\n")
 
     def _told(self, name: str, plan: Plan | None) -> Iterator[str]:
         if plan is None:
@@ -301,6 +323,10 @@ class Venv:
         kept = [f"{each} {plan.kept[each]}" for each in _DEAREST if each in plan.kept]
         if kept:
             yield f"{name}: kept of what {self.base.path} has: {', '.join(kept)}"
+
+
+def _quote(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _write_program(path: Path, text: str) -> None:
