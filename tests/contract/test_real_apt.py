@@ -14,7 +14,7 @@ import pytest
 
 from stoker.agent.enclosure import Host
 from stoker.agent.environment import apt
-from stoker.agent.environment.steps import Step, Steps
+from stoker.agent.environment.steps import Steps
 from stoker.agent.logs import say
 from stoker.agent.prepare import SetupFailed
 from stoker.processes import TRAINING, make_group
@@ -57,6 +57,7 @@ class Debian:
         # What differs from the image.
         self.changed = folder / "upper"
         self.log = folder / "train.log"
+        self.pauses_s: tuple[float, ...] = ()
         self._folder = folder
         self._group = make_group(TRAINING, f"apt-{os.getpid()}", sessions=folder / "sessions")
 
@@ -69,8 +70,10 @@ class Debian:
         assert PASSWORD not in " ".join(step.command.argv) + str(step.command.env)
         inside = replace(step.command, argv=(*self.entering, *step.command.argv))
         self.log.write_text("")
-        steps = Steps(Host(self._group), self.log, lambda text: say(self.log, text), lambda: None)
-        steps.run(Step(step.name, inside))
+        steps = Steps(
+            Host(self._group), self.log, lambda text: say(self.log, text), lambda: None, pauses_s=self.pauses_s
+        )
+        steps.run(replace(step, command=inside))
         return self.log.read_text()
 
     def close(self) -> None:
@@ -101,7 +104,7 @@ if isolated():
             said = debian.install("stoker-tiny", "stoker-base=2.0", mirror=mirror)
             assert "installed already: stoker-tiny stoker-base=2.0" in said
             assert len(repository.requests) == asked, "what is satisfied asks nobody"
-            with pytest.raises(SetupFailed, match=r"E: Version '3.0' for 'stoker-base' was not found"):
+            with pytest.raises(SetupFailed, match=r"Version '3.0' for 'stoker-base' was not found"):
                 debian.install("stoker-base=3.0", mirror=mirror)
         assert debian.run("cat", "/usr/share/stoker-tiny/version") == "1.0\n"
         # The machine's own sources and lists are as they were.
@@ -123,10 +126,20 @@ if isolated():
 
     def test_a_wrong_password_is_said(debs: list[Deb], debian: Debian) -> None:
         with deb_repository(*debs, password="another") as repository:
-            with pytest.raises(SetupFailed, match="Unable to locate package stoker-tiny"):
+            with pytest.raises(SetupFailed, match="Unable to locate package stoker-tiny") as failure:
                 debian.install("stoker-tiny", mirror=PackageIndex(f"[trusted=yes] {repository.url} ./", "env:PASSWORD"))
-            assert repository.refused
+            assert repository.refused and failure.value.user
         assert "401  Unauthorized" in debian.log.read_text()
+
+    @pytest.mark.parametrize("host", ["127.0.0.1:1", "mirror.invalid"])
+    def test_a_mirror_that_does_not_answer_is_the_machines_fault(debian: Debian, host: str) -> None:
+        debian.pauses_s = (0.0,)
+        with pytest.raises(SetupFailed) as failure:
+            debian.install("stoker-tiny", mirror=PackageIndex(f"[trusted=yes] http://{host}/debian ./"))
+        assert not failure.value.user
+        told = f"environment.apt: stoker-tiny cannot be installed: http://{host}/debian/./InRelease does not answer ("
+        assert str(failure.value).startswith(told)
+        assert debian.log.read_text().count("running apt (stoker-tiny)") == 2
 
     @pytest.mark.parametrize(
         ("lock", "says", "mirrored"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterator
 
@@ -74,6 +75,24 @@ def test_what_the_set_up_installs_is_for_this_job_alone(world: World, index: Pac
     other = world.submit()
     assert world.ended(other).phase == "failed"
     assert any("No module named 'alpha'" in line for line in world.lines(other))
+
+
+@pytest.mark.parametrize("requirements", [None, "none", "requirements.txt"])
+def test_what_the_set_up_installs_is_not_in_the_users_own_python(
+    world: World, index: PackageIndex, monkeypatch: pytest.MonkeyPatch, requirements: str | None
+) -> None:
+    """With no requirements, with none wanted, and with all of them there already."""
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    world.write(TRAIN)
+    (world.code / "requirements.txt").write_text("click\n")
+    if requirements is None:
+        (world.code / "requirements.txt").unlink()
+    environment = {"requirements": requirements} if requirements else {}
+    job = world.submit(setup="pip install 'alpha<2'", environment=environment)
+    assert world.ended(job).phase == "succeeded", world.story(job)
+    (line,) = [line for line in world.lines(job) if line.startswith("alpha ")]
+    assert line.startswith(f"alpha 1.0 in {world.home}/nodes/")
+    assert importlib.util.find_spec("alpha") is None, "it went into the Python of whoever submitted"
 
 
 def test_none_installs_nothing(world: World, index: PackageIndex) -> None:

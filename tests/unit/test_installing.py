@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.enclosure import Command, Host
 from stoker.agent.environment import cache, processor, shelf
 from stoker.agent.environment.archive import take_listing
+from stoker.agent.environment.conda import Conda
 from stoker.agent.environment.making import Making
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Steps
@@ -145,21 +147,28 @@ class Bench:
 
     def install(self, requirements: str | None = "requirements.txt", **wishes: object) -> dict[str, str]:
         """Install, as a set-up does. Answers the variables of the training."""
+        wanted = Environment(requirements=requirements, **wishes)  # type: ignore[arg-type]
+        with self._set_up(wanted) as (node, submission, steps):
+            assert self.making is not None
+            return Packages(node, submission, steps, self.command, _ask, self.making).make()
+
+    def make_conda(self, name: str) -> dict[str, str]:
+        with self._set_up(Environment(conda=name)) as (node, submission, steps):
+            assert self.making is not None
+            return Conda(node, submission, steps, self.command, self.making, lambda *_: "").make().environ
+
+    @contextmanager
+    def _set_up(self, wishes: Environment) -> Iterator[tuple[Node, Submission, Steps]]:
         self.said.clear()
         node = self.node()
-        spec = Spec(
-            name="job",
-            run="true",
-            setup=self.setup,
-            environment=Environment(requirements=requirements, **wishes),  # type: ignore[arg-type]
-        )
+        spec = Spec(name="job", run="true", setup=self.setup, environment=wishes)
         submission = Submission("job-abcd", spec, "me", code=Code(self.digest, 1, 1))
         host = Host(make_group(TRAINING, f"install-{os.getpid()}", sessions=self.root / "sessions"))
         log = self.root / "node/train.log"
         try:
             steps = Steps(host, log, self.said.append, self.check, pauses_s=(0.0, 0.0))
             self.making = Making(node, submission, steps, _ask, self.check)
-            return Packages(node, submission, steps, self.command, _ask, self.making).make()
+            yield node, submission, steps
         finally:
             host.close()
 
@@ -594,6 +603,27 @@ def test_an_index_that_answers_late_is_waited_for(bench: Bench) -> None:
     bench.index.failing = 2
     assert bench.version(bench.install(), "lightning") == "2.0"
     assert any("does not answer (503 Service Unavailable); trying again" in line for line in bench.said)
+
+
+def test_a_channel_that_answers_late_is_waited_for(bench: Bench) -> None:
+    """conda refuses a prefix that is there: what a failed try left is taken away."""
+    (bench.root / "bin").mkdir()
+    program = bench.root / "bin/conda"
+    program.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo conda 9.9; exit; fi\n'
+        'while [ "$1" != --prefix ]; do shift; done\n'
+        'mkdir "$2" || exit 7\n'
+        f"if [ ! -e {bench.root}/asked ]; then touch {bench.root}/asked\n"
+        'echo "CondaHTTPError: HTTP 000 CONNECTION FAILED for url <https://host/noarch/repodata.json>"; exit 1; fi\n'
+        'mkdir "$2/conda-meta"\n'
+    )
+    program.chmod(0o755)
+    bench.env = {"PATH": f"{bench.root}/bin:/usr/bin:/bin"}
+    bench.write("environment.yml", "dependencies: [python]\n")
+    assert (Path(bench.make_conda("environment.yml")["CONDA_PREFIX"]) / "conda-meta").is_dir()
+    away = "https://host/noarch/repodata.json does not answer (HTTP 000 CONNECTION FAILED)"
+    assert f"environment.yml: {away}; trying again in 0 s" in bench.said
 
 
 def test_a_mistake_in_the_file_is_told_with_its_place(bench: Bench) -> None:
