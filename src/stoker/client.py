@@ -29,6 +29,7 @@ from stoker.governor.background import carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
+from stoker.heeding import heed
 from stoker.home import default_store_url
 from stoker.inputs import check_readable
 from stoker.jobfile import (
@@ -129,7 +130,8 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     if provider.capabilities.here:
         check_readable(spec)
     offered = provider.offerings(spec.resources)
-    fitting = fitting_offerings(spec, provider, offered)
+    heeded = heed(spec, store, fitting_offerings(spec, provider, offered))
+    fitting = heeded.offerings
     if isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)
     bundles, unserved = pack_agents(provider, spec, fitting)
@@ -140,7 +142,8 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         offerings=fitting,
         offered=offered,
         folder=Path.cwd(),
-        told=(*resolved.told, *unserved),
+        told=(*resolved.told, *heeded.told, *unserved),
+        noted=heeded.noted,
         code=submission.code,
         environ=submission.environ if provider.capabilities.here else store_environ(store.url),
         bundles=bundles,
@@ -408,13 +411,14 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     """What a governor would do about the job now, and what it waits for. Does nothing."""
     from stoker.core.decide import decide
     from stoker.core.policy import DEFAULT
+    from stoker.governor.house import HouseReader
     from stoker.governor.observe import Memory, list_clouds, observe
 
     fleet, memory = Fleet(store.url), Memory()
     markers = {job: active_jobs(store).get(job, ())}
     listing = list_clouds(store, fleet, memory, markers)
     observation = observe(store, fleet, memory, markers, listing.narrowed({job}))
-    plan = decide(observation.snapshot, DEFAULT, datetime.now(timezone.utc))
+    plan = decide(observation.snapshot, HouseReader(store, DEFAULT).read(), datetime.now(timezone.utc))
     return plan.actions, plan.waiting.get(job, "") or observation.problems.get(job, "")
 
 

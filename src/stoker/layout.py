@@ -7,7 +7,8 @@
     tools/<digest>.gz                                 submitter; programs that machines fetch when they need them
     wheels/<digest>                                   submitter; packages for machines without an index, shared by jobs
     inputs/<digest>/…  inputs/<digest>.json           submitter; folders of theirs as plain files, shared by jobs
-    policy/…                                          the house
+    policy/defaults.yaml                              the house: what job files need not say
+    policy/rules/<version, 8 digits>.json             the house, create-only: the rules that every job obeys
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>  metrics/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
@@ -47,6 +48,7 @@ PLACES = "places/"
 # Stands for a provider that has none.
 NO_REGION = "-"
 DEFAULTS = "policy/defaults.yaml"
+RULES = "policy/rules/"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
 
@@ -131,6 +133,10 @@ def dry(offering: str) -> str:
 def place(provider: str, region: str | None) -> str:
     """Machines were launched there once: whoever looks for orphans looks there too."""
     return f"{PLACES}{provider}/{region or NO_REGION}"
+
+
+def rules(version: int) -> str:
+    return f"{RULES}{number(version)}.json"
 
 
 def governor(name: str) -> str:

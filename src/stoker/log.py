@@ -133,6 +133,7 @@ def parse(seq: int, found: Object) -> Entry:
         event=record.event,
         by=record.by,
         min_version=record.min_version,
+        policy=record.policy,
     )
 
 

@@ -304,6 +304,8 @@ class Record:
     event: Event
     version: int = PROTOCOL_VERSION
     min_version: int = PROTOCOL_VERSION
+    # The digest of the rules of the house by which it was decided; empty where there were none.
+    policy: str = ""
 
 
 @dataclass(frozen=True)
@@ -316,6 +318,7 @@ class Entry:
     event: Event
     by: str = ""
     min_version: int = PROTOCOL_VERSION
+    policy: str = ""
 
 
 # ── Facts: what agents push ───────────────────────────────────────────────────────────────────────────────────────────

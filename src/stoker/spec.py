@@ -33,9 +33,13 @@ def part(
     factory: Any = dataclasses.MISSING,
     least: float | None = None,
     above: float | None = None,
+    key: str = "",
 ) -> Any:
-    """A field of the job file: what it means, the form people write it in, and how small a number may be."""
-    metadata = {"doc": doc, "form": form, "least": least, "above": above}
+    """A field of a file that people write: what it means, the form it is written in, and how small a number may be.
+
+    `key` is what people write where that is no name for Python.
+    """
+    metadata = {"doc": doc, "form": form, "least": least, "above": above, "key": key}
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     if default is not dataclasses.MISSING:
@@ -200,7 +204,7 @@ class Environment:
 class Input:
     """A data set the training reads."""
 
-    source: str = part("a URL, or a file or folder of the submitter's, which is sent to the store once")
+    source: str = part("a URL, or a file or folder of the submitter's, which is sent to the store once", key="from")
     mode: InputMode = part(
         "copy it before the start, mount it with what the machine has for that, or stream it: only pass the URL",
         default="copy",
@@ -243,6 +247,19 @@ class Retry:
     user_errors: int = part("how often a failing script is started again", default=0, least=0)
     on_demand_after: int | None = part(
         "reclaims after which the next attempt is on-demand; null: never", default=3, least=1
+    )
+    min_runtime_s: float = part(
+        "a failure that no rule explains, of an attempt that trained this long, is resumed from the last checkpoint",
+        form="duration",
+        default=7200.0,
+        least=0,
+    )
+    resumes: int = part("how often a job is resumed so", default=3, least=0)
+    spot_again_s: float | None = part(
+        "reclaims older than this are forgotten, so that the next attempt may be on spot again; null: never",
+        form="duration",
+        default=None,
+        above=0,
     )
     hold_on_failure_s: float = part("keep a failed machine this long", form="duration", default=0.0, least=0)
 

@@ -23,6 +23,7 @@ from stoker.errors import (
 from stoker.finding import SUFFIX_LENGTH
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
+from stoker.heeding import heed
 from stoker.home import home
 from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
@@ -160,6 +161,8 @@ def prepare(
     spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
+    heeded = heed(spec, asked, fitting)
+    fitting = heeded.offerings
     if not offline and isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)
     bundles, unserved = pack_agents(provider, spec, fitting, offline=offline)
@@ -188,6 +191,7 @@ def prepare(
         folder=code_folder,
         told=(
             *told,
+            *heeded.told,
             *chosen.told,
             *new,
             *unserved,
@@ -198,7 +202,7 @@ def prepare(
             *_spot_left_out(spec, fitting, offered),
             *(provider.remarks(spec) if isinstance(provider, Remarks) else ()),
         ),
-        noted=chosen.noted,
+        noted=(*heeded.noted, *chosen.noted),
         packed=packed,
         environ=environ,
         bundles=bundles,

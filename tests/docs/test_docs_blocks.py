@@ -18,7 +18,9 @@ from stoker.agent.environ import CONTRACT
 from stoker.errors import SpecError
 from stoker.jobfile import layer_of, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk
+from stoker.policyfile import parse_policy, subject_key
 from stoker.providers import registry
+from stoker.rules import SUBJECTS
 from stoker.spec import Spec
 from stoker.summary import Summary
 
@@ -56,9 +58,25 @@ def test_job_files_are_found_and_bad_ones_refused() -> None:
             check_job_file(bad)
 
 
+POLICIES = [block for block in BLOCKS if block.language == "yaml" and block.text.startswith("rules:")]
+
+
+@pytest.mark.parametrize("block", POLICIES, ids=str)
+def test_a_policy_in_a_page_is_one(block: Block) -> None:
+    assert parse_policy(block.text.encode(), str(block)).rules
+
+
+def test_every_subject_of_a_rule_is_in_its_page() -> None:
+    page = (DOCS / "governance.md").read_text(encoding="utf-8")
+    rows = {row.partition("`")[2].partition(":")[0]: row for row in page.splitlines() if row.startswith("| `")}
+    for subject, actions in SUBJECTS.items():
+        told = re.findall(r"`([a-z-]+)`", rows[subject_key(subject)].rpartition(" | ")[2])
+        assert tuple(told) == actions, subject
+
+
 def test_every_yaml_block_is_a_job_file() -> None:
     """There is no other YAML in the pages: one that begins with a word we do not know has rotted."""
-    known = {where for where, _ in job_files()}
+    known = {where for where, _ in job_files()} | {str(block) for block in POLICIES}
     assert [str(block) for block in BLOCKS if block.language == "yaml" and str(block) not in known] == []
 
 

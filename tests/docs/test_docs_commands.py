@@ -44,17 +44,24 @@ def problem_of(words: tuple[str, ...], *, typed: bool) -> str | None:
     name, *arguments = rest
     if name not in COMMANDS:
         return f"there is no command {name!r}"
+    command = load(name)
+    if isinstance(command, click.Group):
+        part = arguments.pop(0) if arguments else ""
+        if part not in command.commands:
+            return f"{name} has no {part!r}"
+        command = command.commands[part]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     options = {word.partition("=")[0].rstrip(",") for word in own if word.startswith("-") and word not in ("-", "--")}
-    if unknown := options - known_options(load(name)):
+    if unknown := options - known_options(command):
         return f"{name} has no {', '.join(sorted(unknown))}"
-    return _cannot_be_typed(name, arguments) if typed and not options & {"-h", "--help"} else None
+    return _cannot_be_typed(command, arguments) if typed and not options & {"-h", "--help"} else None
 
 
-def _cannot_be_typed(name: str, arguments: list[str]) -> str | None:
+def _cannot_be_typed(command: click.Command, arguments: list[str]) -> str | None:
     """Parse it as the command line would, up to the fields that it sets."""
     try:
-        context = load(name).make_context(name, list(arguments), parent=click.Context(cli, info_name="stoker"))
+        parent = click.Context(cli, info_name="stoker")
+        context = command.make_context(command.name, list(arguments), parent=parent)
         sets = context.params.get("sets") or ()
         if sets:
             parse_job([layer_of({"run": "true"}, "a page"), assignments(sets)])
@@ -89,6 +96,9 @@ def test_commands_are_found_at_all() -> None:
         ("logs", "job", "--node", "one"),
         ("stop", "job", "--grace", "3s"),
         ("--stor", "x", "ps"),
+        ("policy", "test", "--polcy", "x"),
+        ("policy", "tests"),
+        ("policy", "set"),
     ],
 )
 def test_what_is_wrong_is_found(words: tuple[str, ...]) -> None:

@@ -41,6 +41,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Keep house": {
         "govern": "Make one pass of the governor, or watch.",
+        "policy": "Set, show and test the rules that every job obeys.",
         "reap": "End machines that no job owns.",
         "check": "See whether this computer, the store and a provider are fit.",
         "iam": "Print the policies that a cloud has to allow.",

@@ -45,6 +45,13 @@ def _command(name: str) -> str:
     context = click.Context(cli, info_name="stoker")
     command = cli.get_command(context, name)
     assert command is not None
+    if isinstance(command, click.Group):
+        head = f"### stoker {name}\n\n{_help(command.help or '')}"
+        return "\n".join([head, *(_one(part, f"{name} {key}", context) for key, part in command.commands.items())])
+    return _one(command, name, context)
+
+
+def _one(command: click.Command, name: str, context: click.Context) -> str:
     own = click.Context(command, info_name=name, parent=context)
     usage = " ".join(command.collect_usage_pieces(own))
     lines = [f"### stoker {name}\n", f"```\nstoker {name} {usage}".rstrip() + "\n```\n", _help(command.help or "")]

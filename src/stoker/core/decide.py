@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import gate, orphans, retry
+from stoker.core import gate, governance, orphans, retry
 from stoker.core.costs import burn_rate, job_cost, span_s
 from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
@@ -25,6 +25,7 @@ from stoker.model import (
     Ended,
     Event,
     Known,
+    Offering,
     Outcome,
     Suspected,
     Unknown,
@@ -73,6 +74,8 @@ class _Decision:
         self.policy = policy
         self.now = now
         self.blind = blind
+        self.subject = governance.Subject(job.spec, now.date(), job.state.job)
+        self.bounds = governance.bounded(policy.house, self.subject)
         self.actions: list[Action] = []
         self.wakes: list[datetime] = []
         self.waiting = ""
@@ -88,7 +91,7 @@ class _Decision:
             pass
         elif self.state.stop is not None:
             self._stop()
-        elif self._enforce_limits():
+        elif self._enforce_limits() or self._audit_limits():
             pass
         elif not any(self._tend(claim) for claim in self.state.open_claims):
             self._claim_next()
@@ -157,7 +160,8 @@ class _Decision:
         for claim in self.state.open_claims:
             if not self._over(claim) or not retry.facts_complete(self.job, claim):
                 continue
-            case = retry.case_of(self.job, claim, self.policy)
+            diagnoses = governance.that_count(self.policy.house, self.subject, "failure")
+            case = retry.case_of(replace(self.job, spec=self.bounds.spec), claim, self.policy, diagnoses)
             verdict = retry.verdict(case)
             closed = retry.closing(case, verdict)
             if verdict.restart or verdict.outcome == "stopped":
@@ -219,7 +223,7 @@ class _Decision:
     # ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enforce_limits(self) -> bool:
-        broken = self._broken_limit()
+        broken = self._broken_limit(self.bounds)
         if broken is None:
             return False
         rule, reason = broken
@@ -232,15 +236,22 @@ class _Decision:
                 return self._append(Closed(claim=claim.number, outcome="limit", rule=rule), reason)
         return False
 
-    def _broken_limit(self) -> tuple[str, str] | None:
-        limits = self.job.spec.limits
+    def _audit_limits(self) -> bool:
+        """Tell, once, that a rule which is only watched would have ended the job."""
+        bounds = governance.bounded(self.policy.house, self.subject, audit=True)
+        broken = self._broken_limit(bounds) if bounds.by_rule else None
+        if broken is None or broken[0] in self.state.warned or not broken[0].startswith(governance.PREFIX):
+            return False
+        rule, reason = broken
+        return self._append(Warned(code=rule), f"{reason}; audit: nothing is done")
+
+    def _broken_limit(self, bounds: governance.Bounded) -> tuple[str, str] | None:
+        limits = bounds.spec.limits
         if limits.max_runtime_s is not None:
             left = limits.max_runtime_s - self._trained_s()
             if left <= 0:
-                return (
-                    "max_runtime",
-                    f"limits.max_runtime ({limits.max_runtime_s:g} s of training) is reached",
-                )
+                reason = f"{bounds.named('max_runtime')} ({limits.max_runtime_s:g} s of training) is reached"
+                return bounds.rule("max_runtime"), reason
             if self.state.open_claims:
                 self._wake_in(left)
         if limits.max_cost is not None:
@@ -250,7 +261,8 @@ class _Decision:
                 # Saving costs money too: what the grace will burn is set aside.
                 left = limits.max_cost - spent - rate * self._save_s
                 if left <= 0 and (spent > 0 or limits.max_cost <= 0):
-                    return "max_cost", f"limits.max_cost (${limits.max_cost:g}) is reached"
+                    reason = f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached"
+                    return bounds.rule("max_cost"), reason
                 if rate > 0:
                     self._wake_in(left / rate)
         return None
@@ -357,6 +369,9 @@ class _Decision:
         alone = not self.state.open_claims
         if alone and self._waited_too_long():
             return
+        if self.policy.unread:
+            self.waiting = f"the rules of the house cannot be read: {self.policy.unread}"
+            return
         match self.job.offerings:
             case None:
                 return
@@ -365,7 +380,10 @@ class _Decision:
                 return
             case Known(value=offerings):
                 pass
-        match place(self.job, offerings, self.policy, self.now):
+        if self._heed_rules(offerings):
+            return
+        may = governance.allowed(self.policy.house, self.subject, offerings)
+        match place(replace(self.job, spec=self.bounds.spec), may, self.policy, self.now):
             case Chosen(offering=offering, reason=why):
                 seq = self.state.seq + 1
                 noticed = None if alone else self.state.open_claims[0].number
@@ -380,16 +398,32 @@ class _Decision:
                 if alone:
                     self._append(Ended(outcome="failed", rule="no-offering", claim=self._last_attempt()), why)
 
+    def _heed_rules(self, offerings: tuple[Offering, ...]) -> bool:
+        """Refuse what the house refuses, whoever submitted it, and tell what it warns of, once."""
+        fresh = not any(claim.attempt is not None for claim in self.state.since_opened())
+        found = governance.broken(self.policy.house, self.subject, offerings)
+        for finding in found:
+            if finding.refuses and not self.state.open_claims and (fresh or finding.rule.about_machines):
+                ended = Ended(outcome="failed", rule=finding.code, claim=self._last_attempt())
+                return self._append(ended, str(finding))
+        if not fresh:
+            return False
+        for finding in found:
+            if finding.code not in self.state.warned:
+                return self._append(Warned(code=finding.code), str(finding))
+        return False
+
     def _waited_too_long(self) -> bool:
-        longest = self.job.spec.limits.max_wait_s
+        longest = self.bounds.spec.limits.max_wait_s
         if longest is None:
             return False
         left = longest - (self.now - waiting_since(self.state)).total_seconds()
         if left > 0:
             self._wake_in(left)
             return False
-        reason = f"limits.max_wait ({longest:g} s without a machine) is reached"
-        return self._append(Ended(outcome="failed", rule="max_wait", claim=self._last_attempt()), reason)
+        reason = f"{self.bounds.named('max_wait')} ({longest:g} s without a machine) is reached"
+        ended = Ended(outcome="failed", rule=self.bounds.rule("max_wait"), claim=self._last_attempt())
+        return self._append(ended, reason)
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -81,7 +81,8 @@ def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now
     """Choose among `offerings`, which come in order of preference."""
     state, spec = job.state, job.spec
     # A claim that is still open was given notice, or there would be no next one: that is a reclaim already.
-    fitting, reason = acceptable(spec, offerings, reclaims(state) + len(state.open_claims))
+    taken = reclaims(state, now, spec.retry.spot_again_s) + len(state.open_claims)
+    fitting, reason = acceptable(spec, offerings, taken)
     if not fitting:
         return Impossible(reason)
     dry = _later(_dry(state, policy), _dry_for_all(job))
@@ -173,9 +174,12 @@ def _cheapest(offerings: list[Offering]) -> str:
     return f"; the cheapest known is {machine} at ${price:.4f}/h"
 
 
-def reclaims(state: JobState) -> int:
-    """How often the cloud took machines back since the job was opened."""
-    return sum(1 for claim in state.since_opened() if claim.closed and claim.closed.outcome == "reclaimed")
+def reclaims(state: JobState, now: datetime, forgotten_s: float | None = None) -> int:
+    """How often the cloud took machines back since the job was opened, as far as that is not forgotten."""
+    taken = [claim.closed_at for claim in state.since_opened() if claim.closed and claim.closed.outcome == "reclaimed"]
+    if forgotten_s is None:
+        return len(taken)
+    return sum(1 for at in taken if at is not None and (now - at).total_seconds() < forgotten_s)
 
 
 def waiting_since(state: JobState) -> datetime:

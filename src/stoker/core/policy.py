@@ -1,13 +1,19 @@
-"""The numbers that decisions rest on. Each carries its reason; a house may set its own."""
+"""What decisions rest on: the rules of the house, and numbers that each carry their reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.rules import NO_RULES, House
+
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of the house, as far as deciding needs them."""
+    """The rules of the house, and the numbers that it has not set."""
+
+    house: House = NO_RULES
+    # Why the rules of the house could not be read. What nobody could hold a job against never causes a launch.
+    unread: str = ""
 
     # Ranks that were asked to save (stop, drain, limit) have the job's `checkpoints.grace`, which their agent keeps,
     # and this much more to make it durable and leave by themselves, before their machine is ended.

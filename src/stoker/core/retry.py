@@ -7,14 +7,16 @@ as the spec says. Every verdict names its rule and gives its reason in words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.core.costs import span_s
+from stoker.core.governance import PREFIX
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim, JobState
 from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known
+from stoker.rules import Diagnosis, Rule
 from stoker.spec import Spec
 
 # Checkpoints brought in by `resume_from` are kept under claim 0. A person named them: they are never given up on.
@@ -52,6 +54,8 @@ class Case:
     state: JobState
     spec: Spec
     policy: Policy
+    # The rules of the house about what a failure means, as far as they are about this job.
+    diagnoses: tuple[Rule, ...] = ()
 
     @property
     def left(self) -> tuple[Exit, ...]:
@@ -145,7 +149,7 @@ def verdict(case: Case) -> Verdict:
     raise AssertionError("the last rule matches everything")
 
 
-def case_of(job: JobSnapshot, claim: Claim, policy: Policy) -> Case:
+def case_of(job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rule, ...] = ()) -> Case:
     """The case of a claim whose every rank has exited or is gone."""
     beats = [job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
     exits = tuple(job.exit_of(claim, rank) for rank in range(claim.nodes))
@@ -158,6 +162,7 @@ def case_of(job: JobSnapshot, claim: Claim, policy: Policy) -> Case:
         state=job.state,
         spec=job.spec,
         policy=policy,
+        diagnoses=diagnoses,
     )
 
 
@@ -258,6 +263,28 @@ def _no_room(case: Case) -> Verdict | None:
     return None
 
 
+def _diagnosed(case: Case) -> Verdict | None:
+    """What the house knows better than the rules below."""
+    for rule in case.diagnoses:
+        assert rule.failure is not None
+        for found in case.left:
+            if found.outcome == "failed" and _told_by(rule.failure, found):
+                what = f"policy {rule.name}: {found.reason or 'the command failed'}"
+                if rule.action == "restart":
+                    return Verdict("infrastructure", f"{PREFIX}{rule.name}", what, restart=True)
+                return Verdict("failed", f"{PREFIX}{rule.name}", what, restart=False, counted=True)
+    return None
+
+
+def _told_by(diagnosis: Diagnosis, found: Exit) -> bool:
+    """Whether all that it names is there."""
+    if diagnosis.log is not None and not re.search(diagnosis.log, "\n".join(found.tail)):
+        return False
+    if diagnosis.exit_code is not None and diagnosis.exit_code != _status(found):
+        return False
+    return diagnosis.evidence is None or diagnosis.evidence in found.evidence
+
+
 def _infrastructure(case: Case) -> Verdict | None:
     for found in case.left:
         if found.why == "agent":
@@ -324,10 +351,19 @@ def _user_error(case: Case) -> Verdict | None:
     closes = [claim.closed for claim in case.state.since_opened() if claim.closed]
     spent = sum(1 for closed in closes if closed.counted)
     if spent >= case.spec.retry.user_errors:
-        return Verdict("failed", "user-error", what, restart=False, counted=True)
+        return _resumed(case, what, closes) or Verdict("failed", "user-error", what, restart=False, counted=True)
     if case.at_startup and closes and closes[-1].counted and closes[-1].at_startup:
         return Verdict("failed", "user-error", f"{what}; it failed twice right after its start", False, counted=True)
     return Verdict("failed", "user-error", f"{what}; retry {spent + 1} of {case.spec.retry.user_errors}", True, True)
+
+
+def _resumed(case: Case, what: str, closes: Sequence[Closed]) -> Verdict | None:
+    """Nothing explains it, and much was trained by then: it goes on from its last checkpoint, a few times."""
+    retry = case.spec.retry
+    done = sum(1 for closed in closes if closed.rule == "resumed")
+    if case.trained_s < retry.min_runtime_s or case.checkpoint is None or done >= retry.resumes:
+        return None
+    return Verdict("failed", "resumed", f"{what}; it had trained for long: resume {done + 1} of {retry.resumes}", True)
 
 
 def _otherwise(_case: Case) -> Verdict | None:
@@ -342,6 +378,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _reclaimed,
     _boot_failed,
     _lost,
+    _diagnosed,
     _no_room,
     _infrastructure,
     _left_early,

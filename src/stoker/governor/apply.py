@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 from stoker import layout, log
+from stoker.core import governance
 from stoker.core.hold import hold_of
+from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.errors import (
     AuthDenied,
@@ -50,6 +52,8 @@ class Applier:
         self.memory = memory
         self.by = by
         self.token = token
+        # What the plans that are applied were decided by.
+        self.policy = DEFAULT
         self._places: set[str] = set()
 
     def apply(self, plan: Plan) -> Applied:
@@ -101,7 +105,8 @@ class Applier:
                 raise Transient(next(iter(left.problems.values())))
 
     def _append(self, job: str, seq: int, event: Event, reason: str) -> bool:
-        record = Record(token=self.token(), by=self.by, reason=reason, event=event)
+        digest = self.policy.house.digest
+        record = Record(token=self.token(), by=self.by, reason=reason, event=event, policy=digest)
         return log.append(self.store, job, seq, record)
 
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,10 +214,15 @@ class Applier:
             spec=spec,
             submitter=submission.submitter,
             offering=claim.offering,
-            max_life_s=longest_life_s(spec),
+            max_life_s=self._longest_life_s(state.job, spec),
             environ=submission.environ,
             bundles=submission.bundles,
         )
+
+    def _longest_life_s(self, job: str, spec: Spec) -> float | None:
+        """By the house's bounds, too."""
+        subject = governance.Subject(spec, datetime.now(timezone.utc).date(), job)
+        return longest_life_s(governance.bounded(self.policy.house, subject).spec)
 
 
 # Nothing is unbounded: what was dry yesterday is forgotten.

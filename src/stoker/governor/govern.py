@@ -15,6 +15,7 @@ from stoker.errors import StokerError, StoreError
 from stoker.governor.apply import Applier
 from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
 from stoker.governor.fleet import Fleet
+from stoker.governor.house import HouseReader
 from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
 from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, known_places, list_clouds, observe
@@ -61,6 +62,7 @@ class Governor:
         self.store = store
         self.fleet = fleet or Fleet(store.url)
         self.policy = policy
+        self._house = HouseReader(store, policy)
         self.name = name or governor_name()
         self.monotonic = monotonic
         self.memory = Memory()
@@ -70,6 +72,7 @@ class Governor:
 
     def plan(self) -> tuple[Plan, Observation]:
         """What a pass would do now, doing nothing."""
+        self.policy = self._house.read()
         markers = active_jobs(self.store)
         clock = read_clock(self.store, self.name, self.monotonic)
         observation = self._observe(markers)
@@ -77,6 +80,7 @@ class Governor:
 
     def run_pass(self, only: set[str] | None = None) -> Pass:
         """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
+        self.policy = self.applier.policy = self._house.read()
         markers = active_jobs(self.store)
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}

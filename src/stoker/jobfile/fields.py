@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from stoker.spec import Input, Resources, Spec
+from stoker.spec import Resources, Spec
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _table(cls: type) -> dict[str, Field]:
             continue  # kept in the spec, but not for people to write
         hint, optional = _bare(hints[field.name])
         form = field.metadata["form"]
-        key = public_name(field.name, form) if cls is not Input or field.name != "source" else "from"
+        key = field.metadata["key"] or public_name(field.name, form)
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()

@@ -7,6 +7,7 @@ value.
 from __future__ import annotations
 
 import re
+from datetime import date
 
 from stoker.spec import Gpus
 
@@ -24,6 +25,8 @@ _GPUS = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?::(?P<count>\d+))?|(?P<a
 DURATION_HELP = "a duration such as 90s, 15m, 24h or 1h30m"
 SIZE_HELP = "a size with its unit, such as 200GB or 64GiB"
 GPUS_HELP = "accelerators such as A100:8, A100 or 8"
+PERCENT_HELP = "a share such as 80% or 0.8"
+DATE_HELP = "a day such as 2026-12-31"
 AT_LEAST_HELP = "a whole number such as 8 or 8+"
 
 
@@ -90,6 +93,26 @@ def read_gpus(value: str | int | float) -> Gpus | None:
 
 def write_gpus(gpus: Gpus) -> str | int:
     return f"{gpus.name}:{gpus.count}" if gpus.name else gpus.count
+
+
+def read_percent(value: str | int | float) -> float:
+    """A share of one: `80%`, or `0.8`."""
+    text = str(value).strip()
+    share = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    if not 0 <= share <= 1:
+        raise ValueError(PERCENT_HELP)
+    return share
+
+
+def write_percent(share: float) -> str:
+    return f"{share * 100:.10g}%"
+
+
+def read_date(value: str | int | float) -> date:
+    """A day, as `2026-12-31`."""
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value.strip()):
+        raise ValueError(DATE_HELP)
+    return date.fromisoformat(value.strip())
 
 
 def read_at_least(value: str | int | float) -> int:

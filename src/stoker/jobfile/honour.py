@@ -48,6 +48,9 @@ ALWAYS_HONOURED = frozenset(
         "limits.max_wait",
         "retry.user_errors",
         "retry.on_demand_after",
+        "retry.min_runtime",
+        "retry.resumes",
+        "retry.spot_again",
         "tags",
     }
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from stoker.jobfile import values
 from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers
@@ -67,7 +67,18 @@ def parse_layers(
     root = merge_layers(layers)
     for path in without:
         root = _replaced(root, path.split("."), None)
-    return _Reader().job(_own_sections(root), folder or base_folder(layers))
+    return _read_job(_own_sections(root), folder or base_folder(layers))
+
+
+def _read_job(root: Node, folder: Path) -> Parsed:
+    assert isinstance(root.value, dict)
+    reader = SectionReader()
+    found = reader.fields(Spec, root, "")
+    if "name" not in found:
+        found["name"] = default_name(found["run"], folder / found.get("code", "."))
+    parsed = Parsed(Spec(**found, params_written=values.written(root.value.get("params"))), reader.origins)
+    check_rules(parsed.spec, lambda path: parsed.where(path) or root.origin)
+    return parsed
 
 
 def base_folder(layers: Sequence[Layer]) -> Path:
@@ -110,30 +121,25 @@ def _unshared(node: Node) -> Node | None:
 
 
 @dataclass
-class _Reader:
+class SectionReader:
+    """Reads dataclasses made of `part`s, and remembers where each field was written, by its dotted name."""
+
+    # What the whole file is: a name that is unknown here may be known elsewhere in it.
+    root: type = Spec
     origins: dict[str, Origin] = field(default_factory=dict)
 
-    def job(self, root: Node, folder: Path) -> Parsed:
-        assert isinstance(root.value, dict)
-        found = self._fields(Spec, root, "")
-        if "name" not in found:
-            found["name"] = default_name(found["run"], folder / found.get("code", "."))
-        parsed = Parsed(Spec(**found, params_written=values.written(root.value.get("params"))), self.origins)
-        check_rules(parsed.spec, lambda path: parsed.where(path) or root.origin)
-        return parsed
-
-    def _section(self, cls: type, node: Node, path: str) -> Any:
+    def section(self, cls: type, node: Node, path: str) -> Any:
         if not isinstance(node.value, dict):
             names = ", ".join([*list(fields_of(cls))[:4], "…"])
             raise values.wrong(node, path, f"fields ({names})")
-        return cls(**self._fields(cls, node, path))
+        return cls(**self.fields(cls, node, path))
 
-    def _fields(self, cls: type, node: Node, path: str) -> dict[str, Any]:
+    def fields(self, cls: type, node: Node, path: str) -> dict[str, Any]:
         assert isinstance(node.value, dict)
         infos = fields_of(cls)
         for key, part in node.value.items():
             if key not in infos:
-                raise part.origin.error(_join(path, key), f"unknown field; {_nearest(cls, key)}")
+                raise part.origin.error(_join(path, key), f"unknown field; {_nearest(self.root, cls, key)}")
         found: dict[str, Any] = {}
         for key, info in infos.items():
             dotted = _join(path, key)
@@ -149,9 +155,11 @@ class _Reader:
 
     def _value(self, info: Field, node: Node, path: str) -> Any:
         if info.section is not None:
-            return self._section(info.section, node, path)
+            return self.section(info.section, node, path)
         if info.form == "inputs":
             return self._inputs(node, path)
+        if info.form == "sections":
+            return self._sections(info, node, path)
         if info.choices and not info.form:
             if node.value in info.choices:
                 return node.value
@@ -166,12 +174,18 @@ class _Reader:
             raise node.origin.error(path, f"must be more than {info.above:g}, found {_shown(node)}")
         return value
 
+    def _sections(self, info: Field, node: Node, path: str) -> tuple[Any, ...]:
+        (cls, _) = get_args(info.hint)
+        if not isinstance(node.value, tuple):
+            raise values.wrong(node, path, "a list")
+        return tuple(self.section(cls, each, f"{path}[{number}]") for number, each in enumerate(node.value))
+
     def _inputs(self, node: Node, path: str) -> dict[str, Input]:
         found = {}
         for key, dotted, child in values.items(node, path):
             self.origins[dotted] = child.origin
             if isinstance(child.value, dict):
-                found[key] = self._section(Input, child, dotted)
+                found[key] = self.section(Input, child, dotted)
             elif isinstance(child.value, str):
                 found[key] = Input(source=values.text(child, dotted))
             else:
@@ -190,11 +204,11 @@ def _shown(node: Node) -> str:
     return node.text or describe(node).removeprefix("the number ")
 
 
-def _nearest(cls: type, key: str) -> str:
+def _nearest(root: type, cls: type, key: str) -> str:
     here = list(fields_of(cls))
     wanted = _OTHER_WORDS.get(key, key)
     # The right name may stand in the wrong place, such as `gpus` at the top.
-    elsewhere = [dotted for dotted, info in walk() if info.key == wanted]
+    elsewhere = [dotted for dotted, info in walk(root) if info.key == wanted]
     close = [wanted] if wanted in here else elsewhere or get_close_matches(key, here, n=1)
     if close and close[0] not in here and "." not in close[0]:
         # `did you mean tags?` would be no news to who wrote `tags` below `resources`.

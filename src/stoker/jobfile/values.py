@@ -247,13 +247,37 @@ def _regexes(node: Node, path: str) -> dict[str, str]:
     found = {}
     for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
         found[key] = text(child, dotted)
-        try:
-            pattern = re.compile(found[key])
-        except (re.error, OverflowError, RecursionError) as error:
-            raise child.origin.error(dotted, f"not a regular expression: {error}") from None
+        pattern = _compiled(child, dotted, found[key])
         if pattern.groups != 1 and len(pattern.groupindex) != 1:
             advice = "expected exactly one group (or one named group) for the value, as in 'loss=([0-9.]+)'"
             raise child.origin.error(dotted, f"{advice}; found {pattern.groups}")
+    return found
+
+
+def _regex(node: Node, path: str) -> str:
+    found = text(node, path)
+    _compiled(node, path, found)
+    return found
+
+
+def _compiled(node: Node, path: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise node.origin.error(path, f"not a regular expression: {error}") from None
+
+
+def _wanted(node: Node, path: str) -> dict[str, tuple[str, ...]]:
+    """Values of tags: `any`, some of them, or `/patterns/`."""
+    found = {}
+    for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
+        parts = child.value if isinstance(child.value, tuple) else (child,)
+        found[key] = tuple(_as_written(part, dotted) for part in parts)
+        if not found[key]:
+            raise child.origin.error(dotted, "is empty; write `any`, values, or a pattern between slashes")
+        for value in found[key]:
+            if len(value) > 1 and value[0] == value[-1] == "/":
+                _compiled(child, dotted, value[1:-1])
     return found
 
 
@@ -310,6 +334,8 @@ FORMS: dict[str, Reader] = {
     "size": _formed(forms.read_size, forms.SIZE_HELP),
     "gpus": _formed(forms.read_gpus, forms.GPUS_HELP),
     "at-least": _formed(forms.read_at_least, forms.AT_LEAST_HELP),
+    "percent": _formed(forms.read_percent, forms.PERCENT_HELP),
+    "date": _formed(forms.read_date, forms.DATE_HELP),
     "spot": _spot,
     "words": words,
     "zones": _zones,
@@ -325,7 +351,9 @@ FORMS: dict[str, Reader] = {
     "packages": _packages,
     "image": _image,
     "flags": _flags,
+    "regex": _regex,
     "regexes": _regexes,
+    "wanted": _wanted,
     "mapping": _mapping,
 }
 

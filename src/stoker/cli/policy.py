@@ -1,0 +1,185 @@
+"""`stoker policy`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import json_option, opened_store, set_option, store_option
+
+if TYPE_CHECKING:
+    from stoker.core.governance import Finding
+    from stoker.policies import Kept
+    from stoker.rules import House
+    from stoker.store import Store
+
+
+@click.group("policy")
+def command() -> None:
+    """The rules that every job of the store obeys: kept in it, and held against each job by whoever governs it."""
+
+
+@command.command("set")
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True))
+@click.option("--note", metavar="TEXT", default="", help="What changed, for whoever reads the history.")
+@store_option
+def set_(file: str, note: str) -> None:
+    """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
+    from stoker import policies
+    from stoker.cli.printing import say
+    from stoker.submitting import submitter
+
+    text, source = _read(file)
+    _parsed(text, source)
+    kept = policies.write(opened_store(), text, submitter(), note)
+    rules = len(policies.house(kept).rules)
+    say(f"policy version {kept.version}: {rules} rule{'' if rules == 1 else 's'}, from now on, for all jobs")
+
+
+@command.command()
+@click.option("--version", metavar="N", type=click.IntRange(min=1), help="Not the newest, but this one.")
+@json_option
+@store_option
+def show(version: int | None, as_json: bool) -> None:
+    """Print the policy as it was written."""
+    from stoker import policies
+    from stoker.cli.printing import print_json, say
+
+    store = opened_store()
+    kept = _kept(store, version)
+    if as_json:
+        print_json(_told(kept) | {"text": kept.written.text} if kept else None)
+        return
+    if kept is None:
+        say("there is no policy; `stoker policy set FILE` makes one")
+        return
+    policies.house(kept)
+    click.echo(kept.written.text, nl=not kept.written.text.endswith("\n"))
+
+
+@command.command()
+@json_option
+@store_option
+def history(as_json: bool) -> None:
+    """List the versions of the policy: when, by whom, and what for."""
+    from stoker import policies
+    from stoker.cli.printing import clock, legible, print_json, table
+
+    found = policies.history(opened_store())
+    if as_json:
+        print_json([_told(kept) for kept in found])
+        return
+    rows = [
+        [str(kept.version), clock(kept.at), legible(kept.written.author), legible(kept.written.note)] for kept in found
+    ]
+    click.echo(table(("VERSION", "SET", "BY", "NOTE"), rows))
+
+
+@command.command()
+@click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--policy", metavar="FILE", help="Not the store's policy, but this one, before it is set.")
+@set_option
+@json_option
+@store_option
+def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Tell what the policy would say to a job file, without submitting it. Exits with 1 if it is refused.
+
+    No cloud is asked: machines are those of the tables that come with Stoker.
+    """
+    from stoker.cli.printing import print_json, whole
+
+    store = opened_store()
+    if policy is not None:
+        house = _parsed(*_read(policy))
+    else:
+        from stoker import policies
+
+        house = policies.house(policies.current(store))
+    findings, bounds = _held(house, store, job_file, sets)
+    refused = any(finding.refuses for finding in findings)
+    if as_json:
+        told = [
+            {"rule": each.rule.name, "then": each.rule.action, "audit": each.rule.audit, "reason": each.reason}
+            for each in findings
+        ]
+        print_json({"refused": refused, "findings": told, "bounds": whole(bounds), "policy": house.digest})
+    else:
+        for finding in findings:
+            click.echo(f"{'would be refused' if finding.refuses else 'warning'}: {finding}")
+        for field, rule in bounds.items():
+            click.echo(f"bounded: {field} by policy {rule}")
+        if not findings:
+            click.echo(f"allowed by {len(house.rules)} rules" if house.rules else "allowed: there are no rules")
+    sys.exit(1 if refused else 0)
+
+
+def _held(
+    house: House, store: Store, job_file: Path | None, sets: tuple[str, ...]
+) -> tuple[tuple[Finding, ...], dict[str, str]]:
+    from datetime import datetime, timezone
+
+    from stoker import layout
+    from stoker.core import governance
+    from stoker.core.placement import acceptable
+    from stoker.errors import UserError
+    from stoker.jobfile import find_job_file, gather, resolve
+    from stoker.providers import registry
+    from stoker.submitting import connect
+
+    job_file = job_file or find_job_file()
+    if job_file is None:
+        raise UserError("there is no stoker.yaml here; name a job file")
+    defaults = store.get(layout.DEFAULTS)
+    layers = gather(job_file=job_file, house=defaults.data if defaults else None, sets=sets, flags={})
+    spec = resolve(layers, registry.capabilities).spec
+    offered = connect(spec, store, offline=True).offerings(spec.resources)
+    fitting, _ = acceptable(spec, offered, unpriced=True)
+    subject = governance.Subject(spec, datetime.now(timezone.utc).date())
+    bounds = governance.bounded(house, subject)
+    return governance.broken(house, subject, fitting), dict(bounds.by_rule)
+
+
+def _read(file: str) -> tuple[str, str]:
+    """A text and what it is called. Raises UserError for what cannot be read."""
+    from stoker.errors import UserError
+
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode(), "standard input" if file == "-" else file
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; name a file with rules") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: is no text in UTF-8") from None
+
+
+def _parsed(text: str, source: str) -> House:
+    from stoker.policyfile import parse_policy
+
+    return parse_policy(text.encode(), source)
+
+
+def _kept(store: Store, version: int | None) -> Kept | None:
+    from stoker import policies
+    from stoker.errors import UserError
+
+    if version is None:
+        return policies.current(store)
+    found = policies.read(store, version)
+    if found is None:
+        raise UserError(f"--version: there is no version {version}; `stoker policy history` lists them")
+    return found
+
+
+def _told(kept: Kept) -> dict[str, object]:
+    from stoker import codec, policies
+
+    return {
+        "version": kept.version,
+        "at": codec.dump(kept.at),
+        "author": kept.written.author,
+        "note": kept.written.note,
+        "digest": policies.digest(kept),
+    }

@@ -1,0 +1,213 @@
+"""Which rules of the house a job breaks. Pure: the same for whoever submits a job and for whoever governs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from stoker.model import Offering
+from stoker.rules import ANY, House, Rule, Wanted
+from stoker.spec import Spec
+
+# Before the name of a rule of the house, in decisions.
+PREFIX = "policy:"
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whom a rule is held against. `job` is None before it has an id."""
+
+    spec: Spec
+    today: date
+    job: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that is broken, and how, in words."""
+
+    rule: Rule
+    reason: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether anything happens."""
+        return not self.rule.audit
+
+    @property
+    def refuses(self) -> bool:
+        return self.counts and self.rule.action == "refuse"
+
+    @property
+    def code(self) -> str:
+        """What decisions call it."""
+        return f"{PREFIX}{self.rule.name}"
+
+    def __str__(self) -> str:
+        mode = " (audit)" if self.rule.audit else ""
+        return f"policy {self.rule.name}{mode}: {self.reason}"
+
+
+def applies(rule: Rule, subject: Subject) -> bool:
+    """Whether the rule says anything to this job today."""
+    tags = subject.spec.tags
+    if any(name not in tags or not fits(wanted, tags[name]) for name, wanted in rule.scope.items()):
+        return False
+    named = {subject.job, subject.spec.name}
+    return not any(each.job in named and subject.today <= each.until for each in rule.exempt)
+
+
+def that_count(house: House, subject: Subject, about: str, *, audit: bool = False) -> tuple[Rule, ...]:
+    """The rules about something that are about this job. `audit`: those that are only a word for people."""
+    return tuple(rule for rule in house.about(about) if rule.audit == audit and applies(rule, subject))
+
+
+def fits(wanted: Wanted, value: str) -> bool:
+    """Whether a tag's value is one of those."""
+    return any(each == ANY or _matches(each, value) for each in wanted)
+
+
+def broken(house: House, subject: Subject, offerings: Iterable[Offering] | None = None) -> tuple[Finding, ...]:
+    """The rules that the job breaks by what it asks for. `offerings` are those that would do; None: they are not
+    known, which breaks nothing."""
+    known = None if offerings is None else tuple(offerings)
+    found = []
+    for rule in house.rules:
+        if applies(rule, subject):
+            reason = _reason(rule, subject.spec, known)
+            if reason is not None:
+                found.append(Finding(rule, reason))
+    return tuple(found)
+
+
+def allowed(house: House, subject: Subject, offerings: Iterable[Offering]) -> tuple[Offering, ...]:
+    """The offerings that no rule forbids."""
+    about = ("providers", "regions", "machines")
+    rules = [rule for each in about for rule in that_count(house, subject, each) if rule.action == "refuse"]
+    return tuple(each for each in offerings if not any(_forbids(rule, each) for rule in rules))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A spec with the house's bounds in it, and which of them are the house's: the name of the rule by the field's."""
+
+    spec: Spec
+    by_rule: Mapping[str, str]
+
+    def named(self, field: str) -> str:
+        """Whose bound it is, in words: `limits.max_cost`, or `policy max-cost`."""
+        rule = self.by_rule.get(field)
+        return f"limits.{field}" if rule is None else f"policy {rule}"
+
+    def rule(self, field: str) -> str:
+        rule = self.by_rule.get(field)
+        return field if rule is None else f"{PREFIX}{rule}"
+
+
+def bounded(house: House, subject: Subject, *, audit: bool = False) -> Bounded:
+    """The tightest of the job's own bounds and the house's; how it is retried is the house's where that says so.
+
+    `audit`: as if only the rules counted that are only a word for people.
+    """
+    limits, retry = subject.spec.limits, subject.spec.retry
+    by_rule: dict[str, str] = {}
+    for field in ("max_runtime_s", "max_wait_s", "max_cost"):
+        for rule in that_count(house, subject, field, audit=audit):
+            most, own = getattr(rule, field), getattr(limits, field)
+            if rule.action == "stop" and (own is None or most < own):
+                limits = replace(limits, **{field: most})
+                by_rule[field.removesuffix("_s")] = rule.name
+    for rule in that_count(house, subject, "resume", audit=audit):
+        assert rule.resume is not None
+        retry = replace(retry, min_runtime_s=rule.resume.min_runtime_s, resumes=rule.resume.times)
+    for rule in that_count(house, subject, "spot", audit=audit):
+        assert rule.spot is not None
+        retry = replace(retry, on_demand_after=rule.spot.on_demand_after, spot_again_s=rule.spot.back_after_s)
+    return Bounded(replace(subject.spec, limits=limits, retry=retry), by_rule)
+
+
+# ── Rule by rule ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _reason(rule: Rule, spec: Spec, offerings: tuple[Offering, ...] | None) -> str | None:
+    """How the rule is broken; None where it is not, or nobody can know yet."""
+    if rule.tags is not None:
+        return _tags(rule.tags, spec.tags)
+    if rule.images is not None:
+        container = spec.environment.container
+        named = [name for name in (spec.resources.image, container.image if container else None) if name is not None]
+        other = [name for name in named if not _any(rule.images, name)]
+        return f"the image {other[0]} is not allowed; use {_few(rule.images)}" if other else None
+    if rule.max_nodes is not None and spec.nodes > rule.max_nodes:
+        return f"{spec.nodes} nodes are more than {rule.max_nodes}; ask for fewer"
+    if rule.max_retries is not None and spec.retry.user_errors > rule.max_retries:
+        return f"retry.user_errors: {spec.retry.user_errors} is more than {rule.max_retries}"
+    if rule.max_runtime_s is not None and rule.action != "stop":
+        return _too_much("limits.max_runtime", spec.limits.max_runtime_s, rule.max_runtime_s, " s")
+    if rule.max_cost is not None and rule.action != "stop":
+        return _too_much("limits.max_cost", spec.limits.max_cost, rule.max_cost, " dollars")
+    if offerings:
+        other_than = [offering for offering in offerings if _forbids(rule, offering)]
+        if len(other_than) == len(offerings):
+            names = _few(sorted({_told(rule, offering) for offering in other_than}))
+            may = rule.providers or rule.regions or rule.machines or ()
+            return f"{names} may not be used; allowed is {_few(may)}"
+    return None
+
+
+def _tags(wanted: Mapping[str, Wanted], tags: Mapping[str, str]) -> str | None:
+    missing = [name for name in wanted if not tags.get(name)]
+    if missing:
+        given = " ".join(f"--set tags.{name}=…" for name in missing)
+        return f"tags.{missing[0]} is missing; add it to the job file, or give {given}"
+    for name, values in wanted.items():
+        if not fits(values, tags[name]):
+            return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(values)}"
+    return None
+
+
+def _too_much(field: str, own: float | None, most: float, unit: str) -> str | None:
+    if own is None:
+        return f"{field} is missing; set it to at most {most:g}{unit}"
+    return f"{field}: {own:g}{unit} is more than {most:g}{unit}" if own > most else None
+
+
+def _forbids(rule: Rule, offering: Offering) -> bool:
+    told = _told(rule, offering)
+    patterns = rule.providers or rule.regions or rule.machines
+    # A provider without regions is nowhere that a rule could forbid.
+    return patterns is not None and told != "" and not _any(patterns, told)
+
+
+def _told(rule: Rule, offering: Offering) -> str:
+    if rule.providers is not None:
+        return offering.provider
+    if rule.regions is not None:
+        return offering.region or ""
+    return offering.machine if rule.machines is not None else ""
+
+
+def _any(patterns: Iterable[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _matches(wanted: str, value: str) -> bool:
+    if len(wanted) > 1 and wanted[0] == wanted[-1] == "/":
+        return _compiled(wanted[1:-1]).fullmatch(value) is not None
+    return wanted == value
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _few(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return ", ".join(found[:_MOST_NAMED]) + more

@@ -1,0 +1,76 @@
+"""The file that holds the rules of the house: read as strictly as a job file, each mistake in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+from stoker import codec
+from stoker.errors import SpecError
+from stoker.jobfile.document import Layer, read_layer
+from stoker.jobfile.fields import public_name
+from stoker.jobfile.parse import SectionReader
+from stoker.rules import SUBJECTS, House, Rule
+
+# Far more than any house has. A governor reads it in every pass.
+MOST_BYTES = 256 * 1024
+
+
+def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
+    """The rules that a text comes to. Raises SpecError for the first mistake, with where it was made."""
+    if len(data) > MOST_BYTES:
+        raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MOST_BYTES}")
+    layer = read_layer(data, source)
+    reader = SectionReader(House)
+    house: House = reader.section(House, layer.root, "")
+    rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
+    seen: dict[str, int] = {}
+    for number, rule in enumerate(rules):
+        if rule.name in seen:
+            problem = f"is called {rule.name}, as rules[{seen[rule.name]}] is; give it a name of its own"
+            raise _where(reader, layer, f"rules[{number}]", "name", problem)
+        seen[rule.name] = number
+    return replace(house, rules=rules, digest=codec.digest(data), version=version)
+
+
+def subject_key(subject: str) -> str:
+    """As people write it: `max_runtime`."""
+    form = next(each.metadata["form"] for each in dataclasses.fields(Rule) if each.name == subject)
+    return public_name(subject, form)
+
+
+def _checked(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> Rule:
+    """The rule with its name. Raises SpecError for what no single field tells."""
+    found = [subject for subject in SUBJECTS if getattr(rule, subject) is not None]
+    if not found:
+        names = ", ".join(map(subject_key, SUBJECTS))
+        raise _where(reader, layer, path, "", f"says nothing; it is about one of {names}")
+    if len(found) > 1:
+        names = " and ".join(map(subject_key, found))
+        raise _where(reader, layer, path, subject_key(found[1]), f"is about {names}; make them two rules")
+    (subject,) = found
+    if rule.then is not None and rule.then not in SUBJECTS[subject]:
+        may = " or ".join(SUBJECTS[subject])
+        problem = f"{rule.then} cannot be what happens for {subject_key(subject)}; write {may}"
+        raise _where(reader, layer, path, "then", problem)
+    _check_parts(rule, path, reader, layer)
+    return rule if rule.name else replace(rule, name=subject_key(subject).replace("_", "-"))
+
+
+def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+    """What one subject asks of its own fields together."""
+    if rule.failure is not None:
+        told = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
+        if all(each is None for each in told):
+            raise _where(reader, layer, path, "failure", "has at least one of log, exit_code and evidence")
+    for subject in ("providers", "regions", "machines", "images", "tags"):
+        if getattr(rule, subject) is not None and not getattr(rule, subject):
+            raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
+
+
+def _where(reader: SectionReader, layer: Layer, path: str, key: str, problem: str) -> SpecError:
+    dotted = f"{path}.{key}" if key else path
+    near = [origin for name, origin in reader.origins.items() if name == dotted or name.startswith(f"{path}.")]
+    exact = reader.origins.get(dotted)
+    origin = exact or (near[0] if near else layer.root.origin)
+    return origin.error(dotted, problem)

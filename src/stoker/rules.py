@@ -1,0 +1,144 @@
+"""The rules of the house: what every job of a store obeys, whoever submitted it.
+
+A rule has one subject (`tags`, `machines`, `max_cost`, …) and says what happens when a job breaks it. Frozen
+data, as `stoker.spec`, from which the file that people write is read, and its reference and schema are made.
+"""
+
+# `part` makes a field(), which is what dataclass defaults are for.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+from stoker.spec import part
+
+# What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
+# attempt is on-demand.
+Then = Literal["warn", "refuse", "stop", "restart", "on-demand"]
+# A value of a tag, as a rule names it: any, one of these, or whatever the pattern matches whole.
+Wanted = tuple[str, ...]
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """A failure that nothing explains, of a job that had run for long, is resumed from its last checkpoint."""
+
+    min_runtime_s: float = part("only after at least so much training", form="duration", default=7200.0, least=0)
+    times: int = part("so often for one job", default=3, least=0)
+
+
+@dataclass(frozen=True)
+class SpotUse:
+    """When spot machines are given up."""
+
+    on_demand_after: int | None = part("reclaims after which the next attempt is on-demand", default=3, least=1)
+    back_after_s: float | None = part(
+        "an on-demand attempt that ends after so long without a reclaim is followed by a spot one",
+        form="duration",
+        default=None,
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a failure of the script's means, told from the end of its log, its exit status or the kernel's word."""
+
+    log: str | None = part("a regular expression that the last lines match", form="regex", default=None)
+    exit_code: int | None = part("the exit status of the command", default=None)
+    evidence: str | None = part("what the kernel or NVML said: `oom`, `xid:79`, `disk-full`", default=None)
+
+
+@dataclass(frozen=True)
+class Exemption:
+    """One job that the rule says nothing to, until a date."""
+
+    job: str = part("id of the job, or a name of jobs")
+    until: date = part("the last day, in UTC", form="date")
+    why: str = part("for whoever reads it later")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. Exactly one of the subjects is set."""
+
+    name: str = part("what it is called in decisions; default: its subject", form="name", default="")
+    # The subjects.
+    tags: dict[str, Wanted] | None = part(
+        "tags that a job must have: `any`, a value or a list of them, or a pattern as `/[A-Z]+-[0-9]+/`",
+        form="wanted",
+        default=None,
+    )
+    providers: tuple[str, ...] | None = part("the providers that may be used", form="words", default=None)
+    regions: tuple[str, ...] | None = part(
+        "the regions that may be used; `us-*` is a pattern", form="words", default=None
+    )
+    machines: tuple[str, ...] | None = part("the machine types that may be used", form="words", default=None)
+    images: tuple[str, ...] | None = part("the images of machines and containers", form="words", default=None)
+    max_nodes: int | None = part("most nodes of a job", default=None, least=1)
+    max_runtime_s: float | None = part("longest training time of a job", form="duration", default=None, above=0)
+    max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
+    max_cost: float | None = part("most dollars for a job", default=None, above=0)
+    max_retries: int | None = part("how often a failing script may be started again", default=None, least=0)
+    resume: Resuming | None = part("failures that nothing explains", default=None)
+    spot: SpotUse | None = part("when spot machines are given up", default=None)
+    failure: Diagnosis | None = part("what a failure means", default=None)
+    # What happens, to whom.
+    then: Then | None = part("what happens to a job that breaks it; default: as the subject has it", default=None)
+    audit: bool = part("only tell what would have happened", default=False)
+    scope: dict[str, Wanted] = part("only jobs with these tags", form="wanted", factory=dict, key="for")
+    exempt: tuple[Exemption, ...] = part("jobs that it says nothing to", form="sections", default=(), key="except")
+
+    @property
+    def subject(self) -> str:
+        return next(name for name in SUBJECTS if getattr(self, name) is not None)
+
+    @property
+    def about_machines(self) -> bool:
+        """Whether it may be broken by the next attempt of a job that has had some."""
+        return self.subject in ("providers", "regions", "machines")
+
+    @property
+    def action(self) -> Then:
+        return self.then or SUBJECTS[self.subject][0]
+
+
+# What may happen when a rule about a subject is broken; the first where the rule does not say.
+SUBJECTS: dict[str, tuple[Then, ...]] = {
+    "tags": ("refuse", "warn"),
+    "providers": ("refuse", "warn"),
+    "regions": ("refuse", "warn"),
+    "machines": ("refuse", "warn"),
+    "images": ("refuse", "warn"),
+    "max_nodes": ("refuse", "warn"),
+    "max_runtime_s": ("stop", "refuse", "warn"),
+    "max_wait_s": ("stop",),
+    "max_cost": ("stop", "refuse", "warn"),
+    "max_retries": ("refuse", "warn"),
+    "resume": ("restart",),
+    "spot": ("on-demand",),
+    "failure": ("restart", "stop"),
+}
+
+
+@dataclass(frozen=True)
+class House:
+    """The policy of a store."""
+
+    rules: tuple[Rule, ...] = part("what every job obeys, in this order", form="sections", default=())
+    # Of the text that it was read from. Decisions record it.
+    digest: str = ""
+    version: int = 0
+
+    def about(self, subject: str) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.subject == subject)
+
+
+NO_RULES = House()
+
+assert set(SUBJECTS) <= {field.name for field in dataclasses.fields(Rule)}

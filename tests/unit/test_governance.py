@@ -1,0 +1,132 @@
+"""Which rules a job breaks: pure, and the same for whoever submits and whoever governs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+
+from stoker.core.governance import Subject, allowed, applies, bounded, broken
+from stoker.model import Offering
+from stoker.policyfile import parse_policy
+from stoker.rules import House
+from stoker.spec import Container, Environment, Limits, Resources, Retry, Spec
+
+TODAY = date(2026, 11, 16)
+SPEC = Spec(name="job", run="true", tags={"project": "vision", "team": "nlp"})
+G5 = Offering("ec2", "g5.xlarge", "us-east-1a", spot=True, region="us-east-1", price=1.0)
+P4 = Offering("ec2", "p4d.24xlarge", "eu-west-1b", spot=True, region="eu-west-1", price=30.0)
+HERE = Offering("local", "local", "this-computer", spot=False)
+
+
+def rules(*texts: str) -> House:
+    return parse_policy(("rules:\n" + "".join(f"- {{{text}}}\n" for text in texts)).encode(), "p.yaml")
+
+
+def subject(spec: Spec = SPEC, job: str | None = None) -> Subject:
+    return Subject(spec, TODAY, job)
+
+
+def told(house: House, spec: Spec = SPEC, *offerings: Offering) -> list[str]:
+    return [str(finding) for finding in broken(house, subject(spec), offerings or None)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("tags: {project: any}", None),
+        ("tags: {project: [speech, vision]}", None),
+        ("tags: {project: /v.*n/}", None),
+        ("tags: {project: /vis/}", "tags.project: vision is not allowed; write /vis/"),
+        ("tags: {project: speech}", "tags.project: vision is not allowed; write speech"),
+        ("tags: {cost: any}", "tags.cost is missing; add it to the job file, or give --set tags.cost=…"),
+        ("max_nodes: 1", None),
+        ("max_retries: 0", None),
+        ("max_runtime: 1h, then: refuse", "limits.max_runtime is missing; set it to at most 3600 s"),
+        ("max_cost: 5, then: warn", "limits.max_cost is missing; set it to at most 5 dollars"),
+        ("max_cost: 5", None),
+        ("images: [dlami/*]", None),
+    ],
+)
+def test_what_a_job_asks_for(rule: str, reason: str | None) -> None:
+    found = broken(rules(rule), subject())
+    assert [finding.reason for finding in found] == ([] if reason is None else [reason])
+
+
+def test_asking_for_too_much() -> None:
+    spec = replace(
+        SPEC,
+        nodes=3,
+        retry=Retry(user_errors=5),
+        limits=Limits(max_runtime_s=7200, max_cost=9),
+        resources=Resources(image="ami-1"),
+        environment=Environment(container=Container("evil:1")),
+    )
+    house = rules(
+        *("max_nodes: 2", "max_retries: 4", "max_runtime: 1h, then: refuse", "max_cost: 5, then: refuse"),
+        "images: [ami-*, good]",
+    )
+    assert told(house, spec) == [
+        "policy max-nodes: 3 nodes are more than 2; ask for fewer",
+        "policy max-retries: retry.user_errors: 5 is more than 4",
+        "policy max-runtime: limits.max_runtime: 7200 s is more than 3600 s",
+        "policy max-cost: limits.max_cost: 9 dollars is more than 5 dollars",
+        "policy images: the image evil:1 is not allowed; use ami-*, good",
+    ]
+
+
+def test_machines_are_left_out_and_a_job_is_refused_when_none_is_left() -> None:
+    house = rules("machines: ['g5.*']", "regions: [us-*]", "providers: [ec2]")
+    assert allowed(house, subject(), (G5, P4, HERE)) == (G5,)
+    assert told(house, SPEC, G5, P4) == []
+    assert told(house, SPEC, P4) == [
+        "policy machines: p4d.24xlarge may not be used; allowed is g5.*",
+        "policy regions: eu-west-1 may not be used; allowed is us-*",
+    ]
+    assert told(rules("providers: [ec2]"), SPEC, HERE) == ["policy providers: local may not be used; allowed is ec2"]
+    # What has no region is nowhere; what nobody knows breaks nothing.
+    assert told(rules("regions: [us-*]"), SPEC, HERE) == told(house, SPEC) == []
+    assert allowed(rules("machines: [x], then: warn"), subject(), (G5,)) == (G5,)
+    assert allowed(rules("machines: [x], audit: true"), subject(), (G5,)) == (G5,)
+
+
+def test_for_whom_and_except_for_whom() -> None:
+    (scoped,) = rules("max_nodes: 1, for: {team: [nlp]}").rules
+    assert applies(scoped, subject())
+    assert not applies(scoped, subject(replace(SPEC, tags={"team": "vision"})))
+    assert not applies(scoped, subject(replace(SPEC, tags={})))
+    (exempted,) = rules("max_nodes: 1, except: [{job: job, until: 2026-11-16, why: x}]").rules
+    assert not applies(exempted, subject())
+    assert applies(exempted, Subject(SPEC, date(2026, 11, 17)))
+    (one,) = rules("max_nodes: 1, except: [{job: job-7f3k, until: 2026-12-01, why: x}]").rules
+    assert applies(one, subject()) and applies(one, subject(job="job-8888"))
+    assert not applies(one, subject(job="job-7f3k"))
+
+
+def test_bounds_are_the_tightest() -> None:
+    spec = replace(SPEC, limits=Limits(max_runtime_s=100, max_cost=50))
+    house = rules(
+        *("max_runtime: 1h", "name: a, max_cost: 20", "name: b, max_cost: 10", "max_wait: 5m"),
+        *("name: c, max_cost: 1, audit: true", "name: d, max_cost: 2, then: warn"),
+        *("resume: {min_runtime: 1m, times: 1}", "spot: {on_demand_after: 1, back_after: 1h}"),
+    )
+    found = bounded(house, subject(spec))
+    assert found.spec.limits == Limits(max_runtime_s=100, max_cost=10, max_wait_s=300)
+    assert found.by_rule == {"max_cost": "b", "max_wait": "max-wait"}
+    assert (found.named("max_cost"), found.rule("max_cost")) == ("policy b", "policy:b")
+    assert (found.named("max_runtime"), found.rule("max_runtime")) == ("limits.max_runtime", "max_runtime")
+    retry = found.spec.retry
+    assert (retry.min_runtime_s, retry.resumes, retry.on_demand_after, retry.spot_again_s) == (60, 1, 1, 3600)
+    assert bounded(house, subject(spec), audit=True).by_rule == {"max_cost": "c"}
+    assert bounded(rules(), subject(spec)).spec == spec
+
+
+def test_audit_and_warn_refuse_nothing() -> None:
+    findings = broken(rules("name: a, max_nodes: 1, audit: true", "name: b, max_nodes: 1, then: warn"), big())
+    assert [finding.refuses for finding in findings] == [False, False]
+    assert str(findings[0]) == "policy a (audit): 2 nodes are more than 1; ask for fewer"
+
+
+def big() -> Subject:
+    return subject(replace(SPEC, nodes=2))

@@ -1,0 +1,180 @@
+"""Governors hold every job against the rules of the house, whoever submitted it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.core.decide import decide_job
+from stoker.core.policy import DEFAULT, Policy
+from stoker.core.snapshot import Append, JobSnapshot, Launch
+from stoker.model import (
+    CheckpointRef,
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Event,
+    Known,
+    Launched,
+    NodeFacts,
+    ResumeAsked,
+    Warned,
+)
+from stoker.policyfile import parse_policy
+from stoker.spec import Limits
+from stoker.testing.sim_data import (
+    ON_DEMAND,
+    SPOT_A,
+    SPOT_B,
+    at,
+    make_beat,
+    make_exit,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
+
+RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
+
+
+def policy(*texts: str, unread: str = "") -> Policy:
+    text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
+    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"), unread=unread)
+
+
+def decided(job: JobSnapshot, by: Policy, now_s: float = 100.0) -> list[tuple[Event, str]]:
+    plan = decide_job(job, by, at(now_s))
+    return [(action.event, action.reason) for action in plan.actions if isinstance(action, Append)]
+
+
+def test_a_job_that_was_submitted_past_the_rules_gets_no_machine() -> None:
+    job = make_snapshot(make_state(), offerings=Known((SPOT_A,)))
+    ((event, reason),) = decided(job, policy("name: who-pays, tags: {project: any}"))
+    assert event == Ended(outcome="failed", rule="policy:who-pays")
+    assert reason.startswith("policy who-pays: tags.project is missing")
+    again = make_snapshot(
+        make_state(Ended(outcome="stopped", rule="stop"), ResumeAsked(by="jane")), offerings=Known((SPOT_A,))
+    )
+    ((event, _),) = decided(again, policy("name: who-pays, tags: {project: any}"))
+    assert event == Ended(outcome="failed", rule="policy:who-pays"), "to resume is to ask again"
+
+
+def test_what_is_only_told_is_told_once() -> None:
+    by = policy("name: a, tags: {project: any}, then: warn", "name: b, max_retries: 0, audit: true")
+    job = make_snapshot(make_state(), spec=make_spec(user_errors=1), offerings=Known((SPOT_A,)))
+    ((first, _),) = decided(job, by)
+    assert first == Warned(code="policy:a")
+    told = make_snapshot(make_state(first), spec=make_spec(user_errors=1), offerings=Known((SPOT_A,)))
+    ((second, reason),) = decided(told, by)
+    assert second == Warned(code="policy:b") and "(audit)" in reason
+    done = make_snapshot(make_state(first, second), spec=make_spec(user_errors=1), offerings=Known((SPOT_A,)))
+    ((third, _),) = decided(done, by)
+    assert isinstance(third, Claimed)
+
+
+def test_machines_that_are_not_allowed_are_not_taken() -> None:
+    other = replace(SPOT_B, machine="m2")
+    job = make_snapshot(make_state(), offerings=Known((SPOT_A, other, ON_DEMAND)))
+    ((event, _),) = decided(job, policy("machines: [m2]"))
+    assert isinstance(event, Claimed) and event.offering == other
+    ((event, reason),) = decided(job, policy("machines: [m3]"))
+    assert event == Ended(outcome="failed", rule="policy:machines")
+    assert reason == "policy machines: m1, m2 may not be used; allowed is m3"
+
+
+def test_rules_that_cannot_be_read_keep_everybody_waiting_and_end_nobody() -> None:
+    by = policy("max_nodes: 1", unread="policy version 9 is not for me")
+    plan = decide_job(make_snapshot(make_state(), offerings=Known((SPOT_A,))), by, at(10))
+    assert plan.actions == ()
+    assert list(plan.waiting.values()) == ["the rules of the house cannot be read: policy version 9 is not for me"]
+    running = make_snapshot(make_state(*RUNNING), make_facts(2, beat=make_beat(95)))
+    assert decide_job(running, by, at(100)).actions == ()
+
+
+def test_the_houses_bound_ends_a_job_that_has_none() -> None:
+    facts = make_facts(2, beat=make_beat(95, trained_s=700.0))
+    job = make_snapshot(make_state(*RUNNING), facts)
+    ((event, reason),) = decided(job, policy("max_runtime: 10m"))
+    assert event == Draining(claim=2, outcome="limit", rule="policy:max-runtime")
+    assert reason == "policy max-runtime (600 s of training) is reached"
+    assert decided(job, policy("max_runtime: 20m")) == []
+    own = make_snapshot(make_state(*RUNNING), facts, spec=make_spec(limits=Limits(max_runtime_s=100)))
+    ((event, _),) = decided(own, policy("max_runtime: 10m"))
+    assert event == Draining(claim=2, outcome="limit", rule="max_runtime"), "the tighter one is the job's own"
+
+
+def test_one_that_is_watched_only_is_told_and_ends_nothing() -> None:
+    facts = make_facts(2, beat=make_beat(95, trained_s=700.0))
+    job = make_snapshot(make_state(*RUNNING), facts)
+    by = policy("max_runtime: 10m, audit: true")
+    ((event, reason),) = decided(job, by)
+    assert event == Warned(code="policy:max-runtime") and reason.endswith("audit: nothing is done")
+    told = make_snapshot(make_state(*RUNNING, event), facts)
+    assert decided(told, by) == []
+
+
+def failed(claim: int, *tail: str, trained_s: float = 10.0, checkpoint: bool = True) -> NodeFacts:
+    saved = CheckpointRef("00000002/000001-step-1", "step-1") if checkpoint else None
+    left = make_exit("failed", code=1, tail=tail, trained_s=trained_s, checkpoint=saved, started=True)
+    return make_facts(claim, left=left)
+
+
+def test_the_house_knows_what_a_failure_means() -> None:
+    by = policy(
+        "name: efa, failure: {log: 'EFA .* down'}", "name: ours, failure: {log: NCCL, exit_code: 1}, then: stop"
+    )
+    job = make_snapshot(make_state(*RUNNING), failed(2, "EFA device is down"))
+    ((event, reason),) = decided(job, by)
+    assert isinstance(event, Closed) and (event.rule, event.outcome, event.restart) == (
+        *("policy:efa", "infrastructure", True),
+    )
+    assert reason.startswith("policy efa: ")
+    nccl = make_snapshot(make_state(*RUNNING), failed(2, "NCCL error"))
+    ((event, _),) = decided(nccl, by)
+    assert isinstance(event, Ended) and event.rule == "policy:ours"
+    ((event, _),) = decided(nccl, policy("name: ours, failure: {log: NCCL}, then: stop, audit: true"))
+    assert isinstance(event, Closed) and event.rule == "nccl"
+
+
+def test_a_long_training_that_fails_without_a_reason_goes_on_from_its_checkpoint() -> None:
+    long = make_snapshot(make_state(*RUNNING), failed(2, trained_s=7200.0))
+    ((event, reason),) = decided(long, DEFAULT)
+    assert isinstance(event, Closed) and (event.rule, event.restart, event.counted) == ("resumed", True, False)
+    assert reason.endswith("it had trained for long: resume 1 of 3")
+    short = make_snapshot(make_state(*RUNNING), failed(2, trained_s=7199.0))
+    bare = make_snapshot(make_state(*RUNNING), failed(2, trained_s=7200.0, checkpoint=False))
+    for job, by in ((short, DEFAULT), (bare, DEFAULT), (long, policy("resume: {times: 0}"))):
+        ((event, _),) = decided(job, by)
+        assert isinstance(event, Ended) and event.rule == "user-error"
+    ((event, _),) = decided(short, policy("resume: {min_runtime: 1h}"))
+    assert isinstance(event, Closed) and event.rule == "resumed"
+
+
+def test_it_is_resumed_a_few_times_only() -> None:
+    events: list[Event] = []
+    for number in (2, 5, 8):
+        events += [Claimed(offering=SPOT_A, nodes=1), Launched(number, nodes(number))]
+        events.append(Closed(claim=number, outcome="failed", rule="resumed", restart=True, progressed=True))
+    events += [Claimed(offering=SPOT_A, nodes=1), Launched(11, nodes(11))]
+    job = make_snapshot(make_state(*events), failed(11, trained_s=9000.0))
+    ((event, _),) = decided(job, DEFAULT)
+    assert isinstance(event, Ended) and event.rule == "user-error"
+
+
+def test_reclaims_are_forgotten_where_the_house_says_so() -> None:
+    taken: list[Event | tuple[Event, float]] = []
+    for number, moment in ((2, 10.0), (5, 20.0), (8, 30.0)):
+        taken += [(Claimed(offering=SPOT_A, nodes=1), moment), (Launched(number, nodes(number)), moment)]
+        closed = Closed(claim=number, outcome="reclaimed", rule="notice", restart=True, progressed=True)
+        taken.append((closed, moment + 5))
+    job = make_snapshot(make_state(*taken), offerings=Known((SPOT_A, ON_DEMAND)))
+    by = policy("spot: {on_demand_after: 3, back_after: 1h}")
+    for now_s, spot in ((100.0, False), (4000.0, True)):
+        plan = decide_job(job, by, at(now_s))
+        claims = [action.event for action in plan.actions if isinstance(action, Append)]
+        assert [event.offering.spot for event in claims if isinstance(event, Claimed)] == [spot]
+        assert any(isinstance(action, Launch) for action in plan.actions)
+    ((event, _),) = decided(job, policy("spot: {on_demand_after: 4}"))
+    assert isinstance(event, Claimed) and event.offering.spot

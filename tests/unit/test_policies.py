@@ -1,0 +1,74 @@
+"""The policy in its store: versions that stay, one writer at a time, and one that nobody here can read."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+
+from stoker import codec, layout, policies
+from stoker.core.policy import DEFAULT
+from stoker.errors import SpecError, StoreUnavailable, UserError
+from stoker.governor.house import HouseReader
+from stoker.testing.memory import Fault, MemoryStore
+
+ONE, TWO = "rules: [{max_nodes: 1}]\n", "rules: [{max_nodes: 2}]\n"
+
+
+def make_store(**more: object) -> MemoryStore:
+    return MemoryStore(lambda: datetime.now(timezone.utc), **more)  # type: ignore[arg-type]
+
+
+def test_versions_stay_with_who_made_them() -> None:
+    store = make_store()
+    assert policies.current(store) is None and policies.house(None).rules == ()
+    assert policies.write(store, ONE, "jane", "to begin with").version == 1
+    assert policies.write(store, TWO, "joe").version == 2
+    assert policies.write(store, ONE, "jane").version == 3
+    told = [(kept.version, kept.written.author, kept.written.note) for kept in policies.history(store)]
+    assert told == [(1, "jane", "to begin with"), (2, "joe", ""), (3, "jane", "")]
+    current = policies.current(store)
+    assert current is not None and policies.house(current).rules[0].max_nodes == 1
+    with pytest.raises(UserError, match="this is the policy already, as version 3, by jane"):
+        policies.write(store, ONE, "joe")
+    with pytest.raises(SpecError):
+        policies.write(store, "rules: 5", "joe")
+    assert policies.newest(store) == 3
+
+
+def test_a_reply_that_is_lost_makes_no_second_version() -> None:
+    lost: list[str] = []
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "create" and not lost:
+            lost.append(key)
+            return Fault(after=True)
+        return None
+
+    store = make_store(faults=faults)
+    assert policies.write(store, ONE, "jane").version == 1
+    assert lost and policies.newest(store) == 1
+
+
+def test_a_governor_reads_it_when_it_changes_and_tells_what_it_cannot_read() -> None:
+    store = make_store()
+    reader = HouseReader(store, DEFAULT)
+    assert reader.read() == DEFAULT
+    policies.write(store, ONE, "jane")
+    assert [rule.max_nodes for rule in reader.read().house.rules] == [1]
+    assert reader.read() is reader.read()
+    newer = policies.Written("rules: [{telepathy: true}]", "somebody", token="t")
+    store.create(layout.rules(2), codec.dumps(newer))
+    unread = reader.read()
+    assert "policy version 2:1: rules[0].telepathy: unknown field" in unread.unread and "update" in unread.unread
+    assert [rule.max_nodes for rule in unread.house.rules] == [1], "what was known before still holds"
+    store.create(layout.rules(3), b"nonsense")
+    assert reader.read().unread
+    policies.write(store, TWO, "jane")
+    assert (reader.read().unread, reader.read().house.version) == ("", 4)
+
+
+def test_a_store_that_does_not_answer_is_no_house_without_rules() -> None:
+    store = make_store(faults=lambda method, key: Fault() if method == "list" and key == layout.RULES else None)
+    with pytest.raises(StoreUnavailable):
+        HouseReader(store, DEFAULT).read()

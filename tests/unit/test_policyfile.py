@@ -1,0 +1,101 @@
+"""The file with the rules of the house: read strictly, each mistake in one line that says where and what to do."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from stoker.errors import SpecError
+from stoker.policyfile import MOST_BYTES, parse_policy
+from stoker.rules import SUBJECTS, Exemption
+
+WHOLE = """
+rules:
+  - name: who-pays
+    tags: {project: any, team: [vision, nlp], ticket: "/[A-Z]+-[0-9]+/"}
+  - providers: [ec2, gce]
+  - regions: us-*
+    then: warn
+  - machines: ["g5.*"]
+    for: {team: students}
+    except:
+      - {job: big-one, until: 2026-12-31, why: the demo}
+  - images: [dlami/*]
+  - max_nodes: 8
+  - max_runtime: 72h
+    audit: true
+  - max_wait: 6h
+  - max_cost: 500
+    then: refuse
+  - max_retries: 3
+  - resume: {min_runtime: 1h, times: 2}
+  - spot: {on_demand_after: 2, back_after: 6h}
+  - failure: {log: "EFA .* down", exit_code: 1}
+"""
+
+
+def test_every_subject_and_every_field() -> None:
+    house = parse_policy(WHOLE.encode(), "p.yaml", version=3)
+    assert {rule.subject for rule in house.rules} == set(SUBJECTS)
+    named = {rule.name: rule for rule in house.rules}
+    assert named["who-pays"].tags == {"project": ("any",), "team": ("vision", "nlp"), "ticket": ("/[A-Z]+-[0-9]+/",)}
+    assert named["machines"].scope == {"team": ("students",)}
+    assert named["machines"].exempt == (Exemption("big-one", date(2026, 12, 31), "the demo"),)
+    assert (named["max-runtime"].max_runtime_s, named["max-runtime"].audit) == (72 * 3600, True)
+    assert [named[name].action for name in ("who-pays", "regions", "max-runtime", "max-cost")] == [
+        *("refuse", "warn", "stop", "refuse")
+    ]
+    assert house.version == 3 and len(house.digest) == 64
+    assert parse_policy(WHOLE.encode() + b"\n", "p.yaml").digest != house.digest
+    assert parse_policy(b"", "p.yaml").rules == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rule: []", "p.yaml:1: rule: unknown field; did you mean rules?"),
+        ("rules: {}", "p.yaml:1: rules: expected a list, found a mapping"),
+        ("rules: [5]", "p.yaml:1: rules[0]: expected fields (name, tags, providers, regions, …), found the number 5"),
+        (
+            "rules:\n- max_nodes: 1\n  max_nods: 3",
+            "p.yaml:3: rules[0].max_nods: unknown field; did you mean max_nodes?",
+        ),
+        ("rules:\n- gpus: 3", "p.yaml:2: rules[0].gpus: unknown field; there are: name, tags, "),
+        ("rules:\n- then: stop", "p.yaml:2: rules[0]: says nothing; it is about one of tags, providers, "),
+        (
+            "rules:\n- tags: {a: any}\n  max_nodes: 3",
+            "p.yaml:3: rules[0].max_nodes: is about tags and max_nodes; make them two rules",
+        ),
+        (
+            "rules:\n- max_nodes: 3\n  then: stop",
+            "p.yaml:3: rules[0].then: stop cannot be what happens for max_nodes; write refuse or warn",
+        ),
+        ("rules:\n- max_nodes: 3\n  then: explode", "p.yaml:3: rules[0].then: expected warn or refuse or stop"),
+        ("rules:\n- max_nodes: 0", "p.yaml:2: rules[0].max_nodes: must be at least 1, found 0"),
+        (
+            "rules:\n- max_nodes: 1\n- max_nodes: 2",
+            "p.yaml:3: rules[1].name: is called max-nodes, as rules[0] is; give it a name of its own",
+        ),
+        ("rules:\n- machines: []", "p.yaml:2: rules[0].machines: allows nothing; leave the rule out"),
+        ("rules:\n- tags: {a: '/[/'}", "p.yaml:2: rules[0].tags.a: not a regular expression"),
+        ("rules:\n- failure: {}", "p.yaml:2: rules[0].failure: has at least one of log, exit_code and evidence"),
+        ("rules:\n- failure: {log: '('}", "p.yaml:2: rules[0].failure.log: not a regular expression"),
+        (
+            "rules:\n- max_nodes: 1\n  except: [{job: a, until: tomorrow, why: b}]",
+            "p.yaml:3: rules[0].except[0].until: expected a day such as 2026-12-31, found text 'tomorrow'",
+        ),
+        ("rules:\n- max_nodes: 1\n  except: [{job: a, until: 2026-01-01}]", "rules[0].except[0].why: is missing"),
+        ("rules: [", "p.yaml:1: "),
+    ],
+)
+def test_mistakes(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as failure:
+        parse_policy(text.encode(), "p.yaml")
+    assert told in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def test_one_that_is_too_large() -> None:
+    with pytest.raises(SpecError, match="a policy has at most"):
+        parse_policy(b"#" * (MOST_BYTES + 1), "p.yaml")
