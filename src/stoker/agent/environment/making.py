@@ -65,6 +65,10 @@ class Making:
         """Where they lie."""
         return self._shelf.root
 
+    def knows(self, key: str) -> bool:
+        """Whether one was made here already. It may have been changed, or be removed any moment."""
+        return self._shelf.knows(key)
+
     def have(self, recipe: Recipe) -> Path:
         """The environment, whole, and where it lies. Raises SetupFailed, and whatever tells this node to go."""
         held = self._hold(recipe)

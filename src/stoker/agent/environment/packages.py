@@ -78,14 +78,16 @@ class Packages:
         # What the base has already may do: then the requirements are resolved anew, with that in mind.
         pins = source.pins if source is not None and not self._wishes.system_packages else ()
         target = uv.target(files, self._node.paths.code, pins)
-        if uv.satisfied(base, target):
+        key = self._key(files, base, uv, source, more)
+        # One that was made once was needed, and is as good as what its base may have got since.
+        if not self._making.knows(key) and uv.satisfied(base, target):
             there = f"{name}: everything is installed already in {base.path}"
             if self._is_changed(python):
                 self._node.say(f"{there}, and what setup installs goes into an environment on top of it")
                 return self._layer(base, wanted)
             self._node.say(f"{there}, so no environment is made")
             return put_first(base, self._links) if wanted else {}
-        venv = self._made(files, base, uv, source, target, more)
+        venv = self._made(files, base, uv, source, target, key)
         for line in venv.report():
             self._node.say(line)
         return venv.environ()
@@ -160,7 +162,7 @@ class Packages:
         cache = None if self._making.here and not contained else shelf / "cache"
         return Uv(self._steps, self._command, program, cache, self._node.paths.root)
 
-    def _made(self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, more: str) -> Venv:
+    def _made(self, files: Requirements, base: Python, uv: Uv, source: Source | None, target: Path, key: str) -> Venv:
         """The environment, whole."""
 
         def venv(folder: Path) -> Venv:
@@ -176,7 +178,6 @@ class Packages:
             finally:
                 source.close()
 
-        key = self._key(files, base, uv, source, more)
         recipe = Recipe(files.name, key, _platform(base), lambda folder: venv(folder).runs(), build)
         return venv(self._making.have(recipe))
 

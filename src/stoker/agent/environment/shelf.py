@@ -75,6 +75,10 @@ class Shelf:
     def folder(self, key: str) -> Path:
         return self.root / key
 
+    def knows(self, key: str) -> bool:
+        """Whether it is there, as far as a look tells."""
+        return self._path(key, "ready").exists()
+
     def hold(self, key: str, check: Callable[[], None], say: Callable[[str], None]) -> Held:
         """Wait until it is there, or until it is this process's turn to make it: then its folder is not there.
 
