@@ -120,6 +120,10 @@ class JobState:
     opened_at: datetime | None = None
     opened_seq: int = 1
     warned: tuple[str, ...] = ()
+    # When, by the code.
+    warned_at: dict[str, datetime] = field(default_factory=dict)
+    # For which of them agents collect evidence.
+    witnessed: tuple[str, ...] = ()
     # The highest version any entry asks a governor to have.
     min_version: int = 1
 
@@ -201,8 +205,8 @@ def _next(state: JobState, entry: Entry) -> JobState:
             return state if state.stop else replace(state, stop=Stop(at=entry.at, by=by, reason=entry.reason))
         case ResumeAsked():
             return _resumed(state, entry)
-        case Warned(code=code):
-            return state if code in state.warned else replace(state, warned=(*state.warned, code))
+        case Warned(code=code, evidence=evidence):
+            return _warned(state, entry, code, evidence)
         case Ended() as event:
             return _ended(state, entry, event)
         case Submitted() | Opaque():
@@ -248,6 +252,14 @@ def _close(state: JobState, entry: Entry, event: Closed) -> JobState:
     return _change(state, event.claim, change)
 
 
+def _warned(state: JobState, entry: Entry, code: str, evidence: bool) -> JobState:
+    if code in state.warned:
+        return state
+    witnessed = (*state.witnessed, code) if evidence else state.witnessed
+    told = {**state.warned_at, code: entry.at}
+    return replace(state, warned=(*state.warned, code), warned_at=told, witnessed=witnessed)
+
+
 def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
     if state.ended is not None:
         return state
@@ -272,4 +284,6 @@ def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
 def _resumed(state: JobState, entry: Entry) -> JobState:
     if state.ended is None:
         return state
-    return replace(state, ended=None, stop=None, opened_at=entry.at, opened_seq=entry.seq, warned=())
+    return replace(
+        state, ended=None, stop=None, opened_at=entry.at, opened_seq=entry.seq, warned=(), warned_at={}, witnessed=()
+    )

@@ -10,7 +10,7 @@
     policy/defaults.yaml                              the house: what job files need not say
     policy/rules/<version, 8 digits>.json             the house, create-only: the rules that every job obeys
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
-        heartbeat  notice  exit  log/<n>  metrics/<n>
+        heartbeat  notice  exit  log/<n>  metrics/<n>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
     work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
     work/<job>/image                                  agents, create-only: what the container's image was
@@ -180,6 +180,11 @@ def log_chunk(node: str, n: int) -> str:
 
 def metrics_chunk(node: str, n: int) -> str:
     return f"{node}/metrics/{number(n)}"
+
+
+def evidence(node: str, n: int) -> str:
+    """What the node's processes were doing when somebody asked."""
+    return f"{node}/evidence/{number(n)}"
 
 
 def checkpoints(job: str) -> str:

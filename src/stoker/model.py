@@ -259,10 +259,11 @@ class ResumeAsked:
 
 @dataclass(frozen=True)
 class Warned:
-    """Told once. `code` keeps it from being told again."""
+    """Told once. `code` keeps it from being told again. `evidence`: agents collect what the training is doing now."""
 
     kind: ClassVar[str] = "warned"
     code: str
+    evidence: bool = False
 
 
 @dataclass(frozen=True)
@@ -349,6 +350,33 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Series:
+    """What accelerators did lately: their mean utilisation in periods of equal length, the newest last.
+
+    `data` is base64, a byte for each period of each of the `devices`, device after device: half percents, and 255 for
+    what could not be read, which is not idle.
+    """
+
+    period_s: float
+    devices: int
+    data: str
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a training did lately. Ages are by its agent's monotonic clock, when the heartbeat was written."""
+
+    # Since its step rose or its log grew, whatever came last; since it was started where neither ever did.
+    silent_s: float
+    # Since its processors, disks or network were last at work; None where that cannot be seen.
+    idle_s: float | None = None
+    # Fine and short, coarse and long. None where there is no accelerator.
+    utilization: tuple[Series, ...] = ()
+    # Accelerators that are there; those that nobody can read are among them.
+    devices: int = 0
+
+
+@dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint, by its place and name: `00000007/000002-step-900`."""
 
@@ -402,7 +430,10 @@ class Heartbeat:
     checkpoint_files: int = 0
     unsynced_bytes: int = 0
     usage: Usage | None = None
+    activity: Activity | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    # What evidence was collected for, by the codes of warnings.
+    evidence: tuple[str, ...] = ()
     rendezvous: Rendezvous | None = None
     ack: Ack | None = None
     # The very image of its container: `repository@sha256:…`, or what this machine's engine knows it by.

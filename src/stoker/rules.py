@@ -25,6 +25,35 @@ ANY = "any"
 
 
 @dataclass(frozen=True)
+class Stall:
+    """A job that stands still: its accelerators idle, its step and its log silent, and nothing else at work."""
+
+    below: float = part("utilisation at or below this is idle", form="percent", default=0.01, least=0)
+    window_s: float = part("how long a window is", form="duration", default=300.0, above=0)
+    windows: int = part("how many idle windows in a row make a stall", default=3, least=1)
+    after_s: float = part("nothing is said of a training younger than this", form="duration", default=900.0, least=0)
+    working_s: float = part(
+        "as long again for one whose processors, disks or network are at work: it may compile or download",
+        form="duration",
+        default=7200.0,
+        least=0,
+    )
+
+    @property
+    def span_s(self) -> float:
+        return self.window_s * self.windows
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """A demand on healthy jobs: mean utilisation of all accelerators of the job."""
+
+    value: float = part("least mean utilisation", form="percent", above=0)
+    over_s: float = part("over this long", form="duration", default=3600.0, above=0)
+    after_s: float = part("nothing is said of a training younger than this", form="duration", default=1800.0, least=0)
+
+
+@dataclass(frozen=True)
 class Resuming:
     """A failure that nothing explains, of a job that had run for long, is resumed from its last checkpoint."""
 
@@ -85,6 +114,8 @@ class Rule:
     max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
     max_cost: float | None = part("most dollars for a job", default=None, above=0)
     max_retries: int | None = part("how often a failing script may be started again", default=None, least=0)
+    stall: Stall | None = part("jobs that stand still", default=None)
+    min_gpu_utilization: Utilization | None = part("jobs that waste accelerators", default=None)
     resume: Resuming | None = part("failures that nothing explains", default=None)
     spot: SpotUse | None = part("when spot machines are given up", default=None)
     failure: Diagnosis | None = part("what a failure means", default=None)
@@ -120,6 +151,8 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
     "max_wait_s": ("stop",),
     "max_cost": ("stop", "refuse", "warn"),
     "max_retries": ("refuse", "warn"),
+    "stall": ("restart", "stop", "warn"),
+    "min_gpu_utilization": ("warn", "stop"),
     "resume": ("restart",),
     "spot": ("on-demand",),
     "failure": ("restart", "stop"),

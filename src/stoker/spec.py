@@ -237,7 +237,12 @@ class Limits:
     )
     max_cost: float | None = part("most dollars, summed over attempts", default=None, above=0)
     max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
-    stall_s: float | None = part("longest time without progress", form="duration", default=None, above=0)
+    stall_s: float | None = part(
+        "longest time without a new step or line of the log; then it is ended, and goes on from its last checkpoint",
+        form="duration",
+        default=None,
+        above=0,
+    )
 
 
 @dataclass(frozen=True)

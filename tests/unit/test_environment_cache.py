@@ -154,7 +154,8 @@ def test_killed_while_packing(made: Path, tmp_path: Path) -> None:
     died = subprocess.run([sys.executable, "-c", PACKER, url, str(made), HERE], check=False)
     assert died.returncode == -signal.SIGKILL
     kept_in = open_store(url)
-    assert len(list(kept_in.list(layout.ENVIRONMENTS))) == 5
+    # Several are sent at once: another may have arrived by then.
+    assert len(list(kept_in.list(layout.ENVIRONMENTS))) >= 5
     cached = Cache(kept_in, "job-abcd")
     assert cached.find("k") is None
     assert cached.keep("k", HERE, made, take_listing(made))

@@ -38,7 +38,6 @@ def parse(text: str) -> Spec:
         ("environment.conda", "environment: {conda: e.yml}"),
         ("environment.system_packages", "environment: {system_packages: false}"),
         ("environment.container.image", "environment: {container: {image: a}}"),
-        ("limits.stall", "limits: {stall: 5m}"),
         ("retry.hold_on_failure", "retry: {hold_on_failure: 5m}"),
         ("logs.cloudwatch", "logs: {cloudwatch: /a}"),
         ("logs.cloud_logging", "logs: {cloud_logging: stoker}"),
@@ -52,7 +51,7 @@ def test_a_field_is_refused_by_name_unless_it_is_listed(field: str, text: str) -
     assert str(caught.value) == f"{field}: cloud cannot honour this; leave it out or choose another provider"
     check_honoured(spec, "cloud", able(field))
     check_honoured(spec, "cloud", able(field.rpartition(".")[0] or field))
-    check_honoured(spec, "cloud", able(f"{field}_s" if field.endswith(("stall", "failure")) else field))
+    check_honoured(spec, "cloud", able(f"{field}_s" if field.endswith("failure") else field))
 
 
 def test_a_name_covers_only_what_is_below_it() -> None:
@@ -92,7 +91,7 @@ checkpoints: {dir: a, keep: 1}
 resume_from: b
 outputs: o
 metrics: {a: '(b)'}
-limits: {max_runtime: 1h, max_cost: 3, max_wait: 1h}
+limits: {max_runtime: 1h, max_cost: 3, max_wait: 1h, stall: 1h}
 retry: {user_errors: 2, on_demand_after: 1}
 tags: {a: b}
 """
@@ -103,7 +102,7 @@ tags: {a: b}
 def test_everything_that_is_refused_is_named() -> None:
     with pytest.raises(SpecError) as caught:
         check_honoured(parse(EXAMPLE), "ec2", able())
-    for field in ("resources.gpus", "environment.python", "notify", "limits.stall", "inputs.val", "resources.gce"):
+    for field in ("resources.gpus", "environment.python", "notify", "inputs.val", "resources.gce"):
         assert field in str(caught.value)
     assert "resources.ec2" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -135,8 +134,8 @@ def test_shared_resources_that_do_not_apply_are_left_out_and_told() -> None:
 
 
 def test_shared_settings_outside_resources_are_never_dropped() -> None:
-    house = read_layer("limits: {stall: 5m}\n", "house", shared=True)
-    with pytest.raises(SpecError, match=r"^house:1: limits\.stall: local cannot honour this"):
+    house = read_layer("retry: {hold_on_failure: 5m}\n", "house", shared=True)
+    with pytest.raises(SpecError, match=r"^house:1: retry\.hold_on_failure: local cannot honour this"):
         resolve([house, read_layer("run: x\n", "stoker.yaml")], lambda _: able())
 
 

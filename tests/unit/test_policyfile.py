@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import SpecError
 from stoker.policyfile import MOST_BYTES, parse_policy
-from stoker.rules import SUBJECTS, Exemption
+from stoker.rules import SUBJECTS, Exemption, Stall, Utilization
 
 WHOLE = """
 rules:
@@ -29,6 +29,9 @@ rules:
   - max_cost: 500
     then: refuse
   - max_retries: 3
+  - stall: {below: 2%, window: 1m, windows: 2, after: 5m, working: 1h}
+    then: stop
+  - min_gpu_utilization: {value: 80%, over: 1h, after: 30m}
   - resume: {min_runtime: 1h, times: 2}
   - spot: {on_demand_after: 2, back_after: 6h}
   - failure: {log: "EFA .* down", exit_code: 1}
@@ -46,6 +49,8 @@ def test_every_subject_and_every_field() -> None:
     assert [named[name].action for name in ("who-pays", "regions", "max-runtime", "max-cost")] == [
         *("refuse", "warn", "stop", "refuse")
     ]
+    assert named["stall"].stall == Stall(below=0.02, window_s=60, windows=2, after_s=300, working_s=3600)
+    assert named["min-gpu-utilization"].min_gpu_utilization == Utilization(value=0.8, over_s=3600, after_s=1800)
     assert house.version == 3 and len(house.digest) == 64
     assert parse_policy(WHOLE.encode() + b"\n", "p.yaml").digest != house.digest
     assert parse_policy(b"", "p.yaml").rules == ()
@@ -86,6 +91,11 @@ def test_every_subject_and_every_field() -> None:
             "p.yaml:3: rules[0].except[0].until: expected a day such as 2026-12-31, found text 'tomorrow'",
         ),
         ("rules:\n- max_nodes: 1\n  except: [{job: a, until: 2026-01-01}]", "rules[0].except[0].why: is missing"),
+        (
+            "rules:\n- min_gpu_utilization: {value: 180%}",
+            "p.yaml:2: rules[0].min_gpu_utilization.value: expected a share such as 80% or 0.8, found text '180%'",
+        ),
+        ("rules:\n- min_gpu_utilization: {over: 1h}", "rules[0].min_gpu_utilization.value: is missing"),
         ("rules: [", "p.yaml:1: "),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from stoker.agent import folders, hold, sagemaker
+from stoker.agent.activity import ActivityRecorder, Sight, count_others
 from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
 from stoker.agent.enclosure import Enclosure, Host
@@ -30,8 +31,10 @@ from stoker.agent.restore import RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
 from stoker.agent.supervise import Ending, Training
 from stoker.agent.sync import CheckpointSync
-from stoker.agent.usage import UsageSampler, UsageThread
+from stoker.agent.usage import Gpus, UsageSampler, UsageThread
 from stoker.agent.watch import LogWatch
+from stoker.agent.witness import find_spy, testify
+from stoker.agent.witnessing import Witness
 from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
@@ -43,6 +46,7 @@ from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
+from stoker.providers.base import KeepsEnvironments
 from stoker.spec import Spec, Submission, master_port
 
 _log = logging.getLogger(__name__)
@@ -87,6 +91,10 @@ class Life:
         self.logs = LogPump(self.store, node.key, self.paths.train_log, earlier=node.earlier, tap=self._scan)
         self.metrics: MetricsPump | None = None
         self.usage = UsageThread(UsageSampler(self.paths.root), self._take_usage)
+        shared = isinstance(node.machine, KeepsEnvironments)
+        sight = Sight(Gpus().utilization, lambda: self.enclosure.group.members(), shared=shared)
+        self.activity = ActivityRecorder(sight, others=count_others())
+        self.witness = Witness(node, self.beat, self._testify)
         group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
         self.enclosure: Enclosure = Host(group)
         self.training = Training(self.enclosure, self.wake, self._cut_mounts)
@@ -274,6 +282,7 @@ class Life:
             what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
             raise SetupFailed(f"run: {what} on this machine", user=True, code=127) from error
         self.trained.started_at = utcnow()
+        self.activity.begin()
         self.beat.change(phase="training", training_since=self.trained.started_at)
         ending = self.training.wait(lambda: self._reason_to_end(spec.checkpoints.grace_s))
         if ending is None:
@@ -328,6 +337,7 @@ class Life:
             left_s = max(0.0, deadline_s - time.monotonic())
             return Ending("notice", f"notice from {self.notices.notice.source}", left_s)
         self._pass_on_hint()
+        self.witness.look(self.watch.state)
         leave = self.watch.leave()
         if leave is not None:
             return Ending(leave.why, leave.reason, grace_s)
@@ -414,7 +424,7 @@ class Life:
             self.copy.drain(_COPY_FIRST_S)
         if self.sync is not None:
             self.sync.close()
-        for worker in (self.peers, self.usage):
+        for worker in (self.peers, self.usage, self.activity):
             if worker is not None:
                 worker.stop()
         for pump in (self.logs, self.metrics):
@@ -488,6 +498,8 @@ class Life:
         if self.metrics is not None:
             progress = self.metrics.progress
             changes |= {"step": progress.last_step, "first_step": progress.first_step, "metrics": progress.values}
+            self.activity.stepped(progress.last_step)
+        changes["activity"] = self.activity.fact()
         problems = [self.logs.status.error, self.watch.error, self.copy.warning if self.copy else None]
         if self.sync is not None:
             status = self.sync.status()
@@ -500,6 +512,10 @@ class Life:
         changes["warnings"] = tuple(dict.fromkeys(problem for problem in problems if problem))
         return replace(beat, **changes)  # type: ignore[arg-type]
 
+    def _testify(self) -> bytes:
+        members, log = self.enclosure.group.members(), self.paths.train_log
+        return testify(members, log, self.ready.secrets, spy=find_spy(), gpu_processes=Gpus().processes)
+
     def _take_usage(self, usage: Usage) -> None:
         if self.metrics is not None:
             self.metrics.add_usage(usage)
@@ -507,5 +523,6 @@ class Life:
     def _scan(self, data: bytes, at: float) -> None:
         if self.copy is not None:
             self.copy.feed(data, at)
+        self.activity.heard(data)
         if self.metrics is not None:
             self.metrics.scan(data, at)

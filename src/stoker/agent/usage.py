@@ -29,7 +29,7 @@ class UsageSampler:
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder
         self._proc = proc
-        self._gpus = _Gpus()
+        self._gpus = Gpus()
         self._busy_s = self._cpu_seconds()
         self._at = time.monotonic()
 
@@ -87,7 +87,7 @@ class UsageSampler:
         return stat.f_bavail * stat.f_frsize
 
 
-class _Gpus:
+class Gpus:
     """NVML, loaded at the first sample and only where there is a driver."""
 
     def __init__(self) -> None:
@@ -95,12 +95,29 @@ class _Gpus:
         self._devices: list[tuple[Any, str]] = []
         self._tried = False
 
+    def utilization(self) -> tuple[float | None, ...]:
+        """Percent, of each."""
+        return tuple(each.utilization for each in self.sample())
+
     def sample(self) -> tuple[GpuUsage, ...]:
+        return tuple(self._read(index, device, name) for index, (device, name) in enumerate(self._opened()))
+
+    def processes(self) -> list[str]:
+        """Who uses each, a line each. Empty where that cannot be told."""
+        found = []
+        for index, (device, name) in enumerate(self._opened()):
+            with suppress(Exception):
+                for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(device):
+                    used = f"{each.usedGpuMemory / 1e6:,.0f} MB" if each.usedGpuMemory is not None else "?"
+                    found.append(f"{index} {name}: {each.pid} has {used}")
+        return found
+
+    def _opened(self) -> list[tuple[Any, str]]:
         if not self._tried:
             self._tried = True
             if any(sign.exists() for sign in _DRIVER_SIGNS):
                 self._load()
-        return tuple(self._read(index, device, name) for index, (device, name) in enumerate(self._devices))
+        return self._devices
 
     def _load(self) -> None:
         try:

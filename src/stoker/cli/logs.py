@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from stoker.store import Store
 
 
+# More than an agent writes.
+_MOST_EVIDENCE = 16 * 1024 * 1024
+
+
 @click.command("logs")
 @job_argument
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended, across restarts.")
 @click.option("--node", "rank", type=click.IntRange(min=0), metavar="R", help="Only this node.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only this attempt.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines of what is there.")
+@click.option("--evidence", is_flag=True, help="What the processes of a job that stood still were doing.")
 @store_option
-def command(job: str, following: bool, rank: int | None, attempt: int | None, tail: int | None) -> int:
+def command(job: str, following: bool, rank: int | None, attempt: int | None, tail: int | None, evidence: bool) -> int:
     """Print or follow a job's log: all attempts and nodes in one stream.
 
     Lines that begin with [boot] are of a machine that could not start an agent: what its boot said, or its console.
@@ -47,6 +52,8 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
         raise UserError(f"--node {rank}: {found} has {has}")
     if attempt is not None and not following and attempt > len(state.attempts):
         raise UserError(f"--attempt {attempt}: {found} has had {counted(len(state.attempts), 'attempt')} so far")
+    if evidence:
+        return _print_evidence(store, state, rank, attempt)
     live = following and sys.stdout.isatty() and sys.stderr.isatty()
     screen = Screen(sys.stdout, prefix=nodes > 1 and rank is None, live=live)
     if following:
@@ -67,6 +74,32 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
         screen.line(line)
     screen.flush()
     _say_no_machine(state)
+    return 0
+
+
+def _print_evidence(store: Store, state: JobState, rank: int | None, attempt: int | None) -> int:
+    from stoker import layout
+    from stoker.cli.printing import legible, say
+
+    shown = 0
+    for claim in state.attempts:
+        if attempt is not None and claim.attempt != attempt:
+            continue
+        prefix = f"{layout.WORK}{state.job}/{layout.number(claim.number)}/"
+        for key in sorted(meta.key for meta in store.list(prefix) if "/evidence/" in meta.key):
+            node = key.removeprefix(prefix).partition("/")[0]
+            if rank is not None and node != str(rank):
+                continue
+            found = store.get(key, limit=_MOST_EVIDENCE)
+            if found is not None:
+                click.secho(
+                    f"attempt {claim.attempt}, node {node}, {found.meta.modified:%Y-%m-%d %H:%M:%S} UTC", bold=True
+                )
+                for line in found.data.decode(errors="replace").splitlines():
+                    click.echo(legible(line))
+                shown += 1
+    if not shown:
+        say(f"no evidence was collected of {state.job}; that is done when a rule finds that it stands still")
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import gate, governance, orphans, retry
+from stoker.core import gate, governance, orphans, retry, stalls
 from stoker.core.costs import burn_rate, job_cost, span_s
 from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
@@ -19,6 +19,7 @@ from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snap
 from stoker.fold import Claim
 from stoker.model import (
     PROTOCOL_VERSION,
+    AttemptOutcome,
     Claimed,
     Closed,
     Draining,
@@ -31,6 +32,7 @@ from stoker.model import (
     Unknown,
     Warned,
 )
+from stoker.rules import Rule, Then
 
 # Nobody sleeps longer than a day without another look.
 _FARTHEST_WAKE_S = 86400.0
@@ -297,7 +299,12 @@ class _Decision:
             self.waiting = f"asked to save and leave: {claim.drain.reason}"
             self._end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
             return False
-        return self._drain_broken_gang(claim) or self._mind_silence(claim) or self._warn_unsafe(claim)
+        return (
+            self._drain_broken_gang(claim)
+            or self._mind_silence(claim)
+            or self._mind_standstill(claim)
+            or self._warn_unsafe(claim)
+        )
 
     def _finish_launch(self, claim: Claim) -> bool:
         """Anyone may finish anyone's claim; the token keeps it from being done twice, while the token lives."""
@@ -343,6 +350,49 @@ class _Decision:
                 self._end_rank(claim, rank, "its agent fell silent, and stayed silent")
             else:
                 self.wakes.append(suspicion.at + limit)
+        return False
+
+    def _mind_standstill(self, claim: Claim) -> bool:
+        """A job that stands still, or wastes its machines: a word and the evidence first, then what the rule says."""
+        own = self.job.spec.limits.stall_s
+        reason = stalls.silent(own, self.job, claim, self.now) if own is not None else None
+        if reason is not None and self._climb(claim, "stall", reason, "restart"):
+            return True
+        for rule in self.policy.house.rules:
+            reason = self._standstill(rule, claim)
+            if reason is None:
+                continue
+            told = governance.Finding(rule, reason)
+            if self._climb(claim, told.code, str(told), rule.action if told.counts else "warn", evidence=told.counts):
+                return True
+        return False
+
+    def _climb(self, claim: Claim, rule: str, reason: str, then: Then, *, evidence: bool = True) -> bool:
+        """The next step: a word, with the evidence, then what is done about it."""
+        code = f"{rule}:{claim.number}"
+        if code not in self.state.warned:
+            return self._append(Warned(code=code, evidence=evidence), reason)
+        if then == "warn" or not self._has_evidence(claim, code):
+            return False
+        outcome: AttemptOutcome = "limit" if then == "stop" else "infrastructure"
+        return self._append(Draining(claim=claim.number, outcome=outcome, rule=rule), reason)
+
+    def _standstill(self, rule: Rule, claim: Claim) -> str | None:
+        if not governance.applies(rule, self.subject):
+            return None
+        if rule.stall is not None:
+            return stalls.stalled(rule.stall, self.job, claim, self.now)
+        if rule.min_gpu_utilization is not None:
+            return stalls.wasteful(rule.min_gpu_utilization, self.job, claim, self.now)
+        return None
+
+    def _has_evidence(self, claim: Claim, code: str) -> bool:
+        """Whether every rank has collected what it could, or had its time for that."""
+        deadline = self.state.warned_at[code] + timedelta(seconds=self.policy.evidence_s)
+        beats = [self.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+        if all(beat is not None and code in beat.value.evidence for beat in beats) or self.now >= deadline:
+            return True
+        self.wakes.append(deadline)
         return False
 
     def _warn_unsafe(self, claim: Claim) -> bool:

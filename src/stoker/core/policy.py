@@ -37,6 +37,8 @@ class Policy:
     most_reclaims_without_progress: int = 20
     # A spot job that commits nothing for so long is warned about.
     checkpoint_warning_s: float = 1800.0
+    # Ranks that are to be asked to leave for standing still get this long to collect what they were doing.
+    evidence_s: float = 60.0
     # A marker comes moments before the entry that it announces. One that has waited this long announces nothing, and
     # whoever comes later all the same puts it back.
     announced_s: float = 3600.0

@@ -312,8 +312,11 @@ def _left_early(case: Case) -> Verdict | None:
         return None
     waited = any(found.why == "waited" for found in case.left)
     reason = "waited too long to be allowed to train" if waited else "was asked to leave before it finished"
-    if case.claim.drain is not None:
-        reason = case.claim.drain.reason
+    drain = case.claim.drain
+    if drain is not None and (drain.rule == "stall" or drain.rule.startswith(PREFIX)):
+        return Verdict(drain.outcome, drain.rule, drain.reason, restart=True)
+    if drain is not None:
+        reason = drain.reason
     return Verdict("abandoned", "waited" if waited else "left", reason, restart=True)
 
 

@@ -46,6 +46,7 @@ ALWAYS_HONOURED = frozenset(
         "limits.max_runtime",
         "limits.max_cost",
         "limits.max_wait",
+        "limits.stall",
         "retry.user_errors",
         "retry.on_demand_after",
         "retry.min_runtime",

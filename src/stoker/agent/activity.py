@@ -1,0 +1,247 @@
+"""What the training did lately: whether its accelerators, its processors, its step and its log moved.
+
+Facts for the governor's rules about jobs that stand still; nothing is decided here. What cannot be seen is never told
+as idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stoker.agent.logs import PREFIX
+from stoker.model import Activity, Series
+from stoker.series import pack
+
+PERIOD_S = 2.0
+# Two minutes, an hour and a half, a day: each period made of so many of the one before.
+_KEPT = ((1, 60), (30, 90), (10, 144))
+# At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.
+_CORE_SHARE = 0.05
+_BYTES_PER_S = 100_000.0
+# Accelerators that NVML does not know.
+_OTHERS = ("accel/accel[0-9]*", "neuron[0-9]*", "hl[0-9]*")
+
+
+def count_others(dev: Path = Path("/dev")) -> int:
+    """How many accelerators are here that cannot be read."""
+    return sum(1 for pattern in _OTHERS for _ in dev.glob(pattern))
+
+
+_log = logging.getLogger(__name__)
+
+
+class Look(NamedTuple):
+    """What is seen at one moment. None is what cannot be read."""
+
+    # Shares of one.
+    gpus: tuple[float | None, ...]
+    # Seconds that its processors were busy, since ever; and bytes that it moved.
+    cpu_s: float | None
+    moved: float | None
+
+
+class ActivityRecorder:
+    """Looks every few seconds, in a thread of its own: a broken GPU can make a look hang for ever."""
+
+    def __init__(
+        self, see: Callable[[], Look], *, others: int = 0, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._see = see
+        # Accelerators that nobody here can read.
+        self._others = others
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._series = [_Periods(count, most) for count, most in _KEPT]
+        self._before: tuple[float, Look] | None = None
+        self._began_s: float | None = None
+        self._moved_s = 0.0
+        self._worked_s: float | None = None
+        self._looked_s = 0.0
+        self._step: int | None = None
+
+    def begin(self) -> None:
+        """The training starts now. Looks from here on."""
+        with self._lock:
+            self._began_s = self._moved_s = self._looked_s = self._monotonic()
+            self._worked_s = self._began_s
+        threading.Thread(target=self._run, name="activity", daemon=True).start()
+
+    def stop(self) -> None:
+        """Does not wait for a look that hangs."""
+        self._stopping.set()
+
+    def heard(self, data: bytes) -> None:
+        """More of the log. What the agent itself says is no sign of life."""
+        if any(line.strip() and not line.startswith(PREFIX.encode()) for line in data.splitlines()):
+            self._move()
+
+    def stepped(self, step: int | None) -> None:
+        """The newest step of the training."""
+        if step is not None and (self._step is None or step > self._step):
+            self._step = step
+            self._move()
+
+    def fact(self) -> Activity | None:
+        """For the next heartbeat; None before the training starts."""
+        now = self._monotonic()
+        with self._lock:
+            if self._began_s is None:
+                return None
+            seen = now - self._looked_s < 3 * PERIOD_S
+            periods = [each.pack(period_s) for each, period_s in zip(self._series, _periods_s(), strict=True)]
+            devices = len(self._series[0].newest) + self._others
+            return Activity(
+                silent_s=round(now - self._moved_s, 3),
+                idle_s=None if self._worked_s is None or not seen else round(now - self._worked_s, 3),
+                utilization=tuple(each for each in periods if each is not None) if seen else (),
+                devices=devices,
+            )
+
+    def _move(self) -> None:
+        with self._lock:
+            self._moved_s = self._monotonic()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            try:
+                self.take(self._see())
+            except Exception:  # noqa: BLE001 - without it nobody would know whether the training stands still
+                _log.exception("looking at what the training does failed")
+
+    def take(self, look: Look) -> None:
+        """One more look at it."""
+        now = self._monotonic()
+        with self._lock:
+            self._looked_s = now
+            values: Sequence[float | None] = look.gpus
+            for each in self._series:
+                made = each.add(values)
+                if made is None:
+                    break
+                values = made
+            self._note_work(now, look)
+
+    def _note_work(self, now: float, look: Look) -> None:
+        if self._before is None:
+            self._before = (now, look)
+            return
+        (at_s, before), self._before = self._before, (now, look)
+        passed_s = now - at_s
+        if look.cpu_s is None or before.cpu_s is None:
+            # Nobody can see whether it works: it may.
+            self._worked_s = None
+            return
+        busy = look.cpu_s - before.cpu_s >= _CORE_SHARE * passed_s
+        moved = (look.moved or 0.0) - (before.moved or 0.0) if look.moved is not None else 0.0
+        if busy or moved >= _BYTES_PER_S * passed_s or self._worked_s is None:
+            self._worked_s = now
+
+
+class Sight:
+    """Looks at the processes of a training."""
+
+    def __init__(
+        self,
+        gpus: Callable[[], Sequence[float | None]],
+        members: Callable[[], set[int]],
+        *,
+        # Others use this computer, too: what its network does says nothing about the training.
+        shared: bool,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._gpus = gpus
+        self._members = members
+        self._shared = shared
+        self._proc = proc
+
+    def __call__(self) -> Look:
+        shares = tuple(None if share is None else share / 100 for share in self._gpus())
+        members = self._members()
+        return Look(shares, self._cpu_s(members), self._bytes(members))
+
+    def _cpu_s(self, members: set[int]) -> float | None:
+        """Of all that are there, and of their children that were."""
+        ticks = [found for pid in members if (found := self._ticks(pid)) is not None]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+    def _ticks(self, pid: int) -> int | None:
+        try:
+            fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            return sum(int(fields[number]) for number in (11, 12, 13, 14))
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _bytes(self, members: set[int]) -> float | None:
+        """Read and written, and received where the machine is the training's own."""
+        found = [self._of_process(pid) for pid in members]
+        if not self._shared and members:
+            found.append(self._received(min(members)))
+        known = [each for each in found if each is not None]
+        return sum(known) if known else None
+
+    def _of_process(self, pid: int) -> float | None:
+        try:
+            lines = (self._proc / str(pid) / "io").read_text().splitlines()
+            parts = dict(line.split(": ") for line in lines)
+            return float(int(parts["rchar"]) + int(parts["wchar"]))
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def _received(self, pid: int) -> float | None:
+        """By all interfaces that it sees: a container may have its own."""
+        try:
+            lines = (self._proc / str(pid) / "net" / "dev").read_text().splitlines()[2:]
+            return float(sum(int(line.partition(":")[2].split()[0]) for line in lines))
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+class _Periods:
+    """Means over `count` values each, the newest `most` of them, by device."""
+
+    def __init__(self, count: int, most: int) -> None:
+        self._count = count
+        self._made: deque[tuple[float | None, ...]] = deque(maxlen=most)
+        self._open: list[Sequence[float | None]] = []
+        self.newest: Sequence[float | None] = ()
+
+    def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
+        """Take one more. Answers the period that it completed."""
+        if len(values) != len(self.newest):
+            # A device came or went: what was seen before is of others.
+            self._made.clear()
+            self._open.clear()
+        self.newest = values
+        self._open.append(values)
+        if len(self._open) < self._count:
+            return None
+        made = tuple(_mean([each[device] for each in self._open]) for device in range(len(values)))
+        self._made.append(made)
+        self._open.clear()
+        return made
+
+    def pack(self, period_s: float) -> Series | None:
+        if not self._made or not self.newest:
+            return None
+        return pack(period_s, [[period[device] for period in self._made] for device in range(len(self.newest))])
+
+
+def _periods_s() -> list[float]:
+    found, period_s = [], PERIOD_S
+    for count, _ in _KEPT:
+        period_s *= count
+        found.append(period_s)
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None

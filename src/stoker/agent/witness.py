@@ -1,0 +1,116 @@
+"""What every process of a training is doing right now, for whoever asks why it stands still.
+
+Collected before anybody is asked to leave, and kept in the store beside the log: a hang is rarely seen twice. Best
+effort: what cannot be had is said so, and nothing here may keep the node from going on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.agent.logs import last_lines
+from stoker.agent.masker import Masker
+from stoker.agent.masking import can_mask
+
+# One stuck process must not keep the rest from being looked at.
+_STACK_LIMIT_S = 20.0
+_MOST_PROCESSES = 64
+_MOST_WORDS = 300
+_LOG_LINES = 50
+# People read it; a store keeps it.
+_MOST_BYTES = 4 * 1024 * 1024
+_PYTHON = "python"
+
+
+def find_spy() -> Path | None:
+    """py-spy, where it is: beside this Python, else on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("py-spy")
+    return Path(found) if found else None
+
+
+def testify(
+    members: Iterable[int],
+    log: Path,
+    secrets: Mapping[str, str],
+    *,
+    spy: Path | None,
+    gpu_processes: Callable[[], list[str]],
+    proc: Path = Path("/proc"),
+) -> bytes:
+    """A text for people, without secrets."""
+    pids = sorted(members)[:_MOST_PROCESSES]
+    parts = [
+        _titled("processes", [_process(proc, pid) for pid in pids]),
+        *(_titled(f"stack of {pid}", [_stack(spy, proc, pid)]) for pid in pids if _is_python(proc, pid)),
+        _titled("processes on accelerators", gpu_processes()),
+        _titled(f"the last {_LOG_LINES} lines of the log", last_lines(log, _LOG_LINES)),
+    ]
+    masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
+    data = "\n".join(parts).encode(errors="replace")
+    return (masker.feed(data) + masker.end())[:_MOST_BYTES]
+
+
+def _titled(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(lines)
+    return f"── {title}\n{body or '(none)'}\n"
+
+
+def _process(proc: Path, pid: int) -> str:
+    """Its number, state, what it waits for in the kernel, and what it is."""
+    folder = proc / str(pid)
+    try:
+        head, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
+        fields = rest.split()
+        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (OSError, IndexError):
+        return f"{pid} is gone"
+    waits = ""
+    with suppress(OSError):
+        waits = (folder / "wchan").read_text().strip().strip("0")
+    name = words[:_MOST_WORDS] or f"[{head.partition('(')[2]}]"
+    return f"{pid} of {fields[1]}, {fields[0]}, {fields[17]} threads{f', in {waits}' if waits else ''}: {name}"
+
+
+def _is_python(proc: Path, pid: int) -> bool:
+    try:
+        return _PYTHON in os.path.basename(os.readlink(proc / str(pid) / "exe"))  # noqa: PTH115, PTH119
+    except OSError:
+        return False
+
+
+def _stack(spy: Path | None, proc: Path, pid: int) -> str:
+    """Of all its threads, with frames of native code where they can be had."""
+    if spy is None:
+        return f"(there is no py-spy on this machine)\n{_kernel_stack(proc, pid)}"
+    for more in (("--native",), ()):
+        try:
+            ran = subprocess.run(
+                [spy, "dump", *more, "--pid", str(pid)],
+                capture_output=True,
+                text=True,
+                timeout=_STACK_LIMIT_S,
+                check=False,
+                errors="replace",
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+            continue
+        if ran.returncode == 0:
+            return ran.stdout
+        problem = ran.stderr.strip()
+    return f"({problem})\n{_kernel_stack(proc, pid)}"
+
+
+def _kernel_stack(proc: Path, pid: int) -> str:
+    with suppress(OSError):
+        return (proc / str(pid) / "stack").read_text()
+    return ""
