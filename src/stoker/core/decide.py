@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import gate, governance, orphans, retry, stalls
-from stoker.core.costs import burn_rate, job_cost, span_s
+from stoker.core import gate, governance, limits, orphans, retry, stalls
+from stoker.core.costs import span_s
 from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
@@ -32,7 +32,6 @@ from stoker.model import (
     Unknown,
     Warned,
 )
-from stoker.rules import Rule, Then
 
 # Nobody sleeps longer than a day without another look.
 _FARTHEST_WAKE_S = 86400.0
@@ -225,68 +224,33 @@ class _Decision:
     # ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enforce_limits(self) -> bool:
-        broken = self._broken_limit(self.bounds)
-        if broken is None:
+        found = self._reached(self.bounds)
+        if found is None:
             return False
-        rule, reason = broken
         if not self.state.open_claims:
-            return self._append(Ended(outcome="failed", rule=rule, claim=self._last_attempt()), reason)
+            return self._append(Ended(outcome="failed", rule=found.rule, claim=self._last_attempt()), found.reason)
         for claim in self.state.open_claims:
             if claim.drain is None and claim.launched is not None:
-                return self._append(Draining(claim=claim.number, outcome="limit", rule=rule), reason)
+                return self._append(Draining(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
             if claim.launched is None:
-                return self._append(Closed(claim=claim.number, outcome="limit", rule=rule), reason)
+                return self._append(Closed(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
         return False
 
     def _audit_limits(self) -> bool:
         """Tell, once, that a rule which is only watched would have ended the job."""
         bounds = governance.bounded(self.policy.house, self.subject, audit=True)
-        broken = self._broken_limit(bounds) if bounds.by_rule else None
-        if broken is None or broken[0] in self.state.warned or not broken[0].startswith(governance.PREFIX):
+        found = self._reached(bounds) if bounds.by_rule else None
+        if found is None or found.rule in self.state.warned or not found.rule.startswith(governance.PREFIX):
             return False
-        rule, reason = broken
-        return self._append(Warned(code=rule), f"{reason}; audit: nothing is done")
+        return self._append(Warned(code=found.rule), f"{found.reason}; audit: nothing is done")
 
-    def _broken_limit(self, bounds: governance.Bounded) -> tuple[str, str] | None:
-        limits = bounds.spec.limits
-        if limits.max_runtime_s is not None:
-            left = limits.max_runtime_s - self._trained_s()
-            if left <= 0:
-                reason = f"{bounds.named('max_runtime')} ({limits.max_runtime_s:g} s of training) is reached"
-                return bounds.rule("max_runtime"), reason
-            if self.state.open_claims:
-                self._wake_in(left)
-        if limits.max_cost is not None:
-            spent = job_cost(self.state, self.now, since_opened=True).spent
-            rate = burn_rate(self.state)
-            if spent is not None and rate is not None:
-                # Saving costs money too: what the grace will burn is set aside.
-                left = limits.max_cost - spent - rate * self._save_s
-                if left <= 0 and (spent > 0 or limits.max_cost <= 0):
-                    reason = f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached"
-                    return bounds.rule("max_cost"), reason
-                if rate > 0:
-                    self._wake_in(left / rate)
+    def _reached(self, bounds: governance.Bounded) -> limits.Reached | None:
+        found = limits.reached(self.job, bounds, self.now, self._save_s)
+        if isinstance(found, limits.Reached):
+            return found
+        if found.next_s is not None:
+            self._wake_in(found.next_s)
         return None
-
-    def _trained_s(self) -> float:
-        """Training time since the job was opened: what closed attempts reported, and what the open ones report."""
-        total = 0.0
-        for claim in self.state.since_opened():
-            if claim.closed is not None:
-                total += span_s(claim.closed.trained_s)
-                continue
-            spans = [0.0]
-            for rank in range(claim.nodes):
-                beat = self.job.heartbeat_of(claim, rank)
-                if beat is None:
-                    continue
-                since = (
-                    (self.now - beat.modified).total_seconds() if beat.value.phase in ("training", "saving") else 0.0
-                )
-                spans.append(span_s(beat.value.trained_s) + max(0.0, since))
-            total += max(spans)
-        return total
 
     # ── Claims that live ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,37 +318,15 @@ class _Decision:
 
     def _mind_standstill(self, claim: Claim) -> bool:
         """A job that stands still, or wastes its machines: a word and the evidence first, then what the rule says."""
-        own = self.job.spec.limits.stall_s
-        reason = stalls.silent(own, self.job, claim, self.now) if own is not None else None
-        if reason is not None and self._climb(claim, "stall", reason, "restart"):
-            return True
-        for rule in self.policy.house.rules:
-            reason = self._standstill(rule, claim)
-            if reason is None:
+        for found in stalls.findings(self.job, claim, self.policy.house, self.subject, self.now):
+            code = f"{found.rule}:{claim.number}"
+            if code not in self.state.warned:
+                return self._append(Warned(code=code, evidence=found.counts), found.reason)
+            if found.then == "warn" or not found.counts or not self._has_evidence(claim, code):
                 continue
-            told = governance.Finding(rule, reason)
-            if self._climb(claim, told.code, str(told), rule.action if told.counts else "warn", evidence=told.counts):
-                return True
+            outcome: AttemptOutcome = "limit" if found.then == "stop" else "infrastructure"
+            return self._append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)
         return False
-
-    def _climb(self, claim: Claim, rule: str, reason: str, then: Then, *, evidence: bool = True) -> bool:
-        """The next step: a word, with the evidence, then what is done about it."""
-        code = f"{rule}:{claim.number}"
-        if code not in self.state.warned:
-            return self._append(Warned(code=code, evidence=evidence), reason)
-        if then == "warn" or not self._has_evidence(claim, code):
-            return False
-        outcome: AttemptOutcome = "limit" if then == "stop" else "infrastructure"
-        return self._append(Draining(claim=claim.number, outcome=outcome, rule=rule), reason)
-
-    def _standstill(self, rule: Rule, claim: Claim) -> str | None:
-        if not governance.applies(rule, self.subject):
-            return None
-        if rule.stall is not None:
-            return stalls.stalled(rule.stall, self.job, claim, self.now)
-        if rule.min_gpu_utilization is not None:
-            return stalls.wasteful(rule.min_gpu_utilization, self.job, claim, self.now)
-        return None
 
     def _has_evidence(self, claim: Claim, code: str) -> bool:
         """Whether every rank has collected what it could, or had its time for that."""

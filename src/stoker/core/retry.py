@@ -14,6 +14,7 @@ from stoker.core.costs import span_s
 from stoker.core.governance import PREFIX
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
+from stoker.core.stalls import OWN
 from stoker.fold import Claim, JobState
 from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known
 from stoker.rules import Diagnosis, Rule
@@ -313,7 +314,7 @@ def _left_early(case: Case) -> Verdict | None:
     waited = any(found.why == "waited" for found in case.left)
     reason = "waited too long to be allowed to train" if waited else "was asked to leave before it finished"
     drain = case.claim.drain
-    if drain is not None and (drain.rule == "stall" or drain.rule.startswith(PREFIX)):
+    if drain is not None and (drain.rule == OWN or drain.rule.startswith(PREFIX)):
         return Verdict(drain.outcome, drain.rule, drain.reason, restart=True)
     if drain is not None:
         reason = drain.reason

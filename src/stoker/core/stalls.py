@@ -3,16 +3,53 @@ it rests on is not known. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
+from stoker.core.governance import Finding, Subject, applies
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim
 from stoker.model import Activity
-from stoker.rules import Stall, Utilization
+from stoker.rules import House, Rule, Stall, Then, Utilization
 from stoker.series import windows
 
+# What a job's own bound on silence is called in decisions.
+OWN = "stall"
 # A heartbeat older than this many of its intervals says nothing about now.
 _FRESH_BEATS = 6
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """A rule that finds that a job stands still, or wastes what it has."""
+
+    rule: str
+    reason: str
+    then: Then
+    # More than a word for people.
+    counts: bool = True
+
+
+def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> Iterator[Standstill]:
+    """By the job's own bound first, then by the rules of the house, in their order."""
+    own = job.spec.limits.stall_s
+    reason = silent(own, job, claim, now) if own is not None else None
+    if reason is not None:
+        yield Standstill(OWN, reason, "restart")
+    for rule in house.rules:
+        reason = _reason(rule, job, claim, now) if applies(rule, subject) else None
+        if reason is not None:
+            told = Finding(rule, reason)
+            yield Standstill(told.code, str(told), rule.action, told.counts)
+
+
+def _reason(rule: Rule, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
+    if rule.stall is not None:
+        return stalled(rule.stall, job, claim, now)
+    if rule.min_gpu_utilization is not None:
+        return wasteful(rule.min_gpu_utilization, job, claim, now)
+    return None
 
 
 def stalled(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
