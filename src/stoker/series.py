@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Iterable, Sequence
 
 from stoker.model import Series
@@ -41,10 +42,12 @@ def unpack(series: Series) -> list[list[float | None]] | None:
 def windows(found: Iterable[Series], window_s: float, count: int) -> list[list[float]] | None:
     """The mean of each device in each of the last `count` windows, the newest last, from the finest series that is long
     enough. None where that is not known: of any device, for any part of the time."""
-    for series in sorted(found, key=lambda each: each.period_s):
-        devices = unpack(series)
-        size = round(window_s / series.period_s) if series.period_s > 0 else 0
-        if devices is None or size < 1 or any(len(device) < size * count for device in devices):
+    readable = [(series.period_s, devices) for series in found if (devices := unpack(series)) is not None]
+    for period_s, devices in sorted(readable, key=lambda each: each[0]):
+        length = len(devices[0])
+        # A period may be so short that the window has more of them than a number can say.
+        size = round(min(window_s / period_s, length + 1))
+        if size < 1 or size * count > length:
             continue
         means = [_means(device[len(device) - size * count :], size) for device in devices]
         if any(mean is None for device in means for mean in device):
@@ -59,7 +62,7 @@ def _means(values: list[float | None], size: int) -> list[float | None]:
 
 
 def _byte(value: float | None) -> int:
-    return _UNKNOWN if value is None else round(min(1.0, max(0.0, value)) * _STEPS)
+    return _UNKNOWN if value is None or math.isnan(value) else round(min(1.0, max(0.0, value)) * _STEPS)
 
 
 def _share(byte: int) -> float | None:
