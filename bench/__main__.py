@@ -14,7 +14,20 @@ import time
 import traceback
 from pathlib import Path
 
-from bench import agent, checkpoints, containers, ec2, environments, gce, inputs, logs, reclaim, scale, startup
+from bench import (
+    agent,
+    checkpoints,
+    containers,
+    ec2,
+    environments,
+    gce,
+    inputs,
+    logs,
+    reclaim,
+    scale,
+    standstill,
+    startup,
+)
 from bench.figures import Figure, Measurement, document, table, text, verdict
 
 MEASUREMENTS: tuple[Measurement, ...] = (
@@ -29,6 +42,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *inputs.MEASUREMENTS,
     *ec2.MEASUREMENTS,
     *gce.MEASUREMENTS,
+    *standstill.MEASUREMENTS,
 )
 OUT = Path(__file__).parent / "out" / "latest.json"
 

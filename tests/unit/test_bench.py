@@ -40,6 +40,8 @@ PROMISED = {
     "gce_boot_overhead_s": "≤ 4",
     "gce_calls_per_job": "≤ 15",
     "gce_import_s": "≤ 0.4",
+    "stall_detect_s": "≤ 15",
+    "false_stops": "0",
 }
 
 FAST = Figure("fast_s", "s", 1.0)

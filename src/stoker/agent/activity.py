@@ -19,9 +19,9 @@ from stoker.agent.logs import PREFIX
 from stoker.model import Activity, Series
 from stoker.series import pack
 
-PERIOD_S = 2.0
+PERIOD_S = 1.0
 # Two minutes, an hour and a half, a day: each period made of so many of the one before.
-_KEPT = ((1, 60), (30, 90), (10, 144))
+_KEPT = ((1, 120), (60, 90), (10, 144))
 # At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.
 _CORE_SHARE = 0.05
 _BYTES_PER_S = 100_000.0
@@ -51,9 +51,15 @@ class ActivityRecorder:
     """Looks every few seconds, in a thread of its own: a broken GPU can make a look hang for ever."""
 
     def __init__(
-        self, see: Callable[[], Look], *, others: int = 0, monotonic: Callable[[], float] = time.monotonic
+        self,
+        see: Callable[[], Look],
+        *,
+        others: int = 0,
+        period_s: float = PERIOD_S,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._see = see
+        self._period_s = period_s
         # Accelerators that nobody here can read.
         self._others = others
         self._monotonic = monotonic
@@ -67,12 +73,13 @@ class ActivityRecorder:
         self._looked_s = 0.0
         self._step: int | None = None
 
-    def begin(self) -> None:
-        """The training starts now. Looks from here on."""
+    def begin(self, *, looking: bool = True) -> None:
+        """The training starts now. Looks from here on, unless somebody else does."""
         with self._lock:
             self._began_s = self._moved_s = self._looked_s = self._monotonic()
             self._worked_s = self._began_s
-        threading.Thread(target=self._run, name="activity", daemon=True).start()
+        if looking:
+            threading.Thread(target=self._run, name="activity", daemon=True).start()
 
     def stop(self) -> None:
         """Does not wait for a look that hangs."""
@@ -95,8 +102,10 @@ class ActivityRecorder:
         with self._lock:
             if self._began_s is None:
                 return None
-            seen = now - self._looked_s < 3 * PERIOD_S
-            periods = [each.pack(period_s) for each, period_s in zip(self._series, _periods_s(), strict=True)]
+            seen = now - self._looked_s < 3 * self._period_s
+            periods = [
+                each.pack(period_s) for each, period_s in zip(self._series, _periods_s(self._period_s), strict=True)
+            ]
             devices = len(self._series[0].newest) + self._others
             return Activity(
                 silent_s=round(now - self._moved_s, 3),
@@ -110,7 +119,7 @@ class ActivityRecorder:
             self._moved_s = self._monotonic()
 
     def _run(self) -> None:
-        while not self._stopping.wait(PERIOD_S):
+        while not self._stopping.wait(self._period_s):
             try:
                 self.take(self._see())
             except Exception:  # noqa: BLE001 - without it nobody would know whether the training stands still
@@ -234,8 +243,8 @@ class _Periods:
         return pack(period_s, [[period[device] for period in self._made] for device in range(len(self.newest))])
 
 
-def _periods_s() -> list[float]:
-    found, period_s = [], PERIOD_S
+def _periods_s(period_s: float) -> list[float]:
+    found = []
     for count, _ in _KEPT:
         period_s *= count
         found.append(period_s)
