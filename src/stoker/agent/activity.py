@@ -65,7 +65,7 @@ class ActivityRecorder:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._series = [_Periods(count, most) for count, most in _KEPT]
+        self._series = _make_series()
         self._before: tuple[float, Look] | None = None
         self._began_s: float | None = None
         self._moved_s = 0.0
@@ -102,7 +102,7 @@ class ActivityRecorder:
         with self._lock:
             if self._began_s is None:
                 return None
-            seen = now - self._looked_s < 3 * self._period_s
+            seen = self._sees(now)
             periods = [
                 each.pack(period_s) for each, period_s in zip(self._series, _periods_s(self._period_s), strict=True)
             ]
@@ -129,14 +129,26 @@ class ActivityRecorder:
         """One more look at it."""
         now = self._monotonic()
         with self._lock:
+            if len(look.gpus) != len(self._series[0].newest):
+                # A device came or went: what was seen before is of others.
+                self._series = _make_series()
+            elif not self._sees(now):
+                # Nobody knows what they did meanwhile: no window may reach over it.
+                self._add([None] * len(look.gpus))
             self._looked_s = now
-            values: Sequence[float | None] = look.gpus
-            for each in self._series:
-                made = each.add(values)
-                if made is None:
-                    break
-                values = made
+            self._add(look.gpus)
             self._note_work(now, look)
+
+    def _sees(self, now: float) -> bool:
+        """Whether the last look is young enough to say something."""
+        return now - self._looked_s < 3 * self._period_s
+
+    def _add(self, values: Sequence[float | None]) -> None:
+        for each in self._series:
+            made = each.add(values)
+            if made is None:
+                return
+            values = made
 
     def _note_work(self, now: float, look: Look) -> None:
         if self._before is None:
@@ -144,13 +156,14 @@ class ActivityRecorder:
             return
         (at_s, before), self._before = self._before, (now, look)
         passed_s = now - at_s
-        if look.cpu_s is None or before.cpu_s is None:
+        busy = _rose(before.cpu_s, look.cpu_s, _CORE_SHARE * passed_s)
+        moved = _rose(before.moved, look.moved, _BYTES_PER_S * passed_s)
+        if busy or moved:
+            self._worked_s = now
+        elif busy is None or moved is None:
             # Nobody can see whether it works: it may.
             self._worked_s = None
-            return
-        busy = look.cpu_s - before.cpu_s >= _CORE_SHARE * passed_s
-        moved = (look.moved or 0.0) - (before.moved or 0.0) if look.moved is not None else 0.0
-        if busy or moved >= _BYTES_PER_S * passed_s or self._worked_s is None:
+        elif self._worked_s is None:
             self._worked_s = now
 
 
@@ -214,7 +227,7 @@ class Sight:
 
 
 class _Periods:
-    """Means over `count` values each, the newest `most` of them, by device."""
+    """Means over `count` values each, the newest `most` of them, by device. The devices stay the same."""
 
     def __init__(self, count: int, most: int) -> None:
         self._count = count
@@ -224,10 +237,6 @@ class _Periods:
 
     def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
         """Take one more. Answers the period that it completed."""
-        if len(values) != len(self.newest):
-            # A device came or went: what was seen before is of others.
-            self._made.clear()
-            self._open.clear()
         self.newest = values
         self._open.append(values)
         if len(self._open) < self._count:
@@ -243,12 +252,21 @@ class _Periods:
         return pack(period_s, [[period[device] for period in self._made] for device in range(len(self.newest))])
 
 
+def _make_series() -> list[_Periods]:
+    return [_Periods(count, most) for count, most in _KEPT]
+
+
 def _periods_s(period_s: float) -> list[float]:
     found = []
     for count, _ in _KEPT:
         period_s *= count
         found.append(period_s)
     return found
+
+
+def _rose(before: float | None, now: float | None, least: float) -> bool | None:
+    """Whether by so much at least; None where nobody knows."""
+    return None if before is None or now is None else now - before >= least
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

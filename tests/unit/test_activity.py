@@ -1,0 +1,294 @@
+"""What a training did lately, as its agent tells it: what moves is seen, and what cannot be seen is never idle."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from stoker.agent.activity import PERIOD_S, ActivityRecorder, Look, Sight, count_others
+from stoker.model import Activity
+from stoker.series import unpack
+
+TICKS = os.sysconf("SC_CLK_TCK")
+# Seconds of a clock that is not the wall's.
+BEGAN_S = 5000.0
+MINUTE = round(60 / PERIOD_S)
+
+
+# ── Sight ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_process(proc: Path, pid: int, *, ticks: Sequence[int] = (0, 0, 0, 0), moved: int = 0, net: int = 0) -> None:
+    """As the kernel shows one. Its name is as unkind as names can be."""
+    folder = proc / str(pid)
+    (folder / "net").mkdir(parents=True)
+    told = " ".join(str(each) for each in ticks)
+    (folder / "stat").write_text(f"{pid} (a) b (c 9 9) S 1 {pid} {pid} 0 -1 0 0 0 0 0 {told} 20 0 3 0 100 0 0\n")
+    (folder / "io").write_text(f"rchar: {moved}\nwchar: {moved}\nsyscr: 7\nread_bytes: 5\n")
+    (folder / "net" / "dev").write_text(
+        f"Inter-|   Receive\n face |bytes    packets\n    lo: {net} 1 0 0 0\n  eth0:{net} 2 0 0 0\n"
+    )
+
+
+def look_at(proc: Path, *members: int, shared: bool = True, gpus: Sequence[float | None] = ()) -> Look:
+    return Sight(lambda: gpus, lambda: set(members), shared=shared, proc=proc)()
+
+
+def test_processors_count_with_those_of_children_that_were(tmp_path: Path) -> None:
+    add_process(tmp_path, 10, ticks=(TICKS, 2 * TICKS, 3 * TICKS, 4 * TICKS))
+    add_process(tmp_path, 11, ticks=(0, TICKS // 2, 0, 0))
+    add_process(tmp_path, 12, ticks=(TICKS, 0, 0, 0))
+    assert look_at(tmp_path, 10, 11).cpu_s == 10.5, "and nobody else's"
+
+
+def test_what_is_read_and_written_counts(tmp_path: Path) -> None:
+    add_process(tmp_path, 10, moved=100, net=7)
+    add_process(tmp_path, 11, moved=20, net=7)
+    assert look_at(tmp_path, 10, 11).moved == 240
+    assert look_at(tmp_path, 10, 11, shared=False).moved == 240 + 14, "the network's once, of all interfaces"
+
+
+def test_processes_that_are_gone_say_nothing(tmp_path: Path) -> None:
+    add_process(tmp_path, 11, ticks=(TICKS, 0, 0, 0), moved=5)
+    assert look_at(tmp_path, 10, 11) == Look((), 1.0, 10.0)
+    for shared in (True, False):
+        assert look_at(tmp_path, 10, shared=shared) == Look((), None, None)
+        assert look_at(tmp_path, shared=shared) == Look((), None, None), "there is nobody"
+
+
+@pytest.mark.parametrize("text", ["", "10 (python) S 1", "10 (python) S 1 2 3 4 5 6 7 8 9 10 a b c d", "rchar: x\n"])
+def test_what_makes_no_sense_is_unknown(text: str, tmp_path: Path) -> None:
+    add_process(tmp_path, 10)
+    for name in ("stat", "io", "net/dev"):
+        (tmp_path / "10" / name).write_text(text)
+    assert look_at(tmp_path, 10).cpu_s is None
+    assert look_at(tmp_path, 10).moved is None
+
+
+def test_shares_of_accelerators(tmp_path: Path) -> None:
+    assert look_at(tmp_path, gpus=(0.0, None, 55.0, 100.0)).gpus == (0.0, None, 0.55, 1.0)
+
+
+def test_this_very_process_can_be_seen() -> None:
+    sight = Sight(lambda: (), lambda: {os.getpid()}, shared=False)
+    before = sight()
+    assert before.cpu_s is not None and before.moved is not None
+    while (now := sight()).cpu_s == before.cpu_s:
+        sum(range(100_000))
+    assert now.cpu_s is not None and now.cpu_s > before.cpu_s
+    assert now.moved is not None and now.moved > before.moved, "looking is reading"
+
+
+def test_accelerators_that_nobody_can_read_are_counted(tmp_path: Path) -> None:
+    assert count_others(tmp_path) == 0
+    for name in ("accel/accel0", "accel/accel1", "neuron0", "hl0", "hl_controlD0", "nvidia0", "null"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert count_others(tmp_path) == 4
+
+
+# ── The recorder ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Recorded:
+    """A recorder with a clock, and looks that the test gives."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, others: int = 0) -> None:
+        self.now_s = BEGAN_S
+        self.recorder = ActivityRecorder(
+            lambda: pytest.fail("nobody looks here"), others=others, monotonic=lambda: self.now_s
+        )
+        # The looks are the test's.
+        monkeypatch.setattr(self.recorder, "_run", lambda: None)
+        assert self.recorder.fact() is None, "the training has not begun"
+        self.recorder.begin()
+
+    def look(
+        self, *gpus: float | None, cpu_s: float | None = 0.0, moved: float | None = 0.0, times: int = 1
+    ) -> Activity:
+        for _ in range(times):
+            self.now_s += PERIOD_S
+            self.recorder.take(Look(gpus, cpu_s, moved))
+        return self.fact()
+
+    def fact(self) -> Activity:
+        found = self.recorder.fact()
+        assert found is not None
+        return found
+
+    def shares(self) -> dict[float, list[list[float | None]] | None]:
+        return {series.period_s: unpack(series) for series in self.fact().utilization}
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    return Recorded(monkeypatch)
+
+
+def test_silence_lasts_since_it_began_or_something_moved(recorded: Recorded) -> None:
+    recorded.now_s += 100
+    assert recorded.fact().silent_s == 100
+    recorded.recorder.stepped(None)
+    assert recorded.fact().silent_s == 100
+    recorded.recorder.stepped(0)
+    assert recorded.fact().silent_s == 0
+    recorded.now_s += 30
+    for step in (0, -1, None):
+        recorded.recorder.stepped(step)
+    assert recorded.fact().silent_s == 30, "the same step again is no step"
+    recorded.recorder.stepped(1)
+    assert recorded.fact().silent_s == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "lives"),
+    [
+        (b"loss=0.5\n", True),
+        (b"50%\r", True),
+        (b"no end of a line", True),
+        (b"\xff\xfe", True),
+        (b"[stoker] saved\nloss=0.5\n", True),
+        (b" [stoker] said by the script\n", True),
+        (b"[stoker] saved\n", False),
+        (b"[stoker] saved\n[stoker] asked to leave\n", False),
+        (b"\n  \r\n", False),
+        (b"", False),
+    ],
+)
+def test_only_what_the_training_says_is_a_sign_of_life(data: bytes, lives: bool, recorded: Recorded) -> None:
+    recorded.now_s += 50
+    recorded.recorder.heard(data)
+    assert recorded.fact().silent_s == (0 if lives else 50)
+
+
+def test_one_that_does_nothing_is_idle_since_it_began(recorded: Recorded) -> None:
+    assert recorded.look(times=10).idle_s == 10 * PERIOD_S
+    recorded.now_s += 0.5
+    assert recorded.fact().idle_s == 10 * PERIOD_S + 0.5
+
+
+def test_processors_or_bytes_are_work(recorded: Recorded) -> None:
+    recorded.look(times=5)
+    assert recorded.look(cpu_s=0.05 * PERIOD_S).idle_s == 0
+    assert recorded.look(cpu_s=0.09 * PERIOD_S).idle_s == PERIOD_S, "a little is polling"
+    assert recorded.look(cpu_s=1.0, moved=90_000 * PERIOD_S).idle_s == 0
+    assert recorded.look(cpu_s=1.0, moved=180_000 * PERIOD_S).idle_s == PERIOD_S
+    assert recorded.look(cpu_s=1.0, moved=290_000 * PERIOD_S).idle_s == 0
+    # Some of its processes ended, and took their numbers with them.
+    assert recorded.look(cpu_s=0.5, moved=0.0).idle_s == PERIOD_S
+
+
+@pytest.mark.parametrize("unseen", ["cpu_s", "moved"])
+def test_work_that_cannot_be_seen_is_not_idleness(unseen: str, recorded: Recorded) -> None:
+    recorded.look(times=10)
+    missing = {unseen: None}
+    assert recorded.look(**missing).idle_s is None  # type: ignore[arg-type]
+    assert recorded.look(**missing, times=100).idle_s is None
+    assert recorded.look().idle_s is None, "nobody saw what came between"
+    assert recorded.look().idle_s == 0, "as if it had worked until now"
+    assert recorded.look().idle_s == PERIOD_S
+
+
+@pytest.mark.parametrize("unseen", ["cpu_s", "moved"])
+def test_what_can_be_seen_is_enough_to_know_that_it_works(unseen: str, recorded: Recorded) -> None:
+    for n in range(5):
+        seen = {"cpu_s": 1.0 * n, "moved": 1e9 * n, unseen: None}
+        told = recorded.look(**seen)  # type: ignore[arg-type]
+    assert told.idle_s == 0
+
+
+def test_a_look_that_hangs_says_nothing(recorded: Recorded) -> None:
+    assert recorded.look(0.0, times=40).utilization
+    recorded.now_s += 3 * PERIOD_S - 0.001
+    assert recorded.fact().utilization and recorded.fact().idle_s is not None
+    recorded.now_s += 0.001
+    told = recorded.fact()
+    assert (told.utilization, told.idle_s, told.devices) == ((), None, 1)
+    assert told.silent_s == 43 * PERIOD_S, "steps and lines are seen by others"
+
+
+def test_the_first_look_may_hang(recorded: Recorded) -> None:
+    recorded.now_s += 1000
+    assert recorded.fact() == Activity(silent_s=1000)
+
+
+def test_no_window_reaches_over_a_gap(recorded: Recorded) -> None:
+    recorded.look(0.0, times=10)
+    recorded.now_s += 600
+    recorded.look(0.0, times=3)
+    assert recorded.shares()[PERIOD_S] == [[*[0.0] * 10, None, *[0.0] * 3]]
+    recorded.look(0.0, times=2 * MINUTE)
+    assert recorded.shares()[60.0] == [[None, 0.0]]
+
+
+def test_means_at_three_resolutions(recorded: Recorded) -> None:
+    assert recorded.look().utilization == (), "there are no accelerators"
+    recorded.look(1.0, 0.5, times=MINUTE - 1)
+    assert recorded.shares() == {PERIOD_S: [[1.0] * (MINUTE - 1), [0.5] * (MINUTE - 1)]}
+    recorded.look(0.0, 0.5)
+    assert recorded.shares()[60.0] == [[pytest.approx(1 - 1 / MINUTE, abs=0.0025)], [0.5]]
+    recorded.look(0.0, 0.5, times=MINUTE * 9)
+    shares = recorded.shares()
+    assert list(shares) == [PERIOD_S, 60.0, 600.0]
+    assert shares[PERIOD_S] == [[0.0] * 2 * MINUTE, [0.5] * 2 * MINUTE], "two minutes"
+    minutes = shares[60.0]
+    assert minutes is not None and minutes[0][1:] == [0.0] * 9 and minutes[1] == [0.5] * 10
+    assert shares[600.0] == [[0.1], [0.5]]
+
+
+def test_a_day_is_kept_and_fits_into_a_heartbeat(recorded: Recorded) -> None:
+    told = recorded.look(*[0.5] * 8, times=MINUTE * (24 * 60 + 20))
+    shares = recorded.shares()
+    assert [len(device) for device in (shares[600.0] or [])] == [144] * 8
+    assert [len(device) for device in (shares[60.0] or [])] == [90] * 8
+    assert sum(len(series.data) for series in told.utilization) < 5000
+
+
+def test_one_that_could_not_be_read_once_is_unknown_for_the_whole_period(recorded: Recorded) -> None:
+    recorded.look(0.0, 0.0, times=10)
+    recorded.look(None, 0.0)
+    recorded.look(0.0, 0.0, times=2 * MINUTE - 11)
+    assert recorded.shares()[PERIOD_S] == [[*[0.0] * 10, None, *[0.0] * (2 * MINUTE - 11)], [0.0] * 2 * MINUTE]
+    assert recorded.shares()[60.0] == [[None, 0.0], [0.0, 0.0]]
+
+
+def test_another_number_of_devices_is_another_story(recorded: Recorded) -> None:
+    recorded.look(0.0, 0.0, times=MINUTE * 10)
+    assert list(recorded.shares()) == [PERIOD_S, 60.0, 600.0]
+    told = recorded.look(0.5)
+    assert told.devices == 1
+    assert recorded.shares() == {PERIOD_S: [[0.5]]}, "what was seen before was of others, however coarse"
+    recorded.look(0.5, times=MINUTE - 1)
+    assert recorded.shares()[60.0] == [[0.5]]
+
+
+def test_accelerators_that_cannot_be_read_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch, others=4)
+    assert recorded.fact().devices == 4
+    assert recorded.look(0.0, 0.0).devices == 6
+    assert [series.devices for series in recorded.fact().utilization] == [2]
+
+
+def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed() -> None:
+    looks = threading.Semaphore(0)
+    seen: list[Look] = []
+
+    def see() -> Look:
+        looks.release()
+        seen.append(Look((0.5,), 1.0, 1.0))
+        if len(seen) == 1:
+            raise RuntimeError("the driver is gone")
+        if len(seen) == 3:
+            recorder.stop()
+        return seen[-1]
+
+    recorder = ActivityRecorder(see, period_s=0.01)
+    recorder.begin()
+    # The third begins when the second was taken.
+    assert all(looks.acquire(timeout=60) for _ in range(3))
+    found = recorder.fact()
+    assert found is not None and found.devices == 1
