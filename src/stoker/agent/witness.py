@@ -69,7 +69,7 @@ def _process(proc: Path, pid: int) -> str:
     folder = proc / str(pid)
     try:
         head, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
-        fields = rest.split()
+        state, parent, threads = (rest.split()[number] for number in (0, 1, 17))
         words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (OSError, IndexError):
         return f"{pid} is gone"
@@ -77,7 +77,7 @@ def _process(proc: Path, pid: int) -> str:
     with suppress(OSError):
         waits = (folder / "wchan").read_text().strip().strip("0")
     name = words[:_MOST_WORDS] or f"[{head.partition('(')[2]}]"
-    return f"{pid} of {fields[1]}, {fields[0]}, {fields[17]} threads{f', in {waits}' if waits else ''}: {name}"
+    return f"{pid} of {parent}, {state}, {threads} threads{f', in {waits}' if waits else ''}: {name}"
 
 
 def _is_python(proc: Path, pid: int) -> bool:

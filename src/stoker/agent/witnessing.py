@@ -9,7 +9,6 @@ from collections.abc import Callable
 from stoker import layout
 from stoker.agent.beat import Beat
 from stoker.agent.node import Node
-from stoker.errors import StokerError
 from stoker.fold import JobState
 
 _log = logging.getLogger(__name__)
@@ -23,6 +22,8 @@ class Witness:
         self._beat = beat
         self._collect = collect
         self._asked: list[str] = []
+        # One after another: two cannot look into the same process at once.
+        self._turn = threading.Lock()
 
     def look(self, state: JobState | None) -> None:
         """Begin with what the log asks of this claim and was not begun yet. Quick."""
@@ -34,11 +35,12 @@ class Witness:
                 threading.Thread(target=self._work, args=(code, number), name="witness", daemon=True).start()
 
     def _work(self, code: str, number: int) -> None:
-        try:
-            text = self._collect()
-            self._node.store.put(layout.evidence(self._node.key, number), text)
-            self._node.say("evidence of what it is doing is kept; `stoker logs --evidence` shows it")
-        except (StokerError, OSError, ValueError) as error:
-            _log.warning("no evidence could be kept: %s", error)
-        # Whoever waits for it need not wait any longer, either way.
-        self._beat.change(evidence=(*self._beat.now.evidence, code))
+        with self._turn:
+            try:
+                text = self._collect()
+                self._node.store.put(layout.evidence(self._node.key, number), text)
+                self._node.say("evidence of what it is doing is kept; `stoker logs --evidence` shows it")
+            except Exception as error:  # noqa: BLE001 - whoever waits for it would wait for nothing
+                _log.warning("no evidence could be kept: %s", error)
+            # Whoever waits for it need not wait any longer, either way.
+            self._beat.change(evidence=(*self._beat.now.evidence, code))
