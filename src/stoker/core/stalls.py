@@ -94,9 +94,11 @@ def _activities(job: JobSnapshot, claim: Claim, now: datetime, least_s: float) -
     found = []
     for rank in range(claim.nodes):
         beat = job.heartbeat_of(claim, rank)
-        if beat is None or beat.value.phase != "training" or beat.value.trained_s < least_s:
+        # What is no number is neither long enough nor young enough.
+        if beat is None or beat.value.phase != "training" or not beat.value.trained_s >= least_s:
             return None
-        if (now - beat.modified).total_seconds() > _FRESH_BEATS * beat.value.interval_s or beat.value.activity is None:
+        fresh = (now - beat.modified).total_seconds() <= _FRESH_BEATS * beat.value.interval_s
+        if not fresh or beat.value.activity is None:
             return None
         found.append(beat.value.activity)
     return found
@@ -106,7 +108,7 @@ def _stands_still(wanted: Stall, activity: Activity, gpus: int) -> bool:
     span_s = wanted.window_s * wanted.windows
     if not activity.silent_s >= span_s or activity.idle_s is None:
         return False
-    if activity.idle_s < span_s and not activity.silent_s >= span_s + wanted.working_s:
+    if not activity.idle_s >= span_s and not activity.silent_s >= span_s + wanted.working_s:
         return False
     if not gpus and not activity.devices:
         # Nothing but processors, and they do nothing.
