@@ -93,6 +93,18 @@ def test_rules_that_cannot_be_read_keep_everybody_waiting_and_end_nobody() -> No
     assert decide_job(running, by, at(100)).actions == ()
 
 
+def test_a_failure_waits_for_rules_that_may_know_better() -> None:
+    job = make_snapshot(make_state(*RUNNING), failed(2, "EFA device is down"))
+    unread = replace(DEFAULT, unread="policy version 9 is not for me")
+    assert decided(job, unread) == []
+    assert "cannot be read" in decide_job(job, unread, at(100)).waiting["job-1"]
+    finished = make_snapshot(make_state(*RUNNING), make_facts(2, left=make_exit("succeeded")))
+    ((event, _),) = decided(finished, unread)
+    assert isinstance(event, Ended) and event.outcome == "succeeded"
+    waits = make_snapshot(make_state(), spec=make_spec(limits=Limits(max_wait_s=1)), offerings=Known((SPOT_A,)))
+    assert decided(waits, unread, now_s=1000.0) == [], "it waits for the rules, and for no machine"
+
+
 def test_the_houses_bound_ends_a_job_that_has_none() -> None:
     facts = make_facts(2, beat=make_beat(95, trained_s=700.0))
     job = make_snapshot(make_state(*RUNNING), facts)

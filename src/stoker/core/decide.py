@@ -164,6 +164,8 @@ class _Decision:
             diagnoses = governance.that_count(self.policy.house, self.subject, "failure")
             case = retry.case_of(replace(self.job, spec=self.bounds.spec), claim, self.policy, diagnoses)
             verdict = retry.verdict(case)
+            if verdict.outcome == "failed" and not verdict.restart and self._cannot_read_rules():
+                continue  # One of them may know better.
             closed = retry.closing(case, verdict)
             if verdict.restart or verdict.outcome == "stopped":
                 return self._append(closed, verdict.reason)
@@ -358,11 +360,10 @@ class _Decision:
         reason = wants_claim(self.job)
         if reason is None:
             return
+        if self._cannot_read_rules():
+            return
         alone = not self.state.open_claims
         if alone and self._waited_too_long():
-            return
-        if self.policy.unread:
-            self.waiting = f"the rules of the house cannot be read: {self.policy.unread}"
             return
         match self.job.offerings:
             case None:
@@ -389,6 +390,11 @@ class _Decision:
                 self.waiting = why
                 if alone:
                     self._append(Ended(outcome="failed", rule="no-offering", claim=self._last_attempt()), why)
+
+    def _cannot_read_rules(self) -> bool:
+        if self.policy.unread:
+            self.waiting = f"the rules of the house cannot be read: {self.policy.unread}"
+        return bool(self.policy.unread)
 
     def _heed_rules(self, offerings: tuple[Offering, ...]) -> bool:
         """Refuse what the house refuses, whoever submitted it, and tell what it warns of, once."""
