@@ -377,6 +377,16 @@ class Activity:
 
 
 @dataclass(frozen=True)
+class Trend:
+    """The best that a metric has been in this attempt, both ways, and how long ago, by its agent's clock."""
+
+    low: float
+    low_s: float
+    high: float
+    high_s: float
+
+
+@dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint, by its place and name: `00000007/000002-step-900`."""
 
@@ -432,6 +442,7 @@ class Heartbeat:
     usage: Usage | None = None
     activity: Activity | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    trends: dict[str, Trend] = field(default_factory=dict)
     # What evidence was collected for, by the codes of warnings.
     evidence: tuple[str, ...] = ()
     rendezvous: Rendezvous | None = None

@@ -59,6 +59,11 @@ def _checked(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> Rule
 
 def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
     """What one subject asks of its own fields together."""
+    if rule.metric is not None:
+        metric = rule.metric
+        ways = [metric.nan, metric.above is not None, metric.below is not None, metric.no_improvement_s is not None]
+        if sum(ways) != 1:
+            raise _where(reader, layer, path, "metric", "has one of nan, above, below and no_improvement")
     if rule.failure is not None:
         told = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in told):

@@ -54,6 +54,19 @@ class Utilization:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """Ends hopeless experiments early. One of `nan`, `above`, `below` and `no_improvement`."""
+
+    name: str = part("name of the metric, as `report` or `metrics` has it")
+    nan: bool = part("it is no number, or infinite", default=False)
+    above: float | None = part("it is above this", default=None)
+    below: float | None = part("it is below this", default=None)
+    no_improvement_s: float | None = part("it has not improved for so long", form="duration", default=None, above=0)
+    goal: Literal["min", "max"] = part("whether less or more is better, for `no_improvement`", default="min")
+    after_s: float = part("nothing is said of a training younger than this", form="duration", default=0.0, least=0)
+
+
+@dataclass(frozen=True)
 class Resuming:
     """A failure that nothing explains, of a job that had run for long, is resumed from its last checkpoint."""
 
@@ -116,6 +129,7 @@ class Rule:
     max_retries: int | None = part("how often a failing script may be started again", default=None, least=0)
     stall: Stall | None = part("jobs that stand still", default=None)
     min_gpu_utilization: Utilization | None = part("jobs that waste accelerators", default=None)
+    metric: Metric | None = part("experiments that lead nowhere", default=None)
     resume: Resuming | None = part("failures that nothing explains", default=None)
     spot: SpotUse | None = part("when spot machines are given up", default=None)
     failure: Diagnosis | None = part("what a failure means", default=None)
@@ -153,6 +167,7 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
     "max_retries": ("refuse", "warn"),
     "stall": ("restart", "stop", "warn"),
     "min_gpu_utilization": ("warn", "stop"),
+    "metric": ("stop", "warn"),
     "resume": ("restart",),
     "spot": ("on-demand",),
     "failure": ("restart", "stop"),

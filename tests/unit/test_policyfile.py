@@ -32,6 +32,7 @@ rules:
   - stall: {below: 2%, window: 1m, windows: 2, after: 5m, working: 1h}
     then: stop
   - min_gpu_utilization: {value: 80%, over: 1h, after: 30m}
+  - metric: {name: loss, no_improvement: 6h, goal: max, after: 1m}
   - resume: {min_runtime: 1h, times: 2}
   - spot: {on_demand_after: 2, back_after: 6h}
   - failure: {log: "EFA .* down", exit_code: 1}
@@ -96,6 +97,8 @@ def test_every_subject_and_every_field() -> None:
             "p.yaml:2: rules[0].min_gpu_utilization.value: expected a share such as 80% or 0.8, found text '180%'",
         ),
         ("rules:\n- min_gpu_utilization: {over: 1h}", "rules[0].min_gpu_utilization.value: is missing"),
+        ("rules:\n- metric: {name: loss}", "p.yaml:2: rules[0].metric: has one of nan, above, below and"),
+        ("rules:\n- metric: {name: a, nan: true, above: 3}", "rules[0].metric: has one of nan, above, below"),
         ("rules: [", "p.yaml:1: "),
     ],
 )

@@ -497,7 +497,8 @@ class Life:
         changes: dict[str, object] = {"trained_s": self.training.trained_s, "usage": self.usage.latest}
         if self.metrics is not None:
             progress = self.metrics.progress
-            changes |= {"step": progress.last_step, "first_step": progress.first_step, "metrics": progress.values}
+            changes |= {"step": progress.last_step, "first_step": progress.first_step}
+            changes |= {"metrics": progress.values, "trends": progress.trends}
             self.activity.stepped(progress.last_step)
         changes["activity"] = self.activity.fact()
         problems = [self.logs.status.error, self.watch.error, self.copy.warning if self.copy else None]

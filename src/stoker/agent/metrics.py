@@ -30,7 +30,7 @@ from stoker.chunks import (
     decode_lines,
     encode_line,
 )
-from stoker.model import Usage
+from stoker.model import Trend, Usage
 from stoker.store import Store
 
 NEAR_FLUSH_S = 0.5
@@ -43,6 +43,8 @@ _MAX_REPORT_BYTES = 16 * 1024
 _MAX_NAME_CHARS = 100
 # Heartbeats carry the last value of each; nobody looks at more.
 MAX_NAMES = 200
+# Rules look at a few of them.
+MAX_TRENDS = 50
 # Samples kept of a metric: this many a second, after a burst of so many; and in the long run one a second, so that a
 # week of training stays readable.
 RATE_PER_S = 10.0
@@ -58,6 +60,7 @@ class Progress:
     first_step: int | None = None
     last_step: int | None = None
     values: dict[str, float] = field(default_factory=dict)
+    trends: dict[str, Trend] = field(default_factory=dict)
 
 
 def parse_report(raw: bytes, now: float) -> Sample | None:
@@ -152,6 +155,25 @@ class Thinner:
         return [Sample(at, step, values) for (at, step), values in together.items()]
 
 
+@dataclass
+class _Best:
+    """The lowest and the highest value so far, and when each was first reached."""
+
+    low: float
+    low_at_s: float
+    high: float
+    high_at_s: float
+
+    def take(self, value: float, now_s: float) -> None:
+        if value < self.low:
+            self.low, self.low_at_s = value, now_s
+        if value > self.high:
+            self.high, self.high_at_s = value, now_s
+
+    def told(self, now_s: float) -> Trend:
+        return Trend(self.low, round(now_s - self.low_at_s, 3), self.high, round(now_s - self.high_at_s, 3))
+
+
 class MetricsPump:
     """Gathers samples into `layout.metrics_chunk(node, 0…)`. Give `scan` to the log pump as its tap."""
 
@@ -185,12 +207,15 @@ class MetricsPump:
         self._first_step: int | None = None
         self._last_step: int | None = None
         self._values: dict[str, float] = {}
+        self._bests: dict[str, _Best] = {}
         self._thread = PumpThread("metrics-pump", self._turn, _POLL_S)
 
     @property
     def progress(self) -> Progress:
         with self._lock:
-            return Progress(self._first_step, self._last_step, dict(self._values))
+            now_s = time.monotonic()
+            trends = {name: best.told(now_s) for name, best in self._bests.items()}
+            return Progress(self._first_step, self._last_step, dict(self._values), trends)
 
     @property
     def error(self) -> str | None:
@@ -235,9 +260,20 @@ class MetricsPump:
         for name, value in sample.values.items():
             if name in self._values or len(self._values) < MAX_NAMES:
                 self._values[name] = value
+                self._note_best(name, value)
         kept = self._thinner.offer(sample)
         if kept is not None and kept.values:
             self._append(kept)
+
+    def _note_best(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        now_s = time.monotonic()
+        best = self._bests.get(name)
+        if best is not None:
+            best.take(value, now_s)
+        elif len(self._bests) < MAX_TRENDS:
+            self._bests[name] = _Best(value, now_s, value, now_s)
 
     def _append(self, line: MetricLine) -> None:
         encoded = encode_line(line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import gate, governance, limits, orphans, retry, stalls
+from stoker.core import gate, governance, limits, orphans, retry, watching
 from stoker.core.costs import span_s
 from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
@@ -268,7 +268,7 @@ class _Decision:
         return (
             self._drain_broken_gang(claim)
             or self._mind_silence(claim)
-            or self._mind_standstill(claim)
+            or self._mind_conduct(claim)
             or self._warn_unsafe(claim)
         )
 
@@ -318,13 +318,15 @@ class _Decision:
                 self.wakes.append(suspicion.at + limit)
         return False
 
-    def _mind_standstill(self, claim: Claim) -> bool:
-        """A job that stands still, or wastes its machines: a word and the evidence first, then what the rule says."""
-        for found in stalls.findings(self.job, claim, self.policy.house, self.subject, self.now):
+    def _mind_conduct(self, claim: Claim) -> bool:
+        """A job that stands still, wastes its machines or leads nowhere: a word first, then what the rule says."""
+        for found in watching.findings(self.job, claim, self.policy.house, self.subject, self.now):
             code = f"{found.rule}:{claim.number}"
             if code not in self.state.warned:
-                return self._append(Warned(code=code, evidence=found.counts), found.reason)
-            if found.then == "warn" or not found.counts or not self._has_evidence(claim, code):
+                return self._append(Warned(code=code, evidence=found.evidence), found.reason)
+            if found.then == "warn" or not found.counts:
+                continue
+            if found.evidence and not self._has_evidence(claim, code):
                 continue
             outcome: AttemptOutcome = "limit" if found.then == "stop" else "infrastructure"
             return self._append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)

@@ -14,7 +14,7 @@ from stoker.core.costs import span_s
 from stoker.core.governance import PREFIX
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.stalls import OWN
+from stoker.core.watching import OWN
 from stoker.fold import Claim, JobState
 from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known
 from stoker.rules import Diagnosis, Rule

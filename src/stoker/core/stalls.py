@@ -3,53 +3,16 @@ it rests on is not known. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.governance import Finding, Subject, applies
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim
-from stoker.model import Activity
-from stoker.rules import House, Rule, Stall, Then, Utilization
+from stoker.model import Activity, Heartbeat, Stamped
+from stoker.rules import Stall, Utilization
 from stoker.series import windows
 
-# What a job's own bound on silence is called in decisions.
-OWN = "stall"
 # A heartbeat older than this many of its intervals says nothing about now.
 _FRESH_BEATS = 6
-
-
-@dataclass(frozen=True)
-class Standstill:
-    """A rule that finds that a job stands still, or wastes what it has."""
-
-    rule: str
-    reason: str
-    then: Then
-    # More than a word for people.
-    counts: bool = True
-
-
-def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> Iterator[Standstill]:
-    """By the job's own bound first, then by the rules of the house, in their order."""
-    own = job.spec.limits.stall_s
-    reason = silent(own, job, claim, now) if own is not None else None
-    if reason is not None:
-        yield Standstill(OWN, reason, "restart")
-    for rule in house.rules:
-        reason = _reason(rule, job, claim, now) if applies(rule, subject) else None
-        if reason is not None:
-            told = Finding(rule, reason)
-            yield Standstill(told.code, str(told), rule.action, told.counts)
-
-
-def _reason(rule: Rule, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
-    if rule.stall is not None:
-        return stalled(rule.stall, job, claim, now)
-    if rule.min_gpu_utilization is not None:
-        return wasteful(rule.min_gpu_utilization, job, claim, now)
-    return None
 
 
 def stalled(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
@@ -89,16 +52,19 @@ def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime)
     return f"its {len(means)} accelerators were used {mean:.0%} over {wanted.over_s / 60:.3g} minutes"
 
 
+def fresh(beat: Stamped[Heartbeat], now: datetime) -> bool:
+    """Whether it says anything about now: of a training that was heard a moment ago."""
+    # What is no number is neither long enough nor young enough.
+    heard = (now - beat.modified).total_seconds() <= _FRESH_BEATS * beat.value.interval_s
+    return heard and beat.value.phase == "training"
+
+
 def _activities(job: JobSnapshot, claim: Claim, now: datetime, least_s: float) -> list[Activity] | None:
     """Of every rank; None unless all train, have for long enough, and were heard just now."""
     found = []
     for rank in range(claim.nodes):
         beat = job.heartbeat_of(claim, rank)
-        # What is no number is neither long enough nor young enough.
-        if beat is None or beat.value.phase != "training" or not beat.value.trained_s >= least_s:
-            return None
-        fresh = (now - beat.modified).total_seconds() <= _FRESH_BEATS * beat.value.interval_s
-        if not fresh or beat.value.activity is None:
+        if beat is None or not fresh(beat, now) or not beat.value.trained_s >= least_s or beat.value.activity is None:
             return None
         found.append(beat.value.activity)
     return found

@@ -1,0 +1,55 @@
+"""What the rules say about a job that trains: one that stands still, wastes its machines, or leads nowhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from stoker.core import stalls
+from stoker.core.experiments import hopeless
+from stoker.core.governance import Finding, Subject, applies
+from stoker.core.snapshot import JobSnapshot
+from stoker.fold import Claim
+from stoker.rules import House, Rule, Then
+
+# What a job's own bound on silence is called in decisions.
+OWN = "stall"
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A rule that finds fault with how a job runs."""
+
+    rule: str
+    reason: str
+    then: Then
+    # More than a word for people.
+    counts: bool = True
+    # What the processes do now tells more.
+    evidence: bool = True
+
+
+def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> Iterator[Sighting]:
+    """By the job's own bound first, then by the rules of the house, in their order."""
+    own = job.spec.limits.stall_s
+    reason = stalls.silent(own, job, claim, now) if own is not None else None
+    if reason is not None:
+        yield Sighting(OWN, reason, "restart")
+    for rule in house.rules:
+        reason = _reason(rule, job, claim, now) if applies(rule, subject) else None
+        if reason is not None:
+            told = Finding(rule, reason)
+            # A number that is no good needs no witness.
+            evidence = told.counts and rule.metric is None
+            yield Sighting(told.code, str(told), rule.action, told.counts, evidence)
+
+
+def _reason(rule: Rule, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
+    if rule.stall is not None:
+        return stalls.stalled(rule.stall, job, claim, now)
+    if rule.min_gpu_utilization is not None:
+        return stalls.wasteful(rule.min_gpu_utilization, job, claim, now)
+    if rule.metric is not None:
+        return hopeless(rule.metric, job, claim, now)
+    return None

@@ -1,0 +1,95 @@
+"""Experiments that lead nowhere: by what they report, and by nothing else."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.agent.metrics import MetricsPump
+from stoker.core.decide import decide_job
+from stoker.core.experiments import hopeless
+from stoker.core.policy import DEFAULT, Policy
+from stoker.core.snapshot import Append, JobSnapshot
+from stoker.model import Claimed, Draining, Launched, Trend, Warned
+from stoker.policyfile import parse_policy
+from stoker.rules import Metric
+from stoker.store import open_store
+from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
+
+RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
+
+
+def job(
+    *more: Warned, now_s: float = 95.0, trained_s: float = 60.0, phase: str = "training", **beat: object
+) -> JobSnapshot:
+    told = make_beat(now_s, phase, trained_s=trained_s, **beat)
+    return make_snapshot(make_state(*RUNNING, *more), make_facts(2, beat=told))
+
+
+def told(wanted: Metric, found: JobSnapshot) -> str | None:
+    return hopeless(wanted, found, found.state.claims[0], at(100))
+
+
+TREND = Trend(low=0.5, low_s=400.0, high=2.0, high_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (Metric("loss", nan=True), None),
+        (Metric("gone", nan=True), None),
+        (Metric("bad", nan=True), "bad is nan"),
+        (Metric("loss", above=0.9), "loss is 1, above 0.9"),
+        (Metric("loss", above=1.0), None),
+        (Metric("bad", above=0.0), None),
+        (Metric("loss", below=1.5), "loss is 1, below 1.5"),
+        (Metric("loss", no_improvement_s=300.0), "loss has not improved on 0.5 for 6.67 minutes"),
+        (Metric("loss", no_improvement_s=500.0), None),
+        (Metric("loss", no_improvement_s=20.0, goal="max"), "loss has not improved on 2 for 0.5 minutes"),
+        (Metric("bad", no_improvement_s=1.0), None),
+        (Metric("loss", above=0.9, after_s=61.0), None),
+    ],
+)
+def test_what_is_reported(wanted: Metric, reason: str | None) -> None:
+    found = job(metrics={"loss": 1.0, "bad": math.nan}, trends={"loss": TREND})
+    assert told(wanted, found) == reason
+
+
+def test_what_is_old_or_not_training_says_nothing() -> None:
+    wanted = Metric("loss", nan=True)
+    assert told(wanted, job(metrics={"loss": math.inf})) == "loss is inf"
+    assert told(wanted, job(metrics={"loss": math.inf}, now_s=0.0)) is None
+    assert told(wanted, job(metrics={"loss": math.inf}, phase="restoring")) is None
+
+
+def policy(text: str) -> Policy:
+    from dataclasses import replace
+
+    return replace(DEFAULT, house=parse_policy(f"rules: [{{{text}}}]".encode(), "p.yaml"))
+
+
+def test_it_is_told_then_stopped_without_waiting_for_a_witness() -> None:
+    by = policy("name: diverged, metric: {name: loss, nan: true}")
+    (first,) = decide_job(job(metrics={"loss": math.nan}), by, at(100)).actions
+    assert isinstance(first, Append) and first.event == Warned(code="policy:diverged:2")
+    assert first.reason == "policy diverged: loss is nan"
+    warned = Warned(code="policy:diverged:2")
+    (second,) = decide_job(job(warned, metrics={"loss": math.nan}), by, at(100)).actions
+    assert isinstance(second, Append)
+    assert second.event == Draining(claim=2, outcome="limit", rule="policy:diverged")
+
+
+def test_agents_remember_the_best_both_ways(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_text('{"loss": 3}\n{"loss": 1}\n{"loss": "nan"}\n{"loss": 2, "acc": 0.5}\n' + '{"loss": 5}\n')
+    pump = MetricsPump(open_store((tmp_path / "store").as_uri()), "work/j/1/0/i.1", path)
+    pump.start()
+    assert pump.drain(10.0)
+    time.sleep(0.01)
+    trends = pump.progress.trends
+    pump.stop()
+    assert (trends["loss"].low, trends["loss"].high, trends["acc"].low) == (1.0, 5.0, 0.5)
+    assert trends["loss"].low_s > 0
