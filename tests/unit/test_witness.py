@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,8 +41,16 @@ def child() -> Iterator[int]:
     command = [sys.executable, "-c", CHILD, f"--token={SECRET}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        deadline = time.monotonic() + 60
+        while _state(process.pid) != "S":  # On a busy machine it may not have come to wait yet.
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         yield process.pid
         process.kill()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def told(
