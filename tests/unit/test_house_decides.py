@@ -8,6 +8,7 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch
 from stoker.model import (
+    Activity,
     CheckpointRef,
     Claimed,
     Closed,
@@ -190,3 +191,22 @@ def test_reclaims_are_forgotten_where_the_house_says_so() -> None:
         assert any(isinstance(action, Launch) for action in plan.actions)
     ((event, _),) = decided(job, policy("spot: {on_demand_after: 4}"))
     assert isinstance(event, Claimed) and event.offering.spot
+
+
+def test_one_that_stands_still_is_looked_at_before_it_is_ended() -> None:
+    by = policy("name: hangs, stall: {}")
+    still = Activity(silent_s=1000.0, idle_s=1000.0)
+
+    def job(*events: Event | tuple[Event, float], evidence: tuple[str, ...] = ()) -> JobSnapshot:
+        # Long enough for the rule, and too short for the warning about checkpoints.
+        beat = make_beat(995, trained_s=1000.0, activity=still, evidence=evidence)
+        return make_snapshot(make_state(*RUNNING, *events), make_facts(2, beat=beat))
+
+    ((warned, reason),) = decided(job(), by, 1000.0)
+    assert warned == Warned(code="policy:hangs:2", evidence=True) and reason.startswith("policy hangs: no step")
+    told = (warned, 990.0)
+    assert decided(job(told), by, 1000.0) == [], "its ranks are still collecting what they were doing"
+    ended = Draining(claim=2, outcome="infrastructure", rule="policy:hangs")
+    assert [event for event, _ in decided(job(told, evidence=("policy:hangs:2",)), by, 1000.0)] == [ended]
+    late = (warned, 990.0 - DEFAULT.evidence_s)
+    assert [event for event, _ in decided(job(late), by, 1000.0)] == [ended], "and are not waited for without end"

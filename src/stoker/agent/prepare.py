@@ -10,6 +10,7 @@ from pathlib import Path
 from stoker import layout
 from stoker.agent.code import unpack
 from stoker.agent.config import NodePaths
+from stoker.core.retry import ROOM
 from stoker.errors import StokerError
 from stoker.fold import JobState
 from stoker.spec import Submission
@@ -29,7 +30,7 @@ def by_the_machine(error: OSError) -> SetupFailed:
     """What to tell when the machine itself refused something. A disk that is full is as small on the next machine."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     named = f"{error.filename}: " if error.filename else ""
-    more = "; make room on its disk, or ask for a larger one with resources.disk" if full else ""
+    more = f"; {ROOM}" if full else ""
     return SetupFailed(f"the machine failed in the set-up: {named}{error.strerror or error}{more}", user=full)
 
 
