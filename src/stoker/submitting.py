@@ -303,11 +303,15 @@ def pack_tools(
     provider: Provider, spec: Spec, offerings: tuple[Offering, ...], *, offline: bool = False
 ) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """The programs for these machines, where the job needs any, and a line for each that is not here yet."""
-    from stoker.tools import build_all, needs_uv
+    from stoker.tools import SPY, UV, build_all, needs_uv
 
-    if not provider.capabilities.bundled or not needs_uv(spec):
+    if not provider.capabilities.bundled:
         return (), ()
-    return build_all(architectures(provider, offerings), offline=offline)
+    arches = architectures(provider, offerings)
+    # Any training may come to stand still.
+    spies, _ = build_all(SPY, arches, offline=offline)
+    uvs, missing = build_all(UV, arches, offline=offline) if needs_uv(spec) else ((), ())
+    return (*spies, *uvs), missing
 
 
 def architectures(provider: Provider, offerings: Iterable[Offering]) -> set[str]:

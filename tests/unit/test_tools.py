@@ -12,15 +12,16 @@ import pytest
 from uv import find_uv_bin
 
 from stoker import codec, layout, tools
-from stoker.agent.environment.uv import find_program, tool_name
+from stoker.agent.environment.uv import find_program
 from stoker.agent.prepare import SetupFailed
+from stoker.agent.programs import fetch_program, tool_name
 from stoker.errors import UserError
 from stoker.removing import collect_tools
 from stoker.spec import Environment, Spec, Submission
 from stoker.store import Store, open_store
 
 # The architecture of this computer, and the other one.
-HERE = tool_name().removeprefix("uv-")
+HERE = tool_name("uv").removeprefix("uv-")
 ELSEWHERE = "arm64" if HERE == "x86_64" else "x86_64"
 
 
@@ -40,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: Path) -> None:
-    (tool,), missing = tools.build_all([HERE])
+    (tool,), missing = tools.build_all(tools.UV, [HERE])
     assert (tool.name, missing) == (f"uv-{HERE}", ())
     for _ in range(2):
         tools.send(store, tool)
@@ -54,17 +55,28 @@ def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: 
     assert sorted(path.name for path in program.parent.iterdir()) == ["uv"]
 
 
+def test_py_spy_is_fetched_too_and_nobody_needs_it(store: Store, tmp_path: Path) -> None:
+    (tool,), missing = tools.build_all(tools.SPY, [HERE, ELSEWHERE])
+    assert (tool.name, missing) == (f"py-spy-{HERE}", ()), (
+        "what cannot be had is no reason to refuse"
+    )
+    tools.send(store, tool)
+    program = fetch_program(store, {tool.name: tool.digest}, "py-spy", tmp_path / "shelf")
+    assert program is not None and program.read_bytes()[:4] == b"\x7fELF" and os.access(program, os.X_OK)
+    assert fetch_program(store, {}, "py-spy", tmp_path / "shelf") is None
+
+
 def test_the_same_program_has_the_same_digest(home: Path) -> None:
-    (first,), _ = tools.build_all([HERE])
+    (first,), _ = tools.build_all(tools.UV, [HERE])
     first.path.unlink()
-    (second,), _ = tools.build_all([HERE])
+    (second,), _ = tools.build_all(tools.UV, [HERE])
     assert first == second
 
 
 def test_an_architecture_that_cannot_be_served(home: Path) -> None:
     with pytest.raises(UserError, match=f"environment.requirements: uv for {ELSEWHERE} machines cannot be had"):
-        tools.build_all([ELSEWHERE])
-    built, missing = tools.build_all([HERE, ELSEWHERE], offline=True)
+        tools.build_all(tools.UV, [ELSEWHERE])
+    built, missing = tools.build_all(tools.UV, [HERE, ELSEWHERE], offline=True)
     assert [tool.name for tool in built] == [f"uv-{HERE}"]
     assert missing == (
         f"environment.requirements: uv for {ELSEWHERE} machines is not here yet; the run itself fetches it",
@@ -75,10 +87,10 @@ def test_what_is_not_what_was_submitted_is_not_run(store: Store, tmp_path: Path)
     data = gzip.compress(b"#!/bin/sh\n")
     digest = hashlib.sha256(data).hexdigest()
     with pytest.raises(SetupFailed, match="uv is not in the store any more"):
-        find_program(store, {tool_name(): digest}, tmp_path / "shelf", copied=False)
+        find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
     store.put(layout.tool(digest), data[:-1])
     with pytest.raises(SetupFailed, match="uv in the store is not what was submitted"):
-        find_program(store, {tool_name(): digest}, tmp_path / "shelf", copied=False)
+        find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
     assert not list((tmp_path / "shelf").rglob("uv"))
 
 

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
+from stoker.agent.programs import fetch_program
 from stoker.agent.ready import Ready, Readying, make_command, make_place
 from stoker.agent.restore import RestoreError, proposals, restore
 from stoker.agent.resume import import_checkpoint, parse_source
@@ -107,6 +108,7 @@ class Life:
         self.notices = Notices(node)
         self.copy: LogCopy | None = None
         self._spec: Spec | None = None
+        self._tools: Mapping[str, str] = {}
         self._left = threading.Event()
         self._signalled = False
         self._runtime_left_s: float | None = None
@@ -146,6 +148,7 @@ class Life:
         self._watch_peers()
         submission = self._ask(lambda: read_submission(self.store, state))
         spec = self._spec = submission.spec
+        self._tools = submission.tools
         self.copy = open_copy(spec, self.config, state)
         self.metrics = MetricsPump(
             self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier
@@ -515,7 +518,8 @@ class Life:
 
     def _testify(self) -> bytes:
         members, log = self.enclosure.group.members(), self.paths.train_log
-        return testify(members, log, self.ready.secrets, spy=find_spy(), gpu_processes=Gpus().processes)
+        spy = find_spy() or fetch_program(self.store, self._tools, "py-spy", self.node.environments)
+        return testify(members, log, self.ready.secrets, spy=spy, gpu_processes=Gpus().processes)
 
     def _take_usage(self, usage: Usage) -> None:
         if self.metrics is not None:

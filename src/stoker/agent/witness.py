@@ -29,7 +29,7 @@ _PYTHON = "python"
 
 
 def find_spy() -> Path | None:
-    """py-spy, where it is: beside this Python, else on the PATH."""
+    """py-spy, where it is installed: beside this Python, else on the PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "py-spy"
     if os.access(beside, os.X_OK):
         return beside

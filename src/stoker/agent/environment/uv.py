@@ -6,18 +6,14 @@ submitter's own computer it is the one that Stoker was installed with.
 
 from __future__ import annotations
 
-import gzip
-import os
-import platform
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
 
-from stoker import layout
 from stoker.agent.prepare import SetupFailed
+from stoker.agent.programs import fetch_program, place_program
 from stoker.store import Store
 
 # A line of what it did, or would do: ` + numpy==2.1.0`, ` - torch==2.4.0 (from file:///…)`, ` + mine @ file:///…`.
@@ -39,35 +35,12 @@ def read_changes(text: str) -> tuple[Change, ...]:
     return tuple(Change(found["sign"], found["name"], found["version"]) for found in _CHANGE.finditer(text))
 
 
-def tool_name() -> str:
-    """What the program for this machine is called among a submission's tools."""
-    machine = platform.machine()
-    return f"uv-{'arm64' if machine in ('aarch64', 'arm64') else machine}"
-
-
 def find_program(store: Store, tools: Mapping[str, str], shelf: Path, *, copied: bool) -> Path:
-    """The program, fetched now where it is not here yet. May be repeated.
+    """uv, fetched now where it is not here yet. May be repeated.
 
     `copied`: it has to lie in `shelf`, which a container sees. Raises SetupFailed, StoreError.
     """
-    digest = tools.get(tool_name())
-    if digest is None:
-        return _installed(shelf if copied else None)
-    program = shelf / "tools" / digest[:32] / "uv"
-    if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        archive = program.with_name(f".uv-{os.getpid()}.gz")
-        try:
-            found = store.get_file(layout.tool(digest), archive)
-            if found is None:
-                raise SetupFailed("uv is not in the store any more; submit the job again", user=False)
-            if found != digest:
-                raise SetupFailed(f"uv in the store is not what was submitted (its digest is {found})", user=False)
-            with gzip.open(archive) as source:
-                _place(cast("IO[bytes]", source), program)
-        finally:
-            archive.unlink(missing_ok=True)
-    return program
+    return fetch_program(store, tools, "uv", shelf) or _installed(shelf if copied else None)
 
 
 def _installed(shelf: Path | None) -> Path:
@@ -88,14 +61,5 @@ def _installed(shelf: Path | None) -> Path:
     if not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)
         with program.open("rb") as source:
-            _place(source, copy)
+            place_program(source, copy)
     return copy
-
-
-def _place(source: IO[bytes], program: Path) -> None:
-    """Appears as a whole, whoever else does the same."""
-    draft = program.with_name(f".uv-{os.getpid()}")
-    with draft.open("wb") as file:
-        shutil.copyfileobj(source, file, 1 << 20)
-    draft.chmod(0o755)
-    draft.replace(program)
