@@ -42,11 +42,13 @@ demo: $(BIN)/stoker
 test: $(VENV)/.test
 	@sh scripts/need-machines.sh $(BIN)/python
 	@sh scripts/need-sagemaker.sh $(BIN)/python
+	@sh scripts/need-rie.sh $(BIN)/python
 	@$(ISOLATED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 bench: $(VENV)/.test
 	@sh scripts/need-machines.sh $(BIN)/python
 	@sh scripts/need-wheels.sh $(BIN)/python
+	@sh scripts/need-rie.sh $(BIN)/python
 	@$(ISOLATED) $(BIN)/python -m bench
 
 lint: $(VENV)/.lint
