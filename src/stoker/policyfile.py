@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import replace
 
 from stoker import codec
@@ -10,10 +11,11 @@ from stoker.errors import SpecError
 from stoker.jobfile.document import Layer, read_layer
 from stoker.jobfile.fields import public_name
 from stoker.jobfile.parse import SectionReader
-from stoker.rules import SUBJECTS, House, Rule
+from stoker.rules import SUBJECTS, House, Rule, SageMaker
 
 # Far more than any house has. A governor reads it in every pass.
 MOST_BYTES = 256 * 1024
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
 def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
@@ -24,6 +26,8 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     reader = SectionReader(House)
     house: House = reader.section(House, layer.root, "")
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
+    if house.sagemaker is not None:
+        _check_regions(house.sagemaker, reader, layer)
     seen: dict[str, int] = {}
     for number, rule in enumerate(rules):
         if rule.name in seen:
@@ -71,6 +75,15 @@ def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
             raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
+
+
+def _check_regions(wanted: SageMaker, reader: SectionReader, layer: Layer) -> None:
+    """They are asked one by one, so that none can be a pattern."""
+    if not wanted.regions:
+        raise _where(reader, layer, "sagemaker", "regions", "names none; leave `sagemaker` out, or name some")
+    for region in wanted.regions:
+        if _REGION.fullmatch(region) is None:
+            raise _where(reader, layer, "sagemaker", "regions", f"{region} is no region; write one such as us-east-1")
 
 
 def _where(reader: SectionReader, layer: Layer, path: str, key: str, problem: str) -> SpecError:

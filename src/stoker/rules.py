@@ -175,10 +175,21 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
 
 
 @dataclass(frozen=True)
+class SageMaker:
+    """SageMaker's training jobs that others started, as far as the house wants them to obey its rules, too."""
+
+    regions: tuple[str, ...] = part("the regions whose training jobs obey the rules", form="words")
+    clone: bool = part(
+        "jobs that failed, stand still or lose their spot machines too often go on as clones", default=True
+    )
+
+
+@dataclass(frozen=True)
 class House:
     """The policy of a store."""
 
     rules: tuple[Rule, ...] = part("what every job obeys, in this order", form="sections", default=())
+    sagemaker: SageMaker | None = part("training jobs of SageMaker that others started", default=None)
     # Of the text that it was read from. Decisions record it.
     digest: str = ""
     version: int = 0

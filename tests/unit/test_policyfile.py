@@ -112,3 +112,27 @@ def test_mistakes(text: str, told: str) -> None:
 def test_one_that_is_too_large() -> None:
     with pytest.raises(SpecError, match="a policy has at most"):
         parse_policy(b"#" * (MOST_BYTES + 1), "p.yaml")
+
+
+def test_training_jobs_of_others_obey_where_the_house_says_so() -> None:
+    assert parse_policy(b"rules: []", "p.yaml").sagemaker is None
+    found = parse_policy(b"sagemaker: {regions: [us-east-1, eu-west-1], clone: false}", "p.yaml").sagemaker
+    assert found is not None and (found.regions, found.clone) == (("us-east-1", "eu-west-1"), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sagemaker: {}", "p.yaml:1: sagemaker.regions: is missing"),
+        ("sagemaker: {regions: []}", "p.yaml:1: sagemaker.regions: names none; leave `sagemaker` out"),
+        ("sagemaker: {regions: us-*}", "p.yaml:1: sagemaker.regions: us-* is no region; write one such as us-east-1"),
+        (
+            "sagemaker: {regions: us-east-1, clones: 3}",
+            "p.yaml:1: sagemaker.clones: unknown field; did you mean clone?",
+        ),
+    ],
+)
+def test_what_sagemaker_is_told_is_read_strictly(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_policy(text.encode(), "p.yaml")
+    assert str(caught.value).startswith(told)
