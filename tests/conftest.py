@@ -19,6 +19,7 @@ pytest.register_assert_rewrite("stoker.testing.store_contract")
 from stoker.testing.ec2 import Ec2Cloud, ec2_cloud  # noqa: E402
 from stoker.testing.gce import GceCloud, gce_cloud  # noqa: E402
 from stoker.testing.gcs import GcsServer, gcs_server  # noqa: E402
+from stoker.testing.sagemaker import SageMakerCloud, sagemaker_cloud  # noqa: E402
 from stoker.testing.servers import S3Server, s3_server  # noqa: E402
 
 
@@ -101,3 +102,22 @@ def gcs(shared_gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
 def gcs_url(gcs: GcsServer) -> str:
     """An empty store on Cloud Storage, with the environment that `open_store` needs for it."""
     return f"gs://{gcs.new_bucket()}/stoker/test"
+
+
+@pytest.fixture(scope="session")
+def shared_sagemaker() -> Iterator[SageMakerCloud]:
+    """One SageMaker for the whole run: see `sagemaker`."""
+    with sagemaker_cloud() as made:
+        yield made
+
+
+@pytest.fixture
+def sagemaker(shared_sagemaker: SageMakerCloud, monkeypatch: pytest.MonkeyPatch) -> SageMakerCloud:
+    """A SageMaker without faults and jobs, with the environment that clients of it need."""
+    shared_sagemaker.clear()
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name, value in shared_sagemaker.env.items():
+        monkeypatch.setenv(name, value)
+    return shared_sagemaker

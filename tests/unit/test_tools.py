@@ -57,9 +57,7 @@ def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: 
 
 def test_py_spy_is_fetched_too_and_nobody_needs_it(store: Store, tmp_path: Path) -> None:
     (tool,), missing = tools.build_all(tools.SPY, [HERE, ELSEWHERE])
-    assert (tool.name, missing) == (f"py-spy-{HERE}", ()), (
-        "what cannot be had is no reason to refuse"
-    )
+    assert (tool.name, missing) == (f"py-spy-{HERE}", ()), "what cannot be had is no reason to refuse"
     tools.send(store, tool)
     program = fetch_program(store, {tool.name: tool.digest}, "py-spy", tmp_path / "shelf")
     assert program is not None and program.read_bytes()[:4] == b"\x7fELF" and os.access(program, os.X_OK)

@@ -1,0 +1,21 @@
+"""A stateful SageMaker for tests, as far as training jobs go.
+
+    with sagemaker_cloud() as cloud:
+        ...  # `cloud.env` is what boto3 needs to talk to it
+        cloud.train("my-job")  # training jobs stand still until the test moves them
+        cloud.events()  # what EventBridge would have told
+
+Every request is held against botocore's own model: `cloud.broken()` tells those that did not fit. CloudWatch, SNS and
+EventBridge are other servers' business.
+"""
+
+from __future__ import annotations
+
+from stoker.testing.sagemaker.clock import Clock
+from stoker.testing.sagemaker.cloud import NO_CAPACITY, SageMakerCloud, sagemaker_cloud
+from stoker.testing.sagemaker.events import DETAIL_TYPE
+from stoker.testing.sagemaker.faults import Fault
+from stoker.testing.sagemaker.jobs import ACCOUNT
+from stoker.testing.sagemaker.server import REGION
+
+__all__ = ["ACCOUNT", "DETAIL_TYPE", "NO_CAPACITY", "REGION", "Clock", "Fault", "SageMakerCloud", "sagemaker_cloud"]
