@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from stoker.agent import folders, hold, sagemaker
@@ -40,7 +41,7 @@ from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
 from stoker.core.policy import DEFAULT as POLICY
-from stoker.errors import StoreUnavailable, UserError
+from stoker.errors import StoreError, StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
@@ -518,8 +519,15 @@ class Life:
 
     def _testify(self) -> bytes:
         members, log = self.enclosure.group.members(), self.paths.train_log
-        spy = find_spy() or fetch_program(self.store, self._tools, "py-spy", self.node.environments)
-        return testify(members, log, self.ready.secrets, spy=spy, gpu_processes=Gpus().processes)
+        return testify(members, log, self.ready.secrets, spy=self._spy(), gpu_processes=Gpus().processes)
+
+    def _spy(self) -> Path | None:
+        """py-spy, fetched now where it is not installed. The rest of the evidence does not wait for it."""
+        try:
+            return find_spy() or fetch_program(self.store, self._tools, "py-spy", self.node.environments)
+        except (SetupFailed, StoreError, OSError) as error:
+            self.node.say(f"py-spy cannot be had: {error}")
+            return None
 
     def _take_usage(self, usage: Usage) -> None:
         if self.metrics is not None:
