@@ -21,6 +21,7 @@ from pathlib import Path
 from stoker import facts, index, layout, log
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action
+from stoker.core.spot import asked_for
 from stoker.errors import NotFound, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
@@ -29,7 +30,7 @@ from stoker.governor.background import carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
-from stoker.heeding import heed
+from stoker.heeding import as_housed, heed, house_of
 from stoker.home import default_store_url
 from stoker.inputs import check_readable
 from stoker.jobfile import (
@@ -129,8 +130,10 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     )
     if provider.capabilities.here:
         check_readable(spec)
-    offered = provider.offerings(spec.resources)
-    heeded = heed(spec, store, fitting_offerings(spec, provider, offered))
+    house = house_of(store)
+    waiting = as_housed(house, spec)
+    offered = provider.offerings(asked_for(waiting))
+    heeded = heed(house, spec, fitting_offerings(waiting, provider, offered))
     fitting = heeded.offerings
     if isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)
@@ -417,8 +420,9 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     fleet, memory = Fleet(store.url), Memory()
     markers = {job: active_jobs(store).get(job, ())}
     listing = list_clouds(store, fleet, memory, markers)
-    observation = observe(store, fleet, memory, markers, listing.narrowed({job}))
-    plan = decide(observation.snapshot, HouseReader(store, DEFAULT).read(), datetime.now(timezone.utc))
+    policy = HouseReader(store, DEFAULT).read()
+    observation = observe(store, fleet, memory, markers, listing.narrowed({job}), policy.house)
+    plan = decide(observation.snapshot, policy, datetime.now(timezone.utc))
     return plan.actions, plan.waiting.get(job, "") or observation.problems.get(job, "")
 
 

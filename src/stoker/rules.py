@@ -17,7 +17,7 @@ from typing import Literal
 from stoker.spec import part
 
 # What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
-# attempt is on-demand.
+# attempt is on-demand, or may be.
 Then = Literal["warn", "refuse", "stop", "restart", "on-demand"]
 # A value of a tag, as a rule names it: any, one of these, or whatever the pattern matches whole.
 Wanted = tuple[str, ...]
@@ -78,7 +78,9 @@ class Resuming:
 class SpotUse:
     """When spot machines are given up."""
 
-    on_demand_after: int | None = part("reclaims after which the next attempt is on-demand", default=3, least=1)
+    on_demand_after: int | None = part(
+        "after more reclaims than this the next attempt is on-demand; null: never", default=3, least=0
+    )
     back_after_s: float | None = part(
         "an on-demand attempt that ends after so long without a reclaim is followed by a spot one",
         form="duration",
@@ -162,7 +164,7 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
     "images": ("refuse", "warn"),
     "max_nodes": ("refuse", "warn"),
     "max_runtime_s": ("stop", "refuse", "warn"),
-    "max_wait_s": ("stop",),
+    "max_wait_s": ("stop", "on-demand"),
     "max_cost": ("stop", "refuse", "warn"),
     "max_retries": ("refuse", "warn"),
     "stall": ("restart", "stop", "warn"),

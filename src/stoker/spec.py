@@ -251,7 +251,9 @@ class Retry:
 
     user_errors: int = part("how often a failing script is started again", default=0, least=0)
     on_demand_after: int | None = part(
-        "reclaims after which the next attempt is on-demand; null: never", default=3, least=1
+        "with `spot: prefer`, after more reclaims than this the next attempt is on-demand; null: never",
+        default=3,
+        least=0,
     )
     min_runtime_s: float = part(
         "a failure that no rule explains, of an attempt that trained this long, is resumed from the last checkpoint",
@@ -265,6 +267,13 @@ class Retry:
         form="duration",
         default=None,
         above=0,
+    )
+    spot_wait_s: float | None = part(
+        "how long spot alone is waited for, before on-demand machines are taken too; without it, with `spot: prefer` "
+        "they are at once, and with `spot: true` never",
+        form="duration",
+        default=None,
+        least=0,
     )
     hold_on_failure_s: float = part("keep a failed machine this long", form="duration", default=0.0, least=0)
 

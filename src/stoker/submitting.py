@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from stoker.choosing import check_conda, choose_requirements
 from stoker.core.placement import acceptable
+from stoker.core.spot import asked_for
 from stoker.errors import (
     InvalidRequest,
     ProviderError,
@@ -23,7 +24,7 @@ from stoker.errors import (
 from stoker.finding import SUFFIX_LENGTH
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
-from stoker.heeding import heed
+from stoker.heeding import as_housed, heed, house_of
 from stoker.home import home
 from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
@@ -156,12 +157,13 @@ def prepare(
     asked = None if offline and not store.near else store
     spec, uploads = gather_inputs(localise(spec, provider.capabilities, folder, asked), provider, store.url, asked)
     code_folder = _code_folder(spec, folder)
-    offered = provider.offerings(spec.resources)
+    house = house_of(asked)
+    offered = provider.offerings(asked_for(as_housed(house, spec)))
     new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
-    fitting = fitting_offerings(spec, provider, offered, unpriced=offline)
-    heeded = heed(spec, asked, fitting)
+    fitting = fitting_offerings(as_housed(house, spec), provider, offered, unpriced=offline)
+    heeded = heed(house, spec, fitting)
     fitting = heeded.offerings
     if not offline and isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)

@@ -232,9 +232,10 @@ def snapshots(draw: st.DrawFn, job: str = "job-1") -> JobSnapshot:
         user_errors=draw(st.integers(0, 2)),
     )
     held_s = draw(st.sampled_from([0.0, 0.0, 100.0, 2000.0, 1e300]))
+    wait_s = draw(st.sampled_from([None, None, 0.0, 100.0, 1e300]))
     return JobSnapshot(
         state=state,
-        spec=replace(spec, retry=replace(spec.retry, hold_on_failure_s=held_s)),
+        spec=replace(spec, retry=replace(spec.retry, hold_on_failure_s=held_s, spot_wait_s=wait_s)),
         capabilities=CAPABILITIES,
         facts=facts,
         instances=draw(known_or_not(listings(state, nodes))),

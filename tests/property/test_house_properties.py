@@ -81,6 +81,8 @@ OTHERS = st.sampled_from(
         "max_runtime: 1h, then: refuse",
         "max_runtime: 5m, then: warn",
         "max_wait: 10s",
+        "max_wait: 10s, then: on-demand",
+        "max_wait: 1h, then: on-demand",
         "max_cost: 0.01",
         "max_cost: 5, then: refuse",
         "max_retries: 0",

@@ -183,13 +183,13 @@ def test_reclaims_are_forgotten_where_the_house_says_so() -> None:
         closed = Closed(claim=number, outcome="reclaimed", rule="notice", restart=True, progressed=True)
         taken.append((closed, moment + 5))
     job = make_snapshot(make_state(*taken), offerings=Known((SPOT_A, ON_DEMAND)))
-    by = policy("spot: {on_demand_after: 3, back_after: 1h}")
+    by = policy("spot: {on_demand_after: 2, back_after: 1h}")
     for now_s, spot in ((100.0, False), (4000.0, True)):
         plan = decide_job(job, by, at(now_s))
         claims = [action.event for action in plan.actions if isinstance(action, Append)]
         assert [event.offering.spot for event in claims if isinstance(event, Claimed)] == [spot]
         assert any(isinstance(action, Launch) for action in plan.actions)
-    ((event, _),) = decided(job, policy("spot: {on_demand_after: 4}"))
+    ((event, _),) = decided(job, policy("spot: {on_demand_after: 3}"))
     assert isinstance(event, Claimed) and event.offering.spot
 
 

@@ -119,7 +119,7 @@ def test_every_field_at_once() -> None:
         outputs="artifacts",
         metrics={"loss": "loss=([0-9.eE+-]+)"},
         limits=Limits(max_runtime_s=86400.0, max_cost=200.0, max_wait_s=21600.0, stall_s=900.0),
-        retry=Retry(spot_again_s=43200.0, hold_on_failure_s=600.0),
+        retry=Retry(spot_again_s=43200.0, spot_wait_s=7200.0, hold_on_failure_s=600.0),
         logs=Logs(cloudwatch="/stoker/jobs", cloud_logging="stoker"),
         notify=("slack://team",),
         tags={"project": "vision", "user": "jane"},

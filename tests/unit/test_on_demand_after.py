@@ -15,8 +15,13 @@ def first_choice(reclaimed: int, on_demand_after: int | None, spot: Spot = "pref
     return acceptable(spec, OFFERINGS, reclaimed)[0][0].spot
 
 
-def test_so_many_reclaims_are_enough() -> None:
-    assert [first_choice(reclaimed, 2) for reclaimed in (0, 1, 2, 3)] == [True, True, False, False]
+def test_more_reclaims_than_that_are_enough() -> None:
+    assert [first_choice(reclaimed, 2) for reclaimed in (0, 1, 2, 3, 4)] == [True, True, True, False, False]
+    assert [first_choice(reclaimed, 0) for reclaimed in (0, 1)] == [True, False]
+
+
+def test_more_than_three_where_nobody_says_otherwise() -> None:
+    assert [first_choice(reclaimed, Retry().on_demand_after) for reclaimed in (3, 4)] == [True, False]
 
 
 def test_null_and_spot_only_never_change() -> None:

@@ -40,7 +40,9 @@ def command(
     from stoker import layout
     from stoker.cli.printing import print_json, say, table, whole
     from stoker.core.placement import acceptable
+    from stoker.core.spot import asked_for
     from stoker.errors import UserError
+    from stoker.heeding import as_housed, house_of
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.providers import registry
     from stoker.submitting import ExplainsNone, connect
@@ -55,8 +57,9 @@ def command(
     layers = (layer_of({"run": "true"}, "offers"), *settings)
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
-    offered = connected.offerings(spec.resources)
-    found, reason = acceptable(spec, offered)
+    waiting = as_housed(house_of(store), spec)
+    offered = connected.offerings(asked_for(waiting))
+    found, reason = acceptable(waiting, offered)
     if as_json:
         print_json([whole(offering) for offering in found])
         return

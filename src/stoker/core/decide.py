@@ -365,7 +365,7 @@ class _Decision:
         if self._cannot_read_rules():
             return
         alone = not self.state.open_claims
-        if alone and self._waited_too_long():
+        if alone and (self._waited_too_long() or self._audit_wait()):
             return
         match self.job.offerings:
             case None:
@@ -378,7 +378,8 @@ class _Decision:
         if self._heed_rules(offerings):
             return
         may = governance.allowed(self.policy.house, self.subject, offerings)
-        match place(replace(self.job, spec=self.bounds.spec), may, self.policy, self.now):
+        job, whose = replace(self.job, spec=self.bounds.spec), self.bounds.named("spot_wait")
+        match place(job, may, self.policy, self.now, whose):
             case Chosen(offering=offering, reason=why):
                 seq = self.state.seq + 1
                 noticed = None if alone else self.state.open_claims[0].number
@@ -417,13 +418,26 @@ class _Decision:
         longest = self.bounds.spec.limits.max_wait_s
         if longest is None:
             return False
-        left = longest - (self.now - waiting_since(self.state)).total_seconds()
+        left = longest - self._waited_s
         if left > 0:
             self._wake_in(left)
             return False
         reason = f"{self.bounds.named('max_wait')} ({longest:g} s without a machine) is reached"
         ended = Ended(outcome="failed", rule=self.bounds.rule("max_wait"), claim=self._last_attempt())
         return self._append(ended, reason)
+
+    def _audit_wait(self) -> bool:
+        """Tell, once, that a rule which is only watched would have ended the waiting."""
+        bounds = governance.bounded(self.policy.house, self.subject, audit=True)
+        most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
+        for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
+            longest, code = most[field], bounds.rule(field)
+            if field not in bounds.by_rule or longest is None or code in self.state.warned:
+                continue
+            if self._waited_s >= longest:
+                reason = f"{bounds.named(field)} ({longest:g} s without a machine) {what}; audit: nothing is done"
+                return self._append(Warned(code=code), reason)
+        return False
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -434,6 +448,11 @@ class _Decision:
     def _wake_in(self, seconds: float) -> None:
         # Bounds are people's numbers: some reach past the end of the calendar.
         self.wakes.append(self.now + timedelta(seconds=min(seconds, _FARTHEST_WAKE_S)))
+
+    @property
+    def _waited_s(self) -> float:
+        """How long the job has been without machines. Of use only where it has none."""
+        return (self.now - waiting_since(self.state)).total_seconds()
 
     @property
     def _save_s(self) -> float:

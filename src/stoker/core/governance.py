@@ -9,6 +9,7 @@ from datetime import date
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from stoker.core import spot
 from stoker.model import Offering
 from stoker.rules import ANY, House, Rule, Wanted
 from stoker.spec import Spec
@@ -102,7 +103,8 @@ class Bounded:
     def named(self, field: str) -> str:
         """Whose bound it is, in words: `limits.max_cost`, or `policy max-cost`."""
         rule = self.by_rule.get(field)
-        return f"limits.{field}" if rule is None else f"policy {rule}"
+        section = "retry" if field == "spot_wait" else "limits"
+        return f"{section}.{field}" if rule is None else f"policy {rule}"
 
     def rule(self, field: str) -> str:
         rule = self.by_rule.get(field)
@@ -122,6 +124,11 @@ def bounded(house: House, subject: Subject, *, audit: bool = False) -> Bounded:
             if rule.action == "stop" and (own is None or most < own):
                 limits = replace(limits, **{field: most})
                 by_rule[field.removesuffix("_s")] = rule.name
+    for rule in that_count(house, subject, "max_wait_s", audit=audit):
+        own = spot.alone_s(replace(subject.spec, retry=retry))
+        if rule.action == "on-demand" and rule.max_wait_s is not None and (own is None or rule.max_wait_s < own):
+            retry = replace(retry, spot_wait_s=rule.max_wait_s)
+            by_rule["spot_wait"] = rule.name
     for rule in that_count(house, subject, "resume", audit=audit):
         assert rule.resume is not None
         retry = replace(retry, min_runtime_s=rule.resume.min_runtime_s, resumes=rule.resume.times)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from stoker.core import spot
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import JobState
@@ -12,6 +14,10 @@ from stoker.model import Offering
 from stoker.spec import Spec
 
 _MOST_NAMED = 3
+_SPOT_FIRST = "spot first"
+_NO_SPOT = "on-demand: no spot to be had"
+# People's numbers reach past the end of the calendar, and nobody sleeps that long without another look.
+_FARTHEST_S = 86400.0
 # Zones of one type may differ in what they support; that three of them say the very same is no accident.
 _SAME_REFUSALS = 3
 
@@ -77,12 +83,49 @@ def _handover(job: JobSnapshot) -> str | None:
     return f"attempt {claim.attempt} was given notice"
 
 
-def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now: datetime) -> Placement:
-    """Choose among `offerings`, which come in order of preference."""
+def place(
+    job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now: datetime, bound: str = "retry.spot_wait"
+) -> Placement:
+    """Choose among `offerings`, which come in order of preference. `bound` is who says how long spot is waited for."""
+    left_s = _spot_alone_left_s(job, now)
+    if left_s <= 0:
+        found = _place(job, offerings, policy, now)
+        wait_s = spot.alone_s(job.spec)
+        if wait_s and isinstance(found, Chosen) and found.reason == _NO_SPOT:
+            return Chosen(found.offering, f"on-demand: no spot in {wait_s:g} s ({bound})")
+        return found
+    found = _place(job, offerings, policy, now, spot_alone=True)
+    if isinstance(found, Chosen) or left_s == math.inf:
+        return found
+    if isinstance(found, Impossible) and isinstance(_place(job, offerings, policy, now), Impossible):
+        return found  # What comes after the wait will not do either.
+    until = now + timedelta(seconds=min(left_s, _FARTHEST_S))
+    reason = f"{found.reason}; in {left_s:.0f} s on-demand will do ({bound})"
+    return Dry(min(found.until, until) if isinstance(found, Dry) else until, reason)
+
+
+def _spot_alone_left_s(job: JobSnapshot, now: datetime) -> float:
+    """For how long nothing but spot will do; 0: there is no such time, or it is over."""
+    wait_s = spot.alone_s(job.spec)
+    if wait_s is None:
+        return math.inf
+    if not wait_s or spot.given_up(job.spec, _taken(job, now)):
+        return 0.0
+    # While an attempt saves, nobody is without a machine yet.
+    waited_s = 0.0 if job.state.open_claims else (now - waiting_since(job.state)).total_seconds()
+    return max(0.0, wait_s - waited_s)
+
+
+def _taken(job: JobSnapshot, now: datetime) -> int:
+    """A claim that is still open was given notice, or there would be no next one: that is a reclaim already."""
+    return reclaims(job.state, now, job.spec.retry.spot_again_s) + len(job.state.open_claims)
+
+
+def _place(
+    job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now: datetime, *, spot_alone: bool = False
+) -> Placement:
     state, spec = job.state, job.spec
-    # A claim that is still open was given notice, or there would be no next one: that is a reclaim already.
-    taken = reclaims(state, now, spec.retry.spot_again_s) + len(state.open_claims)
-    fitting, reason = acceptable(spec, offerings, taken)
+    fitting, reason = acceptable(spec, offerings, _taken(job, now), spot_alone=spot_alone)
     if not fitting:
         return Impossible(reason)
     dry = _later(_dry(state, policy), _dry_for_all(job))
@@ -93,8 +136,8 @@ def place(job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now
     for offering in usable:
         until = dry.get(offering.key)
         if until is None or until <= now:
-            if fitting[0].spot and not offering.spot:
-                reason = "on-demand: no spot to be had"
+            if reason == _SPOT_FIRST and not offering.spot:
+                reason = _NO_SPOT
             return Chosen(offering, reason)
     soonest = min(dry[offering.key] for offering in usable)
     return Dry(soonest, f"no capacity: {_few(sorted({offering.title for offering in usable}))}")
@@ -121,20 +164,27 @@ def _few(names: list[str]) -> str:
 
 
 def acceptable(
-    spec: Spec, offerings: tuple[Offering, ...], reclaimed: int = 0, *, unpriced: bool = False
+    spec: Spec,
+    offerings: tuple[Offering, ...],
+    reclaimed: int = 0,
+    *,
+    unpriced: bool = False,
+    spot_alone: bool = False,
 ) -> tuple[list[Offering], str]:
     """The offerings that the spec allows, best first, and why those (or why none).
 
     `unpriced`: an unknown price forbids nothing, as in a plan that asks nobody. What is known to be too dear is out.
+    `spot_alone`: a job that waits for spot before it takes on-demand machines still does.
     """
     if not offerings:
         return [], f"{spec.resources.provider} offers nothing that fits the resources asked for"
-    wanted = spec.resources.spot
-    fallback = spec.retry.on_demand_after
-    reason = {"never": "on-demand", "only": "spot", "prefer": "spot first"}[wanted]
-    if wanted == "prefer" and fallback is not None and reclaimed >= fallback and not all(o.spot for o in offerings):
+    wanted = "prefer" if spot.falls_back(spec) else spec.resources.spot
+    if spot.given_up(spec, reclaimed) and not all(o.spot for o in offerings):
         # What is sold as spot alone goes on as spot: `prefer` forbids neither.
         wanted, reason = "never", f"on-demand after {reclaimed} reclaims"
+    else:
+        wanted = "only" if wanted == "prefer" and spot_alone else wanted
+        reason = {"never": "on-demand", "only": "spot", "prefer": _SPOT_FIRST}[wanted]
     kept = [o for o in offerings if wanted == "prefer" or o.spot == (wanted == "only")]
     if not kept:
         return (

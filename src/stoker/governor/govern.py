@@ -104,8 +104,7 @@ class Governor:
             again = {job: markers.get(job, ()) for job in applied.moved if job not in applied.problems}
             if not again:
                 break
-            # The clouds are not listed again: an older list only ever knows less.
-            part = observe(self.store, self.fleet, self.memory, again, observation.listing.narrowed(set(again)))
+            part = self._observe_again(again, observation)
             plan = decide(replace(part.snapshot, partial=True), self.policy, clock.now())
             problems |= part.problems
             newest |= {job.state.job: job for job in part.snapshot.jobs}
@@ -161,7 +160,12 @@ class Governor:
         """`everywhere`: also where only machines of jobs can be that nobody knows any more."""
         more = known_places(self.store) if everywhere else ()
         listing = list_clouds(self.store, self.fleet, self.memory, markers, more)
-        return observe(self.store, self.fleet, self.memory, markers, listing)
+        return observe(self.store, self.fleet, self.memory, markers, listing, self.policy.house)
+
+    def _observe_again(self, moved: dict[str, tuple[int, ...]], before: Observation) -> Observation:
+        """The jobs whose logs have moved on. The clouds are not listed again: an older list only ever knows less."""
+        listing = before.listing.narrowed(set(moved))
+        return observe(self.store, self.fleet, self.memory, moved, listing, self.policy.house)
 
     def _sweep_is_due(self) -> bool:
         """Now and then: looking everywhere costs a call for each place."""

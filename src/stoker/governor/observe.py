@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from stoker import facts, layout, log
+from stoker.core import governance, spot
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.errors import ProviderError, StokerError
@@ -33,6 +34,7 @@ from stoker.model import (
     Unknown,
 )
 from stoker.providers.base import Provider, Speaks, TellsWhyGone
+from stoker.rules import NO_RULES, House
 from stoker.spec import Submission
 from stoker.store import Store
 
@@ -139,9 +141,17 @@ def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str],
 
 
 def observe(
-    store: Store, fleet: Fleet, memory: Memory, markers: dict[str, tuple[int, ...]], listing: Listing
+    store: Store,
+    fleet: Fleet,
+    memory: Memory,
+    markers: dict[str, tuple[int, ...]],
+    listing: Listing,
+    house: House = NO_RULES,
 ) -> Observation:
-    """Read the logs and facts of these jobs and of every job that has a machine, and ask after their machines."""
+    """Read the logs and facts of these jobs and of every job that has a machine, and ask after their machines.
+
+    By the rules of the `house` some jobs may have machines that they did not ask for.
+    """
     jobs = sorted({*markers, *listing.jobs()})
     snapshots: list[JobSnapshot] = []
     strays: list[Instance] = []
@@ -149,7 +159,7 @@ def observe(
 
     def look(job: str) -> JobSnapshot | Exception | None:
         try:
-            return _observe_job(store, fleet, memory, job, markers.get(job, ()), listing)
+            return _observe_job(store, fleet, memory, job, markers.get(job, ()), listing, house)
         except (StokerError, *STUMBLES) as error:
             return error  # One job that cannot be read must not keep the others from being governed.
 
@@ -167,7 +177,7 @@ def observe(
 
 
 def _observe_job(
-    store: Store, fleet: Fleet, memory: Memory, job: str, markers: tuple[int, ...], listing: Listing
+    store: Store, fleet: Fleet, memory: Memory, job: str, markers: tuple[int, ...], listing: Listing, house: House
 ) -> JobSnapshot | None:
     state = log.read(store, job, memory.states.get(job))
     if state is None:
@@ -193,7 +203,7 @@ def _observe_job(
     if wants_claim(snapshot) is None:
         return snapshot
     dry = _dry(store, submission.spec.resources.provider) if snapshot.capabilities.dry_for_s else {}
-    return replace(snapshot, offerings=_offerings(fleet, submission), dry=dry)
+    return replace(snapshot, offerings=_offerings(fleet, submission, house), dry=dry)
 
 
 def _dry(store: Store, provider: str) -> dict[str, datetime]:
@@ -304,10 +314,11 @@ def _states(fleet: Fleet, state: JobState, listing: Listing) -> Observed[dict[st
     return Known(found)
 
 
-def _offerings(fleet: Fleet, submission: Submission) -> Observed[tuple[Offering, ...]]:
+def _offerings(fleet: Fleet, submission: Submission, house: House) -> Observed[tuple[Offering, ...]]:
+    subject = governance.Subject(submission.spec, datetime.now(timezone.utc).date(), submission.job)
     try:
         fleet.check_place(submission)
-        return Known(fleet.offerings(submission.spec.resources))
+        return Known(fleet.offerings(spot.asked_for(governance.bounded(house, subject).spec)))
     except ProviderError as error:
         return Unknown(str(error))
 

@@ -52,6 +52,7 @@ ALWAYS_HONOURED = frozenset(
         "retry.min_runtime",
         "retry.resumes",
         "retry.spot_again",
+        "retry.spot_wait",
         "tags",
     }
 )

@@ -89,7 +89,14 @@ resume_from: gpt-small-7f3k:step-900
 outputs: artifacts
 metrics: {loss: 'loss=([0-9.eE+-]+)'}
 limits: {max_runtime: 24h, max_cost: 200, max_wait: 6h, stall: 15m}
-retry: {user_errors: 0, on_demand_after: 3, min_runtime: 2h, resumes: 3, spot_again: 12h, hold_on_failure: 10m}
+retry:
+  user_errors: 0
+  on_demand_after: 3
+  spot_wait: 2h
+  spot_again: 12h
+  min_runtime: 2h
+  resumes: 3
+  hold_on_failure: 10m
 logs: {cloudwatch: /stoker/jobs, cloud_logging: stoker}
 notify: ["slack://team"]
 tags: {project: vision, user: jane}

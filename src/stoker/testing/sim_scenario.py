@@ -118,8 +118,9 @@ def make_scenario(seed: int, source: random.Random) -> tuple[Scenario, list[SimJ
     jobs = [_make_job(f"job-{n}", source) for n in range(pick((1, 1, 1, 1, 2)))]
     # Of another source, so that seeds went on to tell the stories they were known for when this came.
     held_s = random.Random(f"hold {seed}").choice((0.0, 0.0, 60.0, 600.0))
+    wait_s = random.Random(f"spot {seed}").choice((None, None, 60.0, 600.0))
     for job in jobs:
-        job.spec = replace(job.spec, retry=replace(job.spec.retry, hold_on_failure_s=held_s))
+        job.spec = replace(job.spec, retry=replace(job.spec.retry, hold_on_failure_s=held_s, spot_wait_s=wait_s))
     return scenario, jobs
 
 
