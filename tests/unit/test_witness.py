@@ -115,6 +115,15 @@ def test_a_py_spy_that_fails_or_hangs_keeps_nobody(
     assert says in part_of(told(child, spy=spy), f"stack of {child}")
 
 
+def test_all_stacks_together_have_one_span(child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "_STACKS_LIMIT_S", 0.0)
+    spy = tmp_path / "py-spy"
+    spy.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    spy.chmod(0o755)
+    assert "no time left" in part_of(told(child, spy=spy), f"stack of {child}")
+    assert not (tmp_path / "asked").exists()
+
+
 def test_frames_of_native_code_are_left_out_where_they_cannot_be_had(child: int, tmp_path: Path) -> None:
     spy = tmp_path / "py-spy"
     spy.write_text('#!/bin/sh\n[ "$2" != --native ] || exit 1\necho "plain $*"\n')

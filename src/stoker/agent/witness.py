@@ -10,16 +10,22 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from stoker.agent.logs import last_lines
 from stoker.agent.masker import Masker
 from stoker.agent.masking import can_mask
+from stoker.parallel import run_all
 
-# One stuck process must not keep the rest from being looked at.
+# One stuck process must not keep the rest from being looked at, and all of them together not the ladder: ranks have
+# `Policy.evidence_s` for it.
 _STACK_LIMIT_S = 20.0
+_STACKS_LIMIT_S = 45.0
+_AT_ONCE = 8
 _MOST_PROCESSES = 64
 _MOST_WORDS = 300
 _LOG_LINES = 50
@@ -48,9 +54,12 @@ def testify(
 ) -> bytes:
     """A text for people, without secrets."""
     pids = sorted(members)[:_MOST_PROCESSES]
+    pythons = [pid for pid in pids if _is_python(proc, pid)]
+    ends_s = time.monotonic() + _STACKS_LIMIT_S
+    stacks = run_all([partial(_stack, spy, proc, pid, ends_s) for pid in pythons], _AT_ONCE)
     parts = [
         _titled("processes", [_process(proc, pid) for pid in pids]),
-        *(_titled(f"stack of {pid}", [_stack(spy, proc, pid)]) for pid in pids if _is_python(proc, pid)),
+        *(_titled(f"stack of {pid}", [stack]) for pid, stack in zip(pythons, stacks, strict=True)),
         _titled("processes on accelerators", gpu_processes()),
         _titled(f"the last {_LOG_LINES} lines of the log", last_lines(log, _LOG_LINES)),
     ]
@@ -87,17 +96,21 @@ def _is_python(proc: Path, pid: int) -> bool:
         return False
 
 
-def _stack(spy: Path | None, proc: Path, pid: int) -> str:
-    """Of all its threads, with frames of native code where they can be had."""
+def _stack(spy: Path | None, proc: Path, pid: int, ends_s: float) -> str:
+    """Of all its threads, with frames of native code where they can be had. `ends_s`: when the time for it is over."""
     if spy is None:
         return f"(there is no py-spy on this machine)\n{_kernel_stack(proc, pid)}"
+    problem = "there was no time left to look"
     for more in (("--native",), ()):
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            break
         try:
             ran = subprocess.run(
                 [spy, "dump", *more, "--pid", str(pid)],
                 capture_output=True,
                 text=True,
-                timeout=_STACK_LIMIT_S,
+                timeout=min(_STACK_LIMIT_S, left_s),
                 check=False,
                 errors="replace",
             )
