@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 from stoker import layout, log
 from stoker.core import governance
@@ -214,14 +214,14 @@ class Applier:
             spec=spec,
             submitter=submission.submitter,
             offering=claim.offering,
-            max_life_s=self._longest_life_s(state.job, spec),
+            max_life_s=self._longest_life_s(state.job, spec, claim),
             environ=submission.environ,
             bundles=submission.bundles,
         )
 
-    def _longest_life_s(self, job: str, spec: Spec) -> float | None:
-        """By the house's bounds, too."""
-        subject = governance.Subject(spec, datetime.now(timezone.utc).date(), job)
+    def _longest_life_s(self, job: str, spec: Spec, claim: Claim) -> float | None:
+        """By the house's bounds, too. The day is the claim's: whoever finishes it asks for the same."""
+        subject = governance.Subject(spec, claim.at.date(), job)
         return longest_life_s(governance.bounded(self.policy.house, subject).spec)
 
 

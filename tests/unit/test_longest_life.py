@@ -1,0 +1,35 @@
+"""How long a machine may live at most is the house's word too, and the same for whoever finishes a claim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+from stoker.core.policy import DEFAULT
+from stoker.governor.apply import Applier, longest_life_s
+from stoker.governor.fleet import Fleet
+from stoker.governor.observe import Memory
+from stoker.model import Claimed
+from stoker.rules import Exemption, House, Rule
+from stoker.spec import Limits
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state
+
+
+def life_s(until: date) -> float | None:
+    """Of a machine whose job is exempt from a bound of an hour until that day. It was claimed in January 2026."""
+    store = MemoryStore()
+    applier = Applier(store, Fleet(store.url), Memory(), "me")
+    exempt = Exemption(JOB, until, "a demo")
+    rule = Rule(name="short", max_runtime_s=3600.0, exempt=(exempt,))
+    applier.policy = replace(DEFAULT, house=House((rule,)))
+    (claim,) = make_state(Claimed(SPOT_A, 1)).claims
+    return applier._longest_life_s(JOB, make_spec(limits=Limits(max_runtime_s=86400.0)), claim)
+
+
+def test_the_houses_bound_is_tighter() -> None:
+    assert life_s(until=date(2025, 12, 31)) == longest_life_s(make_spec(limits=Limits(max_runtime_s=3600.0)))
+
+
+def test_an_exemption_holds_on_the_day_of_the_claim() -> None:
+    assert life_s(until=EPOCH.date()) == longest_life_s(make_spec(limits=Limits(max_runtime_s=86400.0)))
