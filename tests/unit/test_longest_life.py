@@ -18,7 +18,7 @@ from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state
 
 def life_s(until: date) -> float | None:
     """Of a machine whose job is exempt from a bound of an hour until that day. It was claimed in January 2026."""
-    store = MemoryStore()
+    store = MemoryStore(lambda: EPOCH)
     applier = Applier(store, Fleet(store.url), Memory(), "me")
     exempt = Exemption(JOB, until, "a demo")
     rule = Rule(name="short", max_runtime_s=3600.0, exempt=(exempt,))
