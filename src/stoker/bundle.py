@@ -73,6 +73,7 @@ _CLIENT_ONLY = (
     "removing.py",
     "sagemaker/",
     "sending.py",
+    "spent.py",
     "submitting.py",
     "surroundings.py",
     "testing/",

@@ -133,7 +133,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     house = house_of(store)
     waiting = as_housed(house, spec)
     offered = provider.offerings(asked_for(waiting))
-    heeded = heed(house, spec, fitting_offerings(waiting, provider, offered))
+    heeded = heed(house, spec, fitting_offerings(waiting, provider, offered), store)
     fitting = heeded.offerings
     if isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)

@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from stoker import policies
-from stoker.core import governance
+from stoker.core import budgets, governance
+from stoker.core.governance import Subject
 from stoker.errors import UserError
+from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.observe import Memory, active_jobs
 from stoker.model import Offering
 from stoker.rules import NO_RULES, House
 from stoker.spec import Spec
@@ -34,16 +37,32 @@ def as_housed(house: House, spec: Spec) -> Spec:
     return replace(spec, retry=replace(spec.retry, spot_wait_s=retry.spot_wait_s))
 
 
-def heed(house: House, spec: Spec, offerings: tuple[Offering, ...]) -> Heeded:
-    """Raises UserError for the first rule that refuses the job."""
+def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], ...]:
+    """What the budgets of the house say to this job as they stand now, each with whether it is refused for it."""
+    if not budgets.concerned(house, spec.tags):
+        return ()
+    keeper = Bookkeeper(store, Memory())
+    keeper.begin(tuple(active_jobs(store)))
+    # By this computer's clock: whoever governs goes by the store's.
+    now = datetime.now(timezone.utc)
+    return budgets.forecast(house, Subject(spec, now.date()), keeper.look(house, now), now)
+
+
+def heed(house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None) -> Heeded:
+    """Raises UserError for the first rule that refuses the job. How budgets stand is asked of the store."""
     subject = _subject(spec)
     found = governance.broken(house, subject, offerings)
     for finding in found:
         if finding.refuses:
             raise UserError(str(finding))
+    coming = forecast(store, house, spec) if store is not None else ()
+    for reason, refused in coming:
+        if refused:
+            raise UserError(reason)
     bounds = governance.bounded(house, subject)
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
-    return Heeded(governance.allowed(house, subject, offerings), tuple(map(str, found)), noted)
+    told = (*map(str, found), *(reason for reason, _ in coming))
+    return Heeded(governance.allowed(house, subject, offerings), told, noted)
 
 
 def _noted(bounds: governance.Bounded, field: str) -> str:
@@ -54,5 +73,5 @@ def _noted(bounds: governance.Bounded, field: str) -> str:
     return f"{bounds.named(field)}: its {field} is the house's"
 
 
-def _subject(spec: Spec) -> governance.Subject:
-    return governance.Subject(spec, datetime.now(timezone.utc).date())
+def _subject(spec: Spec) -> Subject:
+    return Subject(spec, datetime.now(timezone.utc).date())

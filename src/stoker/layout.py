@@ -19,6 +19,8 @@
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
     active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
+    spent/<year-month>/<day>/<job>/<seq>.<µ$>.<µ$ on-demand>.<tags>
+                                                      governors, create-only: what an ended job spent on a day; it stays
     probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock
 
@@ -30,6 +32,7 @@ Blobs are kept by rank so that each has one writer: a rank may then forget a blo
 from __future__ import annotations
 
 import re
+from datetime import date
 
 JOBS = "jobs/"
 WORK = "work/"
@@ -45,6 +48,7 @@ INPUTS = "inputs/"
 ENVIRONMENTS = "work/environments/"
 DRY = "dry/"
 PLACES = "places/"
+SPENT = "spent/"
 # Stands for a provider that has none.
 NO_REGION = "-"
 DEFAULTS = "policy/defaults.yaml"
@@ -133,6 +137,14 @@ def dry(offering: str) -> str:
 def place(provider: str, region: str | None) -> str:
     """Machines were launched there once: whoever looks for orphans looks there too."""
     return f"{PLACES}{provider}/{region or NO_REGION}"
+
+
+def spent_month(day: date) -> str:
+    return f"{SPENT}{day:%Y-%m}/"
+
+
+def spent_day(day: date) -> str:
+    return f"{SPENT}{day:%Y-%m/%d}/"
 
 
 def rules(version: int) -> str:

@@ -1,4 +1,4 @@
-"""Rebuild what is derived, `index/` and `active/`, from the logs. Safe at any time, beside any number of governors."""
+"""Rebuild what is derived (`index/`, `active/`, `spent/`) from the logs. Safe at any time, beside any governors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.index import IndexRecord
+from stoker.spent import write_spent
 from stoker.store import Store
 from stoker.summary import summarize
 
@@ -55,7 +56,11 @@ def _reindex_job(store: Store, fleet: Fleet, job: str, done: Reindexed) -> None:
     summary = summarize(state, submission, told, datetime.now(timezone.utc))
     index.write_index(store, IndexRecord(state=state, summary=summary))
     done.jobs += 1
-    if not _marked(store, job) and not _over(fleet, state):
+    if _marked(store, job):
+        return
+    if _over(fleet, state):
+        write_spent(store, state, submission.spec, datetime.now(timezone.utc))
+    else:
         # If it is retired at this very moment, the next pass finds the marker and removes it again.
         store.put(layout.active(job, state.opened_seq), b"")
         done.marked += 1

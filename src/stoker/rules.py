@@ -17,8 +17,8 @@ from typing import Literal
 from stoker.spec import part
 
 # What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
-# attempt is on-demand, or may be.
-Then = Literal["warn", "refuse", "stop", "restart", "on-demand"]
+# attempt is on-demand, or may be; no further launch for now.
+Then = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait"]
 # A value of a tag, as a rule names it: any, one of these, or whatever the pattern matches whole.
 Wanted = tuple[str, ...]
 ANY = "any"
@@ -99,6 +99,19 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Dollars that jobs may cost together in a calendar period, in UTC. From there on nothing new is launched."""
+
+    dollars: float = part("so much in one period", above=0)
+    period: Literal["day", "week", "month"] = part("which begins at midnight, on Monday, or on the first; in UTC")
+    by: str | None = part(
+        "a budget for each value of this tag; jobs without it share one. Default: one for all jobs of the rule",
+        default=None,
+    )
+    warn_at: float = part("a word when so much of it is spent", form="percent", default=0.8, above=0)
+
+
+@dataclass(frozen=True)
 class Exemption:
     """One job that the rule says nothing to, until a date."""
 
@@ -128,6 +141,7 @@ class Rule:
     max_runtime_s: float | None = part("longest training time of a job", form="duration", default=None, above=0)
     max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
     max_cost: float | None = part("most dollars for a job", default=None, above=0)
+    budget: Budget | None = part("what jobs may cost together in a day, a week or a month", default=None)
     max_retries: int | None = part("how often a failing script may be started again", default=None, least=0)
     stall: Stall | None = part("jobs that stand still", default=None)
     min_gpu_utilization: Utilization | None = part("jobs that waste accelerators", default=None)
@@ -166,6 +180,7 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
     "max_runtime_s": ("stop", "refuse", "warn"),
     "max_wait_s": ("stop", "on-demand"),
     "max_cost": ("stop", "refuse", "warn"),
+    "budget": ("wait", "refuse", "warn"),
     "max_retries": ("refuse", "warn"),
     "stall": ("restart", "stop", "warn"),
     "min_gpu_utilization": ("warn", "stop"),

@@ -163,7 +163,7 @@ def prepare(
     spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(as_housed(house, spec), provider, offered, unpriced=offline)
-    heeded = heed(house, spec, fitting)
+    heeded = heed(house, spec, fitting, asked)
     fitting = heeded.offerings
     if not offline and isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)

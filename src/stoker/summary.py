@@ -270,13 +270,21 @@ def _held(state: JobState, spec: Spec, facts: dict[int, tuple[NodeFacts, ...]], 
 
 def _held_h(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> float:
     """Hours that machines were held after the claim was closed. Both moments are the store's."""
-    total_s = 0.0
+    if claim.closed_at is None:
+        return 0.0
+    return sum((until - claim.closed_at).total_seconds() for until in held_until(claim, facts, now)) / 3600
+
+
+def held_until(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime) -> tuple[datetime, ...]:
+    """Until when each machine was held after the claim was closed, of those that were."""
+    found = []
     for fact in facts:
         beat = fact.heartbeat.value if isinstance(fact.heartbeat, Known) else None
         if claim.closed_at is not None and beat is not None and beat.value.phase == "held":
             end = now if _heard_lately(fact, now) else beat.modified
-            total_s += max(0.0, (end - claim.closed_at).total_seconds())
-    return total_s / 3600
+            if end > claim.closed_at:
+                found.append(end)
+    return tuple(found)
 
 
 def _heard_at(state: JobState, facts: dict[int, tuple[NodeFacts, ...]], now: datetime) -> datetime | None:

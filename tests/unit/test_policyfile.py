@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import SpecError
 from stoker.policyfile import MOST_BYTES, parse_policy
-from stoker.rules import SUBJECTS, Exemption, Stall, Utilization
+from stoker.rules import SUBJECTS, Budget, Exemption, Stall, Utilization
 
 WHOLE = """
 rules:
@@ -28,6 +28,7 @@ rules:
   - max_wait: 6h
   - max_cost: 500
     then: refuse
+  - budget: {dollars: 5000, period: month, by: team, warn_at: 90%}
   - max_retries: 3
   - stall: {below: 2%, window: 1m, windows: 2, after: 5m, working: 1h}
     then: stop
@@ -50,6 +51,8 @@ def test_every_subject_and_every_field() -> None:
     assert [named[name].action for name in ("who-pays", "regions", "max-runtime", "max-cost")] == [
         *("refuse", "warn", "stop", "refuse")
     ]
+    assert named["budget"].budget == Budget(dollars=5000, period="month", by="team", warn_at=0.9)
+    assert named["budget"].action == "wait"
     assert named["stall"].stall == Stall(below=0.02, window_s=60, windows=2, after_s=300, working_s=3600)
     assert named["min-gpu-utilization"].min_gpu_utilization == Utilization(value=0.8, over_s=3600, after_s=1800)
     assert house.version == 3 and len(house.digest) == 64
@@ -99,6 +102,14 @@ def test_every_subject_and_every_field() -> None:
         ("rules:\n- min_gpu_utilization: {over: 1h}", "rules[0].min_gpu_utilization.value: is missing"),
         ("rules:\n- metric: {name: loss}", "p.yaml:2: rules[0].metric: has one of nan, above, below and"),
         ("rules:\n- metric: {name: a, nan: true, above: 3}", "rules[0].metric: has one of nan, above, below"),
+        ("rules:\n- budget: {period: day}", "rules[0].budget.dollars: is missing"),
+        ("rules:\n- budget: {dollars: 0, period: day}", "rules[0].budget.dollars: must be more than 0, found 0"),
+        ("rules:\n- budget: {dollars: 5, period: year}", "rules[0].budget.period: expected day or week or month"),
+        ("rules:\n- budget: {dollars: 5, period: day, by: ''}", "rules[0].budget.by: is empty; leave it out"),
+        (
+            "rules:\n- budget: {dollars: 5, period: day}\n  then: stop",
+            "p.yaml:3: rules[0].then: stop cannot be what happens for budget; write wait or refuse or warn",
+        ),
         ("rules: [", "p.yaml:1: "),
     ],
 )

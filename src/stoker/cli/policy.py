@@ -98,27 +98,32 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
         from stoker import policies
 
         house = policies.house(policies.current(store))
-    findings, bounds = _held(house, store, job_file, sets)
-    refused = any(finding.refuses for finding in findings)
+    findings, bounds, budgets = _held(house, store, job_file, sets)
+    refused = any(finding.refuses for finding in findings) or any(refuses for _, refuses in budgets)
     if as_json:
         told = [
             {"rule": each.rule.name, "then": each.rule.action, "audit": each.rule.audit, "reason": each.reason}
             for each in findings
         ]
-        print_json({"refused": refused, "findings": told, "bounds": whole(bounds), "policy": house.digest})
+        spent = [{"refused": refuses, "reason": reason} for reason, refuses in budgets]
+        print_json(
+            {"refused": refused, "findings": told, "bounds": whole(bounds), "budgets": spent, "policy": house.digest}
+        )
     else:
         for finding in findings:
             click.echo(f"{'would be refused' if finding.refuses else 'warning'}: {finding}")
+        for reason, refuses in budgets:
+            click.echo(f"{'would be refused' if refuses else 'warning'}: {reason}")
         for field, rule in bounds.items():
             click.echo(f"bounded: {field} by policy {rule}")
-        if not findings:
+        if not findings and not budgets:
             click.echo(f"allowed by {len(house.rules)} rules" if house.rules else "allowed: there are no rules")
     sys.exit(1 if refused else 0)
 
 
 def _held(
     house: House, store: Store, job_file: Path | None, sets: tuple[str, ...]
-) -> tuple[tuple[Finding, ...], dict[str, str]]:
+) -> tuple[tuple[Finding, ...], dict[str, str], tuple[tuple[str, bool], ...]]:
     from datetime import datetime, timezone
 
     from stoker import layout
@@ -126,7 +131,7 @@ def _held(
     from stoker.core.placement import acceptable
     from stoker.core.spot import asked_for
     from stoker.errors import UserError
-    from stoker.heeding import as_housed
+    from stoker.heeding import as_housed, forecast
     from stoker.jobfile import find_job_file, gather, resolve
     from stoker.providers import registry
     from stoker.submitting import connect
@@ -142,7 +147,7 @@ def _held(
     fitting, _ = acceptable(waiting, offered, unpriced=True)
     subject = governance.Subject(spec, datetime.now(timezone.utc).date())
     bounds = governance.bounded(house, subject)
-    return governance.broken(house, subject, fitting), dict(bounds.by_rule)
+    return governance.broken(house, subject, fitting), dict(bounds.by_rule), forecast(store, house, spec)
 
 
 def _read(file: str) -> tuple[str, str]:

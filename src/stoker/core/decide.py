@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import gate, governance, limits, orphans, retry, watching
+from stoker.core import budgets, gate, governance, limits, orphans, retry, watching
 from stoker.core.costs import span_s
 from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
@@ -94,7 +94,7 @@ class _Decision:
             self._stop()
         elif self._enforce_limits() or self._audit_limits():
             pass
-        elif not any(self._tend(claim) for claim in self.state.open_claims):
+        elif not any(self._tend(claim) for claim in self.state.open_claims) and not self._tell_of_budgets():
             self._claim_next()
 
     # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,7 +375,7 @@ class _Decision:
                 return
             case Known(value=offerings):
                 pass
-        if self._heed_rules(offerings):
+        if self._heed_rules(offerings) or self._kept_back():
             return
         may = governance.allowed(self.policy.house, self.subject, offerings)
         job, whose = replace(self.job, spec=self.bounds.spec), self.bounds.named("spot_wait")
@@ -413,6 +413,29 @@ class _Decision:
             if finding.code not in self.state.warned:
                 return self._append(Warned(code=finding.code), str(finding))
         return False
+
+    def _tell_of_budgets(self) -> bool:
+        """Tell what this job is to tell of budgets that are nearly spent, on behalf of all of their jobs."""
+        told = budgets.heralded(self.policy.house, self.state.job, self.job.spec.tags, self.job.books, self.now)
+        return any(self._warn(word) for word in told)
+
+    def _kept_back(self) -> bool:
+        """Whether a budget keeps the next claim back: it waits, or was never to begin."""
+        found = budgets.judge(self.policy.house, self.subject, self.job.books, self.now)
+        if any(isinstance(each, budgets.Word) and self._warn(each) for each in found):
+            return True
+        held = [each for each in found if isinstance(each, budgets.Held)]
+        fresh = not any(claim.attempt is not None for claim in self.state.since_opened())
+        for each in held:
+            if each.refuses and fresh and not self.state.open_claims:
+                return self._append(Ended(outcome="failed", rule=each.rule, claim=self._last_attempt()), each.reason)
+        for each in held[:1]:
+            self.waiting = each.reason
+        self.wakes += [each.until for each in held if each.until is not None]
+        return bool(held)
+
+    def _warn(self, word: budgets.Word) -> bool:
+        return word.code not in self.state.warned and self._append(Warned(code=word.code), word.reason)
 
     def _waited_too_long(self) -> bool:
         longest = self.bounds.spec.limits.max_wait_s

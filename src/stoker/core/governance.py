@@ -56,11 +56,15 @@ class Finding:
 
 def applies(rule: Rule, subject: Subject) -> bool:
     """Whether the rule says anything to this job today."""
-    tags = subject.spec.tags
-    if any(name not in tags or not fits(wanted, tags[name]) for name, wanted in rule.scope.items()):
+    if not in_scope(rule, subject.spec.tags):
         return False
     named = {subject.job, subject.spec.name}
     return not any(each.job in named and subject.today <= each.until for each in rule.exempt)
+
+
+def in_scope(rule: Rule, tags: Mapping[str, str]) -> bool:
+    """Whether the rule is about jobs with these tags."""
+    return all(name in tags and fits(wanted, tags[name]) for name, wanted in rule.scope.items())
 
 
 def that_count(house: House, subject: Subject, about: str, *, audit: bool = False) -> tuple[Rule, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from stoker.core.budgets import Books
 from stoker.fold import Claim, JobState
 from stoker.model import (
     Capabilities,
@@ -45,6 +46,8 @@ class JobSnapshot:
     markers: tuple[int, ...] = ()
     # Of an ended job, when those markers were written that announce an entry after its end: a `resume` under way.
     announced: dict[int, datetime] = field(default_factory=dict)
+    # How the budgets of the house stand. None: nobody looked, since none is about it or nothing was to be launched.
+    books: Observed[Books] | None = None
 
     def facts_of(self, claim: Claim, rank: int) -> NodeFacts | None:
         for facts in self.facts.get(claim.number, ()):

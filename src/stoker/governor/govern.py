@@ -10,9 +10,10 @@ from datetime import datetime
 
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT, Policy
-from stoker.core.snapshot import Action, JobSnapshot, Plan, Unmark
+from stoker.core.snapshot import Action, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.errors import StokerError, StoreError
 from stoker.governor.apply import Applier
+from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
 from stoker.governor.fleet import Fleet
 from stoker.governor.house import HouseReader
@@ -21,6 +22,7 @@ from stoker.governor.leftovers import sweep
 from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, known_places, list_clouds, observe
 from stoker.log import new_token
 from stoker.providers.base import Wakes
+from stoker.spent import write_spent
 from stoker.store import Store
 
 # Looks at one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
@@ -68,20 +70,23 @@ class Governor:
         self.memory = Memory()
         self.applier = Applier(store, self.fleet, self.memory, self.name, token)
         self.indexer = Indexer(store, self.memory, monotonic)
+        self.bookkeeper = Bookkeeper(store, self.memory)
         self._swept_s: float | None = None
 
     def plan(self) -> tuple[Plan, Observation]:
         """What a pass would do now, doing nothing."""
         self.policy = self._house.read()
         markers = active_jobs(self.store)
+        self.bookkeeper.begin(tuple(markers))
         clock = read_clock(self.store, self.name, self.monotonic)
         observation = self._observe(markers)
-        return decide(observation.snapshot, self.policy, clock.now()), observation
+        return self._decide(observation.snapshot, clock), observation
 
     def run_pass(self, only: set[str] | None = None) -> Pass:
         """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
         self.policy = self.applier.policy = self._house.read()
         markers = active_jobs(self.store)
+        self.bookkeeper.begin(tuple(markers))
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = record_pass(self.store, self.name, len(markers), self.monotonic)
@@ -92,12 +97,12 @@ class Governor:
             self.memory.keep({*markers, *observation.listing.jobs()})
         actions: list[Action] = []
         problems: dict[str, str] = dict(observation.problems)
-        plan = decide(replace(observation.snapshot, partial=only is not None), self.policy, clock.now())
+        plan = self._decide(replace(observation.snapshot, partial=only is not None), clock)
         newest = {job.state.job: job for job in observation.snapshot.jobs}
         waiting = dict(plan.waiting)
         wakes = [plan.wake_at]
         for _ in range(MOST_ROUNDS):
-            plan = self._indexed_first(plan, newest, waiting, clock)
+            plan = self._recorded_first(plan, newest, waiting, clock)
             applied = self.applier.apply(plan)
             actions += applied.done
             problems |= applied.problems
@@ -105,7 +110,7 @@ class Governor:
             if not again:
                 break
             part = self._observe_again(again, observation)
-            plan = decide(replace(part.snapshot, partial=True), self.policy, clock.now())
+            plan = self._decide(replace(part.snapshot, partial=True), clock)
             problems |= part.problems
             newest |= {job.state.job: job for job in part.snapshot.jobs}
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
@@ -181,15 +186,23 @@ class Governor:
             problems |= sweep(self.store, self.fleet, place).problems
         return problems
 
-    def _indexed_first(
+    def _decide(self, snapshot: Snapshot, clock: StoreClock) -> Plan:
+        now = clock.now()
+        known = self.bookkeeper.with_books(snapshot, self.policy.house, now, self.monotonic())
+        return decide(known, self.policy, now)
+
+    def _recorded_first(
         self, plan: Plan, newest: dict[str, JobSnapshot], waiting: dict[str, str], clock: StoreClock
     ) -> Plan:
-        """Without a marker nobody looks at a job again: what `ps` will tell of it for good is written before."""
+        """Without a marker nobody looks at a job again: what `ps` will tell of it for good, and what it spent, is
+        written before."""
         kept: list[Action] = []
         for action in plan.actions:
             if isinstance(action, Unmark):
                 try:
-                    self.indexer.update(newest[action.job], waiting.get(action.job, ""), clock.now())
+                    job = newest[action.job]
+                    write_spent(self.store, job.state, job.spec, clock.now())
+                    self.indexer.update(job, waiting.get(action.job, ""), clock.now())
                 except StoreError:
                     continue
             kept.append(action)

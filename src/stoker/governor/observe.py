@@ -163,7 +163,7 @@ def observe(
         except (StokerError, *STUMBLES) as error:
             return error  # One job that cannot be read must not keep the others from being governed.
 
-    for job, found in zip(jobs, _each(look, jobs, near=store.near), strict=True):
+    for job, found in zip(jobs, each_job(look, jobs, near=store.near), strict=True):
         if isinstance(found, JobSnapshot):
             snapshots.append(found)
         elif found is None:
@@ -323,7 +323,7 @@ def _offerings(fleet: Fleet, submission: Submission, house: House) -> Observed[t
         return Unknown(str(error))
 
 
-def _each(look: Callable[[str], T], jobs: list[str], *, near: bool) -> list[T]:
+def each_job(look: Callable[[str], T], jobs: list[str], *, near: bool) -> list[T]:
     """Look at every job, many at once where the store is far away."""
     if near or len(jobs) < 2:
         return [look(job) for job in jobs]

@@ -28,6 +28,8 @@ _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateL
 _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (f"{layout.JOBS}*/log/", layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, "places/", "probes/")
+# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
+_SPENT = layout.SPENT
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
 
 
@@ -96,7 +98,7 @@ def _person(place: _Place, store: str) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Submit", ["s3:PutObject", "s3:AbortMultipartUpload"], place.objects(*_SUBMITTED)),
+        allow("Submit", ["s3:PutObject", "s3:AbortMultipartUpload"], place.objects(*_SUBMITTED, _SPENT)),
         allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, layout.WORK)),
         *permissions.statements(permissions.PLAN, tag, "Plan"),
         allow("Prices", "pricing:GetProducts", "*"),
@@ -123,7 +125,7 @@ def _governor(place: _Place, store: str) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED)),
+        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT)),
         allow("Forget", "s3:DeleteObject", place.objects(*_GOVERNED[1:])),
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
         # EC2 itself looks the image up, with the rights of whoever launches.

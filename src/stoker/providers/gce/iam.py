@@ -42,6 +42,8 @@ _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPU
 _LISTS = 'resource.type == "storage.googleapis.com/Bucket"'
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.PLACES, "probes/")
+# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
+_SPENT = layout.SPENT
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
 
 
@@ -208,7 +210,7 @@ def _node(
 def _person(bucket: _Bucket, account: str) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: submit", *_SUBMITTED),
+        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT),
         bucket.removes("stoker: remove", *_SUBMITTED, layout.WORK),
         _Binding("project", _PERSON.path),
         _Binding("project", _TUNNEL, _Condition("stoker: ssh", "destination.port == 22")),
@@ -223,7 +225,7 @@ def _person(bucket: _Bucket, account: str) -> Grant:
 def _governor(bucket: _Bucket, account: str) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: decide", *_GOVERNED, beside=[bucket.logs()]),
+        bucket.creates("stoker: decide", *_GOVERNED, _SPENT, beside=[bucket.logs()]),
         bucket.removes("stoker: forget", *_GOVERNED),
         _Binding("project", _GOVERNOR.path),
         _Binding(account, _ACTOR),

@@ -1,0 +1,267 @@
+"""What budgets say to a job that wants a machine. Pure: from what everybody spent to a word, a wait or a refusal.
+
+A budget stops launches, never what runs: it is exceeded by what already ran when it was reached, and by nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+
+from stoker.core.governance import PREFIX, Subject, applies, in_scope
+from stoker.core.hold import hold_of
+from stoker.core.spending import by_day, dearest, midnight, spells
+from stoker.fold import JobState
+from stoker.model import Known, Observed, Unknown
+from stoker.rules import Budget, House, Rule
+from stoker.spec import Spec
+
+# Stands for the value of jobs that do not have the tag: they share one budget, or nobody's money would count.
+NO_VALUE = ""
+# The kinds of words, in their codes: a share of it is spent; all of it is; some of it nobody can know.
+NEARLY, FULL, UNPRICED = "warning", "full", "unpriced"
+
+
+@dataclass(frozen=True)
+class Expense:
+    """What one job spent on one day. `dollars` is None where no price was known."""
+
+    job: str
+    tags: Mapping[str, str]
+    day: date
+    dollars: float | None
+
+
+@dataclass(frozen=True)
+class Period:
+    """The days of a budget that count now: from `start`, until `end` begins."""
+
+    start: date
+    end: date
+
+    @property
+    def over_at(self) -> datetime:
+        return midnight(self.end)
+
+
+def period_of(budget: Budget, now: datetime) -> Period:
+    today = now.astimezone(timezone.utc).date()
+    if budget.period == "day":
+        return Period(today, today + timedelta(days=1))
+    if budget.period == "week":
+        monday = today - timedelta(days=today.weekday())
+        return Period(monday, monday + timedelta(days=7))
+    first = today.replace(day=1)
+    return Period(first, (first + timedelta(days=31)).replace(day=1))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One budget in its present period: of a rule, and of one value of its tag where it has one for each."""
+
+    spent: float = 0.0
+    # Jobs that spent what nobody knows.
+    unpriced: tuple[str, ...] = ()
+    # What active jobs have been told about it.
+    told: frozenset[str] = frozenset()
+    # The job in whose log it is told, where nobody was.
+    herald: str | None = None
+
+
+@dataclass(frozen=True)
+class Books:
+    """How all budgets stand, by the name of their rule and the value of its tag."""
+
+    standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
+
+    def of(self, rule: Rule, tags: Mapping[str, str]) -> Standing:
+        return self.standings.get((rule.name, _value(rule, tags)), Standing())
+
+
+def concerned(house: House, tags: Mapping[str, str]) -> bool:
+    """Whether any budget counts what a job with these tags spends."""
+    return any(in_scope(rule, tags) for rule in house.about("budget"))
+
+
+def expenses(state: JobState, spec: Spec, now: datetime) -> Iterator[Expense]:
+    """What a job that is not forgotten yet has spent. Machines that may be held count as held."""
+    hold = hold_of(state, spec)
+    claim = state.claim(hold.claim) if hold is not None else None
+    held = {} if hold is None or claim is None else {hold.claim: (min(now, hold.until),) * len(claim.launched or ())}
+    for day, cost in by_day(spells(state, now, held)).items():
+        yield Expense(state.job, spec.tags, day, dearest(cost))
+
+
+def close_books(house: House, kept: Iterable[Expense], active: Iterable[tuple[JobState, Spec]], now: datetime) -> Books:
+    """How the budgets stand. `kept` is what jobs spent that are forgotten; of a job that is active its log counts."""
+    jobs = {state.job: (state, spec) for state, spec in active}
+    found = [each for each in kept if each.job not in jobs]
+    found += [each for state, spec in jobs.values() for each in expenses(state, spec, now)]
+    standings: dict[tuple[str, str], Standing] = {}
+    for rule in house.about("budget"):
+        assert rule.budget is not None
+        standings |= _standings(rule, rule.budget, found, jobs.values(), now)
+    return Books(standings)
+
+
+@dataclass(frozen=True)
+class Word:
+    """Something to tell, once: `code` keeps it from being told again."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """No launch for now. `until` is when that may change by itself; `refuses`: a job that never ran is ended."""
+
+    rule: str
+    reason: str
+    until: datetime | None = None
+    refuses: bool = False
+
+
+def judge(house: House, subject: Subject, books: Observed[Books] | None, now: datetime) -> tuple[Word | Held, ...]:
+    """What the budgets say to a job that wants a machine: words first, then what keeps it back.
+
+    What nobody could look up keeps it back as well: it never causes a launch.
+    """
+    rules = [rule for rule in house.about("budget") if applies(rule, subject)]
+    if not rules:
+        return ()
+    if not isinstance(books, Known):
+        error = books.error if isinstance(books, Unknown) else "nobody looked"
+        return tuple(
+            Held(_code(rule), f"policy {rule.name}: what was spent is not known: {error}")
+            for rule in rules
+            if _holds(rule)
+        )
+    words: list[Word | Held] = []
+    held: list[Word | Held] = []
+    for rule in rules:
+        assert rule.budget is not None
+        standing, period = books.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
+        told = f"{_title(rule)}: {_told(rule, rule.budget, standing, subject.spec.tags, period)}"
+        if standing.unpriced:
+            words.append(Word(_code(rule, period, UNPRICED), f"{told}; {_unpriced(standing)}"))
+        if standing.spent < rule.budget.dollars:
+            continue
+        consequence = "; no new machines until then" if _holds(rule) else _without_consequence(rule)
+        words.append(Word(_code(rule, period, FULL), told + consequence))
+        if _holds(rule):
+            held.append(Held(_code(rule), told + consequence, period.over_at, refuses=rule.action == "refuse"))
+    return (*words, *held)
+
+
+def heralded(
+    house: House, job: str, tags: Mapping[str, str], books: Observed[Books] | None, now: datetime
+) -> Iterator[Word]:
+    """The warnings that stand in this job's log, for all jobs of a budget: told once, not by every job."""
+    if not isinstance(books, Known):
+        return
+    for rule in house.about("budget"):
+        standing = books.value.of(rule, tags)
+        if standing.herald == job and in_scope(rule, tags):
+            assert rule.budget is not None
+            period = period_of(rule.budget, now)
+            told = _told(rule, rule.budget, standing, tags, period)
+            yield Word(_code(rule, period, NEARLY), f"{_title(rule)}: {told}{_without_consequence(rule)}")
+
+
+def forecast(house: House, subject: Subject, books: Observed[Books], now: datetime) -> tuple[tuple[str, bool], ...]:
+    """What a submission is told, each with whether it is refused for it."""
+    found = judge(house, subject, books, now)
+    held = [(each.reason, each.refuses) for each in found if isinstance(each, Held)]
+    said = {reason for reason, _ in held}
+    return (*held, *((each.reason, False) for each in found if isinstance(each, Word) and each.reason not in said))
+
+
+def is_budget(code: str) -> bool:
+    """Whether a warning's code is one of a budget's."""
+    return code.startswith(PREFIX) and code.rpartition(":")[2] in (NEARLY, FULL, UNPRICED)
+
+
+# ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _standings(
+    rule: Rule,
+    budget: Budget,
+    found: Iterable[Expense],
+    active: Iterable[tuple[JobState, Spec]],
+    now: datetime,
+) -> dict[tuple[str, str], Standing]:
+    period = period_of(budget, now)
+    spent: dict[str, float] = {}
+    unpriced: dict[str, set[str]] = {}
+    for each in found:
+        if not period.start <= each.day < period.end or not in_scope(rule, each.tags):
+            continue
+        value = _value(rule, each.tags)
+        spent[value] = spent.get(value, 0.0) + (each.dollars or 0.0)
+        if each.dollars is None:
+            unpriced.setdefault(value, set()).add(each.job)
+    told: dict[str, set[str]] = {}
+    alive: dict[str, list[str]] = {}
+    for state, spec in active:
+        if in_scope(rule, spec.tags):
+            value = _value(rule, spec.tags)
+            told.setdefault(value, set()).update(state.warned)
+            if state.ended is None and state.stop is None:
+                alive.setdefault(value, []).append(state.job)
+    return {
+        (rule.name, value): Standing(
+            spent=amount,
+            unpriced=tuple(sorted(unpriced.get(value, ()))),
+            told=frozenset(told.get(value, ())),
+            herald=_herald(rule, budget, amount, told.get(value, ()), alive.get(value, ()), period),
+        )
+        for value, amount in spent.items()
+    }
+
+
+def _herald(
+    rule: Rule, budget: Budget, spent: float, told: Iterable[str], alive: Iterable[str], period: Period
+) -> str | None:
+    if spent < budget.dollars * budget.warn_at or _code(rule, period, NEARLY) in told:
+        return None
+    return min(alive, default=None)
+
+
+def _value(rule: Rule, tags: Mapping[str, str]) -> str:
+    assert rule.budget is not None
+    return NO_VALUE if rule.budget.by is None else tags.get(rule.budget.by, NO_VALUE)
+
+
+def _holds(rule: Rule) -> bool:
+    return not rule.audit and rule.action != "warn"
+
+
+def _code(rule: Rule, period: Period | None = None, kind: str = "") -> str:
+    return f"{PREFIX}{rule.name}" + (f":{period.start}:{kind}" if period else "")
+
+
+def _title(rule: Rule) -> str:
+    return f"policy {rule.name}{' (audit)' if rule.audit else ''}"
+
+
+def _told(rule: Rule, budget: Budget, standing: Standing, tags: Mapping[str, str], period: Period) -> str:
+    value = _value(rule, tags)
+    whose = "" if budget.by is None else f" of {budget.by}={value}" if value else f" of jobs without {budget.by}"
+    share = standing.spent / budget.dollars
+    return (
+        f"${standing.spent:,.2f} of ${budget.dollars:,.2f} a {budget.period}{whose} are spent ({share:.0%}), "
+        f"until {period.over_at:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def _unpriced(standing: Standing) -> str:
+    first, *more = standing.unpriced
+    others = f" and {len(more)} more" if more else ""
+    return f"and what nobody knows: {first}{others} had machines without a price"
+
+
+def _without_consequence(rule: Rule) -> str:
+    return "; audit: nothing is done" if rule.audit else ""

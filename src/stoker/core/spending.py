@@ -1,0 +1,87 @@
+"""What a job spent on which day, in UTC: from its log alone, by the store's clock. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+
+from stoker.core.costs import Cost
+from stoker.fold import Claim, JobState
+
+# By the claims' numbers: until when machines of theirs were held for a look after their close, one moment for each.
+Held = Mapping[int, tuple[datetime, ...]]
+NOT_HELD: Held = {}
+
+
+@dataclass(frozen=True)
+class Spell:
+    """Machines of a claim that were paid for on one day, from when to when."""
+
+    claim: Claim
+    start: datetime
+    end: datetime
+    machines: int
+
+    @property
+    def day(self) -> date:
+        return self.start.date()
+
+    @property
+    def machine_s(self) -> float:
+        return (self.end - self.start).total_seconds() * self.machines
+
+    @property
+    def cost(self) -> Cost:
+        hours, offering = self.machine_s / 3600, self.claim.offering
+        return Cost(
+            spent=None if offering.price is None else offering.price * hours,
+            on_demand=None if offering.on_demand_price is None else offering.on_demand_price * hours,
+        )
+
+
+def spells(state: JobState, now: datetime, held: Held = NOT_HELD, since: datetime | None = None) -> Iterator[Spell]:
+    """Every spell of a job until now, claim by claim; what was before `since` is left out. None is empty."""
+    for claim in state.claims:
+        if claim.launched_at is None:
+            continue
+        end = claim.closed_at or now
+        parts = [(claim.launched_at, end, len(claim.launched or ()))]
+        parts += [(end, until, 1) for until in held.get(claim.number, ())]
+        for start, until, machines in parts:
+            for first, last in _days(max(start, since) if since else start, until):
+                if machines:
+                    yield Spell(claim, first, last, machines)
+
+
+def by_day(found: Iterable[Spell]) -> dict[date, Cost]:
+    """The sum of each day. One price that is not known makes its day's sum unknown."""
+    days: dict[date, Cost] = {}
+    for spell in found:
+        before, cost = days.get(spell.day, Cost(0.0, 0.0)), spell.cost
+        days[spell.day] = Cost(_plus(before.spent, cost.spent), _plus(before.on_demand, cost.on_demand))
+    return days
+
+
+def dearest(cost: Cost) -> float | None:
+    """What it cost at most, where that is known: spot is never dearer than on-demand where nobody bids for it."""
+    return cost.on_demand if cost.spent is None else cost.spent
+
+
+def midnight(day: date) -> datetime:
+    """Its beginning, in UTC."""
+    return datetime.combine(day, time.min, tzinfo=timezone.utc)
+
+
+def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """The parts of a span on each day that it touches."""
+    start = start.astimezone(timezone.utc)
+    end = end.astimezone(timezone.utc)
+    while start < end:
+        last = min(end, midnight(start.date() + timedelta(days=1)))
+        yield start, last
+        start = last
+
+
+def _plus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other

@@ -1,0 +1,154 @@
+"""Governors that race at the edge of a budget, while stores and clouds fail: nobody claims once its money is spent."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from stoker import layout, log, policies
+from stoker.core.budgets import FULL
+from stoker.errors import StoreUnavailable
+from stoker.fold import JobState, fold
+from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.observe import Memory, active_jobs
+from stoker.model import Claimed, Entry, Known, Unknown, Warned
+from stoker.spent import read_spent
+from stoker.testing.memory import Fault
+from stoker.testing.sim import Caller, World
+from stoker.testing.sim_data import at, make_spec
+from stoker.testing.sim_scenario import RATES, Scenario, SimJob, make_scenario
+
+DOLLARS = 0.5
+POLICY = f"rules:\n- {{name: money, budget: {{dollars: {DOLLARS}, period: day, by: team}}}}\n"
+
+
+class Watched(World):
+    """Remembers when each pass began."""
+
+    def one_pass(self, caller: Caller) -> None:
+        self.began.setdefault(caller.name, []).append(self.now_s)
+        super().one_pass(caller)
+
+    @property
+    def began(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = self.__dict__.setdefault("_began", {})
+        return found
+
+
+def make_world(seed: int) -> Watched:
+    source = random.Random(seed)
+    scenario, _ = make_scenario(seed, source)
+    rates = {name: source.choice(chances) for name, chances in RATES.items() if name != "quota"} | {"quota": 0.0}
+    scenario = Scenario(
+        seed=seed,
+        governors=3,
+        skewed=True,
+        capabilities=scenario.capabilities,
+        rates=rates,
+        incidents=tuple((source.uniform(0.0, 1500.0), what) for what in ("notice", "vanish", "notice", "agent_death")),
+        faults_until_s=3000.0,
+    )
+    jobs = [
+        SimJob(
+            f"job-{n}",
+            replace(make_spec(source.choice((1, 2)), user_errors=2), tags={"team": source.choice(("a", "a", "b"))}),
+            work=source.choice((60, 200, 800)),
+            every=20,
+            pace=1.0,
+        )
+        for n in range(6)
+    ]
+    return Watched(scenario, {job.name: job for job in jobs}, source)
+
+
+def play(seed: int) -> Watched:
+    world = make_world(seed)
+    policies.write(world.store, POLICY, "jane")
+    for job in world.jobs.values():
+        world.after(world.random.uniform(0.0, 1500.0), lambda job=job: world.submit(job))  # type: ignore[misc]
+    for caller in world.callers:
+        world.after(world.random.uniform(0.0, 20.0), lambda caller=caller: world.tick(caller))  # type: ignore[misc]
+    for moment_s, what in world.scenario.incidents:
+        world.after(moment_s, lambda what=what: world.strike(what))  # type: ignore[misc]
+    world.run_until(3000.0)
+    return world
+
+
+def logs(world: Watched) -> dict[str, list[Entry]]:
+    return {job: list(log.entries(world.store, job)) for job in world.jobs}
+
+
+def spent(world: Watched, told: dict[str, list[Entry]], team: str, moment: datetime) -> float:
+    """What the team's jobs had cost by then, reckoned from the machines that the logs name."""
+    total = 0.0
+    for job, entries in told.items():
+        if world.jobs[job].spec.tags["team"] != team:
+            continue
+        state: JobState | None = fold(job, [entry for entry in entries if entry.at <= moment])
+        for claim in state.claims if state else ():
+            if claim.launched_at is not None:
+                held_s = ((claim.closed_at or moment) - claim.launched_at).total_seconds()
+                total += held_s * (claim.offering.price or 0.0) / 3600 * len(claim.launched or ())
+    return total
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_governor_claims_once_the_money_is_spent(seed: int) -> None:
+    world = play(seed)
+    told = logs(world)
+    for job, entries in told.items():
+        team = world.jobs[job].spec.tags["team"]
+        for entry in entries:
+            if isinstance(entry.event, Claimed):
+                began_s = max(moment for moment in world.began[entry.by] if at(moment) <= entry.at)
+                before = spent(world, told, team, at(began_s))
+                assert before < DOLLARS, "\n".join([f"{job} #{entry.seq}: ${before} were spent", *world.trace])
+
+
+def test_the_edge_is_reached() -> None:
+    """Some jobs wait at a full budget, some claims came before it: the test above is about something."""
+    full = claims = 0
+    for seed in range(6):
+        for entries in logs(play(seed)).values():
+            claims += sum(1 for entry in entries if isinstance(entry.event, Claimed))
+            full += sum(1 for entry in entries if isinstance(entry.event, Warned) and entry.event.code.endswith(FULL))
+    assert full and claims > full
+
+
+def test_what_a_job_spent_stays_when_it_is_forgotten() -> None:
+    for seed in range(10):
+        world = play(seed)
+        told = logs(world)
+        forgotten = [job for job in world.jobs if told[job] and job not in active_jobs(world.store)]
+        found = {each.job: each for each in read_spent(world.store, [layout.SPENT])}
+        for job in forgotten:
+            state = fold(job, told[job])
+            assert state is not None and state.ended is not None
+            if any(claim.launched for claim in state.claims):
+                alone = {job: told[job]}
+                team = world.jobs[job].spec.tags["team"]
+                cost = found[job].cost.spent
+                assert cost == pytest.approx(spent(world, alone, team, state.ended.at), abs=1e-5)
+                assert found[job].tags == {"team": team}
+
+
+def test_the_sum_is_unknown_as_soon_as_one_part_of_it_is() -> None:
+    world = play(3)
+    house = policies.house(policies.current(world.store))
+    jobs = tuple(active_jobs(world.store))
+    assert jobs
+    now = at(world.now_s)
+    for broken in (layout.SPENT, layout.log_prefix(jobs[0]), layout.spec(jobs[0])):
+
+        def faults(_operation: str, key: str, broken: str = broken) -> Fault | None:
+            return Fault(error=StoreUnavailable("no answer")) if key.startswith(broken) else None
+
+        keeper = Bookkeeper(world.store.client(faults), Memory())
+        keeper.begin(jobs)
+        assert isinstance(keeper.look(house, now), Unknown), broken
+        keeper = Bookkeeper(world.store, Memory())
+        keeper.begin(jobs)
+        assert isinstance(keeper.look(house, now), Known)

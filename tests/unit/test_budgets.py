@@ -1,0 +1,266 @@
+"""Budgets: what they say to a job that wants a machine, and what they never do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+
+import pytest
+
+from stoker.core.budgets import Books, Expense, close_books, is_budget, period_of
+from stoker.core.costs import job_cost
+from stoker.core.decide import decide_job
+from stoker.core.policy import DEFAULT, Policy
+from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan
+from stoker.core.spending import by_day, spells
+from stoker.fold import JobState
+from stoker.model import Claimed, Closed, Ended, Event, Known, Launched, Observed, Unknown, Warned
+from stoker.policyfile import parse_policy
+from stoker.rules import Budget
+from stoker.spec import Limits, Spec
+from stoker.testing.sim_data import (
+    EPOCH,
+    ON_DEMAND,
+    at,
+    hard_notice,
+    make_beat,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
+
+TODAY = EPOCH.date()
+BUDGET = "name: money, budget: {dollars: 10, period: day}"
+
+
+def policy(*texts: str) -> Policy:
+    text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
+    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+
+
+def spent(dollars: float | None, *, day: date = TODAY, job: str = "other-1", **tags: str) -> Expense:
+    return Expense(job, tags, day, dollars)
+
+
+def tagged(**tags: str) -> Spec:
+    return replace(make_spec(), tags=tags)
+
+
+def decided(
+    by: Policy,
+    *kept: Expense,
+    state: JobState | None = None,
+    spec: Spec | None = None,
+    now_s: float = 100.0,
+    job: JobSnapshot | None = None,
+) -> Plan:
+    """A job that wants a machine, with the books of everybody."""
+    job = job or make_snapshot(state or make_state(), spec=spec)
+    books = close_books(by.house, kept, [(job.state, job.spec)], at(now_s))
+    return decide_job(replace(job, books=Known(books)), by, at(now_s))
+
+
+def events(plan: Plan) -> list[Event]:
+    return [action.event for action in plan.actions if isinstance(action, Append)]
+
+
+def after_words(by: Policy, *kept: Expense, spec: Spec | None = None) -> Plan:
+    """What is decided when all has been told."""
+    told: list[Event] = []
+    for _ in range(5):
+        plan = decided(by, *kept, state=make_state(*told), spec=spec, now_s=100.0)
+        found = events(plan)
+        if not found or not isinstance(found[0], Warned):
+            return plan
+        told.append(found[0])
+    raise AssertionError("it never stops talking")
+
+
+def test_a_full_budget_keeps_a_job_waiting_and_says_why() -> None:
+    by = policy(BUDGET)
+    plan = decided(by, spent(9.99), state=make_state(Warned(code="policy:money:2026-01-01:warning")))
+    assert isinstance(events(plan)[0], Claimed), "it is not full yet"
+    first = decided(by, spent(10.5))
+    assert [type(event) for event in events(first)] == [Warned]
+    plan = after_words(by, spent(10.5))
+    assert plan.actions == ()
+    assert plan.waiting["job-1"] == (
+        "policy money: $10.50 of $10.00 a day are spent (105%), until 2026-01-02 00:00 UTC; no new machines until then"
+    )
+    assert plan.wake_at == at(86400.0)
+
+
+def test_it_is_told_once_a_period_and_the_next_period_begins_anew() -> None:
+    by = policy(BUDGET)
+    (warning,) = events(decided(by, spent(8.0)))
+    assert warning == Warned(code="policy:money:2026-01-01:warning") and is_budget("policy:money:2026-01-01:warning")
+    assert isinstance(events(decided(by, spent(8.0), state=make_state(warning)))[0], Claimed)
+    tomorrow = decided(by, spent(12.0), state=make_state(warning), now_s=86400.0)
+    assert isinstance(events(tomorrow)[0], Claimed), "what was spent yesterday counts no more"
+
+
+def test_one_job_tells_for_all() -> None:
+    by = policy(BUDGET)
+    states = [make_state(job="job-1"), make_state(job="job-2")]
+    books = close_books(by.house, [spent(9.0)], [(state, make_spec()) for state in states], at(100))
+    told = [events(decide_job(replace(make_snapshot(state), books=Known(books)), by, at(100)))[0] for state in states]
+    assert isinstance(told[0], Warned) and isinstance(told[1], Claimed)
+    states[1] = make_state(Warned(code="policy:money:2026-01-01:warning"), job="job-2")
+    books = close_books(by.house, [spent(9.0)], [(state, make_spec()) for state in states], at(100))
+    assert books.standings["money", ""].herald is None, "another has told already"
+
+
+def test_a_running_job_tells_and_goes_on() -> None:
+    by = policy("name: money, budget: {dollars: 1, period: day}")
+    state = make_state(Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
+    running = make_snapshot(state, make_facts(2, beat=make_beat(7000.0)), states={"i-2-0": "running"})
+    plan = decided(by, job=running, now_s=7000.0)
+    assert events(plan) == [Warned(code="policy:money:2026-01-01:warning")], "nothing that runs is ended"
+
+
+def test_restarts_and_hand_overs_wait_as_well() -> None:
+    by = policy(BUDGET)
+    attempt: tuple[Event, ...] = (Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
+    codes = [Warned(code=f"policy:money:2026-01-01:{kind}") for kind in ("warning", "full")]
+    restarted = make_state(*attempt, Closed(claim=2, outcome="reclaimed", rule="notice", restart=True), *codes)
+    assert decided(by, spent(11.0), state=restarted).actions == ()
+    noticed = make_snapshot(
+        make_state(*attempt, *codes),
+        make_facts(2, beat=make_beat(95.0), notice=hard_notice(95.0)),
+        states={"i-2-0": "running"},
+    )
+    assert decided(by, spent(11.0), job=noticed).actions == ()
+    assert any(isinstance(action, Launch) for action in decided(by, spent(1.0), job=noticed).actions)
+
+
+@pytest.mark.parametrize("books", [None, Unknown("the store does not answer")])
+def test_what_nobody_knows_launches_nothing(books: Observed[Books] | None) -> None:
+    job = replace(make_snapshot(make_state()), books=books)
+    plan = decide_job(job, policy(BUDGET), at(100))
+    assert plan.actions == ()
+    assert "policy money: what was spent is not known" in plan.waiting["job-1"]
+    for harmless in (f"{BUDGET}, then: warn", f"{BUDGET}, audit: true", f"{BUDGET}, for: {{team: vision}}"):
+        assert any(isinstance(event, Claimed) for event in events(decide_job(job, policy(harmless), at(100))))
+
+
+def test_the_longest_wait_counts_while_a_budget_is_full() -> None:
+    spec = make_spec(limits=Limits(max_wait_s=50.0))
+    (event,) = events(after_words(policy(BUDGET), spent(11.0), spec=spec))
+    assert isinstance(event, Ended) and event.rule == "max_wait"
+
+
+def test_a_budget_that_refuses_ends_what_never_began_and_lets_the_rest_wait() -> None:
+    by = policy(f"{BUDGET}, then: refuse")
+    (event,) = events(after_words(by, spent(11.0)))
+    assert event == Ended(outcome="failed", rule="policy:money")
+    codes = [Warned(code=f"policy:money:2026-01-01:{kind}") for kind in ("warning", "full")]
+    ran = make_state(
+        Claimed(offering=ON_DEMAND, nodes=1),
+        Launched(2, nodes(2)),
+        Closed(claim=2, outcome="lost", rule="gone", restart=True),
+        *codes,
+    )
+    assert decided(by, spent(11.0), state=ran).actions == ()
+
+
+@pytest.mark.parametrize("only", ["then: warn", "audit: true"])
+def test_a_word_is_only_a_word(only: str) -> None:
+    plan = after_words(policy(f"{BUDGET}, {only}"), spent(50.0))
+    assert [type(event) for event in events(plan)] == [Claimed]
+
+
+def test_each_value_of_a_tag_has_its_own_and_those_without_share_one() -> None:
+    by = policy("name: money, budget: {dollars: 10, period: day, by: team}")
+    kept = (spent(12.0, team="vision"), spent(3.0, job="other-2", team="nlp"), spent(11.0, job="other-3"))
+    assert "of team=vision" in after_words(by, *kept, spec=tagged(team="vision")).waiting["job-1"]
+    assert any(isinstance(event, Claimed) for event in events(after_words(by, *kept, spec=tagged(team="nlp"))))
+    assert "of jobs without team" in after_words(by, *kept, spec=tagged(project="x")).waiting["job-1"]
+
+
+def test_whose_money_counts_and_who_is_let_through() -> None:
+    scoped = policy("name: money, budget: {dollars: 10, period: day}, for: {stage: sweep}")
+    kept = (spent(12.0, stage="final"), spent(3.0, job="other-2", stage="sweep"))
+    assert any(isinstance(event, Claimed) for event in events(after_words(scoped, *kept, spec=tagged(stage="sweep"))))
+    exempt = policy(f"{BUDGET}, except: [{{job: job-1, until: 2026-01-01, why: a demo}}]")
+    plan = after_words(exempt, spent(12.0))
+    assert any(isinstance(event, Claimed) for event in events(plan)), "it may go on"
+    books = close_books(exempt.house, [spent(12.0, job="job-1")], [], at(0))
+    assert books.standings["money", ""].spent == 12.0, "its money is spent all the same"
+
+
+def test_what_has_no_price_is_told_and_blocks_nothing() -> None:
+    by = policy(BUDGET)
+    first = decided(by, spent(None), spent(5.0, job="other-2"))
+    (event,) = events(first)
+    assert event == Warned(code="policy:money:2026-01-01:unpriced")
+    assert [type(each) for each in events(after_words(by, spent(None)))] == [Claimed]
+    unpriced = replace(ON_DEMAND, price=None, spot=True)
+    state = make_state(Claimed(offering=unpriced, nodes=1), (Launched(2, nodes(2)), 0.0))
+    books = close_books(by.house, [], [(state, make_spec())], at(7200.0))
+    assert books.standings["money", ""].spent == pytest.approx(6.0), "at most what it costs on-demand"
+
+
+def test_of_an_active_job_its_log_counts_and_not_what_was_kept_of_it() -> None:
+    """One that was resumed has its earlier end in `spent/`, and all of it in its log."""
+    by = policy(BUDGET)
+    state = make_state(Claimed(offering=ON_DEMAND, nodes=1), (Launched(2, nodes(2)), 0.0))
+    books = close_books(by.house, [spent(3.0, job="job-1")], [(state, make_spec())], at(3600.0))
+    assert books.standings["money", ""].spent == pytest.approx(3.0)
+
+
+def test_machines_that_may_be_held_count() -> None:
+    by = policy(BUDGET)
+    spec = replace(make_spec(), retry=replace(make_spec().retry, hold_on_failure_s=3600.0))
+    state = make_state(
+        Claimed(offering=ON_DEMAND, nodes=1),
+        (Launched(2, nodes(2)), 0.0),
+        (
+            Ended(
+                outcome="failed",
+                rule="user-error",
+                claim=2,
+                closing=Closed(claim=2, outcome="failed", rule="user-error"),
+            ),
+            3600.0,
+        ),
+    )
+    books = close_books(by.house, [], [(state, spec)], at(2 * 3600.0))
+    assert books.standings["money", ""].spent == pytest.approx(6.0)
+    later = close_books(by.house, [], [(state, spec)], at(9 * 3600.0))
+    assert later.standings["money", ""].spent == pytest.approx(6.0), "no longer than they may be"
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "end"),
+    [
+        ("day", date(2026, 11, 18), date(2026, 11, 19)),
+        ("week", date(2026, 11, 16), date(2026, 11, 23)),
+        ("month", date(2026, 11, 1), date(2026, 12, 1)),
+    ],
+)
+def test_periods_are_calendar_periods_in_utc(period: str, start: date, end: date) -> None:
+    budget = Budget(dollars=1, period=period)  # type: ignore[arg-type]
+    elsewhere = timezone(timedelta(hours=-8))
+    for now in (datetime(2026, 11, 18, 0, tzinfo=timezone.utc), datetime(2026, 11, 18, 15, tzinfo=elsewhere)):
+        found = period_of(budget, now)
+        assert (found.start, found.end) == (start, end)
+    last = period_of(Budget(dollars=1, period="month"), datetime(2026, 12, 31, 23, tzinfo=timezone.utc))
+    assert (last.start, last.end) == (date(2026, 12, 1), date(2027, 1, 1))
+
+
+def test_days_sum_to_what_the_job_cost() -> None:
+    state = make_state(
+        Claimed(offering=ON_DEMAND, nodes=2),
+        (Launched(2, nodes(2, 2)), 80000.0),
+        (Closed(claim=2, outcome="lost", rule="gone", restart=True), 300000.0),
+        Claimed(offering=replace(ON_DEMAND, price=1.0), nodes=1),
+        (Launched(5, nodes(5)), 301000.0),
+    )
+    now = at(400000.0)
+    days = by_day(spells(state, now))
+    assert sorted(days) == [TODAY + timedelta(days=n) for n in range(5)]
+    assert sum(cost.spent or 0.0 for cost in days.values()) == pytest.approx(job_cost(state, now).spent)
+    assert days[TODAY].spent == pytest.approx(6400 / 3600 * 2 * 3.0)
+    assert sum(each.machine_s for each in spells(state, now, since=at(399000.0))) == pytest.approx(1000.0)
