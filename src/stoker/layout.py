@@ -21,6 +21,8 @@
     active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
     spent/<year-month>/<day>/<job>/<seq>.<µ$>.<µ$ on-demand>.<tags>
                                                       governors, create-only: what an ended job spent on a day; it stays
+    foreign/sagemaker/<region>/<origin>/<seq>.json    governors, create-only: training jobs of others, and clones
+    foreign/index/sagemaker/<region>.json             derived, by governors
     probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock
 
@@ -53,6 +55,9 @@ SPENT = "spent/"
 NO_REGION = "-"
 DEFAULTS = "policy/defaults.yaml"
 RULES = "policy/rules/"
+FOREIGN = "foreign/"
+FAMILIES = "foreign/sagemaker/"
+FOREIGN_INDEX = "foreign/index/sagemaker/"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
 
@@ -149,6 +154,19 @@ def spent_day(day: date) -> str:
 
 def rules(version: int) -> str:
     return f"{RULES}{number(version)}.json"
+
+
+def family(region: str, origin: str) -> str:
+    """The log of a training job that others started, and of its clones."""
+    return f"{FAMILIES}{region}/{origin}/"
+
+
+def family_entry(region: str, origin: str, seq: int) -> str:
+    return f"{family(region, origin)}{number(seq)}.json"
+
+
+def foreign_index(region: str) -> str:
+    return f"{FOREIGN_INDEX}{region}.json"
 
 
 def governor(name: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.stalls import fresh
 from stoker.fold import Claim
-from stoker.model import Heartbeat
+from stoker.model import Trend
 from stoker.rules import Metric
 
 
@@ -17,14 +18,15 @@ def hopeless(wanted: Metric, job: JobSnapshot, claim: Claim, now: datetime) -> s
     for rank in range(claim.nodes):
         beat = job.heartbeat_of(claim, rank)
         if beat is not None and fresh(beat, now) and beat.value.trained_s >= wanted.after_s:
-            reason = _reason(wanted, beat.value)
+            reason = broken_by(wanted, beat.value.metrics, beat.value.trends)
             if reason is not None:
                 return reason
     return None
 
 
-def _reason(wanted: Metric, beat: Heartbeat) -> str | None:
-    value = beat.metrics.get(wanted.name)
+def broken_by(wanted: Metric, metrics: Mapping[str, float], trends: Mapping[str, Trend]) -> str | None:
+    """How these values are hopeless, in words."""
+    value = metrics.get(wanted.name)
     if value is None:
         return None
     if wanted.nan:
@@ -33,7 +35,7 @@ def _reason(wanted: Metric, beat: Heartbeat) -> str | None:
         return f"{wanted.name} is {value:g}, above {wanted.above:g}" if value > wanted.above else None
     if wanted.below is not None:
         return f"{wanted.name} is {value:g}, below {wanted.below:g}" if value < wanted.below else None
-    trend, longest_s = beat.trends.get(wanted.name), wanted.no_improvement_s
+    trend, longest_s = trends.get(wanted.name), wanted.no_improvement_s
     if trend is None or longest_s is None:
         return None
     best, since_s = (trend.low, trend.low_s) if wanted.goal == "min" else (trend.high, trend.high_s)

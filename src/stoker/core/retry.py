@@ -269,7 +269,7 @@ def _diagnosed(case: Case) -> Verdict | None:
     for rule in case.diagnoses:
         assert rule.failure is not None
         for found in case.left:
-            if found.outcome == "failed" and _told_by(rule.failure, found):
+            if found.outcome == "failed" and told_by(rule.failure, found.tail, _status(found), found.evidence):
                 what = f"policy {rule.name}: {found.reason or 'the command failed'}"
                 if rule.action == "restart":
                     return Verdict("infrastructure", f"{PREFIX}{rule.name}", what, restart=True)
@@ -277,13 +277,13 @@ def _diagnosed(case: Case) -> Verdict | None:
     return None
 
 
-def _told_by(diagnosis: Diagnosis, found: Exit) -> bool:
+def told_by(diagnosis: Diagnosis, tail: Sequence[str], status: int | None, evidence: Sequence[str]) -> bool:
     """Whether all that it names is there."""
-    if diagnosis.log is not None and not re.search(diagnosis.log, "\n".join(found.tail)):
+    if diagnosis.log is not None and not re.search(diagnosis.log, "\n".join(tail)):
         return False
-    if diagnosis.exit_code is not None and diagnosis.exit_code != _status(found):
+    if diagnosis.exit_code is not None and diagnosis.exit_code != status:
         return False
-    return diagnosis.evidence is None or diagnosis.evidence in found.evidence
+    return diagnosis.evidence is None or diagnosis.evidence in evidence
 
 
 def _infrastructure(case: Case) -> Verdict | None:

@@ -1,16 +1,48 @@
 """Govern SageMaker's training jobs that others started, as far as the house wants that.
 
 An event is only a wake-up: nothing in it is believed. `wake` looks at one training job, `tick` at all that are in
-progress or ended lately; both do the same and may be repeated, late, or at once with others.
+progress or ended lately; both observe, decide and apply as for every job, and may be repeated, late, or at once with
+others. What Stoker itself started on SageMaker is governed as a job, and not here.
 """
-
-# ruff: noqa: ARG001
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
+from stoker import layout, policies
+from stoker.core import alarms as alarming
+from stoker.core import obeying, training_job
+from stoker.core.alarms import Alarm
+from stoker.core.clone import ORIGIN
+from stoker.core.family import Family
+from stoker.core.foreign import ForeignPlan, Sight
+from stoker.core.policy import DEFAULT
+from stoker.core.training_job import TrainingJob
+from stoker.errors import ProviderError, SpecError, StokerError, StoreUnavailable
+from stoker.governor import families, foreign_index
+from stoker.governor.clock import governor_name, read_clock
+from stoker.governor.foreign_account import Described, ForeignAccount, Listed
+from stoker.governor.foreign_apply import ForeignApplier
+from stoker.governor.foreign_index import Row
+from stoker.governor.house import HouseReader
+from stoker.governor.observe import STUMBLES
+from stoker.log import new_token
+from stoker.model import Known, Observed, Unknown
+from stoker.providers.ec2 import catalog, tags
+from stoker.providers.ec2.client import Clients
+from stoker.rules import House
 from stoker.store import Store
+
+# Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
+MOST_ROUNDS = 8
+# What ended longer ago was seen by some tick before, or is its owner's.
+_ENDED_FOR = timedelta(hours=24)
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
 @dataclass
@@ -19,6 +51,8 @@ class Looked:
 
     done: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+    # Training jobs in progress, as far as they were listed.
+    active: int = 0
 
 
 def wake(store: Store, region: str, name: str, *, topic: str | None = None) -> Looked:
@@ -26,14 +60,306 @@ def wake(store: Store, region: str, name: str, *, topic: str | None = None) -> L
 
     `topic` is the ARN of the SNS topic that alarms are sent to. Raises StoreError when the store does not answer.
     """
-    return Looked()
+    return ForeignGovernor(store, topic=topic).wake(region, name)
 
 
 def tick(store: Store, *, topic: str | None = None) -> Looked:
-    """Look at every training job, in the regions that the house names, that is in progress or ended lately."""
-    return Looked()
+    """Look at every training job, in the regions that the house names, that is in progress or ended lately.
+
+    Costs nothing but a look at the policy where the house names none.
+    """
+    return ForeignGovernor(store, topic=topic).tick()
 
 
 def sweep(store: Store, *, dry: bool = False) -> Looked:
-    """Remove alarms of training jobs that are over. Nothing at all when `dry`."""
-    return Looked()
+    """Remove alarms of training jobs that are over, gone, or no more the house's business. Nothing when `dry`."""
+    return ForeignGovernor(store).sweep(dry=dry)
+
+
+class ForeignGovernor:
+    """Governs the training jobs of others for one store. Not thread-safe; any number may run at once elsewhere."""
+
+    def __init__(
+        self,
+        store: Store,
+        account: Callable[[str], ForeignAccount] | None = None,
+        *,
+        topic: str | None = None,
+        name: str | None = None,
+        now: Callable[[], datetime] | None = None,
+        token: Callable[[], str] = new_token,
+    ) -> None:
+        clients = Clients()
+        self.store = store
+        self.start = alarming.prefix(store.url)
+        self.name = name or governor_name()
+        self._account = account or (lambda region: ForeignAccount(region, clients))
+        self._accounts: dict[str, ForeignAccount] = {}
+        self._topic = topic
+        self._token = token
+        self._house = HouseReader(store, DEFAULT)
+        self._now = now
+        self._since: dict[tuple[int, str], datetime | None] = {}
+
+    def wake(self, region: str, name: str) -> Looked:
+        """See `wake`."""
+        looked = Looked()
+        if _NAME.fullmatch(name) is None or _REGION.fullmatch(region) is None:
+            return looked
+        house = self._rules(looked)
+        if house is None or house.sagemaker is None or region not in house.sagemaker.regions:
+            return looked
+        row = self._look(looked, house, region, name, self._clock(), None)
+        if row is not None:
+            rows = foreign_index.read(self.store, region).rows
+            foreign_index.write(self.store, region, {**rows, name: row})
+        return looked
+
+    def tick(self) -> Looked:
+        """See `tick`."""
+        looked = Looked()
+        house = self._rules(looked)
+        if house is not None and house.sagemaker is not None:
+            now = self._clock()
+            for region in house.sagemaker.regions:
+                self._tick(looked, house, region, now)
+        return looked
+
+    def sweep(self, *, dry: bool = False) -> Looked:
+        """See `sweep`."""
+        looked = Looked()
+        house = self._rules(looked)
+        if house is None:
+            return looked
+        wanted = set(house.sagemaker.regions) if house.sagemaker is not None else set()
+        for region in sorted({*self.store.folders(layout.FAMILIES), *wanted}):
+            try:
+                account = self._at(region)
+                for alarm in account.alarms(self.start):
+                    reason = _needless(account, alarm) if region in wanted else f"{region} is not governed"
+                    if reason is None:
+                        continue
+                    if not dry:
+                        account.remove_alarms([alarm.name])
+                    looked.done.append(f"sagemaker alarm {alarm.name}: {reason}")
+            except StokerError as error:
+                looked.problems[f"sagemaker {region}"] = str(error)
+        return looked
+
+    # ── One region ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self, looked: Looked, house: House, region: str, now: datetime) -> None:
+        try:
+            account = self._at(region)
+            running = account.in_progress()
+            ended = account.changed_since(now - _ENDED_FOR)
+            alarms = account.alarms(self.start)
+        except StokerError as error:
+            # A list that failed proves nothing.
+            looked.problems[f"sagemaker {region}"] = str(error)
+            return
+        looked.active += len(running)
+        listed = {each.name: each for each in (*ended, *running)}
+        rows = dict(foreign_index.read(self.store, region).rows)
+        ringing = {_job_of(alarm) for alarm in alarms if alarm.ringing}
+        due = [name for name, each in listed.items() if name in ringing or _is_due(rows.get(name), each, house, now)]
+        # What is listed nowhere may be over for long, or gone: its alarms are not.
+        due += sorted({_job_of(alarm) for alarm in alarms} - set(listed))
+        changed: dict[str, Row] = {}
+        for name in due:
+            if _NAME.fullmatch(name) is not None:
+                row = self._look(looked, house, region, name, now, alarms)
+                if row is not None:
+                    changed[name] = row
+        if changed:
+            foreign_index.write(self.store, region, {**rows, **changed})
+
+    def _look(
+        self, looked: Looked, house: House, region: str, name: str, now: datetime, listed: Iterable[Alarm] | None
+    ) -> Row | None:
+        """Look at one training job and do what follows, until nothing does. What it is now, for lists."""
+        try:
+            account = self._at(region)
+            applier = ForeignApplier(
+                self.store, account, self.name, house.digest, self._topic, self._token, looked.done.append
+            )
+            for _ in range(MOST_ROUNDS):
+                found = account.describe(name)
+                if found is None:
+                    self._forget(account, name, looked)
+                    return None
+                if _is_own(found):
+                    return None
+                sight = self._sight(house, account, found, now, listed, applier.made)
+                plan = obeying.decide(sight, house, now)
+                if not plan.actions:
+                    return _row(sight, plan, house, now)
+                # Where a rival wrote something meanwhile, it is decided anew all the same.
+                applier.apply(plan, sight, found)
+                listed = None
+        except StoreUnavailable:
+            raise
+        except (StokerError, *STUMBLES) as error:
+            # One that cannot be looked at hides no other.
+            looked.problems[name] = str(error) or type(error).__name__
+        return None
+
+    def _sight(
+        self,
+        house: House,
+        account: ForeignAccount,
+        found: Described,
+        now: datetime,
+        listed: Iterable[Alarm] | None,
+        made: set[tuple[str, str]],
+    ) -> Sight:
+        job = training_job.read(found.description, found.tags, account.region)
+        family = self._family(job)
+        alarms = self._alarms(account, job, listed, made)
+        gpus = _gpus(job)
+        readings = tail = since = None
+        if isinstance(alarms, Known) and job.training and any(alarm.ringing for alarm in alarms.value):
+            span_s = max((alarming.span_s(rule) for rule in house.rules), default=0.0)
+            begin = now - timedelta(seconds=span_s + 1200)
+            readings = _known(lambda: account.readings(job.name, job.hosts, begin, now))
+        if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
+            tail = _known(lambda: account.tail(job.name))
+            since = self._wanted_since(house, account.region)
+        return Sight(
+            job=job,
+            family=family,
+            alarms=alarms,
+            start=self.start,
+            gpus=gpus,
+            readings=readings,
+            tail=tail,
+            wanted_since=since,
+        )
+
+    def _family(self, job: TrainingJob) -> Family:
+        """Tags are copied by people too: a job is a clone where the log of its origin names it."""
+        origin = job.tags.get(ORIGIN, "")
+        if origin and origin != job.name and _NAME.fullmatch(origin) is not None:
+            family = families.read(self.store, job.region, origin)
+            if family.holds(job.name):
+                return family
+        return families.read(self.store, job.region, job.name)
+
+    def _alarms(
+        self, account: ForeignAccount, job: TrainingJob, listed: Iterable[Alarm] | None, made: set[tuple[str, str]]
+    ) -> Observed[tuple[Alarm, ...]]:
+        try:
+            found = account.alarms(f"{self.start}{job.name}-") if listed is None else listed
+        except ProviderError as error:
+            return Unknown(str(error))
+        mine = {alarm.name: alarm for alarm in found if _job_of(alarm) == job.name}
+        # CloudWatch may not list at once what was made a moment ago.
+        return Known(tuple({**{name: Alarm(name, host) for name, host in made}, **mine}.values()))
+
+    def _forget(self, account: ForeignAccount, name: str, looked: Looked) -> None:
+        names = [alarm.name for alarm in account.alarms(f"{self.start}{name}-") if _job_of(alarm) == name]
+        if names:
+            account.remove_alarms(names)
+            looked.done.append(f"{name}: is gone; its alarms are removed")
+
+    # ── The house and its time ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rules(self, looked: Looked) -> House | None:
+        """The newest rules; None where nobody here can read them, which causes nothing."""
+        policy = self._house.read()
+        if policy.unread:
+            looked.problems["policy"] = policy.unread
+            return None
+        return policy.house
+
+    def _wanted_since(self, house: House, region: str) -> datetime | None:
+        """The first of the policies, without a break until now, that name this region."""
+        key = (house.version, region)
+        if key not in self._since:
+            found = None
+            for version in range(house.version, 0, -1):
+                kept = policies.read(self.store, version)
+                try:
+                    told = policies.house(kept).sagemaker
+                except SpecError:
+                    break
+                if kept is None or told is None or region not in told.regions:
+                    break
+                found = kept.at
+            self._since[key] = found
+        return self._since[key]
+
+    def _clock(self) -> datetime:
+        return self._now() if self._now is not None else read_clock(self.store, self.name, time.monotonic).now()
+
+    def _at(self, region: str) -> ForeignAccount:
+        if region not in self._accounts:
+            self._accounts[region] = self._account(region)
+        return self._accounts[region]
+
+
+def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:
+    """Why an alarm is of no use; None where its job is not over for sure."""
+    name = _job_of(alarm)
+    found = account.describe(name)
+    if found is None:
+        return f"there is no training job {name}"
+    status = str(found.description.get("TrainingJobStatus", ""))
+    return f"{name} is {status}" if status in training_job.OVER else None
+
+
+def _job_of(alarm: Alarm) -> str:
+    return alarm.host.partition("/")[0]
+
+
+def _is_own(found: Described) -> bool:
+    return any(tag.get("Key") in (tags.JOB, tags.STORE) for tag in found.tags)
+
+
+def _is_due(row: Row | None, listed: Listed, house: House, now: datetime) -> bool:
+    """Whether it may have changed, or time alone may have brought it to a bound."""
+    if row is None or row.policy != house.digest:
+        return True
+    if (row.status, row.secondary, row.modified_at) != (listed.status, listed.secondary, listed.modified_at):
+        return True
+    return not row.settled and (row.look_at is None or now >= row.look_at)
+
+
+def _gpus(job: TrainingJob) -> int | None:
+    """GPUs of each host that can be read. Nobody knows which host has what where there are several types."""
+    machine = catalog.find(job.machines[0].removeprefix("ml.")) if len(job.machines) == 1 else None
+    return machine.gpus if machine is not None and machine.maker == "nvidia" else None
+
+
+def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]
+    try:
+        return Known(ask())
+    except ProviderError as error:
+        return Unknown(str(error))
+
+
+def _row(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
+    job = sight.job
+    return Row(
+        name=job.name,
+        region=job.region,
+        origin=sight.family.origin,
+        status=job.status,
+        secondary=job.secondary,
+        created_at=job.created_at or now,
+        looked_at=now,
+        modified_at=job.modified_at,
+        ended_at=job.ended_at,
+        machine=", ".join(job.machines),
+        nodes=job.nodes,
+        spot=job.spot,
+        role=job.role,
+        tags=dict(job.tags),
+        trained_s=job.trained_s(now),
+        interruptions=job.interruptions,
+        clones=len(sight.family.clones),
+        note=plan.note,
+        settled=plan.settled,
+        policy=house.digest,
+        look_at=None if plan.settled else now + timedelta(seconds=plan.look_in_s),
+    )

@@ -1,0 +1,101 @@
+"""A training job of SageMaker's once more: the request that makes its clone, from its description. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+ORIGIN = "stoker:origin"
+CLONE_OF = "stoker:clone-of"
+NUMBER = "stoker:clone"
+
+# All that a request may have and a description tells. A test compares it with AWS's own model, so that what AWS adds
+# is noticed.
+KEPT = (
+    "HyperParameters",
+    "AlgorithmSpecification",
+    "RoleArn",
+    "InputDataConfig",
+    "OutputDataConfig",
+    "ResourceConfig",
+    "VpcConfig",
+    "StoppingCondition",
+    "EnableNetworkIsolation",
+    "EnableInterContainerTrafficEncryption",
+    "EnableManagedSpotTraining",
+    "CheckpointConfig",
+    "DebugHookConfig",
+    "DebugRuleConfigurations",
+    "TensorBoardOutputConfig",
+    "ExperimentConfig",
+    "ProfilerConfig",
+    "ProfilerRuleConfigurations",
+    "Environment",
+    "RetryStrategy",
+    "RemoteDebugConfig",
+    "InfraCheckConfig",
+    "ServerlessJobConfig",
+    "MlflowConfig",
+    "ModelPackageConfig",
+)
+# What a request may have and no description tells: a clone is without it.
+UNTOLD = ("SessionChainingConfig",)
+# Told, and refused in a request.
+_READ_ONLY = {"ResourceConfig": ("SelectedInstanceType", "SelectedInstanceCount")}
+# An empty one is how a description says that there is none.
+_KEYS = ("KmsKeyId", "VolumeKmsKeyId")
+_LONGEST_NAME = 63
+_MOST_TAGS = 50
+
+
+def request(
+    description: Mapping[str, Any],
+    tags: Iterable[Mapping[str, Any]],
+    *,
+    name: str,
+    origin: str,
+    number: int,
+    spot: bool,
+) -> dict[str, Any]:
+    """What `CreateTrainingJob` is asked for: everything of the original, another name, and where it comes from.
+
+    Without `spot` it has machines of its own, and so no bound on the wait for others.
+    """
+    wanted = {key: _cleaned(key, description[key]) for key in KEPT if description.get(key) not in (None, {}, [])}
+    wanted["TrainingJobName"] = name
+    if description.get("EnableManagedSpotTraining") is True and not spot:
+        wanted["EnableManagedSpotTraining"] = False
+        stopping = dict(wanted.get("StoppingCondition", {}))
+        stopping.pop("MaxWaitTimeInSeconds", None)
+        wanted["StoppingCondition"] = stopping
+    of = str(description.get("TrainingJobName", ""))
+    own = {ORIGIN: origin, CLONE_OF: of, NUMBER: str(number)}
+    kept = [
+        {"Key": str(tag["Key"]), "Value": str(tag.get("Value", ""))}
+        for tag in tags
+        if tag.get("Key") and not str(tag["Key"]).lower().startswith("aws:") and tag["Key"] not in own
+    ]
+    wanted["Tags"] = [*kept[: _MOST_TAGS - len(own)], *({"Key": key, "Value": value} for key, value in own.items())]
+    return wanted
+
+
+def clone_name(origin: str, of: str, created_at: datetime | None, number: int) -> str:
+    """The same for whoever clones this very job, and nobody else's: the end is of what it is a clone of.
+
+    The store has no part in it: two houses that govern one account make one clone between them.
+    """
+    # The moment of its making too: a name can be used again once a job is deleted.
+    moment = "" if created_at is None else f"{created_at.timestamp():.0f}"
+    end = f"-r{number}-{hashlib.sha256(f'{of}/{moment}/{number}'.encode()).hexdigest()[:6]}"
+    return f"{origin[: _LONGEST_NAME - len(end)].rstrip('-')}{end}"
+
+
+def _cleaned(key: str, value: Any) -> Any:
+    refused = _READ_ONLY.get(key, ())
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: part for name, part in value.items() if name not in refused and not (name in _KEYS and part in ("", None))
+    }

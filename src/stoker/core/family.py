@@ -1,0 +1,162 @@
+"""A training job that others started, and its clones: one family, with one log. Pure.
+
+The log is append-only, as a job's is. It holds only what Stoker did or means to do, and why; how the jobs are is asked
+of SageMaker each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import ClassVar, Literal
+
+# What follows a stop: nothing, a clone as it was, or one without spot.
+After = Literal["", "restart", "on-demand"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The first look at a training job of the family. `in_progress`: it was not over by then."""
+
+    kind: ClassVar[str] = "seen"
+    job: str
+    in_progress: bool
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """A rule is broken, and nothing happens but that it is said. `code` keeps it from being said again."""
+
+    kind: ClassVar[str] = "told"
+    job: str
+    rule: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """It is asked to stop, for this rule; and what follows."""
+
+    kind: ClassVar[str] = "stopping"
+    job: str
+    rule: str
+    after: After = ""
+
+
+@dataclass(frozen=True)
+class Cloning:
+    """A clone will be made under this name: written before SageMaker is asked, so that anybody can finish it."""
+
+    kind: ClassVar[str] = "cloning"
+    of: str
+    name: str
+    number: int
+    rule: str
+    spot: bool
+
+
+@dataclass(frozen=True)
+class Cloned:
+    """SageMaker has it."""
+
+    kind: ClassVar[str] = "cloned"
+    of: str
+    name: str
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """It is over, and will not go on."""
+
+    kind: ClassVar[str] = "gave-up"
+    job: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class Over:
+    """How a training job ended, and what of it counts for the family."""
+
+    kind: ClassVar[str] = "over"
+    job: str
+    status: str
+    trained_s: float = 0.0
+    cost: float | None = None
+    interruptions: int = 0
+
+
+FamilyEvent = Seen | Told | Stopping | Cloning | Cloned | GaveUp | Over
+
+
+@dataclass(frozen=True)
+class FamilyRecord:
+    """One object of the log, as it is written. See `model.Record`."""
+
+    token: str
+    by: str
+    reason: str
+    event: FamilyEvent
+    # The digest of the rules by which it was decided.
+    policy: str = ""
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class FamilyEntry:
+    """A record with its place in the log and the store's time of writing."""
+
+    seq: int
+    at: datetime
+    record: FamilyRecord
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a log comes to. Of two entries about the same thing the first counts."""
+
+    origin: str
+    seq: int = 0
+    seen: dict[str, Seen] = field(default_factory=dict)
+    told: frozenset[tuple[str, str]] = frozenset()
+    stops: dict[str, Stopping] = field(default_factory=dict)
+    # By what they are clones of.
+    clones: dict[str, Cloning] = field(default_factory=dict)
+    made: frozenset[str] = frozenset()
+    gave_up: dict[str, GaveUp] = field(default_factory=dict)
+    over: dict[str, Over] = field(default_factory=dict)
+
+    def holds(self, job: str) -> bool:
+        """Whether this training job is of the family: the origin, or one that the log names."""
+        return job == self.origin or any(clone.name == job for clone in self.clones.values())
+
+    def others(self, job: str) -> tuple[Over, ...]:
+        """Those of the family that are over, but for this one."""
+        return tuple(over for name, over in self.over.items() if name != job)
+
+
+def fold(origin: str, entries: Iterable[FamilyEntry], state: Family | None = None) -> Family:
+    """What the entries come to, from `state` on."""
+    family = state or Family(origin)
+    for entry in entries:
+        family = replace(_with(family, entry.record.event), seq=entry.seq)
+    return family
+
+
+def _with(family: Family, event: FamilyEvent) -> Family:
+    match event:
+        case Seen():
+            return replace(family, seen={event.job: event, **family.seen})
+        case Told():
+            return replace(family, told=family.told | {(event.job, event.code)})
+        case Stopping():
+            return replace(family, stops={event.job: event, **family.stops})
+        case Cloning():
+            return replace(family, clones={event.of: event, **family.clones})
+        case Cloned():
+            return replace(family, made=family.made | {event.name})
+        case GaveUp():
+            return replace(family, gave_up={event.job: event, **family.gave_up})
+        case Over():
+            return replace(family, over={event.job: event, **family.over})

@@ -1,0 +1,112 @@
+"""A training job of SageMaker's that others started, as it was seen, and what can be done about it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from stoker.core import governance
+from stoker.core.alarms import Alarm, Readings, WantedAlarm
+from stoker.core.family import Cloning, Family, FamilyEvent, Stopping
+from stoker.core.governance import Bounded, Subject
+from stoker.core.training_job import TrainingJob
+from stoker.model import Observed
+from stoker.rules import House
+from stoker.spec import Limits
+
+# The rule that a job was cloned by because spot was given up.
+ON_DEMAND: Literal["on-demand"] = "on-demand"
+# Nothing about it changed, and no bound is near: its tags or its metrics may have all the same.
+LOOK_S = 900.0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A training job, what Stoker did about its family, and what else was asked for."""
+
+    job: TrainingJob
+    family: Family
+    # Those of this job that are ours.
+    alarms: Observed[tuple[Alarm, ...]]
+    # What names of alarms begin with.
+    start: str
+    # GPUs of one host; None where nobody can say, or read them.
+    gpus: int | None = None
+    # Dollars an hour for one host; None is unknown, never free.
+    price: float | None = None
+    # Asked for only where an alarm rings, and where it failed; None where nobody asked.
+    readings: Observed[Readings] | None = None
+    tail: Observed[tuple[str, ...]] | None = None
+    # Since when the house has wanted the jobs of this region to obey; None where nobody asked, or knows.
+    wanted_since: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write it down."""
+
+    event: FamilyEvent
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Write it down, where it is not, and ask SageMaker to stop the job: its script gets a SIGTERM first."""
+
+    event: Stopping
+    reason: str
+
+
+@dataclass(frozen=True)
+class Clone:
+    """Write it down, where it is not, and ask SageMaker for the clone."""
+
+    event: Cloning
+    reason: str
+
+
+@dataclass(frozen=True)
+class MakeAlarms:
+    """The job trains, and these are missing."""
+
+    alarms: tuple[WantedAlarm, ...]
+
+
+@dataclass(frozen=True)
+class RemoveAlarms:
+    """They are of no use, or no more."""
+
+    names: tuple[str, ...]
+
+
+ForeignAction = Note | Stop | Clone | MakeAlarms | RemoveAlarms
+
+
+@dataclass(frozen=True)
+class ForeignPlan:
+    """What to do now. `settled`: it is over, and nothing will ever be done about it."""
+
+    actions: tuple[ForeignAction, ...] = ()
+    settled: bool = False
+    # The next look is due in so many seconds, whatever happens.
+    look_in_s: float = LOOK_S
+    # Why it is where it is, for lists.
+    note: str = ""
+
+
+def bounds_of(house: House, subject: Subject, *, audit: bool = False) -> Bounded:
+    """The house's own bounds. SageMaker keeps the job's itself, and for one job only; these are for its clones too."""
+    spec = replace(subject.spec, limits=Limits())
+    return governance.bounded(house, replace(subject, spec=spec), audit=audit)
+
+
+def may_go_on(sight: Sight, house: House, subject: Subject) -> str:
+    """Why this job may not be cloned, in words; empty where it may, as far as its family goes."""
+    if house.sagemaker is None or not house.sagemaker.clone:
+        return "the house wants no clones"
+    if sight.job.parent:
+        return f"{sight.job.parent} started it, and would not know of a clone"
+    most = bounds_of(house, subject).spec.retry.resumes
+    done = sum(1 for clone in sight.family.clones.values() if clone.rule != ON_DEMAND)
+    return f"it was cloned {done} times already" if done >= most else ""

@@ -1,0 +1,91 @@
+"""Whether a training job of SageMaker's that is over goes on as a clone. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from stoker.core import governance
+from stoker.core.clone import clone_name
+from stoker.core.diagnosis import Cause, diagnose
+from stoker.core.family import Cloning, GaveUp
+from stoker.core.foreign import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on
+from stoker.core.governance import Subject
+from stoker.model import Known
+from stoker.rules import House
+
+# What was over for so long has been seen by its owner.
+_LATE_S = 86400.0
+
+
+def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
+    """What follows the end of a job, once."""
+    job, family = sight.job, sight.family
+    meant = family.clones.get(job.name)
+    if meant is not None:
+        wanted = house.sagemaker is not None and house.sagemaker.clone
+        if meant.name in family.made or job.name in family.gave_up or not wanted or _is_late(sight, now):
+            return ForeignPlan(settled=True, note=f"goes on as {meant.name}")
+        return ForeignPlan((Clone(meant, f"{meant.rule}: as {meant.name}"),), note=f"goes on as {meant.name}")
+    if job.name in family.gave_up:
+        return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
+    stop = family.stops.get(job.name)
+    if job.status == "Completed" or (stop is not None and not stop.after) or (stop is None and job.status == "Stopped"):
+        return ForeignPlan(settled=True)
+    if stop is not None:
+        if stop.after == ON_DEMAND:
+            return _cloned(sight, ON_DEMAND, "it goes on without spot", spot=False)
+        return _with_bounds(sight, house, subject, Cause("machine", "restart", f"ended by {stop.rule}"), now)
+    return _failed(sight, house, subject, now)
+
+
+def _failed(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
+    if house.sagemaker is None or not house.sagemaker.clone:
+        return ForeignPlan(settled=True)
+    if not isinstance(sight.tail, Known):
+        return ForeignPlan(look_in_s=0.0, note="nobody could read its log yet")
+    job = sight.job
+    if not _was_ours(sight):
+        return _gave_up(sight, "before", "it was over before the house wanted its rules to hold here")
+    cause = diagnose(job.failure, sight.tail.value, governance.that_count(house, subject, "failure"))
+    if cause.blame == "script":
+        return _gave_up(sight, cause.rule, cause.reason)
+    least_s = bounds_of(house, subject).spec.retry.min_runtime_s
+    if cause.blame != "house" and job.trained_s(now) < least_s:
+        trained = f"it had trained for {job.trained_s(now):.0f} s, less than {least_s:g}"
+        return _gave_up(sight, "too-short", f"{trained}; {cause.reason}")
+    if not job.checkpoints and cause.blame == "unexplained":
+        return _gave_up(sight, "no-checkpoints", f"it saves no checkpoints to go on from; {cause.reason}")
+    return _with_bounds(sight, house, subject, cause, now)
+
+
+def _with_bounds(sight: Sight, house: House, subject: Subject, cause: Cause, now: datetime) -> ForeignPlan:
+    why_not = may_go_on(sight, house, subject)
+    if why_not:
+        return _gave_up(sight, "bounded", f"{why_not}; {cause.reason}")
+    if _is_late(sight, now):
+        return _gave_up(sight, "late", f"it has been over for too long; {cause.reason}")
+    return _cloned(sight, cause.rule, cause.reason, spot=sight.job.spot)
+
+
+def _cloned(sight: Sight, rule: str, reason: str, *, spot: bool) -> ForeignPlan:
+    job, number = sight.job, len(sight.family.clones) + 1
+    name = clone_name(sight.family.origin, job.name, job.created_at, number)
+    return ForeignPlan((Clone(Cloning(job.name, name, number, rule, spot), reason),), note=f"goes on as {name}")
+
+
+def _gave_up(sight: Sight, rule: str, reason: str) -> ForeignPlan:
+    return ForeignPlan((Note(GaveUp(sight.job.name, rule), reason),), note=reason)
+
+
+def _was_ours(sight: Sight) -> bool:
+    """Seen while it ran; or over since the house wanted that. What ended before is its owner's."""
+    seen = sight.family.seen.get(sight.job.name)
+    if seen is not None and seen.in_progress:
+        return True
+    ended, wanted = sight.job.ended_at, sight.wanted_since
+    return ended is not None and wanted is not None and ended >= wanted
+
+
+def _is_late(sight: Sight, now: datetime) -> bool:
+    ended = sight.job.ended_at
+    return ended is None or (now - ended).total_seconds() > _LATE_S

@@ -1,0 +1,217 @@
+"""Whether a training job of SageMaker's that others started obeys the rules of the house, and what follows. Pure.
+
+It could not be refused when it was submitted, so `refuse` stops it as soon as it is seen. Nothing follows from what is
+not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from stoker.core import alarms, governance
+from stoker.core.alarms import WantedAlarm
+from stoker.core.experiments import broken_by
+from stoker.core.family import Family, Over, Seen, Stopping, Told
+from stoker.core.foreign import (
+    LOOK_S,
+    ON_DEMAND,
+    ForeignAction,
+    ForeignPlan,
+    MakeAlarms,
+    Note,
+    RemoveAlarms,
+    Sight,
+    Stop,
+    bounds_of,
+    may_go_on,
+)
+from stoker.core.going_on import after_the_end
+from stoker.core.governance import PREFIX, Bounded, Finding, Subject
+from stoker.model import Known
+from stoker.rules import House, Then
+
+# What changes without a word: metrics, and money.
+_CHANGING_S = 300.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rule that a job in progress breaks. `then` is what follows; a rule that does not count is only told."""
+
+    rule: str
+    reason: str
+    then: Then
+    counts: bool = True
+
+
+def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
+    """What follows. Deciding again after doing it comes to nothing more."""
+    job = sight.job
+    actions: list[ForeignAction] = []
+    if job.name not in sight.family.seen:
+        in_progress = job.status == "InProgress"
+        actions.append(Note(Seen(job.name, in_progress, job.created_at), f"{job.status} when it was first seen"))
+    subject = Subject(job.spec(), now.date(), job.name)
+    if job.over:
+        if job.name not in sight.family.over:
+            over = Over(job.name, job.status, job.trained_s(now), _cost(sight, now), job.interruptions)
+            actions.append(Note(over, job.failure or job.status))
+        ending = after_the_end(sight, house, subject, now)
+        actions += (*ending.actions, *_alarms(sight, ()))
+        settled = ending.settled and not actions and isinstance(sight.alarms, Known)
+        return replace(ending, actions=tuple(actions), settled=settled)
+    if job.status != "InProgress":
+        return ForeignPlan((*actions, *_alarms(sight, ())), note=_asked(sight.family, job.name))
+    faults = list(_faults(sight, house, subject, now))
+    actions += _told(sight, faults)
+    stop = _stop(sight, house, subject, faults)
+    if stop is not None:
+        actions.append(stop)
+    rules = alarms.watching(house, subject)
+    actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start))
+    look_in_s = _next_look_s(sight, house, subject, now)
+    return ForeignPlan(tuple(actions), look_in_s=look_in_s, note=stop.reason if stop is not None else "")
+
+
+# ── While it is in progress ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterator[Fault]:
+    """The rules that it breaks: by what it asked for, by its bounds, and by how it trains."""
+    seen = set()
+    for offering in sight.job.offerings(sight.price, sight.gpus):
+        for finding in governance.broken(house, subject, (offering,)):
+            if finding.rule.name not in seen:
+                seen.add(finding.rule.name)
+                yield _fault(finding)
+    for audit in (False, True):
+        yield from _bounds(sight, bounds_of(house, subject, audit=audit), now, audit)
+    for rule in house.rules:
+        if rule.metric is None or not sight.job.training or not governance.applies(rule, subject):
+            continue
+        reason = broken_by(rule.metric, sight.job.metrics, {})
+        if reason is not None and sight.job.trained_s(now) >= rule.metric.after_s:
+            yield _fault(Finding(rule, reason))
+    yield from _rung(sight, house, subject, now)
+
+
+def _fault(finding: Finding) -> Fault:
+    return Fault(finding.code, str(finding), finding.rule.action, finding.counts)
+
+
+def _bounds(sight: Sight, bounds: Bounded, now: datetime, audit: bool) -> Iterator[Fault]:
+    limits, job = bounds.spec.limits, sight.job
+    others = sight.family.others(job.name)
+    reached: list[tuple[str, str]] = []
+    if limits.max_runtime_s is not None:
+        trained_s = job.trained_s(now) + sum(over.trained_s for over in others)
+        if trained_s >= limits.max_runtime_s:
+            reached.append(("max_runtime", f"{limits.max_runtime_s:g} s of training are reached"))
+    if limits.max_cost is not None:
+        spent = _spent(sight, now)
+        if spent is not None and spent >= limits.max_cost:
+            reached.append(("max_cost", f"${limits.max_cost:g} are reached"))
+    if limits.max_wait_s is not None and job.waiting_since is not None:
+        waited_s = (now - job.waiting_since).total_seconds()
+        if waited_s >= limits.max_wait_s:
+            reached.append(("max_wait", f"it waited for a machine for {waited_s:.0f} s"))
+    mode = " (audit)" if audit else ""
+    for field, reason in reached:
+        if field in bounds.by_rule:
+            yield Fault(bounds.rule(field), f"{bounds.named(field)}{mode}: {reason}", "stop", not audit)
+
+
+def _rung(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterator[Fault]:
+    """The rules whose alarms ring and whose figures, asked for now, say the same."""
+    if not isinstance(sight.alarms, Known) or not isinstance(sight.readings, Known) or not sight.gpus:
+        return
+    ringing = {alarm.name for alarm in sight.alarms.value if alarm.ringing}
+    for rule in alarms.watching(house, subject):
+        names = {each.name for each in alarms.wanted((rule,), sight.job, sight.gpus, sight.start)}
+        if not names & ringing:
+            continue
+        reason = alarms.reason(rule, sight.job, sight.gpus, sight.readings.value, now)
+        if reason is not None:
+            yield _fault(Finding(rule, reason))
+
+
+def _told(sight: Sight, faults: list[Fault]) -> Iterator[Note]:
+    told = set(sight.family.told)
+    for fault in faults:
+        only_told = not fault.counts or fault.then == "warn"
+        code = fault.rule if fault.counts else f"{fault.rule}/audit"
+        if only_told and (sight.job.name, code) not in told:
+            told.add((sight.job.name, code))
+            yield Note(Told(sight.job.name, fault.rule, code), fault.reason)
+
+
+def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault]) -> Stop | None:
+    """By the first rule that wants it. What ends a job for good comes before what starts it again."""
+    job = sight.job
+    counting = [fault for fault in faults if fault.counts and fault.then != "warn"]
+    for fault in sorted(counting, key=lambda fault: fault.then == "restart"):
+        # What cannot go on where it was is not begun anew for this.
+        again = fault.then == "restart" and job.checkpoints and not may_go_on(sight, house, subject)
+        return Stop(Stopping(job.name, fault.rule, "restart" if again else ""), fault.reason)
+    if not job.spot or not job.checkpoints or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
+        return None
+    if house.sagemaker is None or not house.sagemaker.clone or job.parent:
+        return None
+    most = bounds_of(house, subject).spec.retry.on_demand_after
+    lost = job.interruptions + sum(over.interruptions for over in sight.family.others(job.name))
+    if most is None or lost <= most:
+        return None
+    rules = governance.that_count(house, subject, "spot")
+    rule = f"{PREFIX}{rules[-1].name}" if rules else ON_DEMAND
+    return Stop(
+        Stopping(job.name, rule, ON_DEMAND), f"its spot machines were reclaimed {lost} times; it goes on without"
+    )
+
+
+def _alarms(sight: Sight, wanted: tuple[WantedAlarm, ...]) -> Iterator[ForeignAction]:
+    """What makes the alarms those that are wanted. Where nobody knows what there are, nothing."""
+    if not isinstance(sight.alarms, Known):
+        return
+    there = {alarm.name for alarm in sight.alarms.value}
+    missing = tuple(each for each in wanted if each.name not in there)
+    if missing:
+        yield MakeAlarms(missing)
+    needless = tuple(sorted(there - {each.name for each in wanted}))
+    if needless:
+        yield RemoveAlarms(needless)
+
+
+def _asked(family: Family, job: str) -> str:
+    stop = family.stops.get(job)
+    return f"asked to stop: {stop.rule}" if stop is not None else ""
+
+
+def _next_look_s(sight: Sight, house: House, subject: Subject, now: datetime) -> float:
+    limits, due = bounds_of(house, subject).spec.limits, [LOOK_S]
+    if house.about("metric"):
+        due.append(_CHANGING_S)
+    if limits.max_runtime_s is not None and sight.job.training_since is not None:
+        others = sum(over.trained_s for over in sight.family.others(sight.job.name))
+        due.append(limits.max_runtime_s - sight.job.trained_s(now) - others)
+    if limits.max_wait_s is not None and sight.job.waiting_since is not None:
+        due.append(limits.max_wait_s - (now - sight.job.waiting_since).total_seconds())
+    if limits.max_cost is not None:
+        due.append(_CHANGING_S)
+    return max(0.0, min(due))
+
+
+def _cost(sight: Sight, now: datetime) -> float | None:
+    """What it cost until now; None where its price is not known."""
+    if sight.price is None:
+        return None
+    billable_s = sight.job.billable_s
+    return sight.price * sight.job.nodes * (sight.job.trained_s(now) if billable_s is None else billable_s) / 3600
+
+
+def _spent(sight: Sight, now: datetime) -> float | None:
+    """The same with its family."""
+    costs = [_cost(sight, now), *(over.cost for over in sight.family.others(sight.job.name))]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None

@@ -1,0 +1,288 @@
+"""What governing training jobs of others asks of AWS: SageMaker, CloudWatch and its logs, in one region.
+
+Every method raises the errors of `ProviderError` where AWS refuses or does not answer: nothing may be concluded then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeVar
+
+from stoker.core.alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
+from stoker.errors import InvalidRequest, NotFound, ProviderError, QuotaExceeded
+from stoker.providers.ec2.client import Clients
+from stoker.providers.ec2.errors import calling
+
+T = TypeVar("T")
+
+# https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_GPU, _CPU = "GPUUtilization", "CPUUtilization"
+# The ends of the logs of so many hosts, and so many lines of each, tell enough of a failure.
+_MOST_STREAMS = 16
+_TAIL_LINES = 100
+# What one call takes.
+_MOST_QUERIES = 400
+_MOST_NAMES = 100
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Described:
+    """A training job as SageMaker tells it."""
+
+    description: dict[str, Any]
+    tags: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line of a list of training jobs."""
+
+    name: str
+    status: str
+    secondary: str
+    modified_at: datetime | None
+
+
+class ForeignAccount:
+    """One region of the account that the governor's credentials are of."""
+
+    def __init__(self, region: str, clients: Clients | None = None) -> None:
+        self.region = region
+        self._clients = clients or Clients()
+
+    # ── SageMaker ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def describe(self, name: str) -> Described | None:
+        """The job with its tags; None when SageMaker says that there is none."""
+        client = self._sagemaker()
+        try:
+            found = _asked("sagemaker:DescribeTrainingJob", lambda: client.describe_training_job(TrainingJobName=name))
+            arn = found["TrainingJobArn"]
+            tags = self._pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)
+        except _Absent:
+            return None
+        return Described(found, tuple(tags))
+
+    def in_progress(self) -> list[Listed]:
+        return self._list(StatusEquals="InProgress")
+
+    def changed_since(self, moment: datetime) -> list[Listed]:
+        return self._list(LastModifiedTimeAfter=moment)
+
+    def stop(self, name: str) -> bool:
+        """Ask it to stop. False: it is over, or gone, already. Asking twice is harmless."""
+        client = self._sagemaker()
+        try:
+            _asked("sagemaker:StopTrainingJob", lambda: client.stop_training_job(TrainingJobName=name))
+        except (_Absent, InvalidRequest):
+            return False
+        return True
+
+    def create(self, request: dict[str, Any]) -> bool:
+        """Ask for a training job. False: there is one of that name, perhaps this very one. Raises InvalidRequest for
+        one that SageMaker will never take."""
+        client = self._sagemaker()
+        try:
+            _asked("sagemaker:CreateTrainingJob", lambda: client.create_training_job(**request))
+        except _Taken:
+            return False
+        except _Absent as error:
+            # Something that it names: a role, an experiment.
+            raise InvalidRequest(str(error)) from error
+        return True
+
+    def _list(self, **wanted: Any) -> list[Listed]:
+        told = self._pages(
+            "sagemaker", "list_training_jobs", "TrainingJobSummaries", MaxResults=_PAGE, SortBy="CreationTime", **wanted
+        )
+        return [
+            Listed(
+                str(each["TrainingJobName"]),
+                str(each.get("TrainingJobStatus", "")),
+                str(each.get("SecondaryStatus", "")),
+                each.get("LastModifiedTime"),
+            )
+            for each in told
+        ]
+
+    # ── CloudWatch's alarms ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def alarms(self, prefix: str) -> list[Alarm]:
+        """Those whose names begin so, and that watch a host of a training job."""
+        told = self._pages(
+            "cloudwatch", "describe_alarms", "MetricAlarms", AlarmNamePrefix=prefix, AlarmTypes=["MetricAlarm"]
+        )
+        found = []
+        for each in told:
+            hosts = [part.get("Value", "") for part in each.get("Dimensions", ()) if part.get("Name") == "Host"]
+            if each.get("Namespace") == NAMESPACE and len(hosts) == 1:
+                found.append(Alarm(str(each["AlarmName"]), str(hosts[0]), each.get("StateValue") == "ALARM"))
+        return found
+
+    def make_alarm(self, wanted: WantedAlarm, topic: str | None) -> None:
+        """Make it, or make it again. Missing figures are no reason to ring: what cannot be read is not idle."""
+        client = self._clients.get("cloudwatch", self.region)
+        comparison = "LessThanOrEqualToThreshold" if wanted.inclusive else "LessThanThreshold"
+        _asked(
+            "cloudwatch:PutMetricAlarm",
+            lambda: client.put_metric_alarm(
+                AlarmName=wanted.name,
+                AlarmDescription=f"Stoker: policy {wanted.rule} for {wanted.host}",
+                AlarmActions=[topic] if topic else [],
+                Namespace=NAMESPACE,
+                MetricName=_GPU,
+                Dimensions=[{"Name": "Host", "Value": wanted.host}],
+                Statistic="Average",
+                Period=wanted.period_s,
+                EvaluationPeriods=wanted.periods,
+                DatapointsToAlarm=wanted.periods,
+                Threshold=wanted.threshold,
+                ComparisonOperator=comparison,
+                TreatMissingData="notBreaching",
+            ),
+        )
+
+    def remove_alarms(self, names: Sequence[str]) -> None:
+        """Those that are not there are fine."""
+        client = self._clients.get("cloudwatch", self.region)
+        for start in range(0, len(names), _MOST_NAMES):
+            part = list(names[start : start + _MOST_NAMES])
+            try:
+                _removed(client, part)
+            except _Absent:
+                # One that is missing may keep the others: then one by one.
+                for name in part:
+                    with suppress(_Absent):
+                        _removed(client, [name])
+
+    # ── What was measured and logged ──────────────────────────────────────────────────────────────────────────────────
+
+    def readings(self, name: str, hosts: Sequence[str], since: datetime, until: datetime) -> Readings:
+        """What CloudWatch measured of these hosts, minute by minute, and when the job's last line was logged."""
+        figures = self._figures([(host, metric) for host in hosts for metric in (_GPU, _CPU)], since, until)
+        found = tuple(Host(host, figures[host, _GPU], figures[host, _CPU]) for host in hosts)
+        return Readings(found, self._last_line_at(name))
+
+    def tail(self, name: str) -> tuple[str, ...]:
+        """The last lines of its hosts, in the order of their times. Empty where nothing was ever logged."""
+        lines: list[tuple[int, str]] = []
+        for stream in self._streams(name)[:_MOST_STREAMS]:
+            lines += self._events(stream, _TAIL_LINES)
+        return tuple(text for _, text in sorted(lines, key=lambda line: line[0]))
+
+    def _figures(
+        self, wanted: list[tuple[str, str]], since: datetime, until: datetime
+    ) -> dict[tuple[str, str], Figures]:
+        found: dict[tuple[str, str], Figures] = {}
+        for start in range(0, len(wanted), _MOST_QUERIES):
+            part = wanted[start : start + _MOST_QUERIES]
+            queries = [
+                {
+                    "Id": f"m{number}",
+                    "MetricStat": {
+                        "Metric": {
+                            "Namespace": NAMESPACE,
+                            "MetricName": metric,
+                            "Dimensions": [{"Name": "Host", "Value": host}],
+                        },
+                        "Period": int(MINUTE_S),
+                        "Stat": "Average",
+                    },
+                }
+                for number, (host, metric) in enumerate(part)
+            ]
+            values: dict[str, list[tuple[datetime, float]]] = {}
+            for each in self._pages(
+                "cloudwatch",
+                "get_metric_data",
+                "MetricDataResults",
+                MetricDataQueries=queries,
+                StartTime=since,
+                EndTime=until + timedelta(seconds=MINUTE_S),
+            ):
+                values.setdefault(each["Id"], []).extend(zip(each["Timestamps"], each["Values"], strict=False))
+            for number, key in enumerate(part):
+                found[key] = tuple(sorted(values.get(f"m{number}", ())))
+        return found
+
+    def _last_line_at(self, name: str) -> datetime | None:
+        # What the stream says of its last event may be an hour old: the event itself is asked for.
+        newest = [at for stream in self._streams(name) for at, _ in self._events(stream, 1)]
+        return datetime.fromtimestamp(max(newest) / 1000, timezone.utc) if newest else None
+
+    def _streams(self, name: str) -> list[str]:
+        try:
+            told = self._pages(
+                "logs",
+                "describe_log_streams",
+                "logStreams",
+                logGroupName=LOG_GROUP,
+                logStreamNamePrefix=f"{name}/algo-",
+            )
+        except _Absent:
+            return []
+        return [str(each["logStreamName"]) for each in told]
+
+    def _events(self, stream: str, most: int) -> list[tuple[int, str]]:
+        client = self._clients.get("logs", self.region)
+        try:
+            told = _asked(
+                "logs:GetLogEvents",
+                lambda: client.get_log_events(
+                    logGroupName=LOG_GROUP, logStreamName=stream, limit=most, startFromHead=False
+                ),
+            )
+        except _Absent:
+            return []
+        return [(int(each["timestamp"]), str(each["message"])) for each in told["events"]]
+
+    # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _sagemaker(self) -> Any:
+        return self._clients.get("sagemaker", self.region)
+
+    def _pages(self, service: str, operation: str, key: str, **wanted: Any) -> list[Any]:
+        """Everything, page after page: half a list is no list."""
+        client = self._clients.get(service, self.region)
+
+        def ask() -> list[Any]:
+            pages: Iterable[Any] = client.get_paginator(operation).paginate(**wanted)
+            return [each for page in pages for each in page.get(key, ())]
+
+        return _asked(f"{service}:{operation}", ask)
+
+
+class _Absent(NotFound):
+    """AWS says that there is no such thing."""
+
+
+class _Taken(InvalidRequest):
+    """AWS says that there is one of that name."""
+
+
+def _asked(what: str, call: Callable[[], T]) -> T:
+    """As `calling`, with the answers that SageMaker has no codes of their own for."""
+    try:
+        return calling(what, call)
+    except ProviderError as error:
+        told = getattr(error.__cause__, "response", {}).get("Error", {})
+        code, message = str(told.get("Code", "")), str(told.get("Message", ""))
+        if code in ("ResourceNotFound", "ResourceNotFoundException") or (
+            code == "ValidationException" and "not found" in message.lower()
+        ):
+            raise _Absent(str(error)) from error
+        if code == "ResourceInUse":
+            raise _Taken(str(error)) from error
+        if code == "ResourceLimitExceeded":
+            raise QuotaExceeded(str(error)) from error
+        raise
+
+
+def _removed(client: Any, names: list[str]) -> None:
+    _asked("cloudwatch:DeleteAlarms", lambda: client.delete_alarms(AlarmNames=names))

@@ -1,0 +1,128 @@
+"""Training jobs of others in short, one object a region: what `ps` reads, and what spares a tick a second look.
+
+Derived: a writer that overwrites another's loses nothing that the next tick does not find again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from stoker import codec, layout
+from stoker.errors import CodecError
+from stoker.model import Phase
+from stoker.store import Store
+from stoker.summary import AttemptSummary, Summary
+
+# Those in progress, and so many that ended last.
+_MOST_ENDED = 500
+_PHASES: dict[str, Phase] = {
+    "Completed": "succeeded",
+    "Failed": "failed",
+    "Stopped": "stopped",
+    "Stopping": "stopping",
+    "Deleting": "stopping",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training job, when it was last looked at."""
+
+    name: str
+    region: str
+    origin: str
+    status: str
+    secondary: str
+    created_at: datetime
+    looked_at: datetime
+    modified_at: datetime | None = None
+    ended_at: datetime | None = None
+    machine: str = ""
+    nodes: int = 1
+    spot: bool = False
+    # Whose it is: the role that it runs as.
+    role: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    trained_s: float = 0.0
+    interruptions: int = 0
+    # How many clones its family has had by then.
+    clones: int = 0
+    note: str = ""
+    # It is over, and by this policy nothing will be done about it any more.
+    settled: bool = False
+    policy: str = ""
+    # When it is to be looked at again, whatever happens.
+    look_at: datetime | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if self.status in _PHASES:
+            return _PHASES[self.status]
+        return "running" if self.secondary in ("Training", "Uploading") else "launching"
+
+
+@dataclass(frozen=True)
+class ForeignIndex:
+    """All of one region, by name."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+
+
+def read(store: Store, region: str) -> ForeignIndex:
+    """What was written last; nothing where that cannot be read."""
+    found = store.get(layout.foreign_index(region))
+    try:
+        return codec.loads(ForeignIndex, found.data) if found is not None else ForeignIndex()
+    except CodecError:
+        return ForeignIndex()
+
+
+def write(store: Store, region: str, rows: dict[str, Row]) -> None:
+    """Those in progress, and those that ended last."""
+    ended = sorted((row for row in rows.values() if row.ended_at), key=lambda row: str(row.ended_at), reverse=True)
+    kept = {row.name: row for row in (*(row for row in rows.values() if not row.ended_at), *ended[:_MOST_ENDED])}
+    store.put(layout.foreign_index(region), codec.dumps(ForeignIndex(kept)))
+
+
+def summaries(store: Store) -> list[Summary]:
+    """All of them, as other jobs are summed up."""
+    regions = [meta.key.removeprefix(layout.FOREIGN_INDEX) for meta in store.list(layout.FOREIGN_INDEX)]
+    return [summary(row) for name in regions for row in read(store, name.removesuffix(".json")).rows.values()]
+
+
+def summary(row: Row) -> Summary:
+    """As another job is summed up. It has one attempt: each clone is a training job of its own."""
+    where = f"SageMaker {row.region}"
+    whose = f"{where}, {row.role}" if row.role else where
+    attempt = AttemptSummary(
+        n=1,
+        claim=0,
+        provider="sagemaker",
+        machine=row.machine,
+        zone=row.region,
+        spot=row.spot,
+        started_at=row.created_at,
+        nodes=(),
+        ended_at=row.ended_at,
+        trained_s=row.trained_s,
+    )
+    return Summary(
+        id=row.name,
+        name=row.name,
+        phase=row.phase,
+        submitted_at=row.created_at,
+        updated_at=row.looked_at,
+        submitter=row.role,
+        provider="sagemaker",
+        nodes=row.nodes,
+        outcome=row.phase if row.phase in ("succeeded", "failed", "stopped") else None,
+        reason=f"{whose}: {row.note}" if row.note else whose,
+        attempts=(attempt,),
+        interruptions=row.interruptions,
+        trained_s=row.trained_s,
+        ended_at=row.ended_at,
+        tags=row.tags,
+        origin=None if row.origin == row.name else row.origin,
+        heard_at=None if row.ended_at else row.looked_at,
+    )
