@@ -20,6 +20,7 @@ from stoker.model import (
     SaveTimes,
     Stamped,
     Unknown,
+    Waste,
 )
 from stoker.store import Store
 
@@ -141,6 +142,7 @@ def bounded(fact: T) -> T:
             interval_s=_span_s(fact.interval_s),
             restored_from=_key(fact.restored_from),
             checkpoint=_checkpoint(fact.checkpoint),
+            waste=_waste(fact.waste),
             image=_key(fact.image),
             warnings=tuple(text[:_REASON_CHARS] for text in fact.warnings[:_WARNINGS]),
         )
@@ -153,6 +155,7 @@ def bounded(fact: T) -> T:
             checkpoint=_checkpoint(fact.checkpoint),
             tail=_tail(fact.tail),
             save=_save(fact.save),
+            waste=_waste(fact.waste),
             evidence=tuple(text[:_EVIDENCE_CHARS] for text in fact.evidence[:_EVIDENCE]),
         )
     if isinstance(fact, NoticeFact):
@@ -190,6 +193,13 @@ def _save(save: SaveTimes | None) -> SaveTimes | None:
         return None
     times = (save.saved_s, save.durable_s, save.ended_s, save.grace_s)
     return SaveTimes(*(None if time is None else _span_s(time) for time in times))
+
+
+def _waste(waste: Waste | None) -> Waste | None:
+    if waste is None:
+        return None
+    idle_s, lost_s = (None if span is None else _span_s(span) for span in (waste.idle_s, waste.lost_s))
+    return Waste(_span_s(waste.waited_s), idle_s, lost_s)
 
 
 def _prefer(known: Observed[Stamped[T] | None], newer: Observed[Stamped[T] | None]) -> Observed[Stamped[T] | None]:

@@ -168,6 +168,18 @@ AttemptOutcome = Literal[
 
 
 @dataclass(frozen=True)
+class Waste:
+    """Seconds of an attempt that led nowhere, by its agents' monotonic clocks. None is what nobody knows."""
+
+    # Waited to be allowed to train, while the attempt before it left.
+    waited_s: float = 0.0
+    # Trained while all of its accelerators were idle; of several nodes, the mean.
+    idle_s: float | None = None
+    # Trained since the last durable checkpoint: what the next attempt does again.
+    lost_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Submitted:
     """Opens the log. Digests pin what nodes may run: the code is checked against this entry."""
 
@@ -239,6 +251,7 @@ class Closed:
     at_startup: bool = False
     exit_code: int | None = None
     tail: tuple[str, ...] = ()
+    waste: Waste | None = None
 
 
 @dataclass(frozen=True)
@@ -441,6 +454,7 @@ class Heartbeat:
     unsynced_bytes: int = 0
     usage: Usage | None = None
     activity: Activity | None = None
+    waste: Waste | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     trends: dict[str, Trend] = field(default_factory=dict)
     # What evidence was collected for, by the codes of warnings.
@@ -528,6 +542,7 @@ class Exit:
     started_at: datetime | None = None
     # What the kernel or NVML said: `oom`, `xid:79`, `disk-full`.
     evidence: tuple[str, ...] = ()
+    waste: Waste | None = None
 
 
 @dataclass(frozen=True)

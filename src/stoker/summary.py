@@ -8,7 +8,7 @@ from datetime import datetime
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.hold import hold_of
 from stoker.fold import Claim, JobState
-from stoker.model import CheckpointRef, Exit, Heartbeat, Known, NodeFacts, NoticeFact, Outcome, Phase, SaveTimes
+from stoker.model import CheckpointRef, Exit, Heartbeat, Known, NodeFacts, NoticeFact, Outcome, Phase, SaveTimes, Waste
 from stoker.spec import Code, Scalar, Spec, Submission
 
 # A machine whose heartbeat is older was ended since: agents of far stores beat every ten seconds.
@@ -78,6 +78,10 @@ class AttemptSummary:
     image: str | None = None
     # The agent's clock at the end of the training: for the gap that people see.
     left_at: datetime | None = None
+    # What of its time led nowhere; None where nobody told.
+    waste: Waste | None = None
+    # Until when each of its machines was held for a look after its end, of those that were.
+    held_until: tuple[datetime, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,8 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         checkpoint=max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None),
         image=next((beat.image for beat in beats if beat.image), None),
         left_at=max((left.at for left in exits), default=None),
+        waste=closed.waste if closed else next((one.waste for one in said if one.waste), None),
+        held_until=held_until(claim, facts, now),
         nodes=tuple(_node(node.rank, node.instance, facts, now) for node in claim.launched or ()),
     )
 

@@ -292,3 +292,37 @@ def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed() -> None:
     assert all(looks.acquire(timeout=60) for _ in range(3))
     found = recorder.fact()
     assert found is not None and found.devices == 1
+
+
+# ── Waste ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_accelerators_are_idle_only_while_all_are_and_all_are_seen(recorded: Recorded) -> None:
+    assert recorded.recorder.idle_s(2) is None, "nobody has looked yet"
+    recorded.look(0.0, 0.01, times=10)
+    idle_s = 10 * PERIOD_S
+    assert recorded.recorder.idle_s(2) == idle_s
+    recorded.look(0.0, 0.5, times=5)
+    recorded.look(0.0, None, times=5)
+    assert recorded.recorder.idle_s(2) == idle_s
+    recorded.now_s += 600
+    recorded.look(0.0, 0.0)
+    assert recorded.recorder.idle_s(2) == idle_s, "nobody looked meanwhile"
+    recorded.look(0.0, 0.0)
+    assert recorded.recorder.idle_s(2) == idle_s + PERIOD_S
+    assert recorded.recorder.idle_s(8) is None, "there are more of them than anybody can read"
+
+
+def test_without_accelerators_none_is_idle_and_those_that_cannot_be_read_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = Recorded(monkeypatch)
+    recorded.look(times=10)
+    assert recorded.recorder.idle_s(0) == 0.0
+    assert recorded.recorder.idle_s(1) is None
+    foreign = Recorded(monkeypatch, others=1)
+    foreign.look(times=10)
+    assert foreign.recorder.idle_s(0) is None
+    unread = Recorded(monkeypatch)
+    unread.look(None, times=10)
+    assert unread.recorder.idle_s(1) is None

@@ -20,6 +20,7 @@ from stoker.model import (
     Launched,
     StopAsked,
     Unknown,
+    Waste,
 )
 from stoker.testing.sim_data import (
     SPOT_A,
@@ -264,3 +265,23 @@ def test_a_verdict_waits_for_everything_it_rests_on(part: str) -> None:
 
 def test_times_are_the_stores() -> None:
     assert at(1) > at(0)
+
+
+def test_what_led_nowhere_is_kept_as_the_ranks_told_it() -> None:
+    def told(*wastes: Waste | None, beat: Waste | None = None, outcome: str = "interrupted") -> Waste | None:
+        why = "finished" if outcome == "succeeded" else "notice"
+        exits = [None if each is None else make_exit(outcome, why, waste=each) for each in wastes]  # type: ignore[arg-type]
+        last = make_beat(0.0, waste=beat).value if beat else None
+        case = make_case(*exits, beat=last, noticed=outcome != "succeeded")
+        return closing(case, verdict(case)).waste
+
+    one, other = Waste(waited_s=5.0, idle_s=10.0, lost_s=60.0), Waste(waited_s=7.0, idle_s=20.0, lost_s=900.0)
+    assert told(one, other) == Waste(waited_s=7.0, idle_s=15.0, lost_s=60.0), "rank 0 saves"
+    assert told(one, Waste()) == Waste(waited_s=5.0, idle_s=None, lost_s=60.0), "what one cannot read nobody knows"
+    assert told(one, other, outcome="succeeded") == Waste(waited_s=7.0, idle_s=15.0, lost_s=0.0)
+    assert told(None, beat=one) == one, "one that left no exit had told it before"
+    assert told(None) is None
+    absurd = Waste(waited_s=float("nan"), idle_s=-1.0, lost_s=float("inf"))
+    found = told(absurd)
+    assert found is not None and found.waited_s == 0.0 and found.idle_s == 0.0
+    assert found.lost_s is not None and found.lost_s < float("inf")

@@ -25,6 +25,8 @@ _KEPT = ((1, 120), (60, 90), (10, 144))
 # At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.
 _CORE_SHARE = 0.05
 _BYTES_PER_S = 100_000.0
+# An accelerator that does no more than this does nothing.
+_IDLE_SHARE = 0.01
 # Accelerators that NVML does not know.
 _OTHERS = ("accel/accel[0-9]*", "neuron[0-9]*", "hl[0-9]*")
 
@@ -72,6 +74,9 @@ class ActivityRecorder:
         self._worked_s: float | None = None
         self._looked_s = 0.0
         self._step: int | None = None
+        # How long all accelerators were seen idle, and whether they were ever seen.
+        self._idle_s = 0.0
+        self._read = False
 
     def begin(self, *, looking: bool = True) -> None:
         """The training starts now. Looks from here on, unless somebody else does."""
@@ -114,6 +119,15 @@ class ActivityRecorder:
                 devices=devices,
             )
 
+    def idle_s(self, devices: int) -> float | None:
+        """How long all accelerators were known to be idle; None where some of them, or of the `devices` that should be
+        here, cannot be read."""
+        with self._lock:
+            seen = len(self._series[0].newest)
+            if not devices and not seen and not self._others:
+                return 0.0
+            return round(self._idle_s, 3) if self._read and not self._others and seen >= devices else None
+
     def _move(self) -> None:
         with self._lock:
             self._moved_s = self._monotonic()
@@ -135,9 +149,17 @@ class ActivityRecorder:
             elif not self._sees(now):
                 # Nobody knows what they did meanwhile: no window may reach over it.
                 self._add([None] * len(look.gpus))
+            self._note_idle(now, look)
             self._looked_s = now
             self._add(look.gpus)
             self._note_work(now, look)
+
+    def _note_idle(self, now: float, look: Look) -> None:
+        if not look.gpus or None in look.gpus:
+            return
+        self._read = True
+        if self._sees(now) and all(share is not None and share <= _IDLE_SHARE for share in look.gpus):
+            self._idle_s += now - self._looked_s
 
     def _sees(self, now: float) -> bool:
         """Whether the last look is young enough to say something."""

@@ -13,7 +13,7 @@ from stoker.agent.node import utcnow
 from stoker.agent.restore import Restored
 from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
-from stoker.model import Exit, ExitOutcome, ExitWhy
+from stoker.model import Exit, ExitOutcome, ExitWhy, Waste
 
 
 @dataclass
@@ -66,10 +66,12 @@ def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "", 
     return replace(left, evidence=evidence.collect(ended.code, ended.signal, began_s, node_dir, group))
 
 
-def complete(left: Exit, saved: SyncStatus | None, progress: Progress | None, tail: tuple[str, ...]) -> Exit:
+def complete(
+    left: Exit, saved: SyncStatus | None, progress: Progress | None, tail: tuple[str, ...], waste: Waste
+) -> Exit:
     """With what is only known when everything is flushed."""
     if saved is not None:
         left = replace(left, checkpoint=saved.last, commits=saved.commits)
     if progress is not None:
         left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
-    return replace(left, tail=tail)
+    return replace(left, tail=tail, waste=waste)

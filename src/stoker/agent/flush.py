@@ -30,7 +30,17 @@ from stoker.spec import Submission
 _log = logging.getLogger(__name__)
 
 _COPY_S = 10.0
-_INHERITED = ("trained_s", "training_since", "step", "first_step", "restored_from", "checkpoint", "metrics", "image")
+_INHERITED = (
+    "trained_s",
+    "training_since",
+    "step",
+    "first_step",
+    "restored_from",
+    "checkpoint",
+    "metrics",
+    "image",
+    "waste",
+)
 
 
 def flush(node: Node) -> None:
@@ -105,6 +115,7 @@ def _flush(node: Node, notices: Notices) -> None:
         checkpoint=(status.last if status else None) or (before.checkpoint if before else None),
         commits=status.commits if status else 0,
         tail=logs.tail(),
+        waste=before.waste if before else None,
     )
     node.write_exit(left, closing.exit_by_s())
     if copy is not None:

@@ -44,7 +44,7 @@ from stoker.core.policy import DEFAULT as POLICY
 from stoker.errors import StoreError, StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.index import read_submission
-from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
+from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
 from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
@@ -114,6 +114,7 @@ class Life:
         self._signalled = False
         self._runtime_left_s: float | None = None
         self._saves_passed_on = 0
+        self._waited_s = 0.0
 
     # ── The whole ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,6 +208,7 @@ class Life:
         began_s = time.monotonic()
         said = ""
         while True:
+            self._waited_s = time.monotonic() - began_s
             match self.watch.permission():
                 case Go():
                     assert self.watch.state is not None
@@ -396,7 +398,7 @@ class Life:
             self.beat.stop(timeout_s=min(5.0, closing.share_s(0.5)))
         saved = self.sync.status() if self.sync is not None else None
         progress = self.metrics.progress if self.metrics is not None else None
-        left = complete(left, saved, progress, self.logs.tail())
+        left = complete(left, saved, progress, self.logs.tail(), self._waste())
         written = self.node.write_exit(left, closing.exit_by_s())
         if not holding:
             self.enclosure.close()
@@ -504,7 +506,7 @@ class Life:
             changes |= {"step": progress.last_step, "first_step": progress.first_step}
             changes |= {"metrics": progress.values, "trends": progress.trends}
             self.activity.stepped(progress.last_step)
-        changes["activity"] = self.activity.fact()
+        changes |= {"activity": self.activity.fact(), "waste": self._waste()}
         problems = [self.logs.status.error, self.watch.error, self.copy.warning if self.copy else None]
         if self.sync is not None:
             status = self.sync.status()
@@ -516,6 +518,18 @@ class Life:
             problems.append(status.error)
         changes["warnings"] = tuple(dict.fromkeys(problem for problem in problems if problem))
         return replace(beat, **changes)  # type: ignore[arg-type]
+
+    def _waste(self) -> Waste:
+        """What of its time led nowhere, so far."""
+        claim, trained_s = self.watch.claim(), self.training.trained_s
+        last_s = self.sync.status().last_age_s if self.sync is not None else None
+        # A checkpoint that became durable after the end of the training has all of it.
+        since_s = None if last_s is None else max(0.0, last_s - self.training.over_s)
+        return Waste(
+            waited_s=round(self._waited_s, 3),
+            idle_s=self.activity.idle_s(claim.offering.gpus if claim is not None else 0),
+            lost_s=round(trained_s if since_s is None else min(trained_s, since_s), 3),
+        )
 
     def _testify(self) -> bytes:
         members, log = self.enclosure.group.members(), self.paths.train_log

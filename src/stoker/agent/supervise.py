@@ -78,6 +78,11 @@ class Training:
         return (self._ended_s or time.monotonic()) - self._started_s
 
     @property
+    def over_s(self) -> float:
+        """Seconds since its end; 0 as long as there was none."""
+        return 0.0 if self._ended_s is None else time.monotonic() - self._ended_s
+
+    @property
     def running(self) -> bool:
         return self._root is not None and self._ended_s is None
 

@@ -26,6 +26,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "show": "Show one job: attempts, checkpoints, cost.",
         "logs": "Print or follow a job's log.",
         "compare": "Put jobs side by side and draw their curves.",
+        "costs": "Show what jobs cost, saved and wasted.",
         "checkpoints": "List a job's checkpoints.",
         "pull": "Fetch a checkpoint or the outputs as plain files.",
         "explain": "Tell every decision about a job, and its reason.",

@@ -16,7 +16,7 @@ from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.watching import OWN
 from stoker.fold import Claim, JobState
-from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known
+from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known, Waste
 from stoker.rules import Diagnosis, Rule
 from stoker.spec import Spec
 
@@ -94,6 +94,22 @@ class Case:
         return max(keys, default=None)
 
     @property
+    def waste(self) -> Waste | None:
+        """As the ranks told it, each in its exit, or in its last heartbeat where it left none."""
+        told = [(left or beat) for left, beat in zip(self.exits, self.heartbeats, strict=True)]
+        found = [one.waste for one in told if one is not None and one.waste is not None]
+        if not found:
+            return None
+        idle = [span_s(each.idle_s) for each in found if each.idle_s is not None]
+        # Of a gang, rank 0 saves: alone, or together with the others.
+        first = told[0].waste if told[0] is not None else None
+        return Waste(
+            waited_s=max(span_s(each.waited_s) for each in found),
+            idle_s=sum(idle) / len(idle) if len(idle) == len(self.exits) else None,
+            lost_s=None if first is None or first.lost_s is None else span_s(first.lost_s),
+        )
+
+    @property
     def progressed(self) -> bool:
         if self.checkpoint is not None and self.checkpoint != self.restored_from:
             return True
@@ -124,6 +140,9 @@ def judge(case: Case) -> Closed:
 def closing(case: Case, found: Verdict) -> Closed:
     """What the log keeps of a verdict and of the facts it rests on."""
     failure = case.failure or (case.left[0] if case.left else None)
+    waste = case.waste
+    if waste is not None and found.outcome == "succeeded":
+        waste = replace(waste, lost_s=0.0)  # What it trained last is in what it made.
     return Closed(
         claim=case.claim.number,
         outcome=found.outcome,
@@ -138,6 +157,7 @@ def closing(case: Case, found: Verdict) -> Closed:
         at_startup=case.at_startup and (found.outcome == "failed" or found.rule in LOADING),
         exit_code=_status(failure),
         tail=failure.tail if failure is not None and found.outcome != "succeeded" else (),
+        waste=waste,
     )
 
 

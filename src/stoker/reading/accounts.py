@@ -1,0 +1,65 @@
+"""Read what `stoker costs` needs: one list, a record for each job, and what was kept of jobs that were removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from stoker import index, layout, log
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.governor.observe import active_jobs, each_job
+from stoker.index import IndexRecord
+from stoker.spent import Spent, read_spent
+from stoker.store import Store
+from stoker.summary import summarize
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Jobs that are there, and what those spent that are not. `unread` are jobs that make no sense."""
+
+    records: tuple[IndexRecord, ...]
+    removed: tuple[Spent, ...]
+    unread: tuple[str, ...] = ()
+
+
+def read_accounts(store: Store, now: datetime, since: datetime | None = None) -> Accounts:
+    """All that may have cost something since then. Raises StoreUnavailable when the store does not answer."""
+    # Before what is left of the forgotten: one that is forgotten meanwhile is counted by its record.
+    active = set(active_jobs(store))
+    listed = {index.job_of(meta): meta.modified for meta in index.list_index(store)}
+    # The record of an ended job was last written at its end.
+    wanted = [job for job, modified in listed.items() if since is None or job in active or modified >= since]
+    wanted += [job for job in active if job not in listed]
+    unread: list[str] = []
+
+    def read(job: str) -> IndexRecord | None:
+        try:
+            return index.read_index(store, job) or _from_log(store, job, now)
+        except (StoreUnavailable, StoreDenied):
+            raise
+        except StoreError:
+            unread.append(job)
+            return None
+
+    records = tuple(found for found in each_job(read, sorted(wanted), near=store.near) if found is not None)
+    known = {*listed, *(record.state.job for record in records)}
+    spent = read_spent(store, _months(since.date(), now.date()) if since is not None else [layout.SPENT])
+    return Accounts(records, tuple(each for each in spent if each.job not in known), tuple(sorted(unread)))
+
+
+def _from_log(store: Store, job: str, now: datetime) -> IndexRecord | None:
+    """Not indexed yet, or by a Stoker of another time."""
+    state = log.read(store, job)
+    if state is None:
+        return None
+    return IndexRecord(state, summarize(state, index.read_submission(store, state), {}, now))
+
+
+def _months(first: date, last: date) -> list[str]:
+    found = []
+    day = first.replace(day=1)
+    while day <= last:
+        found.append(layout.spent_month(day))
+        day = (day + timedelta(days=31)).replace(day=1)
+    return found
