@@ -1,0 +1,88 @@
+"""A budget of the house, from the first job that spends it to the one that waits, and what `stoker costs` says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import World, until
+
+from stoker import layout
+from stoker.model import Waste
+
+FULL = "rules:\n- {name: money, budget: {dollars: 0.000001, period: month}}\n"
+
+
+def rules(world: World, text: str) -> None:
+    path = world.root / "policy.yaml"
+    path.write_text(text)
+    told = world.cli("policy", "set", str(path))
+    assert told.returncode == 0, told.stderr
+
+
+def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
+    world.script("counter.py")
+    rules(world, FULL)
+    resources = {"local": {"price": 60.0}}
+    first = world.run(params={"steps": 5, "pause": 0.05}, resources=resources, tags={"team": "vision"})
+    assert first.phase == "succeeded", world.story(first.id)
+    assert list(world.store.list(layout.SPENT)), "what it spent is written down"
+    told = world.cli("policy", "test", "--json", str(_job_file(world)))
+    assert told.returncode == 0 and "no new machines until then" in json.loads(told.stdout)["budgets"][0]["reason"]
+
+    second = world.submit(params={"steps": 5, "pause": 0.05}, resources=resources)
+    summary = until(lambda: s if "policy money" in (s := world.summary(second)).reason else None, "it waits")
+    assert (summary.phase, summary.attempts) == ("queued", ()), world.story(second)
+    explained = world.cli("explain", second).stdout
+    assert "policy money" in explained and "a month are spent" in explained and "UTC" in explained
+
+    # The first is removed: its money is spent all the same.
+    assert world.cli("rm", "--yes", first.id).returncode == 0
+    costs = json.loads(world.cli("costs", "--by", "team", "--json").stdout)
+    assert [row["name"] for row in costs["rows"]] == ["vision"]
+    assert costs["total"]["spent"] == pytest.approx(first.cost, abs=1e-5)
+
+    rules(world, FULL.replace("0.000001", "1000"))
+    summary = world.ended(second)
+    assert summary.phase == "succeeded", world.story(second)
+
+
+def test_a_submission_is_refused_or_told_that_it_will_wait(world: World) -> None:
+    world.script("counter.py")
+    flags = ("--yes", "--set", "resources.local.price=60", "--set", "params.steps=3")
+    assert world.cli("run", *flags, "--", "python", "train.py").returncode == 0
+    rules(world, FULL.replace("}}", "}, then: refuse}"))
+    refused = world.cli("run", *flags, "--", "python", "train.py")
+    assert refused.returncode == 2
+    assert refused.stderr.strip().splitlines()[-1].startswith("stoker: policy money: $")
+    rules(world, FULL.replace("}}", "}, then: warn}"))
+    ran = world.cli("run", *flags, "--", "python", "train.py")
+    assert ran.returncode == 0 and "policy money: $" in ran.stderr
+
+
+def test_an_attempt_tells_what_it_lost(world: World) -> None:
+    """Killed in the middle: what was trained since the last checkpoint is lost, and the log has it."""
+    world.script("counter.py")
+    job = world.submit(params={"steps": 60, "pause": 0.05}, resources={"local": {"price": 60.0}, "spot": True})
+    world.training(job, step=3)
+    world.interrupt(job, grace_s=20)
+    summary = world.ended(job)
+    assert summary.phase == "succeeded", world.story(job)
+    closes = [claim.closed for claim in world.state(job).attempts]
+    assert len(closes) == 2 and all(each is not None and isinstance(each.waste, Waste) for each in closes)
+    first, last = (each.waste for each in closes if each is not None)
+    assert first is not None and last is not None
+    assert first.lost_s is not None and first.lost_s <= closes[0].trained_s  # type: ignore[union-attr]
+    assert (last.lost_s, last.idle_s) == (0.0, 0.0) or last.idle_s is None
+    costs = json.loads(world.cli("costs", "--by", "job", "--json").stdout)
+    (row,) = costs["rows"]
+    assert row["spent"] == pytest.approx(summary.cost, rel=1e-3)
+    assert row["startup"] > 0 and row["startup"] + row["lost"] + row["waiting"] <= row["spent"]
+    assert row["saved_share"] == pytest.approx(summary.saved_share, rel=1e-3)
+
+
+def _job_file(world: World) -> Path:
+    path = world.code / "stoker.yaml"
+    path.write_text("run: python train.py\n")
+    return path
