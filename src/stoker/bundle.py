@@ -55,6 +55,7 @@ _CLIENT_ONLY = (
     "choosing.py",
     "cli/",
     "client.py",
+    "deploying/",
     "finding.py",
     "gathering.py",
     "git.py",
@@ -148,7 +149,7 @@ def build(tag: str, *, offline: bool = False) -> Built:
 
     Touches no store. Raises NotServed when obstore cannot be had for that Python.
     """
-    files = _stoker_files() | _module_files("nvidia-ml-py", ("pynvml.py",)) | _obstore_files(tag, offline)
+    files = _stoker_files() | _module_files("nvidia-ml-py", ("pynvml.py",)) | obstore_files(tag, offline)
     files["__main__.py"] = _MAIN
     signature = hashlib.sha256()
     for name, data in sorted(files.items()):
@@ -197,7 +198,8 @@ def _module_files(distribution: str, names: tuple[str, ...]) -> dict[str, bytes]
     return {name: Path(str(installed.locate_file(name))).read_bytes() for name in names}
 
 
-def _obstore_files(tag: str, offline: bool) -> dict[str, bytes]:
+def obstore_files(tag: str, offline: bool) -> dict[str, bytes]:
+    """obstore for one tag, from this computer or the package index. Raises NotServed when it cannot be had."""
     installed = metadata.distribution("obstore")
     if _serves(_wheel_tags(installed.read_text("WHEEL") or ""), tag):
         named = [file for file in installed.files or () if _is_wanted(file.as_posix())]

@@ -26,7 +26,7 @@ from stoker.errors import NotFound, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
 from stoker.gathering import taken_over
-from stoker.governor.background import carry_on
+from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
@@ -97,6 +97,8 @@ def submit(job: AnyJob, *, store: str | Store | None = None, sets: Sequence[str]
         submitted = send(prepared, opened)
     if detach:
         carry_on(opened, [submitted])
+    else:
+        call_deployed(opened, [submitted])
     return submitted
 
 
@@ -165,6 +167,8 @@ def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (
         submitted = send(prepared, opened)
     if detach:
         carry_on(opened, [submitted])
+    else:
+        call_deployed(opened, [submitted])
     return submitted
 
 

@@ -25,6 +25,7 @@
     foreign/index/sagemaker/<region>.json             derived, by governors
     probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock
+    deployed/<cloud>.json  deployed/<digest>.zip      whoever deploys a governor: where it is, and what it runs
 
 A boot is one start of an agent on one instance: `<instance>.<n>`. The instance is part of it so that an agent that
 nobody named in the log can never overwrite the facts of the one that was.
@@ -41,6 +42,7 @@ WORK = "work/"
 ACTIVE = "active/"
 INDEX = "index/"
 GOVERNORS = "governors/"
+DEPLOYED = "deployed/"
 CODE = "code/"
 BUNDLES = "bundles/"
 TOOLS = "tools/"
@@ -171,6 +173,16 @@ def foreign_index(region: str) -> str:
 
 def governor(name: str) -> str:
     return f"governors/{name}.json"
+
+
+def deployed(cloud: str) -> str:
+    """That a governor is deployed there, and how it is woken."""
+    return f"{DEPLOYED}{cloud}.json"
+
+
+def deployed_package(digest: str) -> str:
+    """What a deployed governor runs."""
+    return f"{DEPLOYED}{digest}.zip"
 
 
 def probe(name: str) -> str:

@@ -151,7 +151,7 @@ def test_the_same_sources_give_the_same_bytes(home: Path) -> None:
 
 
 def test_another_source_is_another_bundle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "_obstore_files", lambda tag, offline: {})
+    monkeypatch.setattr(bundle, "obstore_files", lambda tag, offline: {})
     before = build(HERE)
     monkeypatch.setattr(bundle, "_MAIN", b"# changed")
     after = build(HERE)

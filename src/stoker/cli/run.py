@@ -91,6 +91,7 @@ def command(
         click.echo(job)
         return 0
     say(f"  job {click.style(job, bold=True)}")
+    _call_deployed(store, job)
     return follow_governing(store, job, paid=paid, as_json=as_json)
 
 
@@ -286,12 +287,28 @@ def _hanging_up() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _call_deployed(store: Store, job: str) -> None:
+    """This process governs; should it end, somebody else knows of the job already."""
+    from stoker.governor.background import call_deployed
+
+    problem = call_deployed(store, [job]).problem
+    if problem is not None:
+        say(problem)
+
+
 def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None:
     from stoker.governor.background import carry_on
 
-    carry_on(store, [job])
-    if paid and not silent:
-        say("its governor runs on this computer: while that is off, nobody replaces a reclaimed machine")
+    governed = carry_on(store, [job])
+    if not paid or silent:
+        return
+    if governed.by is not None:
+        say(f"governed by {governed.by}")
+        return
+    if governed.problem is not None:
+        say(governed.problem)
+    what = "its governor runs on this computer: while that is off, nobody replaces a reclaimed machine"
+    say(what if governed.problem else f"{what}; `stoker deploy` puts one into the cloud")
 
 
 def _wait_until_retired(store: Store, job: str) -> None:

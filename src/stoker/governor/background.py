@@ -15,14 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker import layout
+from stoker import log
 from stoker.errors import StokerError, StoreDenied
 from stoker.governor.govern import Governor, Pass
-from stoker.governor.observe import active_jobs
+from stoker.governor.observe import is_idle
 from stoker.home import home, make_home
+from stoker.index import read_submission
+from stoker.providers import registry
 from stoker.store import Store, open_store
 
 # What an earlier governor said is kept up to this size.
@@ -50,7 +53,7 @@ def ensure_governor(store_url: str) -> bool:
 
     Call it after the job is marked active. Raises StokerError when none can be started.
     """
-    lock, log = files_for(store_url)
+    lock, output = files_for(store_url)
     try:
         make_home()
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +61,7 @@ def ensure_governor(store_url: str) -> bool:
         try:
             if not _take(handle):
                 return False
-            _spawn(store_url, lock, handle, log)
+            _spawn(store_url, lock, handle, output)
             return True
         finally:
             os.close(handle)
@@ -68,13 +71,49 @@ def ensure_governor(store_url: str) -> bool:
         ) from None
 
 
-def carry_on(store: Store, jobs: Iterable[str]) -> None:
-    """After a person's command: act on it at once, and see to it that somebody governs from here on."""
+@dataclass(frozen=True)
+class Governed:
+    """Who governs from here on: the deployed governor `by`, else one on this computer. `problem`: why not that one."""
+
+    by: str | None = None
+    problem: str | None = None
+
+
+def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
+    """After a person's command: act on it at once, and see to it that somebody governs from here on.
+
+    A governor that is deployed does it, where there is one that can reach the jobs' machines.
+    """
+    named = list(jobs)
+    governed = call_deployed(store, named)
+    if governed.by is not None and not any(_runs_here(store, job) for job in named):
+        return governed
     try:
-        Governor(store).run_pass(only=set(jobs))
+        Governor(store).run_pass(only=set(named))
     except StokerError:
         pass  # The background governor tries again for as long as it takes.
     ensure_governor(store.url)
+    return Governed(problem=governed.problem)
+
+
+def call_deployed(store: Store, jobs: Iterable[str]) -> Governed:
+    """Wake the governor that is deployed for this store, if one is. Never raises: others may govern as well."""
+    from stoker.deploying import record
+
+    try:
+        found = record.wake(store, jobs)
+    except StokerError as error:
+        return Governed(problem=str(error))
+    return Governed() if found is None else Governed(by=f"{found.name} in {found.region}")
+
+
+def _runs_here(store: Store, job: str) -> bool:
+    """Whether only a governor on this computer can see to the job's machines; also where nobody can tell."""
+    try:
+        state = log.read(store, job)
+        return state is None or registry.capabilities(read_submission(store, state).spec.resources.provider).here
+    except StokerError:
+        return True
 
 
 def _take(handle: int) -> bool:
@@ -85,9 +124,9 @@ def _take(handle: int) -> bool:
     return True
 
 
-def _spawn(store_url: str, lock: Path, handle: int, log: Path) -> None:
-    mode = "ab" if log.exists() and log.stat().st_size < _LOG_BYTES else "wb"
-    with log.open(mode) as output:
+def _spawn(store_url: str, lock: Path, handle: int, said: Path) -> None:
+    mode = "ab" if said.exists() and said.stat().st_size < _LOG_BYTES else "wb"
+    with said.open(mode) as output:
         subprocess.Popen(
             [sys.executable, "-m", "stoker.governor.background", store_url, str(lock), str(handle)],
             stdin=subprocess.DEVNULL,
@@ -152,9 +191,8 @@ def _check_home(lock: Path, handle: int) -> None:
 
 
 def _idle(store: Store) -> bool:
-    """No marker belongs to a job with a log. One without is a submission that failed, or that calls for us yet."""
     try:
-        return not any(store.head(layout.log_entry(job, 1)) is not None for job in active_jobs(store))
+        return is_idle(store)
     except StokerError:
         return False
 

@@ -117,6 +117,12 @@ def active_jobs(store: Store) -> dict[str, tuple[int, ...]]:
     return {job: tuple(sorted(markers)) for job, markers in found.items()}
 
 
+def is_idle(store: Store) -> bool:
+    """No marker belongs to a job with a log. One without is a submission that failed, or whose submitter has yet to
+    call a governor. Raises StoreError."""
+    return not any(store.head(layout.log_entry(job, 1)) is not None for job in active_jobs(store))
+
+
 def known_places(store: Store) -> set[Place]:
     """Everywhere that machines of this store were ever launched."""
     found = (meta.key.removeprefix(layout.PLACES).partition("/") for meta in store.list(layout.PLACES))

@@ -32,6 +32,7 @@ __all__ = [
     "Placed",
     "Provider",
     "Reachable",
+    "Recognises",
     "Rehearses",
     "Request",
     "Speaks",
@@ -178,6 +179,14 @@ class TellsWhyGone(Protocol):
 
     def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
         """None where the cloud does not tell, or somebody asked for its end."""
+
+
+@runtime_checkable
+class Recognises(Protocol):
+    """A provider that can tell whose a machine is."""
+
+    def job_of(self, instance: str, region: str | None = None) -> str | None:
+        """The job whose machine this is, while its cloud still knows; None for what is not this store's."""
 
 
 @runtime_checkable

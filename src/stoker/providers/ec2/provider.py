@@ -280,6 +280,15 @@ class Ec2Provider:
                 return Gone(reclaimed=False, reason=first_line(message or code))
         return None
 
+    def job_of(self, instance: str, region: str | None = None) -> str | None:
+        """By its tags, which EC2 remembers for about an hour after a machine's end."""
+        ec2 = self._clients.get("ec2", region)
+        for each in self._described(ec2, [{"Name": "instance-id", "Values": [instance]}]):
+            found = self._instance(each, region)
+            if found is not None:
+                return found.job
+        return None
+
     def console(self, instance: str, region: str | None = None) -> str | None:
         """What the machine's console showed. EC2 keeps it for an hour after the machine's end."""
         ec2 = self._clients.get("ec2", region)

@@ -1,0 +1,144 @@
+"""`stoker deploy`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.options import json_option, opened_store, store_option, yes_option
+
+if TYPE_CHECKING:
+    from stoker.deploying.package import Package
+    from stoker.store import Store
+
+
+@click.group("deploy")
+def command() -> None:
+    """A governor in a cloud, without a machine: woken by events, and once a minute while a job is active."""
+
+
+def _common(function: Any) -> Any:
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Print everything that would be made or removed; ask nobody."),
+        click.option("--remove", is_flag=True, help="Remove it with all that belongs to it."),
+        yes_option,
+        json_option,
+        store_option,
+    ):
+        function = option(function)
+    return function
+
+
+@command.command()
+@click.option("--region", metavar="REGION", help="Where it runs: the bucket's region, which is also the default.")
+@click.option(
+    "--events-from",
+    "elsewhere",
+    metavar="REGION",
+    multiple=True,
+    help="Another region in which jobs have machines, whose events are passed on.",
+)
+@_common
+def aws(region: str | None, elsewhere: tuple[str, ...], dry_run: bool, remove: bool, yes: bool, as_json: bool) -> None:
+    """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
+    from stoker.cli.printing import say
+    from stoker.deploying import aws as deploying
+    from stoker.deploying import package, record
+    from stoker.submitting import submitter
+
+    store = opened_store()
+    where = _region(store, region, offline=dry_run)
+    if remove:
+        there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
+        others = tuple(dict.fromkeys((*elsewhere, *(there.elsewhere if there else ()))))
+        name = record.deployment_name(store.url)
+        if dry_run:
+            for each in (where, *others):
+                click.echo(f"cloudformation DeleteStack {name} in {each}, with all of its resources")
+            click.echo(f"cloudwatch DeleteAlarms that report to {name}-alarms in {where}")
+            click.echo(f"logs DeleteLogGroup /aws/lambda/{name} in {where}")
+            click.echo(f"s3 DeleteObject {store.url}/deployed/*")
+            return
+        _agree(f"Remove {name} from {where}?", yes=yes)
+        deploying.remove(store, where, others, say)
+        say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
+        return
+    built = package.for_lambda(offline=dry_run)
+    planned = deploying.planned(store, built, where, elsewhere)
+    if dry_run:
+        _print_requests(list(deploying.requests(planned, built)), as_json=as_json)
+        return
+    _tell_lacking(built)
+    _agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
+    deployed = deploying.deploy(store, planned, built, submitter(), say)
+    _told(deployed, as_json=as_json)
+
+
+def _region(store: Store, named: str | None, *, offline: bool) -> str:
+    """The bucket's region: Lambda takes what it runs from a bucket of its own region, and from no other."""
+    import os
+
+    from stoker.errors import UserError
+    from stoker.providers import registry
+    from stoker.stores.s3 import bucket_region
+
+    registry.check_store("ec2", store.url)
+    told = named or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not offline:
+        there = bucket_region(store.url.removeprefix("s3://").partition("/")[0])
+        if named and there and there != named:
+            raise UserError(f"--region {named}: the bucket is in {there}, and Lambda runs nothing from elsewhere")
+        told = there or told
+    if not told:
+        raise UserError("--region: is not known; give it, or set AWS_REGION")
+    return told
+
+
+def _tell_lacking(built: Package) -> None:
+    for line in built.lacking:
+        click.secho(line, fg="yellow", err=True)
+
+
+def _agree(question: str, *, yes: bool) -> None:
+    from stoker.cli.printing import say
+    from stoker.errors import UserError
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError("this changes your cloud account and there is no terminal to ask on; -y agrees to it")
+    if not click.confirm(question, err=True):
+        say("nothing was done")
+        raise click.exceptions.Exit(130)
+
+
+def _print_requests(requests: list[Any], *, as_json: bool) -> None:
+    """Every request, in order; a template as the tree it is."""
+    import json
+
+    from stoker.cli.printing import print_json, whole
+
+    told = [whole(each) for each in requests]
+    for each in told:
+        body = each.get("params", {}).get("TemplateBody")
+        if body:
+            each["params"]["TemplateBody"] = json.loads(body)
+    if as_json:
+        print_json(told)
+        return
+    for each in told:
+        what = each["operation"] if "operation" in each else f"{each['method']} {each['path']}"
+        click.secho(f"{each['service']} {what}", bold=True)
+        print_json(each.get("params", each.get("body")))
+
+
+def _told(deployed: Any, *, as_json: bool) -> None:
+    from stoker.cli.printing import print_json, say, whole
+
+    if as_json:
+        print_json(whole(deployed))
+        return
+    say(f"{deployed.name} governs from now on, in {deployed.region}: woken by events, and once a minute while a job is")
+    say("active. At rest it costs nothing. `stoker deploy … --remove` takes it away")

@@ -1,0 +1,9 @@
+"""A governor deployed to a cloud, as functions that events call: how it is made, found, woken and removed.
+
+package.py    what a cloud is given to run
+record.py     the store's word that there is one, and how it is woken
+template.py   AWS: the CloudFormation template, pure
+aws.py        AWS: makes and removes the stack
+project.py    Google Cloud: every request that makes and removes it, pure
+gcp.py        Google Cloud: sends them
+"""

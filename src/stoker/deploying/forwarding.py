@@ -1,0 +1,49 @@
+"""Events of other regions: EC2 tells of its machines in their own region, so rules there pass it on to the governor's.
+
+A second template, one stack for each such region. What is passed on arrives as it was, with the region it is from, and
+meets the governor's own rules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.deploying.template import patterns
+
+
+def template(name: str, store: str, home: str) -> dict[str, Any]:
+    """The stack for a region that is not the governor's. `home` is the region of the governor."""
+    bus = {"Fn::Sub": f"arn:${{AWS::Partition}}:events:{home}:${{AWS::AccountId}}:event-bus/default"}
+    trust = {"Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    send = {"Effect": "Allow", "Action": "events:PutEvents", "Resource": bus}
+    rules = {
+        kind: {
+            "Type": "AWS::Events::Rule",
+            "Properties": {
+                "Name": f"{name}-{kind.lower()}",
+                "Description": f"For the governor of {store}, in {home}"[:512],
+                "EventPattern": pattern,
+                "Targets": [{"Id": "governor", "Arn": bus, "RoleArn": {"Fn::GetAtt": ["Role", "Arn"]}}],
+            },
+        }
+        for kind, pattern in patterns().items()
+    }
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"Events for the governor of the Stoker store {store}, in {home}"[:1024],
+        "Resources": {
+            "Role": {
+                "Type": "AWS::IAM::Role",
+                "Properties": {
+                    "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
+                    "Policies": [
+                        {
+                            "PolicyName": "forward",
+                            "PolicyDocument": {"Version": "2012-10-17", "Statement": [send]},
+                        }
+                    ],
+                },
+            },
+            **rules,
+        },
+    }

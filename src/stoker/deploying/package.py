@@ -1,0 +1,135 @@
+"""What a cloud is given to run: this very Stoker, without what only people and machines need, and what it imports.
+
+    Lambda            stoker/, obstore for its processor, Apprise and what that needs; boto3 is Lambda's own
+    Cloud Run         stoker/, main.py, and requirements.txt with the versions that are installed here
+
+The same sources give the same bytes, so their digest tells whether anything is to be deployed anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import stoker
+from stoker.bundle import obstore_files
+
+# Lambda's processors by the names that Python has for this computer's. Where this computer has neither, it gets the
+# one whose packages everybody has.
+_PROCESSORS = {"x86_64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
+_USUAL = "x86_64"
+# obstore's wheel for this one serves every newer Python.
+_PYTHON = "cp311"
+
+# Of this package, what no governor imports.
+_NOT_GOVERNING = ("testing/", "web/", "cli/", "sagemaker/", "deploying/")
+_NOTIFYING = (
+    "apprise",
+    "requests",
+    "requests-oauthlib",
+    "oauthlib",
+    "urllib3",
+    "idna",
+    "certifi",
+    "charset-normalizer",
+    "Markdown",
+)
+# The policy is written in it.
+_ALWAYS = ("PyYAML",)
+_GOOGLE = ("obstore", "PyYAML", "httpx", "google-auth")
+_NEVER = ("/i18n/", "/tests/", "__pycache__")
+# Zip files know no time before this.
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+_MAIN = b'''"""The governor of a Stoker store, as a Cloud Run function."""
+
+from stoker.governor.serverless.gcp import on_event, wake
+
+__all__ = ["on_event", "wake"]
+'''
+
+
+@dataclass(frozen=True)
+class Package:
+    """A zip. `digest` is its SHA-256; `lacking` says what could not be put in, a line each."""
+
+    data: bytes
+    processor: str
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def processor() -> str:
+    """The processor that the package is for: this computer's, whose obstore is at hand."""
+    return _PROCESSORS.get(platform.machine(), _USUAL)
+
+
+def for_lambda(*, offline: bool = False) -> Package:
+    """What Lambda runs. Raises NotServed where obstore cannot be had for its processor."""
+    arch = processor()
+    files = _stoker_files() | obstore_files(f"{_PYTHON}-{arch}", offline)
+    lacking = []
+    for name in (*_ALWAYS, *_NOTIFYING):
+        try:
+            files |= _pure(name)
+        except metadata.PackageNotFoundError:
+            lacking.append(name)
+    told = ("notifications by Apprise: not installed here; pip install 'stoker[notify]'",) if lacking else ()
+    return Package(_zipped(files), arch, told)
+
+
+def for_cloud_run() -> Package:
+    """What Cloud Run builds a function of."""
+    files = _stoker_files()
+    files["main.py"] = _MAIN
+    lacking = []
+    wanted = ["functions-framework>=3.8,<4"]
+    for name in (*_GOOGLE, "apprise"):
+        try:
+            wanted.append(f"{name}=={metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            lacking.append(name)
+    files["requirements.txt"] = "".join(f"{line}\n" for line in wanted).encode()
+    told = ("notifications by Apprise: not installed here; pip install 'stoker[notify]'",) if lacking else ()
+    return Package(_zipped(files), "any", told)
+
+
+def _stoker_files() -> dict[str, bytes]:
+    root = Path(stoker.__file__).parent
+    found: dict[str, bytes] = {}
+    for path in root.rglob("*"):
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and not name.startswith(_NOT_GOVERNING) and "__pycache__" not in name:
+            found[f"stoker/{name}"] = path.read_bytes()
+    return found
+
+
+def _pure(distribution: str) -> dict[str, bytes]:
+    """An installed package without what is compiled for this computer's Python: each of these does without."""
+    found: dict[str, bytes] = {}
+    for file in metadata.distribution(distribution).files or ():
+        name = file.as_posix()
+        wanted = name.endswith((".py", ".pem", "/METADATA")) or "licen" in name.lower()
+        if wanted and not name.startswith("..") and not any(part in name for part in _NEVER):
+            found[name] = Path(str(file.locate())).read_bytes()
+    return found
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _DATE)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return buffer.getvalue()

@@ -1,0 +1,245 @@
+"""The CloudFormation template of a governor on AWS. Pure: the same plan gives the same template.
+
+One Lambda function; EventBridge calls it for what happens to machines and training jobs, and once a minute while a job
+is active; CloudWatch's alarms call it through an SNS topic. What it may do is the governor's policy of `stoker iam`,
+and to switch its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.governor.serverless import events
+from stoker.governor.serverless.aws import RULE, STORE, TOPIC
+
+RUNTIME = "python3.13"
+HANDLER = "stoker.governor.serverless.aws.handler"
+# A whole processor's worth of a second is cheap; a pass over a thousand jobs has to fit in.
+_MEMORY_MB = 1024
+_TIMEOUT_S = 300
+_LOGS_DAYS = 14
+# What is older is of no use: ticks have come since.
+_EVENT_AGE_S = 300
+_RETRIES = 2
+# States of a machine that end something. That it starts to boot is no news.
+_ENDING = ("stopping", "stopped", "shutting-down", "terminated")
+_TICK = "rate(1 minute)"
+_RULES = "arn:${AWS::Partition}:events:${AWS::Region}:${AWS::AccountId}:rule"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a template is made of."""
+
+    name: str
+    store: str
+    bucket: str
+    key: str
+    processor: str
+    # What the governor may do: statements of a policy.
+    statements: tuple[Mapping[str, Any], ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def patterns() -> dict[str, dict[str, Any]]:
+    """What of EventBridge's calls the function, by the name of the rule."""
+    return {
+        "Notices": {"source": ["aws.ec2"], "detail-type": list(events.NOTICES)},
+        "States": {"source": ["aws.ec2"], "detail-type": [events.STATES], "detail": {"state": list(_ENDING)}},
+        "Training": {"source": ["aws.sagemaker"], "detail-type": [events.TRAINING]},
+    }
+
+
+def tick_name(name: str) -> str:
+    return f"{name}-tick"
+
+
+def template(plan: Plan) -> dict[str, Any]:
+    """The whole stack."""
+    rules = {
+        kind: {
+            "Type": "AWS::Events::Rule",
+            "Properties": {
+                "Name": f"{plan.name}-{kind.lower()}",
+                "Description": f"Wakes the governor of {plan.store}"[:512],
+                "EventPattern": pattern,
+                "Targets": [_target()],
+            },
+        }
+        for kind, pattern in patterns().items()
+    }
+    rules["Tick"] = {
+        "Type": "AWS::Events::Rule",
+        "Properties": {
+            "Name": tick_name(plan.name),
+            "Description": f"Once a minute while {plan.store} has an active job; the governor switches it"[:512],
+            "ScheduleExpression": _TICK,
+            # The first job switches it on.
+            "State": "DISABLED",
+            "Targets": [_target()],
+        },
+    }
+    calls = {f"{kind}Calls": _permission("events.amazonaws.com", kind) for kind in rules}
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"The governor of the Stoker store {plan.store}"[:1024],
+        "Resources": {
+            "Logs": _logs(plan),
+            "Role": _role(plan),
+            "Function": _function(plan),
+            "Retries": _retries(),
+            **rules,
+            **calls,
+            **_alarms(plan),
+        },
+        "Outputs": {
+            "Function": {"Value": {"Ref": "Function"}},
+            "Tick": {"Value": {"Ref": "Tick"}},
+            "Alarms": {"Value": {"Ref": "Alarms"}},
+            "Role": {"Value": {"Fn::GetAtt": ["Role", "Arn"]}},
+        },
+    }
+
+
+def _function(plan: Plan) -> dict[str, Any]:
+    environ = {
+        **plan.environ,
+        STORE: plan.store,
+        RULE: tick_name(plan.name),
+        TOPIC: {"Ref": "Alarms"},
+        # The only place where a function may write.
+        "STOKER_HOME": "/tmp/stoker",
+    }
+    return {
+        "Type": "AWS::Lambda::Function",
+        # Its log must be there before it writes, or Lambda makes one that is kept for ever.
+        "DependsOn": ["Logs"],
+        "Properties": {
+            "FunctionName": plan.name,
+            "Description": f"The governor of {plan.store}"[:256],
+            "Runtime": RUNTIME,
+            "Architectures": [plan.processor],
+            "Handler": HANDLER,
+            "Code": {"S3Bucket": plan.bucket, "S3Key": plan.key},
+            "Role": {"Fn::GetAtt": ["Role", "Arn"]},
+            "MemorySize": _MEMORY_MB,
+            "Timeout": _TIMEOUT_S,
+            "Environment": {"Variables": environ},
+        },
+    }
+
+
+def _role(plan: Plan) -> dict[str, Any]:
+    own = [
+        {
+            "Sid": "WriteLog",
+            "Effect": "Allow",
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+            "Resource": {"Fn::GetAtt": ["Logs", "Arn"]},
+        },
+        {
+            "Sid": "SwitchClock",
+            "Effect": "Allow",
+            "Action": ["events:EnableRule", "events:DisableRule"],
+            # By its name: the rule itself names the function, which needs this role.
+            "Resource": {"Fn::Sub": f"{_RULES}/{tick_name(plan.name)}"},
+        },
+    ]
+    return {
+        "Type": "AWS::IAM::Role",
+        "Properties": {
+            "Description": f"The governor of {plan.store}"[:1000],
+            "AssumeRolePolicyDocument": _document(
+                [
+                    {
+                        "Effect": "Allow",
+                        "Principal": {"Service": "lambda.amazonaws.com"},
+                        "Action": "sts:AssumeRole",
+                    }
+                ]
+            ),
+            "Policies": [
+                {"PolicyName": "governor", "PolicyDocument": _document([dict(each) for each in plan.statements])},
+                {"PolicyName": "itself", "PolicyDocument": _document(own)},
+            ],
+        },
+    }
+
+
+def _logs(plan: Plan) -> dict[str, Any]:
+    return {
+        "Type": "AWS::Logs::LogGroup",
+        "DeletionPolicy": "Delete",
+        "UpdateReplacePolicy": "Delete",
+        "Properties": {"LogGroupName": f"/aws/lambda/{plan.name}", "RetentionInDays": _LOGS_DAYS},
+    }
+
+
+def _retries() -> dict[str, Any]:
+    """An event that fails because the store does not answer is tried again, but not for hours."""
+    return {
+        "Type": "AWS::Lambda::EventInvokeConfig",
+        "Properties": {
+            "FunctionName": {"Ref": "Function"},
+            "Qualifier": "$LATEST",
+            "MaximumEventAgeInSeconds": _EVENT_AGE_S,
+            "MaximumRetryAttempts": _RETRIES,
+        },
+    }
+
+
+def _alarms(plan: Plan) -> dict[str, Any]:
+    """Where alarms about training jobs go. Only CloudWatch, and only for this account, may write there."""
+    publish = {
+        "Effect": "Allow",
+        "Principal": {"Service": "cloudwatch.amazonaws.com"},
+        "Action": "sns:Publish",
+        "Resource": {"Ref": "Alarms"},
+        "Condition": {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}},
+    }
+    return {
+        "Alarms": {"Type": "AWS::SNS::Topic", "Properties": {"TopicName": f"{plan.name}-alarms"}},
+        "AlarmsFrom": {
+            "Type": "AWS::SNS::TopicPolicy",
+            "Properties": {"Topics": [{"Ref": "Alarms"}], "PolicyDocument": _document([publish])},
+        },
+        "AlarmsTo": {
+            "Type": "AWS::SNS::Subscription",
+            "Properties": {
+                "TopicArn": {"Ref": "Alarms"},
+                "Protocol": "lambda",
+                "Endpoint": {"Fn::GetAtt": ["Function", "Arn"]},
+            },
+        },
+        "AlarmsCall": {
+            "Type": "AWS::Lambda::Permission",
+            "Properties": {
+                "Action": "lambda:InvokeFunction",
+                "FunctionName": {"Ref": "Function"},
+                "Principal": "sns.amazonaws.com",
+                "SourceArn": {"Ref": "Alarms"},
+            },
+        },
+    }
+
+
+def _permission(service: str, rule: str) -> dict[str, Any]:
+    return {
+        "Type": "AWS::Lambda::Permission",
+        "Properties": {
+            "Action": "lambda:InvokeFunction",
+            "FunctionName": {"Ref": "Function"},
+            "Principal": service,
+            "SourceArn": {"Fn::GetAtt": [rule, "Arn"]},
+        },
+    }
+
+
+def _target() -> dict[str, Any]:
+    return {"Id": "governor", "Arn": {"Fn::GetAtt": ["Function", "Arn"]}}
+
+
+def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}

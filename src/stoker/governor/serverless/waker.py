@@ -1,0 +1,161 @@
+"""The governor behind a function that events call: kept between calls, and the same as everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from stoker import facts, log
+from stoker.errors import ProviderError, StokerError
+from stoker.governor.fleet import Fleet
+from stoker.governor.govern import Governor, Pass
+from stoker.governor.foreign import Looked
+from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
+from stoker.governor.serverless.foreign import Foreign
+from stoker.governor.serverless.schedule import Schedule, Switch
+from stoker.model import Known
+from stoker.providers.base import Recognises
+from stoker.store import Store
+
+_log = logging.getLogger("stoker")
+
+# A warning comes to us and to the machine's agent at about the same time, and only what the agent says counts. It looks
+# every two seconds.
+_HEARD_WITHIN_S = 8.0
+_LISTEN_S = 0.5
+
+
+@dataclass
+class Done:
+    """What came of a call, for the function's log and its answer."""
+
+    jobs: list[str] = field(default_factory=list)
+    active: int | None = None
+    actions: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+
+
+class Waker:
+    """One store's governor, woken by events. Warm calls find its clients and all that it remembers."""
+
+    def __init__(
+        self,
+        store: Store,
+        schedule: Schedule,
+        *,
+        name: str,
+        fleet: Fleet | None = None,
+        foreign: Foreign | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.store = store
+        self.governor = Governor(store, fleet, name=name)
+        self.switch = Switch(store, schedule)
+        self.foreign = foreign or Foreign(store)
+        self._sleep = sleep
+
+    def handle(self, woken: Iterable[Woken]) -> Done:
+        """Look at what these are about, each job once. Raises StoreError when the store does not answer: whoever called
+        calls again. Everything else that goes wrong is told, and left to the next tick."""
+        events = list(dict.fromkeys(woken))
+        done = Done(ignored=[each.why for each in events if isinstance(each, Nothing)])
+        jobs = self._jobs(events, done)
+        if Tick() in events:
+            self._tick(done)
+        elif jobs:
+            self._look(jobs, new=any(isinstance(each, JobWake) for each in events), done=done)
+        for each in events:
+            if isinstance(each, TrainingWake):
+                self._take(self.foreign.wake(each), done)
+        return done
+
+    def _jobs(self, events: list[Woken], done: Done) -> set[str]:
+        """The jobs that these events are about, once their agents have said what they know."""
+        jobs = {each.job for each in events if isinstance(each, JobWake)}
+        for each in events:
+            if not isinstance(each, MachineWake):
+                continue
+            job = self._job_of(each, done)
+            if job is not None:
+                jobs.add(job)
+                if each.warned:
+                    self._listen(job, each.instance)
+        return jobs
+
+    def _job_of(self, wake: MachineWake, done: Done) -> str | None:
+        try:
+            provider = self.governor.fleet.provider(wake.provider)
+            found = provider.job_of(wake.instance, wake.region) if isinstance(provider, Recognises) else None
+        except StokerError as error:
+            done.problems[wake.instance] = str(error)
+            return None
+        if found is None:
+            done.ignored.append(f"{wake.instance} is no machine of this store")
+        return found
+
+    def _listen(self, job: str, instance: str) -> None:
+        """Until the machine's agent has passed the warning on; not for ever, for it may be the one that is ill."""
+        waited_s = 0.0
+        while not self._has_spoken(job, instance) and waited_s < _HEARD_WITHIN_S:
+            self._sleep(_LISTEN_S)
+            waited_s += _LISTEN_S
+
+    def _has_spoken(self, job: str, instance: str) -> bool:
+        state = log.read(self.store, job, self.governor.memory.states.get(job))
+        claims = state.open_claims if state is not None else ()
+        claim = next((c for c in claims if any(n.instance == instance for n in c.launched or ())), None)
+        if claim is None:
+            return True  # It is over with this machine: nothing will be said.
+        told = facts.read_claim(self.store, job, claim)
+        node = next((each for each in told if each.instance == instance), None)
+        return node is None or any(
+            isinstance(part, Known) and part.value is not None for part in (node.notice, node.exit)
+        )
+
+    def _tick(self, done: Done) -> None:
+        self._tell(self.governor.run_pass(), done)
+        self._take(self.foreign.tick(), done)
+        if done.active == 0:
+            self._attempt(done, "schedule", self.switch.rest_if_idle)
+
+    def _take(self, looked: Looked, done: Done) -> None:
+        done.actions += looked.done
+        done.problems |= looked.problems
+
+    def _look(self, jobs: set[str], *, new: bool, done: Done) -> None:
+        # First of all: should the pass take too long, or fail, the tick goes on from there.
+        self._attempt(done, "schedule", self.switch.wanted, surely=new)
+        done.jobs = sorted(jobs)
+        self._tell(self.governor.run_pass(only=jobs), done)
+
+    def _tell(self, passed: Pass, done: Done) -> None:
+        done.active = passed.active
+        done.actions = [f"{each.job}: {type(each).__name__}: {each.reason}" for each in passed.actions]
+        done.problems |= passed.problems
+
+    def _attempt(self, done: Done, what: str, call: Callable[..., object], *given: object, **named: object) -> None:
+        """Something beside the pass: what goes wrong with it is told and harms nothing."""
+        try:
+            call(*given, **named)
+        except ProviderError as error:
+            done.problems[what] = str(error)
+
+
+def tell(done: Done) -> dict[str, object]:
+    """Log what was done, and answer it in short."""
+    for line in done.actions:
+        _log.info("%s", line)
+    for what, text in done.problems.items():
+        _log.warning("%s: %s", what, text)
+    for line in done.ignored:
+        _log.info("ignored: %s", line)
+    return {
+        "jobs": done.jobs,
+        "active": done.active,
+        "actions": len(done.actions),
+        "problems": len(done.problems),
+        "ignored": len(done.ignored),
+    }
