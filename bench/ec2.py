@@ -7,12 +7,6 @@ answers as EC2 does and boots nothing.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -68,6 +62,7 @@ def pass_calls() -> dict[str, float]:
     from stoker.client import submit
     from stoker.governor.govern import Governor
     from stoker.store import open_store
+    from stoker.testing.servers import moto_server
 
     called: list[str] = []
     make = BaseClient._make_api_call  # type: ignore[attr-defined]
@@ -78,10 +73,10 @@ def pass_calls() -> dict[str, float]:
 
     # Nothing boots here, so nothing is lost on a bucket that machines could not reach.
     reached = mock.patch("stoker.submitting.unreachable", lambda _environ: ())
-    with sandbox() as place, _moto(place.root) as environ, mock.patch.dict(os.environ, environ), reached:
+    with sandbox() as place, moto_server("bench") as moto, mock.patch.dict(os.environ, moto.env), reached:
         os.environ["STOKER_HOME"] = str(place.home)
         place.script("train.py", lent.FIRST)
-        store = f"s3://{environ['BENCH_BUCKET']}"
+        store = "s3://bench"
         for _ in range(JOBS):
             submit(lent.job(place, RESOURCES), store=store, detach=False)
         governor = Governor(open_store(store))
@@ -91,48 +86,6 @@ def pass_calls() -> dict[str, float]:
     if done.active != JOBS or done.problems:
         raise RuntimeError(f"{done.active} jobs, {list(done.problems.values())[:3]}")
     return {"ec2_pass_calls": float(len(called))}
-
-
-@contextmanager
-def _moto(folder: Path) -> Iterator[dict[str, str]]:
-    """moto's own server: EC2 and S3 that answer at once, and boot nothing."""
-    from stoker.testing.servers import free_port, isolated
-
-    if not isolated():
-        raise RuntimeError("moto is started only where nothing but loopback can be reached")
-    port = free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    with (folder / "moto.log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=subprocess.STDOUT
-        )
-    environ = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "BENCH_BUCKET": "bench",
-    }
-    try:
-        with mock.patch.dict(os.environ, environ):
-            import boto3
-
-            s3 = boto3.client("s3")
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    s3.create_bucket(Bucket="bench")
-                    break
-                except Exception:
-                    if time.monotonic() > deadline or server.poll() is not None:
-                        raise
-                    time.sleep(0.1)
-        yield environ
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def _ec2() -> Any:

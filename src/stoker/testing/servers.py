@@ -83,31 +83,58 @@ class S3Server:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """S3 with correct conditional writes (ministack), out of process, on a free port of loopback."""
+def s3_server(*also: str) -> Iterator[S3Server]:
+    """S3 with correct conditional writes (ministack), out of process, on a free port of loopback.
+
+    `also` are other services that it serves there: `cloudformation`, `lambda`, `events`, `sns`, `monitoring`, ….
+    """
     if not isolated():
         raise RuntimeError("an S3 server for tests is started only where nothing but loopback can be reached")
     folder = Path(tempfile.mkdtemp(prefix="stoker-s3-"))
     try:
-        process, endpoint = _start_ministack(folder)
+        process, endpoint = _start_ministack(folder, ("s3", *also))
         try:
-            yield S3Server(
-                endpoint=endpoint,
-                env={
-                    "AWS_ENDPOINT_URL": endpoint,
-                    "AWS_ACCESS_KEY_ID": "test",
-                    "AWS_SECRET_ACCESS_KEY": "test",
-                    "AWS_REGION": "us-east-1",
-                    "AWS_EC2_METADATA_DISABLED": "true",
-                },
-            )
+            yield S3Server(endpoint, _environ(endpoint))
         finally:
             _stop(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_ministack(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+@contextmanager
+def moto_server(bucket: str = "bench") -> Iterator[S3Server]:
+    """moto's own server: EC2, S3 with this bucket and their kin, which answer at once and boot nothing."""
+    if not isolated():
+        raise RuntimeError("moto is started only where nothing but loopback can be reached")
+    folder = Path(tempfile.mkdtemp(prefix="stoker-moto-"))
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    try:
+        with (folder / "moto.log").open("wb") as log:
+            process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            if not _answers(process, f"{endpoint}/moto-api/"):
+                raise RuntimeError(f"moto does not start:\n{(folder / 'moto.log').read_text(errors='replace')}")
+            with _direct().open(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT"), timeout=30):
+                yield S3Server(endpoint, _environ(endpoint))
+        finally:
+            _stop(process)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environ(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def _start_ministack(folder: Path, services: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
     # Another process may take the port between our asking for a free one and the server's binding it.
     for _ in range(5):
         port = free_port()
@@ -121,7 +148,7 @@ def _start_ministack(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
             "DOCKER_HOST": f"unix://{folder}/none.sock",
             "BIND_HOST": "127.0.0.1",
             "GATEWAY_PORT": str(port),
-            "SERVICES": "s3",
+            "SERVICES": ",".join(services),
             "LOG_LEVEL": "WARNING",
         }
         with (folder / "server.log").open("wb") as log:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from stoker import facts, log
 from stoker.errors import ProviderError, StokerError
 from stoker.governor.fleet import Fleet
-from stoker.governor.govern import Governor, Pass
 from stoker.governor.foreign import Looked
+from stoker.governor.govern import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.schedule import Schedule, Switch
@@ -126,10 +126,16 @@ class Waker:
         done.problems |= looked.problems
 
     def _look(self, jobs: set[str], *, new: bool, done: Done) -> None:
-        # First of all: should the pass take too long, or fail, the tick goes on from there.
-        self._attempt(done, "schedule", self.switch.wanted, surely=new)
         done.jobs = sorted(jobs)
-        self._tell(self.governor.run_pass(only=jobs), done)
+        try:
+            passed = self.governor.run_pass(only=jobs)
+        except BaseException:
+            # Whatever it was, the tick is to go on from there.
+            self._attempt(done, "schedule", self.switch.wanted, surely=new)
+            raise
+        self._tell(passed, done)
+        if passed.active:
+            self._attempt(done, "schedule", self.switch.wanted, surely=new)
 
     def _tell(self, passed: Pass, done: Done) -> None:
         done.active = passed.active

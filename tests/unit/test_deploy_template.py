@@ -1,0 +1,164 @@
+"""What `stoker deploy aws` asks CloudFormation for. `STOKER_GOLDEN=1` writes the golden templates anew."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.deploying import aws, forwarding, package, record
+from stoker.deploying.package import Package
+from stoker.deploying.template import template
+from stoker.errors import UserError
+from stoker.providers import registry
+from stoker.store import open_store
+
+GOLDEN = Path(__file__).parent / "golden"
+NOTHING = Package(b"zip", "x86_64")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_ALLOW_HTTP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+def planned(url: str = "s3://bucket/team") -> aws.Deployment:
+    return aws.planned(open_store(url), NOTHING, "us-east-1", ("us-west-2",))
+
+
+def templates() -> dict[str, dict[str, Any]]:
+    plan = planned().plan
+    return {
+        "deploy-aws": template(plan),
+        "deploy-aws-elsewhere": forwarding.template(plan.name, plan.store, "us-east-1"),
+    }
+
+
+@pytest.mark.parametrize("name", ["deploy-aws", "deploy-aws-elsewhere"])
+def test_it_is_the_golden_one(name: str) -> None:
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(templates()[name], indent=2) + "\n"
+    if os.environ.get("STOKER_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["deploy-aws", "deploy-aws-elsewhere"])
+def test_cfn_lint_finds_nothing(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "template.json"
+    file.write_text(json.dumps(templates()[name]))
+    program = Path(sys.executable).with_name("cfn-lint")
+    linted = subprocess.run(
+        [str(program), "--include-checks", "I", "--", str(file)], capture_output=True, text=True, check=False
+    )
+    assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
+
+
+def test_cloudformation_takes_it_in_one_piece() -> None:
+    """https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/cloudformation-limits.html and IAM's of roles."""
+    body = json.dumps(templates()["deploy-aws"], indent=1)
+    assert len(body) < 51_200
+    role = templates()["deploy-aws"]["Resources"]["Role"]["Properties"]
+    inline = sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in role["Policies"])
+    assert inline < 10_240
+
+
+def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
+    role = templates()["deploy-aws"]["Resources"]["Role"]["Properties"]
+    governor, itself = (each["PolicyDocument"]["Statement"] for each in role["Policies"])
+    granted = [grant for grant in registry.iam("ec2").grants("s3://bucket/team").grants if grant.name == "governor"]
+    assert all(each in governor for each in granted[0].policy["Statement"])
+    actions = {action for each in itself for action in each["Action"]}
+    assert actions == {"logs:CreateLogStream", "logs:PutLogEvents", "events:EnableRule", "events:DisableRule"}
+    assert all("*" not in json.dumps(each["Resource"]) for each in itself)
+    # No action by a pattern, and none that could give it more.
+    everything = [
+        a for each in governor for a in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+    ]
+    assert not [action for action in everything if "*" in action]
+    assert [action for action in everything if action.startswith("iam:")] in (["iam:PassRole"], ["iam:PassRole"] * 2)
+
+
+def test_its_clock_is_off_at_first() -> None:
+    tick = templates()["deploy-aws"]["Resources"]["Tick"]["Properties"]
+    assert (tick["State"], tick["ScheduleExpression"]) == ("DISABLED", "rate(1 minute)")
+
+
+def test_two_stores_never_meet() -> None:
+    names = {planned(url).name for url in ("s3://bucket", "s3://bucket/team", "s3://other/team")}
+    assert len(names) == 3
+
+
+def test_a_folder_has_no_governor_on_aws(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="s3://BUCKET/PREFIX"):
+        aws.planned(open_store(tmp_path.as_uri()), NOTHING, "us-east-1")
+    assert record.find(open_store(tmp_path.as_uri())) is None
+
+
+def test_endpoints_of_a_bucket_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://s3.example.com")
+    environ = planned().plan.environ
+    assert environ == {"AWS_ENDPOINT_URL_S3": "https://s3.example.com"}, "Lambda sets AWS_REGION itself, and refuses it"
+
+
+# ── The package ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_package_is_the_same_each_time_and_small() -> None:
+    first, second = package.for_lambda(), package.for_lambda()
+    assert first.digest == second.digest
+    assert len(first.data) < 20_000_000
+    assert first.lacking == ()
+
+
+def test_the_package_runs_by_itself(tmp_path: Path) -> None:
+    """With nothing but Lambda's own boto3 beside it."""
+    with zipfile.ZipFile(io.BytesIO(package.for_lambda().data)) as archive:
+        archive.extractall(tmp_path)
+    import boto3
+
+    beside = tmp_path.with_name("beside")
+    beside.mkdir()
+    for name in ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "six.py"):
+        (beside / name).symlink_to(Path(boto3.__file__).parents[1] / name)
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]];"
+        "import stoker.governor.serverless.aws, obstore, apprise, yaml, requests;"
+        "import stoker.providers.ec2.provider, stoker.providers.ec2.request, stoker.providers.registry as r;"
+        "[r.connect(n, r.Context('s3://b')) for n in ('ec2', 'local')];"
+        "print([m.__file__ for m in (stoker, obstore, apprise, yaml, requests)])"
+    )
+    ran = subprocess.run(
+        # Neither the environment's packages nor the folder that this runs in.
+        [sys.executable, "-I", "-S", "-c", code, str(tmp_path), str(beside)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count(str(tmp_path)) == 5
+
+
+def test_the_function_of_google_names_what_it_needs() -> None:
+    with zipfile.ZipFile(io.BytesIO(package.for_cloud_run().data)) as archive:
+        names = archive.namelist()
+        wanted = archive.read("requirements.txt").decode()
+    assert "main.py" in names and "stoker/governor/govern.py" in names
+    assert not [name for name in names if name.startswith(("stoker/testing/", "stoker/cli/"))]
+    assert [line.split("=")[0].split(">")[0] for line in wanted.splitlines()] == [
+        "functions-framework",
+        "obstore",
+        "PyYAML",
+        "httpx",
+        "google-auth",
+        "apprise",
+    ]

@@ -1,0 +1,249 @@
+"""A governor that events wake: it looks at the right job at once, and no event can make it do anything wrong."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import woken_world
+from woken_world import Clock, Cloud, beat, state_of, submit, warn
+
+from stoker import client, layout, log
+from stoker.errors import AuthDenied, StoreUnavailable, Transient
+from stoker.governor import foreign
+from stoker.governor.observe import active_jobs
+from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
+from stoker.governor.serverless.schedule import Switch
+from stoker.governor.serverless.waker import Waker
+from stoker.store import Store, open_store
+
+
+class World:
+    """A store, a cloud, a clock, and the governor of them."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.store: Store = open_store((folder / "store").as_uri())
+        self.cloud, self.clock = Cloud(), Clock()
+        self.slept: list[float] = []
+        self.waker = self.fresh()
+
+    def fresh(self) -> Waker:
+        """Another function that knows nothing yet, as a cold start is."""
+        fleet = woken_world.fleet(self.store, self.cloud)
+        return Waker(self.store, self.clock, name="test", fleet=fleet, sleep=self.slept.append)
+
+    def training(self) -> tuple[str, str]:
+        """A job that trains, and its machine."""
+        job = submit(self.store, self.folder)
+        self.waker.handle([JobWake(job)])
+        beat(self.store, job)
+        return job, next(iter(self.cloud.machines))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    return World(tmp_path)
+
+
+def machine(instance: str, *, warned: bool = False) -> MachineWake:
+    return MachineWake("local", instance, "us-east-1", warned=warned)
+
+
+def attempts(world: World, job: str) -> int:
+    return len(state_of(world.store, job).attempts)
+
+
+def test_a_new_job_is_launched_at_once_and_switches_the_clock_on(world: World) -> None:
+    job, _ = world.training()
+    assert attempts(world, job) == 1
+    assert world.clock.told == ["on"]
+
+
+def test_a_warning_leads_to_the_next_attempt(world: World) -> None:
+    job, instance = world.training()
+    warn(world.store, job)
+    done = world.waker.handle([machine(instance, warned=True)])
+    assert done.jobs == [job] and done.actions
+    assert attempts(world, job) == 2
+    assert world.slept == [], "its agent had spoken"
+
+
+def test_a_warning_that_is_here_before_the_agents_word_waits_for_that(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, instance = world.training()
+
+    def speak(pause_s: float) -> None:
+        world.slept.append(pause_s)
+        if len(world.slept) == 3:
+            warn(world.store, job)
+
+    monkeypatch.setattr(world.waker, "_sleep", speak)
+    world.waker.handle([machine(instance, warned=True)])
+    assert attempts(world, job) == 2
+    assert len(world.slept) == 3
+
+
+def test_a_warning_alone_is_not_believed(world: World) -> None:
+    """The agent never says so: somebody made it up, or the agent is dead and silence will tell."""
+    job, instance = world.training()
+    before = state_of(world.store, job).seq
+    done = world.waker.handle([machine(instance, warned=True)])
+    assert state_of(world.store, job).seq == before
+    assert done.jobs == [job]
+    assert 5 <= sum(world.slept) <= 10
+
+
+def test_the_end_of_a_machine_is_seen_by_asking_for_it(world: World) -> None:
+    job, instance = world.training()
+    world.waker.handle([machine(instance)])
+    assert attempts(world, job) == 1, "it says that it ended, and it runs"
+    world.cloud.end(instance)
+    world.waker.handle([machine(instance)])
+    assert attempts(world, job) == 2
+
+
+def test_a_machine_that_is_not_ours_costs_one_question(world: World) -> None:
+    job, _ = world.training()
+    passed = [meta.modified for meta in world.store.list(layout.GOVERNORS)]
+    done = world.waker.handle([machine("i-0123456789abcdef0")])
+    assert "i-0123456789abcdef0" in done.ignored[0]
+    assert world.cloud.asked == ["i-0123456789abcdef0"]
+    assert [meta.modified for meta in world.store.list(layout.GOVERNORS)] == passed
+    assert attempts(world, job) == 1
+
+
+def test_a_cloud_that_does_not_answer_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, instance = world.training()
+
+    def fail(*_: object) -> None:
+        raise Transient("no answer")
+
+    monkeypatch.setattr(world.cloud, "job_of", fail)
+    assert world.waker.handle([machine(instance)]).problems == {instance: "no answer"}
+
+
+def test_a_store_that_does_not_answer_is_the_callers_to_try_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = world.training()
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(world.waker.governor, "run_pass", fail)
+    for woken in (JobWake(job), Tick()):
+        with pytest.raises(StoreUnavailable):
+            world.waker.handle([woken])
+
+
+def test_events_twice_late_and_in_any_order_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reclaim, told by three events: whatever their order, how often they come and who hears them."""
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    told = []
+    for number, order in enumerate(itertools.permutations(range(3))):
+        world = World(tmp_path / str(number))
+        job, instance = world.training()
+        warn(world.store, job)
+        events = [machine(instance, warned=True), machine(instance), JobWake(job)]
+        for index in order:
+            world.waker.handle([events[index]])
+        first = state_of(world.store, job)
+        for index in (*order, *order):
+            world.fresh().handle([events[index], events[index]])
+        assert state_of(world.store, job).seq == first.seq
+        told.append([(claim.number, claim.open) for claim in first.claims])
+        assert len(world.cloud.machines) == len(first.claims) == 2
+    assert all(each == told[0] for each in told)
+
+
+def test_events_for_what_is_over_do_nothing(world: World) -> None:
+    job, instance = world.training()
+    client.stop(job, world.store)
+    world.waker.handle([JobWake(job)])
+    world.cloud.end(instance)
+    for _ in range(3):
+        world.waker.handle([Tick()])
+    assert state_of(world.store, job).ended is not None
+    seq, machines = state_of(world.store, job).seq, dict(world.cloud.machines)
+    late: list[Woken] = [machine(instance, warned=True), machine(instance), JobWake(job), JobWake("never-was1")]
+    for each in late:
+        world.waker.handle([each])
+        world.fresh().handle([each])
+    assert (state_of(world.store, job).seq, world.cloud.machines) == (seq, machines)
+    assert world.slept == []
+
+
+def test_what_is_nothing_asks_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.waker.governor, "run_pass", lambda **_: pytest.fail("nothing was to be looked at"))
+    assert world.waker.handle([Nothing("why")]).ignored == ["why"]
+
+
+def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[tuple[str, str]] = []
+
+    def wake(_store: Store, region: str, name: str, *, topic: str | None = None) -> foreign.Looked:
+        woken.append((region, name))
+        return foreign.Looked(done=["stopped it"])
+
+    monkeypatch.setattr(foreign, "wake", wake)
+    done = world.waker.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
+    assert woken == [("us-east-1", "theirs")] and done.actions == ["stopped it"]
+
+
+# ── The clock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_last_job_switches_the_clock_off(world: World) -> None:
+    world.waker.handle([Tick()])
+    assert world.clock.told == ["off"]
+    world.training()
+    world.waker.handle([Tick()])
+    assert world.clock.told == ["off", "on"], "a tick with a job leaves it alone"
+
+
+def test_a_job_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
+    """The submitter's own call came before the clock was off, and switched on what was on."""
+
+    class Racing(Clock):
+        def off(self) -> None:
+            super().off()
+            if len(self.told) == 1:
+                submit(world.store, world.folder)
+
+    clock = Racing()
+    assert Switch(world.store, clock).rest_if_idle() is False
+    assert clock.told == ["off", "on"]
+
+
+def test_a_submission_that_failed_keeps_no_clock_on(world: World) -> None:
+    world.store.put(layout.active("gone-bcdf", 1), b"")
+    assert list(active_jobs(world.store)) == ["gone-bcdf"]
+    assert log.read(world.store, "gone-bcdf") is None
+    assert Switch(world.store, world.clock).rest_if_idle() is True
+
+
+def test_events_of_machines_switch_it_on_now_and_then(world: World) -> None:
+    """Should the submitter's own call have failed. A new job always does: another function may have switched it off."""
+    job, instance = world.training()
+    for _ in range(3):
+        world.waker.handle([machine(instance)])
+    assert world.clock.told == ["on"]
+    world.fresh().handle([machine(instance)])
+    world.waker.handle([JobWake(job)])
+    assert world.clock.told == ["on"] * 3
+
+
+def test_a_clock_that_cannot_be_switched_harms_no_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AuthDenied("events:EnableRule is not allowed")
+
+    monkeypatch.setattr(world.clock, "on", fail)
+    job = submit(world.store, world.folder)
+    done = world.waker.handle([JobWake(job)])
+    assert attempts(world, job) == 1
+    assert done.problems == {"schedule": "events:EnableRule is not allowed"}
