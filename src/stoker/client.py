@@ -419,14 +419,17 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     from stoker.core.decide import decide
     from stoker.core.policy import DEFAULT
     from stoker.governor.house import HouseReader
+    from stoker.governor.market import MarketReader
     from stoker.governor.observe import Memory, list_clouds, observe
 
     fleet, memory = Fleet(store.url), Memory()
     markers = {job: active_jobs(store).get(job, ())}
     listing = list_clouds(store, fleet, memory, markers)
     policy = HouseReader(store, DEFAULT).read()
-    observation = observe(store, fleet, memory, markers, listing.narrowed({job}), policy.house)
-    plan = decide(observation.snapshot, policy, datetime.now(timezone.utc))
+    now = datetime.now(timezone.utc)
+    markets = MarketReader(store, now, policy.house)
+    observation = observe(store, fleet, memory, markers, listing.narrowed({job}), policy.house, markets)
+    plan = decide(observation.snapshot, policy, now)
     return plan.actions, plan.waiting.get(job, "") or observation.problems.get(job, "")
 
 

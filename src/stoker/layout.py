@@ -23,6 +23,10 @@
                                                       governors, create-only: what an ended job spent on a day; it stays
     foreign/sagemaker/<region>/<origin>/<seq>.json    governors, create-only: training jobs of others, and clones
     foreign/index/sagemaker/<region>.json             derived, by governors
+    dry/<offering>                                    governors: found dry, when this was written
+    market/<day>/<provider>/<machine>/<zone>/<spot|on-demand>/<hour>/<job>.<claim>.<fate>.<machine-minutes>
+                                                      governors, create-only, empty: what claims saw of the markets
+    places/<provider>/<region>                        governors: where machines were launched once
     probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock
     deployed/<cloud>.json  deployed/<digest>.zip      whoever deploys a governor: where it is, and what it runs
@@ -35,7 +39,8 @@ Blobs are kept by rank so that each has one writer: a rank may then forget a blo
 from __future__ import annotations
 
 import re
-from datetime import date
+from collections.abc import Iterable
+from datetime import date, datetime, timezone
 
 JOBS = "jobs/"
 WORK = "work/"
@@ -53,6 +58,7 @@ ENVIRONMENTS = "work/environments/"
 DRY = "dry/"
 PLACES = "places/"
 SPENT = "spent/"
+MARKET = "market/"
 # Stands for a provider that has none.
 NO_REGION = "-"
 DEFAULTS = "policy/defaults.yaml"
@@ -61,6 +67,9 @@ FOREIGN = "foreign/"
 FAMILIES = "foreign/sagemaker/"
 FOREIGN_INDEX = "foreign/index/sagemaker/"
 
+_ODD = re.compile(r"[^A-Za-z0-9._+-]")
+_ALL = re.compile(r".")
+_QUOTED = re.compile(r"=([0-9a-f]{2})")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
 
 
@@ -152,6 +161,41 @@ def spent_month(day: date) -> str:
 
 def spent_day(day: date) -> str:
     return f"{SPENT}{day:%Y-%m/%d}/"
+
+
+def markets(day: date, provider: str) -> str:
+    """Below it is what was seen that day of one provider's machines."""
+    return f"{MARKET}{day.isoformat()}/{_quoted(provider)}/"
+
+
+def sighting(at: datetime, names: Iterable[str], told: str) -> str:
+    """What a claim saw of the market at a moment, in UTC. `names` tell the offering; they may be any text."""
+    return "/".join((f"{MARKET}{at:%Y-%m-%d}", *map(_quoted, names), f"{at:%H}", told))
+
+
+def read_sighting(key: str) -> tuple[datetime, tuple[str, ...], str] | None:
+    """The hour, the names and what is told. None for a key that is none."""
+    parts = key.removeprefix(MARKET).split("/")
+    if not key.startswith(MARKET) or len(parts) < 4:
+        return None
+    day, *names, hour, told = parts
+    try:
+        at = datetime.strptime(f"{day} {hour}", "%Y-%m-%d %H").replace(tzinfo=timezone.utc)
+        return at, tuple(map(_unquoted, names)), told
+    except ValueError:
+        return None
+
+
+def _quoted(name: str) -> str:
+    """As a segment of a key that every store can keep: also one that is empty, or would lead elsewhere."""
+    odd = _ALL if name in (".", "..") else _ODD
+    return odd.sub(lambda found: "".join(f"={byte:02x}" for byte in found[0].encode()), name) or "="
+
+
+def _unquoted(segment: str) -> str:
+    """Raises ValueError for what nobody quoted."""
+    plain = "" if segment == "=" else _QUOTED.sub(lambda found: chr(int(found[1], 16)), segment)
+    return plain.encode("latin-1").decode()
 
 
 def rules(version: int) -> str:

@@ -15,6 +15,8 @@ from stoker.rules import SUBJECTS, House, Rule, SageMaker
 
 # Far more than any house has. A governor reads it in every pass.
 MOST_BYTES = 256 * 1024
+# Of the market. Each day is another list to read before a job gets a machine.
+LONGEST_LOOK_BACK_S = 7 * 86400.0
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
@@ -72,6 +74,8 @@ def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
         told = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in told):
             raise _where(reader, layer, path, "failure", "has at least one of log, exit_code and evidence")
+    if rule.market is not None and rule.market.over_s > LONGEST_LOOK_BACK_S:
+        raise _where(reader, layer, f"{path}.market", "over", "is more than a week, which nobody looks back on")
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
             raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")

@@ -90,6 +90,14 @@ class SpotUse:
 
 
 @dataclass(frozen=True)
+class Market:
+    """Spot machines that were taken back too often, from whichever job, are not asked for."""
+
+    most_reclaims: int = part("most reclaims of a machine type in a zone", default=5, least=0)
+    over_s: float = part("over this long, at most a week", form="duration", default=86400.0, above=0)
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What a failure of the script's means, told from the end of its log, its exit status or the kernel's word."""
 
@@ -148,6 +156,7 @@ class Rule:
     metric: Metric | None = part("experiments that lead nowhere", default=None)
     resume: Resuming | None = part("failures that nothing explains", default=None)
     spot: SpotUse | None = part("when spot machines are given up", default=None)
+    market: Market | None = part("spot machines that are taken back too often", default=None)
     failure: Diagnosis | None = part("what a failure means", default=None)
     # What happens, to whom.
     then: Then | None = part("what happens to a job that breaks it; default: as the subject has it", default=None)
@@ -187,6 +196,7 @@ SUBJECTS: dict[str, tuple[Then, ...]] = {
     "metric": ("stop", "warn"),
     "resume": ("restart",),
     "spot": ("on-demand",),
+    "market": ("refuse", "warn"),
     "failure": ("restart", "stop"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from stoker.core.market import Market, Sighting
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import JobState, fold
 from stoker.model import (
@@ -214,6 +215,16 @@ def limits(draw: st.DrawFn) -> Limits:
 
 
 @st.composite
+def markets(draw: st.DrawFn) -> Market:
+    hours = st.integers(0, 30).map(lambda hour: at(3600.0 * hour))
+    fates: Any = st.sampled_from(["reclaimed", "dry", "served"])
+    minutes = st.sampled_from([0, 60, 999_999_999])
+    return Market.of(
+        draw(st.lists(st.builds(Sighting, OFFERS.map(lambda o: o.key), hours, fates, minutes), max_size=4))
+    )
+
+
+@st.composite
 def snapshots(draw: st.DrawFn, job: str = "job-1") -> JobSnapshot:
     nodes = draw(st.sampled_from([1, 1, 2, 3]))
     state = draw(states(nodes, job))
@@ -241,6 +252,7 @@ def snapshots(draw: st.DrawFn, job: str = "job-1") -> JobSnapshot:
         instances=draw(known_or_not(listings(state, nodes))),
         states=draw(known_or_not(st.just(told))),
         offerings=draw(st.one_of(offers, offers, st.none())),
+        market=draw(markets()),
         markers=draw(st.sampled_from([(), (1,), (1, state.seq)])),
     )
 

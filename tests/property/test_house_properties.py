@@ -90,6 +90,8 @@ OTHERS = st.sampled_from(
         "resume: {times: 0}",
         "spot: {on_demand_after: 1}",
         "spot: {on_demand_after: 1, back_after: 10s}",
+        "market: {most_reclaims: 0}",
+        "market: {most_reclaims: 1, over: 1m}, then: warn",
         "failure: {exit_code: 1}",
         "failure: {log: Value, exit_code: 1}, then: stop",
         "failure: {evidence: oom}",

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 from collections.abc import Iterator
+from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ GOVERNED = (
     *DECISIONS,
     layout.governor("me"),
     layout.dry("ec2/m/z/spot"),
+    f"{layout.markets(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.dry.0",
     layout.probe("me"),
     "places/ec2/us-east-1",
 )

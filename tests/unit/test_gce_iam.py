@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ DERIVED = (
     layout.index("gpt-ab12"),
     layout.governor("me"),
     layout.dry("gce/m/z/spot"),
+    f"{layout.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.dry.0",
     layout.probe("me"),
     layout.place("gce", "vision-1/us-central1"),
 )

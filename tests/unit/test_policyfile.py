@@ -36,6 +36,7 @@ rules:
   - metric: {name: loss, no_improvement: 6h, goal: max, after: 1m}
   - resume: {min_runtime: 1h, times: 2}
   - spot: {on_demand_after: 2, back_after: 6h}
+  - market: {most_reclaims: 3, over: 12h}
   - failure: {log: "EFA .* down", exit_code: 1}
 """
 

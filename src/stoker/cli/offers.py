@@ -10,8 +10,9 @@ import click
 from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from stoker.core.market import Tally
     from stoker.model import Offering
     from stoker.spec import Spec
 
@@ -35,13 +36,18 @@ def command(
     """Show what the machines that a job asks for would cost, spot against on-demand.
 
     Those that resources.spot and resources.max_price allow, in the order in which they would be tried. `--json` has
-    every machine in every zone, with the source of its price.
+    every machine in every zone, with the source of its price. LAST 24 H is how many of all jobs of the store were
+    taken back there, and how often there was none.
     """
+    from datetime import datetime, timezone
+
     from stoker import layout
     from stoker.cli.printing import print_json, say, table, whole
+    from stoker.core.market import ordered
     from stoker.core.placement import acceptable
     from stoker.core.spot import asked_for
     from stoker.errors import UserError
+    from stoker.governor.market import MarketReader
     from stoker.heeding import as_housed, house_of
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.providers import registry
@@ -50,23 +56,31 @@ def command(
     store = opened_store()
     # What is run does not matter here, so that a folder without a job file can be asked about as well.
     flags = {"resources": {"provider": provider}} if provider is not None else {}
-    house = store.get(layout.DEFAULTS)
+    defaults, house = store.get(layout.DEFAULTS), house_of(store)
     settings = gather(
-        job_file=job_file or find_job_file(), house=house.data if house is not None else None, sets=sets, flags=flags
+        job_file=job_file or find_job_file(),
+        house=defaults.data if defaults is not None else None,
+        sets=sets,
+        flags=flags,
     )
     layers = (layer_of({"run": "true"}, "offers"), *settings)
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
-    waiting = as_housed(house_of(store), spec)
+    waiting = as_housed(house, spec)
     offered = connected.offerings(asked_for(waiting))
     found, reason = acceptable(waiting, offered)
+    # For people: a clock that goes wrong by minutes does no harm here.
+    now = datetime.now(timezone.utc)
+    seen = MarketReader(store, now, house).of(spec.resources.provider)
+    found = ordered(found, seen, now, spec.resources.machine)
+    tallies = {offering.key: seen.lately(offering, now) for offering in found}
     if as_json:
-        print_json([whole(offering) for offering in found])
+        print_json([{**whole(offering), "last_24h": whole(tallies[offering.key])} for offering in found])
         return
     if not found:
         why = connected.why_none(spec.resources) if not offered and isinstance(connected, ExplainsNone) else ""
         raise UserError(why or reason)
-    header, rows = listing(found, by_zone=zones)
+    header, rows = listing(found, by_zone=zones, tallies=tallies)
     click.echo(table(header, rows[: limit or None]))
     if limit and len(rows) > limit:
         say(f"… and {len(rows) - limit} more; --limit 0 shows all")
@@ -98,8 +112,13 @@ def _bounds(spec: Spec) -> str:
     return ", ".join(bound for bound in (spot, price, cost) if bound)
 
 
-def listing(found: Sequence[Offering], *, by_zone: bool = False) -> tuple[list[str], list[list[str]]]:
-    """The table's header and rows, best first: one for each machine and kind in its best zone, or for every zone."""
+def listing(
+    found: Sequence[Offering], *, by_zone: bool = False, tallies: Mapping[str, Tally] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """The table's header and rows, best first: one for each machine and kind in its best zone, or for every zone.
+
+    `tallies` by the offering's key: what jobs saw of it lately, a column where they saw anything.
+    """
     from stoker.cli.printing import price_source
 
     groups: dict[tuple[str, bool, str], list[Offering]] = {}
@@ -107,12 +126,22 @@ def listing(found: Sequence[Offering], *, by_zone: bool = False) -> tuple[list[s
         groups.setdefault((offering.machine, offering.spot, offering.zone if by_zone else ""), []).append(offering)
     header = ["MACHINE", "ZONE", "KIND", "PRICE", "CPUS", "MEMORY", "GPUS"]
     rows = [_row(group[0], len(group) - 1) for group in groups.values()]
+    seen = [tallies.get(group[0].key) if tallies else None for group in groups.values()]
+    if any(tally is not None and (tally.launches or tally.dry) for tally in seen):
+        header.append("LAST 24 H")
+        rows = [[*row, _lately(tally)] for row, tally in zip(rows, seen, strict=True)]
     # Where prices are from matters where they were looked up; the job file's own need no column.
     sources = [group[0].price_source for group in groups.values()]
     if len(set(sources)) > 1:
         header.append("SOURCE")
         rows = [[*row, price_source(source) or "–"] for row, source in zip(rows, sources, strict=True)]
     return header, rows
+
+
+def _lately(tally: Tally | None) -> str:
+    if tally is None or not (tally.launches or tally.dry):
+        return "–"
+    return f"{tally.reclaims} of {tally.launches} reclaimed" + (f", {tally.dry} × none" if tally.dry else "")
 
 
 def _row(offering: Offering, others: int) -> list[str]:

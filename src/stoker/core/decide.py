@@ -6,6 +6,7 @@ observed and decided on again, so every decision rests on the newest log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -378,9 +379,13 @@ class _Decision:
         if self._heed_rules(offerings) or self._kept_back():
             return
         may = governance.allowed(self.policy.house, self.subject, offerings)
+        often = governance.taken_too_often(self.policy.house, self.subject, may, self.job.market, self.now)
+        shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
         job, whose = replace(self.job, spec=self.bounds.spec), self.bounds.named("spot_wait")
-        match place(job, may, self.policy, self.now, whose):
+        match place(job, may, self.policy, self.now, bound=whose, shunned=shunned):
             case Chosen(offering=offering, reason=why):
+                if self._tell([finding for one, finding in often if one == offering]):
+                    return
                 seq = self.state.seq + 1
                 noticed = None if alone else self.state.open_claims[0].number
                 event = Claimed(offering=offering, nodes=self.job.spec.nodes, successor_of=noticed)
@@ -407,8 +412,10 @@ class _Decision:
             if finding.refuses and not self.state.open_claims and (fresh or finding.rule.about_machines):
                 ended = Ended(outcome="failed", rule=finding.code, claim=self._last_attempt())
                 return self._append(ended, str(finding))
-        if not fresh:
-            return False
+        return fresh and self._tell(found)
+
+    def _tell(self, found: Iterable[governance.Finding]) -> bool:
+        """Once for each rule."""
         for finding in found:
             if finding.code not in self.state.warned:
                 return self._append(Warned(code=finding.code), str(finding))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from stoker.core import spot
+from stoker.core.market import Market
 from stoker.model import Offering
 from stoker.rules import ANY, House, Rule, Wanted
 from stoker.spec import Spec
@@ -95,6 +96,22 @@ def allowed(house: House, subject: Subject, offerings: Iterable[Offering]) -> tu
     about = ("providers", "regions", "machines")
     rules = [rule for each in about for rule in that_count(house, subject, each) if rule.action == "refuse"]
     return tuple(each for each in offerings if not any(_forbids(rule, each) for rule in rules))
+
+
+def taken_too_often(
+    house: House, subject: Subject, offerings: Iterable[Offering], market: Market, now: datetime
+) -> tuple[tuple[Offering, Finding], ...]:
+    """The spot offerings that were taken back too often, and by which rule. What nobody saw was not taken back."""
+    found = []
+    rules = [rule for rule in house.about("market") if applies(rule, subject)]
+    for offering in offerings if rules else ():
+        for rule in rules:
+            assert rule.market is not None
+            seen = market.lately(offering, now, rule.market.over_s).reclaims if offering.spot else 0
+            if seen > rule.market.most_reclaims:
+                what = f"{offering.title} was taken back {seen} times in {rule.market.over_s / 3600:g} h"
+                found.append((offering, Finding(rule, what)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
-from stoker.core import spot
+from stoker.core import market, spot
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import JobState
@@ -18,6 +20,9 @@ _SPOT_FIRST = "spot first"
 _NO_SPOT = "on-demand: no spot to be had"
 # People's numbers reach past the end of the calendar, and nobody sleeps that long without another look.
 _FARTHEST_S = 86400.0
+# Markets change by the hour.
+_LOOK_AGAIN = timedelta(minutes=10)
+_NONE: Mapping[str, str] = MappingProxyType({})
 # Zones of one type may differ in what they support; that three of them say the very same is no accident.
 _SAME_REFUSALS = 3
 
@@ -84,20 +89,28 @@ def _handover(job: JobSnapshot) -> str | None:
 
 
 def place(
-    job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now: datetime, bound: str = "retry.spot_wait"
+    job: JobSnapshot,
+    offerings: tuple[Offering, ...],
+    policy: Policy,
+    now: datetime,
+    *,
+    bound: str = "retry.spot_wait",
+    shunned: Mapping[str, str] = _NONE,
 ) -> Placement:
-    """Choose among `offerings`, which come in order of preference. `bound` is who says how long spot is waited for."""
+    """Choose among `offerings`, which come in order of preference.
+
+    `bound` is who says how long spot is waited for. `shunned` are keys of offerings that are not to be had for now, and
+    why.
+    """
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
-        found = _place(job, offerings, policy, now)
         wait_s = spot.alone_s(job.spec)
-        if wait_s and isinstance(found, Chosen) and found.reason == _NO_SPOT:
-            return Chosen(found.offering, f"on-demand: no spot in {wait_s:g} s ({bound})")
-        return found
-    found = _place(job, offerings, policy, now, spot_alone=True)
+        no_spot = f"on-demand: no spot in {wait_s:g} s ({bound})" if wait_s else _NO_SPOT
+        return _place(job, offerings, policy, now, shunned, no_spot=no_spot)
+    found = _place(job, offerings, policy, now, shunned, spot_alone=True)
     if isinstance(found, Chosen) or left_s == math.inf:
         return found
-    if isinstance(found, Impossible) and isinstance(_place(job, offerings, policy, now), Impossible):
+    if isinstance(found, Impossible) and isinstance(_place(job, offerings, policy, now, shunned), Impossible):
         return found  # What comes after the wait will not do either.
     until = now + timedelta(seconds=min(left_s, _FARTHEST_S))
     reason = f"{found.reason}; in {left_s:.0f} s on-demand will do ({bound})"
@@ -122,7 +135,14 @@ def _taken(job: JobSnapshot, now: datetime) -> int:
 
 
 def _place(
-    job: JobSnapshot, offerings: tuple[Offering, ...], policy: Policy, now: datetime, *, spot_alone: bool = False
+    job: JobSnapshot,
+    offerings: tuple[Offering, ...],
+    policy: Policy,
+    now: datetime,
+    shunned: Mapping[str, str],
+    *,
+    spot_alone: bool = False,
+    no_spot: str = _NO_SPOT,
 ) -> Placement:
     state, spec = job.state, job.spec
     fitting, reason = acceptable(spec, offerings, _taken(job, now), spot_alone=spot_alone)
@@ -133,14 +153,27 @@ def _place(
     usable = [offering for offering in fitting if not refusals.cover(offering)]
     if not usable or refusals.final:
         return Impossible(refusals.final or refusals.last)
-    for offering in usable:
-        until = dry.get(offering.key)
-        if until is None or until <= now:
-            if reason == _SPOT_FIRST and not offering.spot:
-                reason = _NO_SPOT
-            return Chosen(offering, reason)
-    soonest = min(dry[offering.key] for offering in usable)
+    open_now = [offering for offering in usable if dry.get(offering.key, now) <= now]
+    weighed = market.ordered(open_now, job.market, now, spec.resources.machine)
+    chosen = next((offering for offering in weighed if offering.key not in shunned), None)
+    if chosen is not None:
+        if reason == _SPOT_FIRST and not chosen.spot:
+            reason = no_spot
+        return Chosen(chosen, reason + _rather(chosen, open_now[0], job, now, shunned))
+    if all(offering.key in shunned for offering in usable):
+        return Dry(now + _LOOK_AGAIN, shunned[usable[0].key])
+    soonest = min(dry[offering.key] for offering in usable if offering.key not in shunned)
     return Dry(soonest, f"no capacity: {_few(sorted({offering.title for offering in usable}))}")
+
+
+def _rather(chosen: Offering, usual: Offering, job: JobSnapshot, now: datetime, shunned: Mapping[str, str]) -> str:
+    """Why it is not the one that would be chosen if nobody knew anything of the market."""
+    if usual.key in shunned:
+        return f"; {shunned[usual.key]}"
+    if chosen == usual:
+        return ""
+    seen, better = job.market.lately(usual, now), job.market.lately(chosen, now)
+    return f"; rather than {usual.title} ({seen} in 24 h; here: {better})"
 
 
 def next_try(state: JobState, policy: Policy, dry_for_s: float = 0.0) -> datetime | None:

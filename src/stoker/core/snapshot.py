@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.budgets import Books
+from stoker.core.market import UNKNOWN as UNKNOWN_MARKET
+from stoker.core.market import Market
 from stoker.fold import Claim, JobState
 from stoker.model import (
     Capabilities,
@@ -42,6 +44,8 @@ class JobSnapshot:
     offerings: Observed[tuple[Offering, ...]] | None = None
     # Offerings that were found dry, for whichever job, and when, by the store's clock.
     dry: dict[str, datetime] = field(default_factory=dict)
+    # What all jobs saw of the market lately; empty where nobody looked, or knows.
+    market: Market = UNKNOWN_MARKET
     # The markers that make this job active.
     markers: tuple[int, ...] = ()
     # Of an ended job, when those markers were written that announce an entry after its end: a `resume` under way.

@@ -24,6 +24,7 @@ from stoker.errors import (
 from stoker.fold import Claim, JobState
 from stoker.governor import leftovers
 from stoker.governor.fleet import Fleet
+from stoker.governor.market import MarketWriter
 from stoker.governor.observe import STUMBLES, Memory
 from stoker.model import AttemptOutcome, Closed, Event, Instance, Launched, NodeRef, Record
 from stoker.providers.base import LaunchOrder
@@ -54,6 +55,7 @@ class Applier:
         self.token = token
         # What the plans that are applied were decided by.
         self.policy = DEFAULT
+        self.market = MarketWriter(store)
         self._places: set[str] = set()
 
     def apply(self, plan: Plan) -> Applied:
@@ -90,6 +92,9 @@ class Applier:
                     pass
             case Unmark(job=job, markers=markers):
                 self._clear(job)
+                state = self.memory.states.get(job)
+                if state is not None:
+                    self.market.complete(state)
                 self.store.delete([layout.active(job, marker) for marker in markers])
                 self.memory.forget([job])
         applied.done.append(action)

@@ -19,6 +19,7 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.house import HouseReader
 from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
+from stoker.governor.market import MarketReader
 from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, known_places, list_clouds, observe
 from stoker.log import new_token
 from stoker.providers.base import Wakes
@@ -72,6 +73,7 @@ class Governor:
         self.indexer = Indexer(store, self.memory, monotonic)
         self.bookkeeper = Bookkeeper(store, self.memory)
         self._swept_s: float | None = None
+        self._markets: MarketReader | None = None
 
     def plan(self) -> tuple[Plan, Observation]:
         """What a pass would do now, doing nothing."""
@@ -79,6 +81,7 @@ class Governor:
         markers = active_jobs(self.store)
         self.bookkeeper.begin(tuple(markers))
         clock = read_clock(self.store, self.name, self.monotonic)
+        self._markets = MarketReader(self.store, clock.now(), self.policy.house)
         observation = self._observe(markers)
         return self._decide(observation.snapshot, clock), observation
 
@@ -90,11 +93,14 @@ class Governor:
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        self._markets = MarketReader(self.store, clock.now(), self.policy.house)
         sweeping = only is None and self._sweep_is_due()
         observation = self._observe(markers, everywhere=sweeping)
         if only is None:
             # Who was not looked at is over, or was removed by somebody else: an id that comes again is another job.
-            self.memory.keep({*markers, *observation.listing.jobs()})
+            seen = {*markers, *observation.listing.jobs()}
+            self.memory.keep(seen)
+            self.applier.market.keep(seen)
         actions: list[Action] = []
         problems: dict[str, str] = dict(observation.problems)
         plan = self._decide(replace(observation.snapshot, partial=only is not None), clock)
@@ -112,7 +118,10 @@ class Governor:
             part = self._observe_again(again, observation)
             plan = self._decide(replace(part.snapshot, partial=True), clock)
             problems |= part.problems
-            newest |= {job.state.job: job for job in part.snapshot.jobs}
+            for job in part.snapshot.jobs:
+                before = newest.get(job.state.job)
+                self.applier.market.note(before.state if before else None, job.state)
+                newest[job.state.job] = job
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
@@ -165,12 +174,12 @@ class Governor:
         """`everywhere`: also where only machines of jobs can be that nobody knows any more."""
         more = known_places(self.store) if everywhere else ()
         listing = list_clouds(self.store, self.fleet, self.memory, markers, more)
-        return observe(self.store, self.fleet, self.memory, markers, listing, self.policy.house)
+        return observe(self.store, self.fleet, self.memory, markers, listing, self.policy.house, self._markets)
 
     def _observe_again(self, moved: dict[str, tuple[int, ...]], before: Observation) -> Observation:
         """The jobs whose logs have moved on. The clouds are not listed again: an older list only ever knows less."""
         listing = before.listing.narrowed(set(moved))
-        return observe(self.store, self.fleet, self.memory, moved, listing, self.policy.house)
+        return observe(self.store, self.fleet, self.memory, moved, listing, self.policy.house, self._markets)
 
     def _sweep_is_due(self) -> bool:
         """Now and then: looking everywhere costs a call for each place."""

@@ -20,6 +20,7 @@ from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.errors import ProviderError, StokerError
 from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
+from stoker.governor.market import MarketReader
 from stoker.index import read_index, read_submission
 from stoker.model import (
     Exit,
@@ -153,10 +154,12 @@ def observe(
     markers: dict[str, tuple[int, ...]],
     listing: Listing,
     house: House = NO_RULES,
+    markets: MarketReader | None = None,
 ) -> Observation:
     """Read the logs and facts of these jobs and of every job that has a machine, and ask after their machines.
 
-    By the rules of the `house` some jobs may have machines that they did not ask for.
+    By the rules of the `house` some jobs may have machines that they did not ask for. `markets`: what all jobs saw of
+    them; None: nobody needs to know.
     """
     jobs = sorted({*markers, *listing.jobs()})
     snapshots: list[JobSnapshot] = []
@@ -165,7 +168,8 @@ def observe(
 
     def look(job: str) -> JobSnapshot | Exception | None:
         try:
-            return _observe_job(store, fleet, memory, job, markers.get(job, ()), listing, house)
+            found = _observe_job(store, fleet, memory, job, markers.get(job, ()), listing)
+            return found and _with_offerings(found, store, fleet, memory.submissions[job], house, markets)
         except (StokerError, *STUMBLES) as error:
             return error  # One job that cannot be read must not keep the others from being governed.
 
@@ -183,7 +187,7 @@ def observe(
 
 
 def _observe_job(
-    store: Store, fleet: Fleet, memory: Memory, job: str, markers: tuple[int, ...], listing: Listing, house: House
+    store: Store, fleet: Fleet, memory: Memory, job: str, markers: tuple[int, ...], listing: Listing
 ) -> JobSnapshot | None:
     state = log.read(store, job, memory.states.get(job))
     if state is None:
@@ -196,7 +200,7 @@ def _observe_job(
     # between the two would be missed, and a success taken for a loss.
     states = _states(fleet, state, listing)
     told = {claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims}
-    snapshot = JobSnapshot(
+    return JobSnapshot(
         state=state,
         spec=submission.spec,
         capabilities=fleet.capabilities(submission.spec.resources.provider),
@@ -206,10 +210,21 @@ def _observe_job(
         markers=markers,
         announced=_announced(store, state, markers),
     )
-    if wants_claim(snapshot) is None:
-        return snapshot
-    dry = _dry(store, submission.spec.resources.provider) if snapshot.capabilities.dry_for_s else {}
-    return replace(snapshot, offerings=_offerings(fleet, submission, house), dry=dry)
+
+
+def _with_offerings(
+    job: JobSnapshot, store: Store, fleet: Fleet, submission: Submission, house: House, markets: MarketReader | None
+) -> JobSnapshot:
+    """What it could be launched on, where that is to be decided now, and what is known of that."""
+    if wants_claim(job) is None:
+        return job
+    wanted = submission.spec.resources
+    return replace(
+        job,
+        offerings=_offerings(fleet, submission, house),
+        dry=_dry(store, wanted.provider) if job.capabilities.dry_for_s else {},
+        market=markets.of(wanted.provider) if markets is not None and wanted.spot != "never" else job.market,
+    )
 
 
 def _dry(store: Store, provider: str) -> dict[str, datetime]:

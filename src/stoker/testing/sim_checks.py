@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker import layout
+from stoker.core import market
 from stoker.core.hold import hold_of
 from stoker.fold import Claim
 from stoker.index import read_summary
@@ -153,6 +154,7 @@ class Checks:
             self._outcome(job)
             self._log(job)
             self._bounds(job)
+            self._market(job)
             summary = read_summary(self.world.store, job.name)
             assert job.state is not None and job.state.ended is not None
             if self.world.index_doubted:
@@ -193,6 +195,15 @@ class Checks:
         counted = sum(1 for c in job.state.since_opened() if c.closed and c.closed.counted)
         if counted > job.spec.retry.user_errors + 1:
             self.fail(f"{counted} user errors, and {job.spec.retry.user_errors} restarts were allowed")
+
+    def _market(self, job: SimJob) -> None:
+        """Every claim that saw something of the market has told it, once, whoever closed it and whatever failed."""
+        assert job.state is not None
+        wanted = {key for claim in job.state.claims if (key := market.key_of(job.name, claim)) is not None}
+        told = {meta.key for meta in self.world.store.list(layout.MARKET)}
+        told = {key for key in told if key.rpartition("/")[2].split(".")[0] == job.name}
+        if told != wanted:
+            self.fail(f"the market was told {sorted(told)}, and the log tells {sorted(wanted)}")
 
     def _bounds(self, job: SimJob) -> None:
         """Only since the job was last opened, and not when the store was out: then nobody can count."""

@@ -28,7 +28,8 @@ _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateL
 # Who may write what: see `stoker.layout`.
 _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
-_GOVERNED = (f"{layout.JOBS}*/log/", layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, "places/", "probes/")
+_DERIVED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.MARKET, layout.PLACES, "probes/")
+_GOVERNED = (f"{layout.JOBS}*/log/", *_DERIVED)
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
 _SPENT = layout.SPENT
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
@@ -128,7 +129,7 @@ def _governor(place: _Place, store: str) -> Grant:
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
         allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT)),
-        allow("Forget", "s3:DeleteObject", place.objects(*_GOVERNED[1:])),
+        allow("Forget", "s3:DeleteObject", place.objects(*_DERIVED)),
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
         # EC2 itself looks the image up, with the rights of whoever launches.
         allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),

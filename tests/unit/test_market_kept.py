@@ -1,0 +1,307 @@
+"""Governors write down what claims saw of the market, once, whoever closes them, and every job's governor reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stoker import codec, layout, log
+from stoker.core.market import UNKNOWN, Tally
+from stoker.errors import NoCapacity, StoreDenied, StoreError, StoreUnavailable
+from stoker.fold import JobState
+from stoker.governor.fleet import Fleet
+from stoker.governor.govern import Governor
+from stoker.governor.market import MarketReader, MarketWriter
+from stoker.model import (
+    Capabilities,
+    Claimed,
+    Closed,
+    Ended,
+    Instance,
+    InstanceState,
+    Launched,
+    Offering,
+    StopAsked,
+    Submitted,
+)
+from stoker.policies import write
+from stoker.policyfile import parse_policy
+from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
+from stoker.rules import NO_RULES
+from stoker.spec import Resources, Spec, Submission
+from stoker.testing.memory import Fault, Faults, MemoryStore
+from stoker.testing.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, make_spec, make_state, nodes
+
+
+@dataclass
+class Cloud:
+    """A `Provider` whose machines never say anything: they run until they are taken back."""
+
+    name: str = "sim"
+    capabilities: Capabilities = CAPABILITIES
+    dry: set[str] = field(default_factory=set)
+    machines: dict[str, Instance] = field(default_factory=dict)
+    asked: list[Resources] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def offerings(self, resources: Resources) -> tuple[Offering, ...]:
+        self.asked.append(resources)
+        found = (SPOT_A, SPOT_B, ON_DEMAND)
+        return tuple(each for each in found if each.spot == (resources.spot != "never") or resources.spot == "prefer")
+
+    def build(self, order: LaunchOrder) -> tuple[Request, ...]:
+        return (Request("sim", "launch", {"order": order}),)
+
+    def launch(self, requests: tuple[Any, ...]) -> tuple[Instance, ...]:
+        order: LaunchOrder = requests[0].params["order"]
+        if order.offering.key in self.dry:
+            raise NoCapacity("there is none")
+        born = at(self.now_s)
+        made = Instance(f"i-{order.token}", "sim", order.job, order.claim, 0, "running", born)
+        return (self.machines.setdefault(made.id, made),)
+
+    def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
+        return tuple(each for each in self.machines.values() if each.state != "gone")
+
+    def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
+        return {each: self.machines[each].state for each in ids}
+
+    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+        self.machines[instance] = replace(self.machines[instance], state="gone")
+        return "gone"
+
+    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
+        return Gone(reclaimed=True, reason="spot")
+
+    def take_back(self) -> None:
+        for name, machine in self.machines.items():
+            self.machines[name] = replace(machine, state="gone")
+
+
+class World:
+    """A store in memory, a cloud, and as many governors as somebody asks for. The clock moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.cloud = Cloud()
+        self.store = MemoryStore(lambda: at(self.cloud.now_s))
+        self.listed: list[str] = []
+
+    def governor(self, faults: Faults | None = None) -> Governor:
+        def watch(operation: str, key: str) -> Fault | None:
+            if operation == "list":
+                self.listed.append(key)
+            return faults(operation, key) if faults else None
+
+        fleet = Fleet(self.store.url, connect=lambda _name: self.cloud)
+        return Governor(self.store.client(watch), fleet, monotonic=lambda: self.cloud.now_s)
+
+    def submit(self, job: str, spec: Spec) -> None:
+        data = codec.dumps(Submission(job=job, spec=spec, submitter="jane"))
+        self.store.put(layout.spec(job), data)
+        self.store.put(layout.active(job, 1), b"")
+        opened = Submitted(codec.digest(data), "jane")
+        log.append_next(self.store, job, None, lambda state: None if state else (opened, "asked for"), "jane")
+
+    def submit_stop(self, job: str) -> None:
+        log.append_next(self.store, job, None, lambda _: (StopAsked("jane"), "enough"), "jane")
+
+    def later(self, seconds: float) -> None:
+        self.cloud.now_s += seconds
+
+    def state(self, job: str) -> JobState:
+        found = log.read(self.store, job)
+        assert found is not None
+        return found
+
+    def sightings(self) -> list[str]:
+        return [meta.key for meta in self.store.list(layout.MARKET)]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_one_that_finds_no_spot_is_on_demand_after_the_wait(world: World) -> None:
+    spec = make_spec(spot="only")
+    world.submit("a-1", replace(spec, retry=replace(spec.retry, spot_wait_s=1000.0)))
+    world.cloud.dry = {SPOT_A.key, SPOT_B.key}
+    governor = world.governor()
+    governor.run_pass()
+    assert world.cloud.asked[0].spot == "prefer", "the cloud is asked for what it may come to"
+    assert not world.cloud.machines
+    world.later(999)
+    assert "on-demand will do (retry.spot_wait)" in governor.run_pass().waiting["a-1"]
+    world.later(1)
+    governor.run_pass()
+    (claim,) = world.state("a-1").open_claims
+    assert claim.offering == ON_DEMAND and claim.reason.endswith("on-demand: no spot in 1000 s (retry.spot_wait)")
+    dry = [key for key in world.sightings() if ".dry." in key]
+    assert len(dry) == len([claim for claim in world.state("a-1").claims if claim.closed]) >= 4
+
+
+def test_the_house_lets_it_and_its_cloud_is_asked_for_both(world: World) -> None:
+    world.submit("a-1", make_spec(spot="only"))
+    world.cloud.dry = {SPOT_A.key, SPOT_B.key}
+    governor = world.governor()
+    governor.run_pass()
+    assert world.cloud.asked[-1].spot == "only"
+    write(world.store, "rules:\n- {name: patience, max_wait: 10m, then: on-demand}\n", "jane")
+    world.later(600)
+    governor.run_pass()
+    assert world.cloud.asked[-1].spot == "prefer"
+    (claim,) = world.state("a-1").open_claims
+    assert claim.reason.endswith("on-demand: no spot in 600 s (policy patience)")
+
+
+def test_two_governors_that_close_the_same_claim_leave_one_sighting(world: World) -> None:
+    world.submit("a-1", make_spec())
+    first, second = world.governor(), world.governor()
+    first.run_pass()
+    second.run_pass()
+    assert world.sightings() == []
+    world.later(1800)
+    world.cloud.take_back()
+    first.run_pass()
+    second.run_pass()
+    (taken,) = [key for key in world.sightings() if ".reclaimed." in key]
+    assert taken == "market/2026-01-01/sim/m1/a/spot/00/a-1.2.reclaimed.30"
+
+
+def test_what_was_not_written_is_written_before_the_job_is_forgotten(world: World) -> None:
+    def lost(operation: str, key: str) -> Fault | None:
+        return Fault() if operation == "create" and key.startswith(layout.MARKET) else None
+
+    spec = make_spec()
+    world.submit("a-1", replace(spec, limits=replace(spec.limits, max_runtime_s=1.0)))
+    blind = world.governor(lost)
+    blind.run_pass()
+    world.later(300)
+    world.cloud.take_back()
+    blind.run_pass()
+    assert world.sightings() == [] and len(world.state("a-1").claims) == 2
+    world.submit_stop("a-1")
+    world.later(300)
+    blind.run_pass()
+    world.cloud.take_back()
+    world.later(300)
+    blind.run_pass()
+    assert world.state("a-1").ended is not None
+    assert list(world.store.list(layout.ACTIVE)), "it is not forgotten while this is missing"
+    world.governor().run_pass()
+    assert not list(world.store.list(layout.ACTIVE))
+    assert sorted(key.rpartition("/")[2].split(".")[2] for key in world.sightings()) == ["reclaimed", "served"]
+
+
+def test_a_governor_that_may_not_write_there_forgets_jobs_all_the_same(world: World) -> None:
+    def denied(operation: str, key: str) -> Fault | None:
+        wrong = operation == "create" and key.startswith(layout.MARKET)
+        return Fault(error=StoreDenied("not allowed")) if wrong else None
+
+    world.submit("a-1", make_spec())
+    governor = world.governor(denied)
+    governor.run_pass()
+    world.submit_stop("a-1")
+    world.cloud.take_back()
+    for _ in range(3):
+        world.later(300)
+        governor.run_pass()
+    assert world.state("a-1").ended is not None and not list(world.store.list(layout.ACTIVE))
+
+
+def test_a_job_avoids_the_zone_that_took_others_back(world: World) -> None:
+    for number in range(3):
+        job = f"bad-{number}"
+        world.submit(job, make_spec())
+        governor = world.governor()
+        governor.run_pass()
+        world.cloud.take_back()
+        world.cloud.dry = {SPOT_A.key, SPOT_B.key, ON_DEMAND.key}
+        world.later(60)
+        governor.run_pass()
+        world.cloud.dry = set()
+        for meta in list(world.store.list(layout.ACTIVE)):
+            world.store.delete([meta.key])
+    taken = [key for key in world.sightings() if ".reclaimed." in key]
+    assert len(taken) == 3 and all("/a/spot/" in key for key in taken)
+    world.submit("new-1", make_spec())
+    world.later(3600)
+    world.governor().run_pass()
+    (claim,) = world.state("new-1").open_claims
+    assert claim.offering == SPOT_B and "rather than m1 spot in a (" in claim.reason
+
+
+def test_one_look_serves_all_jobs_of_a_pass_and_those_without_spot_need_none(world: World) -> None:
+    for number in range(5):
+        world.submit(f"a-{number}", make_spec())
+    world.governor().run_pass()
+    looks = [key for key in world.listed if key.startswith(layout.MARKET)]
+    assert sorted(looks) == ["market/2025-12-31/sim/", "market/2026-01-01/sim/"]
+    other = World()
+    other.submit("a-1", make_spec(spot="never"))
+    other.governor().run_pass()
+    assert not [key for key in other.listed if key.startswith(layout.MARKET)]
+
+
+def test_a_store_that_does_not_tell_changes_nothing(world: World) -> None:
+    def silent(operation: str, key: str) -> Fault | None:
+        return Fault() if operation == "list" and key.startswith(layout.MARKET) else None
+
+    world.submit("a-1", make_spec())
+    done = world.governor(silent).run_pass()
+    assert done.problems == {} and len(world.state("a-1").open_claims) == 1
+    assert MarketReader(world.store.client(silent), at(0), NO_RULES).of("sim") == UNKNOWN
+
+
+# ── Alone ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def reclaimed(at_s: float, job: str = "job-1") -> JobState:
+    claim = (Claimed(offering=SPOT_A, nodes=1), at_s - 120.0)
+    return make_state(claim, (Launched(2, nodes(2)), at_s - 60.0), (Closed(2, "reclaimed", "notice"), at_s), job=job)
+
+
+def test_it_is_read_as_far_back_as_a_rule_looks() -> None:
+    store = MemoryStore(lambda: at(0))
+    MarketWriter(store).note(None, reclaimed(3600.0))
+    now, week = at(5 * 86400), parse_policy(b"rules:\n- market: {over: 7d}\n", "p.yaml")
+    assert MarketReader(store, now, NO_RULES).of("sim") == UNKNOWN
+    found = MarketReader(store, now, week).of("sim")
+    assert found.lately(SPOT_A, now, 7 * 86400.0) == Tally(1, 0, 1, 1 / 60)
+    assert MarketReader(store, now, week).of("other") == UNKNOWN
+
+
+def test_what_is_older_than_a_month_is_forgotten() -> None:
+    store = MemoryStore(lambda: at(0))
+    writer = MarketWriter(store)
+    for day in (0, 1, 30, 31):
+        writer.note(None, reclaimed(86400.0 * day + 3600.0, f"job-{day}"))
+    kept = {meta.key.split("/")[1] for meta in store.list(layout.MARKET)}
+    assert kept == {(at(0) + timedelta(days=day)).date().isoformat() for day in (1, 30, 31)}
+    writer.complete(_ended(reclaimed(3600.0), 86400.0 * 40))
+    assert {meta.key.split("/")[1] for meta in store.list(layout.MARKET)} == kept, "and is not brought back"
+
+
+def _ended(state: JobState, at_s: float) -> JobState:
+    events = (Claimed(offering=SPOT_A, nodes=1), Closed(2, "dry", "no-capacity"))
+    ended = make_state(*events, (Ended(outcome="failed", rule="any"), at_s)).ended
+    return replace(state, ended=ended)
+
+
+def test_only_a_store_that_does_not_answer_is_asked_again() -> None:
+    for error, raises in ((StoreUnavailable("?"), True), (StoreDenied("no"), False)):
+
+        def fails(_operation: str, _key: str, error: StoreError = error) -> Fault:
+            return Fault(error=error)
+
+        writer = MarketWriter(MemoryStore(lambda: at(0)).client(fails))
+        writer.note(None, reclaimed(100.0))
+        if raises:
+            with pytest.raises(StoreUnavailable):
+                writer.complete(_ended(reclaimed(100.0), 200.0))
+        else:
+            writer.complete(_ended(reclaimed(100.0), 200.0))
