@@ -14,7 +14,7 @@ from stoker.errors import StoreUnavailable
 from stoker.fold import JobState, fold
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.observe import Memory, active_jobs
-from stoker.model import Claimed, Entry, Known, Unknown, Warned
+from stoker.model import Claimed, Entry, Known, Launched, Unknown, Warned
 from stoker.spent import read_spent
 from stoker.testing.memory import Fault
 from stoker.testing.sim import Caller, World
@@ -97,15 +97,46 @@ def spent(world: Watched, told: dict[str, list[Entry]], team: str, moment: datet
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_governor_claims_once_the_money_is_spent(seed: int) -> None:
+    """Nor launches what another claimed, and left behind, before it was spent."""
     world = play(seed)
     told = logs(world)
     for job, entries in told.items():
         team = world.jobs[job].spec.tags["team"]
         for entry in entries:
-            if isinstance(entry.event, Claimed):
-                began_s = max(moment for moment in world.began[entry.by] if at(moment) <= entry.at)
-                before = spent(world, told, team, at(began_s))
-                assert before < DOLLARS, "\n".join([f"{job} #{entry.seq}: ${before} were spent", *world.trace])
+            began = [at(moment) for moment in world.began.get(entry.by, ()) if at(moment) <= entry.at]
+            match entry.event:
+                case Claimed():
+                    pass
+                case Launched(claim=claim) if began and (began[-1] - entries[claim - 1].at).total_seconds() > 60:
+                    pass
+                case _:
+                    continue
+            before = spent(world, told, team, began[-1])
+            assert before < DOLLARS, "\n".join([f"{job} #{entry.seq}: ${before} were spent", *world.trace])
+
+
+def test_who_looks_at_one_job_counts_what_the_others_spend() -> None:
+    """Also one that has never seen them, as a function does that an event starts."""
+    world = make_world(1)
+    world.quiet = True
+    world.scenario = replace(world.scenario, rates=dict.fromkeys(RATES, 0.0))
+    first, second = (replace(job, spec=replace(job.spec, tags={"team": "a"})) for job in list(world.jobs.values())[:2])
+    world.jobs = {job.name: replace(job, work=10**6) for job in (first, second)}
+    policies.write(world.store, POLICY, "jane")
+    world.submit(world.jobs[first.name])
+    world.one_pass(world.callers[0])
+    world.run_until(3600.0)
+    world.submit(world.jobs[second.name])
+    for only in ({second.name}, {second.name, first.name}):
+        governor = world._new_governor(world.callers[1])
+        done = governor.run_pass(only=only)
+        state = log.read(world.store, second.name)
+        assert state is not None and not state.claims
+        assert "policy money" in done.waiting[second.name]
+    policies.write(world.store, POLICY.replace(str(DOLLARS), "500"), "jane")
+    world._new_governor(world.callers[1]).run_pass(only={second.name})
+    state = log.read(world.store, second.name)
+    assert state is not None and state.claims
 
 
 def test_the_edge_is_reached() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker import facts
-from stoker.core import gate, orphans, retry
+from stoker.core import gate, orphans, retiring, retry
 from stoker.core.decide import _Decision
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
@@ -136,7 +136,7 @@ def nothing_is_swept(patch: Patch) -> None:
 
 
 def a_job_is_forgotten_at_its_end(patch: Patch) -> None:
-    patch.setattr(_Decision, "_nothing_unnamed", lambda self: True)
+    patch.setattr(retiring, "unnamed_left", lambda job, now: None)
     patch.setattr(JobSnapshot, "is_gone", lambda self, instance: True)
 
 

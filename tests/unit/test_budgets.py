@@ -264,3 +264,20 @@ def test_days_sum_to_what_the_job_cost() -> None:
     assert sum(cost.spent or 0.0 for cost in days.values()) == pytest.approx(job_cost(state, now).spent)
     assert days[TODAY].spent == pytest.approx(6400 / 3600 * 2 * 3.0)
     assert sum(each.machine_s for each in spells(state, now, since=at(399000.0))) == pytest.approx(1000.0)
+
+
+def test_a_claim_that_was_left_behind_is_not_launched_on_money_that_is_spent() -> None:
+    by = policy(BUDGET)
+    left = make_snapshot(make_state((Claimed(offering=ON_DEMAND, nodes=1), 0.0)))
+    warned = Warned(code="policy:money:2026-01-01:warning")
+
+    def plan(dollars: float, now_s: float) -> Plan:
+        return decided(by, spent(dollars), job=left, now_s=now_s)
+
+    assert [type(action) for action in plan(11.0, 59.0).actions] == [Launch, Append], "somebody is just launching it"
+    assert events(plan(11.0, 59.0)) == [warned]
+    (closed,) = events(plan(11.0, 60.0))
+    assert closed == Closed(claim=2, outcome="abandoned", rule="policy:money", restart=True)
+    assert isinstance(plan(7.0, 60.0).actions[0], Launch)
+    unknown = decide_job(replace(left, books=Unknown("no answer")), by, at(1000.0))
+    assert [type(action) for action in unknown.actions] == [Launch], "it was decided on when the sum was known"

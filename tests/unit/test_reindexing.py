@@ -13,6 +13,7 @@ from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Offering, Record
 from stoker.reindexing import reindex
+from stoker.spent import read_spent
 from stoker.store import Store, open_store
 
 OFFERING = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
@@ -45,6 +46,7 @@ def test_index_and_markers_come_back_from_the_logs(store: Store) -> None:
     )
     store.delete([meta.key for prefix in (layout.ACTIVE, layout.INDEX) for meta in store.list(prefix)])
     done = reindex(store)
+    assert {each.job for each in read_spent(store, [layout.SPENT])} == {gone}, "what it spent, too"
     assert (done.jobs, done.marked, done.problems) == (3, 1, {})
     assert active_jobs(store) == {running: (1,)}
     phases = {job: index.read_index(store, job) for job in (running, ended, gone)}

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, gate, governance, limits, orphans, retry, watching
+from stoker.core import budgets, gate, governance, limits, orphans, retiring, retry, watching
 from stoker.core.costs import span_s
-from stoker.core.hold import hold_of
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
 from stoker.core.silence import mass_silence, silent_etag
@@ -102,54 +101,12 @@ class _Decision:
 
     def _retire(self) -> None:
         """Forget an ended job once its machines are positively gone."""
-        ended = self.state.ended
-        assert ended is not None
-        named = [node.instance for claim in self.state.claims for node in claim.launched or ()]
-        if not all(self.job.is_gone(instance) for instance in named):
-            self.waiting = "ended; its machines are not known to be gone yet"
-            hold = hold_of(self.state, self.job.spec)
-            if hold is not None and self.now < hold.ends_at:
-                self.waiting = f"ended; held for a look until {hold.until:%Y-%m-%d %H:%M:%S} UTC"
-                self.wakes.append(hold.ends_at)
-            return
-        if not self._nothing_unnamed():
-            return
-        markers = tuple(marker for marker in self.job.markers if marker <= ended.seq or self._came_to_nothing(marker))
-        if markers:
-            self.actions.append(Unmark(self.state.job, markers, "ended, and every machine is gone"))
-
-    def _came_to_nothing(self, marker: int) -> bool:
-        """Whether a marker announces a `resume` that did not live to open the job: nobody else would ever remove it."""
-        written = self.job.announced.get(marker)
-        if written is None:
-            return False
-        left = self.policy.announced_s - (self.now - written).total_seconds()
-        if left > 0:
-            self.waiting = "ended; a resume was announced and has not come yet"
-            self._wake_in(left)
-        return left <= 0
-
-    def _nothing_unnamed(self) -> bool:
-        """Whether no machine is left that the log does not name: one whose launch's reply was lost, or that came late.
-
-        A list may lag, so claims that never got their `launched` are given the age at which machines are listed.
-        """
-        listed = self.job.instances
-        if not isinstance(listed, Known) or any(instance.state != "gone" for instance in listed.value):
-            self.waiting = "ended; the provider's list is not known to be free of its machines yet"
-            if isinstance(listed, Known):
-                # One that is too young to be taken for an orphan is ended when it is old enough.
-                born = max(instance.created_at for instance in listed.value if instance.state != "gone")
-                self._wake_in(max(0.0, self.job.capabilities.newborn_s - (self.now - born).total_seconds()) + 1.0)
-            return False
-        for claim in self.state.claims:
-            if claim.launched is None and claim.closed_at is not None:
-                left = self.job.capabilities.newborn_s - (self.now - claim.closed_at).total_seconds()
-                if left > 0:
-                    self.waiting = "ended; a machine of a claim that was not launched may still show up"
-                    self._wake_in(left)
-                    return False
-        return True
+        found = retiring.retire(self.job, self.policy, self.now)
+        self.waiting = found.waiting
+        if found.wake_at is not None:
+            self.wakes.append(found.wake_at)
+        if found.markers:
+            self.actions.append(Unmark(self.state.job, found.markers, "ended, and every machine is gone"))
 
     def _over(self, claim: Claim) -> bool:
         """Whether every rank has exited or is gone. Both are facts that cannot reverse."""
@@ -278,8 +235,22 @@ class _Decision:
         if (self.now - claim.at).total_seconds() >= self.job.capabilities.token_lifetime_s:
             closed = Closed(claim=claim.number, outcome="abandoned", rule="token-expired", restart=True)
             return self._append(closed, "too late to launch it safely")
+        kept_back = self._left_behind(claim)
+        if kept_back is not None:
+            closed = Closed(claim=claim.number, outcome="abandoned", rule=kept_back.rule, restart=True)
+            return self._append(closed, kept_back.reason)
         self.actions.append(Launch(self.state.job, claim.number, claim.reason))
         return False
+
+    def _left_behind(self, claim: Claim) -> budgets.Held | None:
+        """The budget that was spent since the claim was made, where nobody has finished it: that would be a new launch.
+
+        Whoever is launching it at this moment gives back what comes too late. What is not known closes nothing.
+        """
+        if (self.now - claim.at).total_seconds() < self.policy.unfinished_s or not isinstance(self.job.books, Known):
+            return None
+        found = budgets.judge(self.policy.house, self.subject, self.job.books, self.now)
+        return next((each for each in found if isinstance(each, budgets.Held)), None)
 
     def _drain_broken_gang(self, claim: Claim) -> bool:
         """One rank gone ends all its ranks, saving first if they train."""

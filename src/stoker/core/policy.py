@@ -25,6 +25,8 @@ class Policy:
     # A dry offering is left alone this long, doubled for each dry one in a row, up to the most.
     dry_first_s: float = 2.0
     dry_most_s: float = 300.0
+    # A claim is launched at once. One that has waited for so long was left behind, and may find its budget spent.
+    unfinished_s: float = 60.0
     # Failures before a step or a checkpoint was made are start-up failures while younger than this.
     startup_s: float = 60.0
     # A checkpoint that kills this many attempts at start-up is poisoned.

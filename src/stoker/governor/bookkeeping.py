@@ -8,7 +8,7 @@ from datetime import datetime
 
 from stoker import log
 from stoker.core.budgets import Books, Expense, close_books, concerned, period_of
-from stoker.core.snapshot import Snapshot
+from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.core.spending import dearest
 from stoker.errors import StokerError
 from stoker.fold import JobState
@@ -50,7 +50,7 @@ class Bookkeeper:
             return snapshot
         for job in snapshot.jobs:
             self._read[job.state.job] = job.state
-        wanted = any(job.offerings is not None and concerned(house, job.spec.tags) for job in snapshot.jobs)
+        wanted = any(_launches(job) and concerned(house, job.spec.tags) for job in snapshot.jobs)
         if not wanted and (snapshot.partial or not self._is_due(passed_s)):
             return snapshot
         books = self.look(house, now)
@@ -97,6 +97,11 @@ class Bookkeeper:
         if due:
             self._warned_s = passed_s
         return due
+
+
+def _launches(job: JobSnapshot) -> bool:
+    """Whether it wants a machine, or has a claim that somebody has to finish."""
+    return job.offerings is not None or any(claim.launched is None for claim in job.state.open_claims)
 
 
 def _prefixes(house: House, now: datetime) -> tuple[str, ...]:
