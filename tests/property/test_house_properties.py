@@ -85,6 +85,8 @@ OTHERS = st.sampled_from(
         "max_wait: 1h, then: on-demand",
         "max_cost: 0.01",
         "max_cost: 5, then: refuse",
+        "budget: {dollars: 5, period: day}",
+        "budget: {dollars: 5, period: month, by: team}, then: warn",
         "max_retries: 0",
         "resume: {min_runtime: 1s, times: 2}",
         "resume: {times: 0}",
