@@ -63,6 +63,7 @@ _CLIENT_ONLY = (
     "heeding.py",
     "inputs.py",
     "jobfile/",
+    "notify/",
     "pack.py",
     "policies.py",
     "policyfile.py",

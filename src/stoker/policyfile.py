@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from stoker.errors import SpecError
 from stoker.jobfile.document import Layer, read_layer
 from stoker.jobfile.fields import public_name
 from stoker.jobfile.parse import SectionReader
-from stoker.rules import SUBJECTS, House, Rule, SageMaker
+from stoker.notify import address
+from stoker.rules import SUBJECTS, Channel, House, Rule, SageMaker
 
 # Far more than any house has. A governor reads it in every pass.
 MOST_BYTES = 256 * 1024
@@ -28,6 +30,7 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     reader = SectionReader(House)
     house: House = reader.section(House, layer.root, "")
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
+    notify = _named_channels(house.notify, reader, layer)
     if house.sagemaker is not None:
         _check_regions(house.sagemaker, reader, layer)
     seen: dict[str, int] = {}
@@ -36,7 +39,26 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
             problem = f"is called {rule.name}, as rules[{seen[rule.name]}] is; give it a name of its own"
             raise _where(reader, layer, f"rules[{number}]", "name", problem)
         seen[rule.name] = number
-    return replace(house, rules=rules, digest=codec.digest(data), version=version)
+    return replace(house, rules=rules, notify=notify, digest=codec.digest(data), version=version)
+
+
+def _named_channels(channels: tuple[Channel, ...], reader: SectionReader, layer: Layer) -> tuple[Channel, ...]:
+    """Each with a name of its own. Several may have one address. Raises SpecError for two of one name."""
+    taken = {channel.name for channel in channels if channel.name}
+    found: list[Channel] = []
+    for number, channel in enumerate(channels):
+        path = f"notify[{number}]"
+        if channel.name and any(channel.name == other.name for other in found):
+            raise _where(reader, layer, path, "name", f"{channel.name} is another's name already")
+        name = channel.name or _free(address.short(channel.to), taken)
+        taken.add(name)
+        found.append(replace(channel, name=name))
+    return tuple(found)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    numbers = itertools.chain(("",), (f"-{number}" for number in itertools.count(2)))
+    return next(f"{name}{number}" for number in numbers if f"{name}{number}" not in taken)
 
 
 def subject_key(subject: str) -> str:

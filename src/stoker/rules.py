@@ -12,13 +12,28 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import date
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 from stoker.spec import part
 
 # What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
 # attempt is on-demand, or may be; no further launch for now.
 Then = Literal["warn", "refuse", "stop", "restart", "on-demand", "wait"]
+# What people can be told of.
+EventKind = Literal[
+    "started",  # the first attempt has its machines
+    "reclaimed",  # its machines are taken back
+    "resumed",  # the next attempt has its machines
+    "stalled",  # it stands still
+    "rule",  # a rule of the house is broken
+    "budget",  # a budget is nearly used up, or is
+    "warning",  # another thing that somebody should know
+    "failed",
+    "stopped",  # a person asked
+    "finished",
+    "orphan",  # a machine that no job owned was ended, or something that one left was removed
+]
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
 # A value of a tag, as a rule names it: any, one of these, or whatever the pattern matches whole.
 Wanted = tuple[str, ...]
 ANY = "any"
@@ -212,10 +227,24 @@ class SageMaker:
 
 
 @dataclass(frozen=True)
+class Channel:
+    """Where the house tells what happens to its jobs."""
+
+    # An address alone is a channel, too.
+    SHORT: ClassVar[str] = "to"
+    to: str = part("an address, or a reference to one that is a secret", form="address")
+    name: str = part("what it is called; default: its kind", form="name", default="")
+    events: tuple[EventKind, ...] = part("only these", form="events", default=())
+    scope: dict[str, Wanted] = part("only about jobs with these tags", form="wanted", factory=dict, key="for")
+    at_most: int = part("most messages an hour; what is more waits, and comes together", default=20, least=1)
+
+
+@dataclass(frozen=True)
 class House:
     """The policy of a store."""
 
     rules: tuple[Rule, ...] = part("what every job obeys, in this order", form="sections", default=())
+    notify: tuple[Channel, ...] = part("where the house tells what happens", form="sections", default=())
     sagemaker: SageMaker | None = part("training jobs of SageMaker that others started", default=None)
     # Of the text that it was read from. Decisions record it.
     digest: str = ""

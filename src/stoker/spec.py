@@ -329,7 +329,12 @@ class Spec:
     limits: Limits = part("bounds on time, money and waiting", factory=Limits)
     retry: Retry = part("when it is tried again", factory=Retry)
     logs: Logs = part("where logs go besides the store", factory=Logs)
-    notify: tuple[str, ...] = part("where to tell about it", form="words", default=())
+    notify: tuple[str, ...] = part(
+        "where to tell what happens to it, besides where the house does: sns:ARN, https://…, an Apprise URL, or a "
+        "reference to one: env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME",
+        form="addresses",
+        default=(),
+    )
     tags: dict[str, str] = part("labels for people and rules", form="tags", factory=dict)
     # How numbers among `params` were written where that is not how they print (`3e-4`, `1.10`), so that the
     # command line gets what the person wrote. Not a field of the job file: the parser fills it in.

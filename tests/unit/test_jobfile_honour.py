@@ -41,7 +41,6 @@ def parse(text: str) -> Spec:
         ("retry.hold_on_failure", "retry: {hold_on_failure: 5m}"),
         ("logs.cloudwatch", "logs: {cloudwatch: /a}"),
         ("logs.cloud_logging", "logs: {cloud_logging: stoker}"),
-        ("notify", "notify: slack://x"),
     ],
 )
 def test_a_field_is_refused_by_name_unless_it_is_listed(field: str, text: str) -> None:
@@ -102,7 +101,7 @@ tags: {a: b}
 def test_everything_that_is_refused_is_named() -> None:
     with pytest.raises(SpecError) as caught:
         check_honoured(parse(EXAMPLE), "ec2", able())
-    for field in ("resources.gpus", "environment.python", "notify", "inputs.val", "resources.gce"):
+    for field in ("resources.gpus", "environment.python", "logs.cloudwatch", "inputs.val", "resources.gce"):
         assert field in str(caught.value)
     assert "resources.ec2" not in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -121,7 +121,7 @@ def test_every_field_at_once() -> None:
         limits=Limits(max_runtime_s=86400.0, max_cost=200.0, max_wait_s=21600.0, stall_s=900.0),
         retry=Retry(spot_again_s=43200.0, spot_wait_s=7200.0, hold_on_failure_s=600.0),
         logs=Logs(cloudwatch="/stoker/jobs", cloud_logging="stoker"),
-        notify=("slack://team",),
+        notify=("sns:arn:aws:sns:us-east-1:123456789012:training", "aws-sm:team/slack"),
         tags={"project": "vision", "user": "jane"},
     )
 
@@ -451,7 +451,7 @@ _jobs = st.fixed_dictionaries(
         ),
         "env": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), _words),
         "nodes": st.integers(1, 100),
-        "notify": st.lists(_words),
+        "notify": st.lists(st.from_regex(r"(env:[A-Z]{1,5}|json://[a-z]{1,9})", fullmatch=True), unique=True),
         "resources": st.fixed_dictionaries(
             {},
             optional={

@@ -49,12 +49,17 @@ def fetch_all(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[st
 
 
 def fetch(
-    field: str, reference: str, environ: Mapping[str, str], *, sleep: Callable[[float], None] = time.sleep
+    field: str,
+    reference: str,
+    environ: Mapping[str, str],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    patience_s: float = PATIENCE_S,
 ) -> str:
     """The secret that `reference` names, for `field`. Not empty.
 
-    Asks again for a while where a service does not answer. Raises SetupFailed, naming the field: `user` where it was
-    refused, or is not there; not `user` where there was no answer.
+    Asks again for a while, `patience_s` at most, where a service does not answer. Raises SetupFailed, naming the
+    field: `user` where it was refused, or is not there; not `user` where there was no answer.
     """
     try:
         wanted = references.parse(reference)
@@ -67,7 +72,7 @@ def fetch(
         except _Never as refused:
             raise SetupFailed(f"{field}: {refused}", user=True) from None
         except _Later as later:
-            if time.monotonic() + pause_s - began_s >= later.patience_s:
+            if time.monotonic() + pause_s - began_s >= min(patience_s, later.patience_s):
                 hint = f"; {later.hint}" if later.hint else ""
                 raise SetupFailed(f"{field}: {later}{hint}", user=bool(later.hint)) from None
             _log.warning("%s: %s; asking again", field, later)

@@ -26,14 +26,14 @@ def sweep(job: JobSnapshot, now: datetime) -> list[Terminate]:
         if instance.state in _ALIVE:
             reason = _nobody_keeps(job, instance, now)
             if reason:
-                found.append(_terminate(instance, reason))
+                found.append(_terminate(instance, reason, orphan=is_orphan(instance, job.state)))
     return found
 
 
 def strays(snapshot: Snapshot, now: datetime) -> list[Terminate]:
     """Machines whose job has no log at all."""
     return [
-        _terminate(instance, "its job is not in the store")
+        _terminate(instance, "its job is not in the store", orphan=True)
         for instance in sorted(snapshot.strays, key=lambda instance: instance.id)
         if instance.state in _ALIVE and not _newborn(instance, snapshot.newborn_s.get(instance.provider), now)
     ]
@@ -65,6 +65,11 @@ def why_left(leftover: Leftover, state: JobState | None, newborn_s: float, now: 
     return "its job is not in the store" if state is None else "its claim is not in the log"
 
 
+def is_orphan(thing: Instance | Leftover, state: JobState | None) -> bool:
+    """Whether no claim stands behind it. What a closed claim leaves is swept all the time, and no news."""
+    return state is None or state.claim(thing.claim) is None
+
+
 def _nobody_keeps(job: JobSnapshot, instance: Instance, now: datetime) -> str | None:
     state = job.state
     claim = state.claim(instance.claim)
@@ -86,11 +91,12 @@ def _newborn(instance: Instance, newborn_s: float | None, now: datetime) -> bool
     return newborn_s is None or (now - instance.created_at).total_seconds() < newborn_s
 
 
-def _terminate(instance: Instance, reason: str) -> Terminate:
+def _terminate(instance: Instance, reason: str, *, orphan: bool = False) -> Terminate:
     return Terminate(
         job=instance.job,
         instance=instance.id,
         provider=instance.provider,
         reason=reason,
         region=instance.region,
+        orphan=orphan,
     )

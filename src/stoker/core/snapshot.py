@@ -172,6 +172,8 @@ class Terminate:
     provider: str
     reason: str
     region: str | None = None
+    # No claim of any job ever named it, nor could: people want to hear of that.
+    orphan: bool = False
 
 
 @dataclass(frozen=True)

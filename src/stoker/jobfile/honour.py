@@ -43,6 +43,7 @@ ALWAYS_HONOURED = frozenset(
         "resume_from",
         "outputs",
         "metrics",
+        "notify",
         "limits.max_runtime",
         "limits.max_cost",
         "limits.max_wait",

@@ -176,9 +176,19 @@ class SectionReader:
 
     def _sections(self, info: Field, node: Node, path: str) -> tuple[Any, ...]:
         (cls, _) = get_args(info.hint)
+        if isinstance(node.value, str) and hasattr(cls, "SHORT"):
+            return (self._one(cls, node, path),)
         if not isinstance(node.value, tuple):
             raise values.wrong(node, path, "a list")
-        return tuple(self.section(cls, each, f"{path}[{number}]") for number, each in enumerate(node.value))
+        return tuple(self._one(cls, each, f"{path}[{number}]") for number, each in enumerate(node.value))
+
+    def _one(self, cls: type, node: Node, path: str) -> Any:
+        """A section, or only what it says first of all where that is enough."""
+        short = getattr(cls, "SHORT", None)
+        if short is None or isinstance(node.value, dict):
+            return self.section(cls, node, path)
+        self.origins[path] = node.origin
+        return cls(**{short: self._value(fields_of(cls)[short], node, path)})
 
     def _inputs(self, node: Node, path: str) -> dict[str, Input]:
         found = {}

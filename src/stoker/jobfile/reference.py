@@ -98,7 +98,7 @@ retry:
   resumes: 3
   hold_on_failure: 10m
 logs: {cloudwatch: /stoker/jobs, cloud_logging: stoker}
-notify: ["slack://team"]
+notify: ["sns:arn:aws:sns:us-east-1:123456789012:training", "aws-sm:team/slack"]
 tags: {project: vision, user: jane}
 """
 
@@ -119,6 +119,7 @@ _FORM_NAMES = {
     "tags": "names to text or numbers",
     "secrets": "names to references",
     "reference": "reference",
+    "addresses": "text or list",
     "packages": "text or list",
     "inputs": "names to a source, or `{from, mode, shard}`",
     "regexes": "names to regular expressions",

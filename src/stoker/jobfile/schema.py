@@ -51,6 +51,7 @@ _FORMS: dict[str, Schema] = {
         "additionalProperties": {"type": "string", "pattern": f"^({references.PATTERN})$"},
     },
     "reference": {"type": "string", "pattern": f"^({references.NAMELESS_PATTERN})$"},
+    "addresses": _WORDS,
     "packages": _WORDS,
     "regexes": {"type": "object", "additionalProperties": {"type": "string", "format": "regex"}},
     "image": {"type": "string"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from stoker import references
@@ -17,6 +18,8 @@ from stoker.containers import dlc, flags
 from stoker.errors import SpecError
 from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
+from stoker.notify import address
+from stoker.rules import KINDS
 from stoker.spec import Scalar
 
 Reader = Callable[[Node, str], Any]
@@ -200,6 +203,33 @@ def _reference(node: Node, path: str) -> str:
     raise node.origin.error(path, f"expected {references.expected()}; the secret itself never belongs here")
 
 
+def _address(node: Node, path: str) -> str:
+    if not isinstance(node.value, str):
+        raise wrong(node, path, "an address, such as sns:arn:aws:sns:… or https://…")
+    try:
+        address.kind_of(node.value)
+    except ValueError as error:
+        # It may hold a key, so it is not repeated.
+        raise node.origin.error(path, str(error)) from None
+    return node.value
+
+
+def _addresses(node: Node, path: str) -> tuple[str, ...]:
+    parts = node.value if isinstance(node.value, tuple) else (node,)
+    found = (_address(part, f"{path}[{index}]" if part is not node else path) for index, part in enumerate(parts))
+    return tuple(dict.fromkeys(found))
+
+
+def _events(node: Node, path: str) -> tuple[str, ...]:
+    found = words(node, path)
+    for index, name in enumerate(found):
+        if name not in KINDS:
+            close = get_close_matches(name, KINDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(KINDS)}"
+            raise node.origin.error(f"{path}[{index}]", f"there is no event {name!r}; {hint}")
+    return found
+
+
 def _packages(node: Node, path: str) -> tuple[str, ...]:
     found = words(node, path)
     for index, name in enumerate(found):
@@ -348,6 +378,9 @@ FORMS: dict[str, Reader] = {
     "tags": _tags,
     "secrets": _secrets,
     "reference": _reference,
+    "address": _address,
+    "addresses": _addresses,
+    "events": _events,
     "packages": _packages,
     "image": _image,
     "flags": _flags,

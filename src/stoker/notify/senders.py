@@ -1,0 +1,63 @@
+"""Send a letter somewhere. Each kind of address is one small function; all of them may block, and are cut off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from stoker.core.telling import Letter
+from stoker.errors import StokerError
+from stoker.notify import address
+
+Send = Callable[[Letter], None]
+
+# For each step of one message: to be connected, and to be answered.
+TIMEOUT_S = 5.0
+
+
+class NotSent(StokerError):
+    """It was refused, or nobody answered. Says why, without any part of the address that may be a key."""
+
+
+class NotHere(StokerError):
+    """This computer cannot use the channel: something is not installed or set. Another one may."""
+
+
+def open_sender(to: str, environ: Mapping[str, str] = os.environ) -> Send:
+    """What sends to an address. References are followed, libraries imported. Raises NotHere."""
+    if address.kind_of(to) == "reference":
+        to = follow(to, environ)
+    # Imported here: each of them needs something that most computers do not have.
+    match address.kind_of(to):
+        case "sns":
+            from stoker.notify.sns import open_topic
+
+            return open_topic(to)
+        case "webhook":
+            from stoker.notify.webhook import open_webhook
+
+            return open_webhook(to)
+        case _:
+            from stoker.notify.chat import open_chat
+
+            return open_chat(to)
+
+
+def follow(reference: str, environ: Mapping[str, str]) -> str:
+    """The address that a reference stands for. Raises NotHere."""
+    from stoker.agent.prepare import SetupFailed
+    from stoker.agent.secrets import fetch
+
+    try:
+        found = fetch(reference, reference, environ, patience_s=0.0).strip()
+    except SetupFailed as error:
+        where = "where the governor runs"
+        text = str(error).replace("in the environment that launched this node", where)
+        raise NotHere(text.replace("; set it where you run stoker", "")) from None
+    try:
+        kind = address.kind_of(found)
+    except ValueError:
+        kind = "reference"
+    if kind == "reference":
+        raise NotHere(f"{reference}: what is kept there is no address")
+    return found

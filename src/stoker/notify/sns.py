@@ -1,0 +1,75 @@
+"""A topic of SNS. People who subscribed by mail read words; queues, functions and endpoints get the JSON of webhooks.
+
+https://docs.aws.amazon.com/sns/latest/api/API_Publish.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from stoker.core.telling import Letter
+from stoker.notify.address import topic_of
+from stoker.notify.body import body
+from stoker.notify.senders import TIMEOUT_S, NotHere, NotSent, Send
+
+# A message with all its forms has 256 KiB at most; the JSON is in it once for each kind of subscriber.
+_MOST_JSON = 40 * 1024
+_MOST_SUBJECT = 99
+
+
+def open_topic(to: str) -> Send:
+    """What publishes to this topic, with the credentials that boto3 finds. Raises NotHere without it."""
+    arn = topic_of(to)
+    assert arn is not None
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise NotHere("SNS needs boto3; pip install 'stoker[aws]'") from None
+    settings = Config(
+        connect_timeout=TIMEOUT_S,
+        read_timeout=TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": 2},
+        user_agent_extra="stoker",
+    )
+    try:
+        session = boto3.session.Session(region_name=os.environ.get("AWS_REGION") or None)
+        client = session.client("sns", region_name=arn.split(":")[3], config=settings)
+    except (BotoCoreError, ValueError) as error:
+        raise NotHere(f"AWS's settings cannot be used: {error}") from None
+
+    def send(letter: Letter) -> None:
+        # A FIFO topic drops what it has seen within five minutes, which is how long a sender has.
+        fifo = {"MessageGroupId": "stoker", "MessageDeduplicationId": letter.id} if arn.endswith(".fifo") else {}
+        try:
+            client.publish(
+                TopicArn=arn,
+                Subject=_subject(letter.title),
+                Message=json.dumps(_forms(letter)),
+                MessageStructure="json",
+                MessageAttributes={"id": {"DataType": "String", "StringValue": letter.id}},
+                **fifo,
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise NotSent(str(error)) from None
+
+    return send
+
+
+def _forms(letter: Letter) -> dict[str, str]:
+    """The message as each kind of subscriber gets it; `default` is for those that are not named."""
+    tree = body(letter)
+    while len(json.dumps(tree)) > _MOST_JSON and tree["events"]:
+        dropped = tree["events"].pop()
+        tree["more"] = {**tree["more"], dropped["kind"]: tree["more"].get(dropped["kind"], 0) + 1}
+    data = json.dumps(tree)
+    words = f"{letter.title}\n\n{letter.text}"
+    return {"default": words, "sqs": data, "lambda": data, "http": data, "https": data, "firehose": data}
+
+
+def _subject(title: str) -> str:
+    """ASCII without control characters, which is all that SNS takes."""
+    plain = "".join(char if " " <= char <= "~" else "?" for char in title)
+    return f"[stoker] {plain}"[:_MOST_SUBJECT]

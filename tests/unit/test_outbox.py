@@ -1,0 +1,151 @@
+"""The outbox of a channel: what waits, who sends, how often, and when something is given up. Pure."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import codec
+from stoker.core.outbox import (
+    FRESH,
+    GIVE_UP,
+    HOUR,
+    MOST_WAITING,
+    PAUSES,
+    REMEMBERED,
+    SENDING,
+    Outbox,
+    begun,
+    delivered,
+    failed,
+    noted,
+    sendable_at,
+    tidied,
+)
+from stoker.core.telling import Told, orphan
+from stoker.testing.sim_data import at
+
+EMPTY = Outbox(to="https://hook.example/key", name="hook")
+
+
+def event(job: str = "a", seq: int = 3, at_s: float = 0.0) -> Told:
+    return Told("started", job, at(at_s), "", seq=seq)
+
+
+def test_an_event_is_noted_once() -> None:
+    box = noted(EMPTY, [event()], {"a": 5}, at(1))
+    assert box.waiting == (event(),) and box.cursors["a"].seq == 5
+    assert noted(box, [event()], {"a": 5}, at(2)) == box
+    # Somebody who looked earlier knows less, and changes nothing.
+    assert noted(box, [event()], {"a": 4}, at(2)) == box
+    more = noted(box, [event(), event(seq=6)], {"a": 6}, at(2))
+    assert [told.seq for told in more.waiting] == [3, 6]
+
+
+def test_yesterdays_news_of_a_job_that_nobody_looked_at_is_not_told() -> None:
+    late = at(0) + FRESH + timedelta(seconds=1)
+    box = noted(EMPTY, [event()], {"a": 5}, late)
+    assert box.waiting == () and box.cursors["a"].seq == 5
+    # One that was looked at before has waited for a governor.
+    assert noted(noted(EMPTY, [], {"a": 2}, at(0)), [event()], {"a": 5}, late).waiting == (event(),)
+
+
+def test_an_orphan_is_noted_once_however_often_it_is_ended() -> None:
+    lost = orphan("gone-1", "ec2 i-1", "nobody's", at(0))
+    box = noted(EMPTY, [lost], {}, at(0))
+    assert noted(box, [orphan("gone-1", "ec2 i-1", "nobody's", at(9))], {}, at(9)) == box
+    assert len(noted(box, [orphan("gone-1", "ec2 i-2", "nobody's", at(9))], {}, at(9)).waiting) == 2
+
+
+def test_cursors_are_kept_as_long_as_they_are_needed() -> None:
+    box = noted(EMPTY, [event("a"), event("b")], {"a": 5, "b": 5}, at(0))
+    later = at(0) + REMEMBERED + timedelta(seconds=1)
+    assert set(tidied(box, None, later).cursors) == {"a", "b"}, "not all active jobs are known"
+    assert set(tidied(box, ["b"], later).cursors) == {"b"}
+    assert set(tidied(box, [], at(60)).cursors) == {"a", "b"}
+
+
+def test_one_message_takes_all_that_waits() -> None:
+    box = begun(noted(EMPTY, [event("a"), event("b")], {}, at(0)), "m1", "g1", at(1))
+    assert box.sending is not None and [told.job for told in box.sending.events] == ["a", "b"]
+    assert box.waiting == () and box.pending
+    assert sendable_at(box, 20, at(2)) == at(1) + SENDING, "somebody sends; it is nobody else's yet"
+    done = delivered(box)
+    assert not done.pending and sendable_at(done, 20, at(2)) is None
+
+
+def test_who_dies_while_sending_is_followed_by_another() -> None:
+    box = begun(noted(EMPTY, [event("a")], {}, at(0)), "m1", "g1", at(1))
+    box = noted(box, [event("b")], {}, at(9))
+    taken = begun(box, "m2", "g2", at(1) + SENDING)
+    assert taken.sending is not None and taken.sending.by == "g2"
+    assert [told.job for told in taken.sending.events] == ["a", "b"]
+
+
+def test_a_channel_that_fails_is_tried_again_ever_later_and_given_up_at_last() -> None:
+    box, now, gaps = noted(EMPTY, [event()], {}, at(0)), at(0), []
+    while box.pending:
+        due = sendable_at(box, 20, now)
+        assert due is not None
+        gaps.append(due - now)
+        now = due
+        box = failed(begun(box, "m", "g", now), "answers with 500", now)
+    assert gaps[: len(PAUSES) + 1] == [timedelta(0), *PAUSES]
+    assert now - at(0) > GIVE_UP and len(gaps) < 15
+    assert (box.lost, box.failures > 3, box.problem) == (1, True, "answers with 500")
+    # A day later nobody needs to know; the next message is tried as ever.
+    late = now + REMEMBERED + timedelta(seconds=1)
+    assert tidied(box, None, late).lost == 0
+    again = delivered(begun(noted(box, [event(seq=9, at_s=0)], {}, now), "m", "g", now))
+    assert (again.failures, again.retry_at) == (0, None)
+
+
+def test_what_nobody_can_send_is_given_up() -> None:
+    box = noted(EMPTY, [event()], {}, at(0))
+    assert tidied(box, None, at(0) + GIVE_UP + timedelta(seconds=1)).lost == 1
+
+
+def test_more_than_anybody_reads_is_counted() -> None:
+    storm = [event(f"job-{n}") for n in range(MOST_WAITING + 700)]
+    box = noted(EMPTY, storm, {}, at(0))
+    assert len(box.waiting) == MOST_WAITING and box.more == {"started": 700}
+    again = noted(begun(box, "m", "g", at(0)), storm[:5], {}, at(1))
+    back = failed(again, "no", at(1))
+    assert len(back.waiting) == MOST_WAITING and back.more == {"started": 705}
+
+
+@given(limit=st.integers(1, 60), steps=st.lists(st.floats(0.0, 900.0), max_size=200))
+def test_no_more_messages_an_hour_than_allowed_and_none_waits_long(limit: int, steps: list[float]) -> None:
+    box, now, sent = EMPTY, at(0), []
+    for number, step in enumerate(steps):
+        now += timedelta(seconds=step)
+        box = noted(box, [event(f"job-{number}", at_s=(now - at(0)).total_seconds())], {}, now)
+        due = sendable_at(box, limit, now)
+        assert due is not None and due - now <= HOUR
+        if due <= now:
+            sent.append(now)
+            box = delivered(begun(tidied(box, None, now), str(number), "g", now))
+    for moment in sent:
+        assert len([at for at in sent if moment <= at < moment + HOUR]) <= limit
+
+
+def test_a_burst_goes_out_and_the_rest_is_spread() -> None:
+    box, now, sent = EMPTY, at(0), []
+    for number in range(4000):
+        box = noted(box, [event(f"job-{number}", at_s=number)], {}, now)
+        due = sendable_at(box, 20, now)
+        if due is not None and due <= now:
+            sent.append(number)
+            box = delivered(begun(box, "m", "g", now))
+        now += timedelta(seconds=1)
+    assert sent[:10] == list(range(10))
+    assert max(later - earlier for earlier, later in pairwise(sent)) <= 361
+
+
+def test_it_is_kept_as_json() -> None:
+    box = begun(noted(EMPTY, [event("a"), event("b", at_s=9)], {"a": 5}, at(0)), "m1", "g1", at(1))
+    box = failed(noted(box, [orphan("j", "t", "r", at(3))], {}, at(3)), "no", at(4))
+    assert codec.loads(Outbox, codec.dumps(box)) == box

@@ -1,0 +1,138 @@
+"""What people are told of, from the entries of a log, and in which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, tell, wants
+from stoker.model import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Submitted, Warned
+from stoker.policyfile import parse_policy
+from stoker.rules import Channel, House
+from stoker.testing.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
+
+HOUSE = parse_policy(
+    b"rules:\n- {stall: {}}\n- {max_cost: 5, audit: true}\n- {name: slow, min_gpu_utilization: {value: 80%}}\n", "p"
+)
+CLAIMED = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
+
+
+def told(*events: Event, house: House = HOUSE) -> list[Told]:
+    state = make_state(*events)
+    spec = replace(make_spec(), tags={"team": "nlp"})
+    log = entries([Submitted(spec_digest="0" * 64, submitter="jane"), *events])
+    return [found for entry in log if (found := tell(entry, state, spec, house)) is not None]
+
+
+def kinds(*events: Event, house: House = HOUSE) -> list[tuple[int, str]]:
+    return [(found.seq, found.kind) for found in told(*events, house=house)]
+
+
+def test_a_life_without_trouble() -> None:
+    done = Ended(outcome="succeeded", rule="finished", claim=2, closing=Closed(2, "succeeded", "finished"))
+    assert kinds(*CLAIMED, done) == [(3, "started"), (4, "finished")]
+    started, finished = told(*CLAIMED, done)
+    assert (started.job, started.name, started.tags, started.attempt) == (JOB, "sim", {"team": "nlp"}, 1)
+    assert (started.where, started.zone) == ("m1 spot in a", "a")
+    # Ten seconds at a dollar an hour.
+    assert finished.cost == pytest.approx(10 / 3600)
+
+
+def test_a_reclaim_that_nobody_announced_is_told_when_the_attempt_is_closed() -> None:
+    closed = Closed(2, "reclaimed", "reclaimed", restart=True)
+    again = (Claimed(offering=SPOT_B, nodes=1), Launched(5, nodes(5)))
+    assert kinds(*CLAIMED, closed, *again) == [(3, "started"), (4, "reclaimed"), (6, "resumed")]
+    assert told(*CLAIMED, closed, *again)[-1].attempt == 2
+
+
+def test_a_notice_is_told_at_once_and_only_once() -> None:
+    """The next attempt is claimed while the old one saves, again where there was no capacity, and starts first."""
+    first = Claimed(offering=SPOT_B, nodes=1, successor_of=2)
+    second = Claimed(offering=ON_DEMAND, nodes=1, successor_of=2)
+    events = (*CLAIMED, first, Closed(4, "dry", "no-capacity", restart=True), second, Launched(6, nodes(6)))
+    closed = Closed(2, "reclaimed", "reclaimed", restart=True)
+    assert kinds(*events, closed) == [(3, "started"), (4, "reclaimed"), (7, "resumed")]
+
+
+def test_what_comes_late_or_without_machines_is_no_news() -> None:
+    late = Closed(2, "abandoned", "token-expired", restart=True)
+    assert kinds(Claimed(offering=SPOT_A, nodes=1), late, Launched(2, nodes(2))) == []
+    assert kinds(*CLAIMED, Draining(2, "lost", "gang"), StopAsked(by="jane")) == [(3, "started")]
+
+
+def test_ends() -> None:
+    for outcome, kind in (("succeeded", "finished"), ("failed", "failed"), ("stopped", "stopped")):
+        assert kinds(Ended(outcome=outcome, rule="x")) == [(2, kind)]  # type: ignore[arg-type]
+    again = (Ended(outcome="stopped", rule="stop"), ResumeAsked(by="jane"), Claimed(offering=SPOT_A, nodes=1))
+    assert kinds(*CLAIMED, *again, Launched(6, nodes(6))) == [(3, "started"), (4, "stopped"), (7, "resumed")]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "rule", "audit"),
+    [
+        ("stall:2", "stalled", "stall", False),
+        ("policy:stall:2", "stalled", "policy:stall", False),
+        ("policy:slow:2", "rule", "policy:slow", False),
+        ("policy:max-cost", "rule", "policy:max-cost", True),
+        ("policy:gone-since", "rule", "policy:gone-since", False),
+        ("budget:team", "budget", "budget", False),
+        ("no-checkpoint:2", "warning", "no-checkpoint", False),
+    ],
+)
+def test_warnings(code: str, kind: str, rule: str, audit: bool) -> None:
+    found = told(*CLAIMED, Warned(code=code))[-1]
+    assert (found.kind, found.rule, found.audit, found.reason) == (kind, rule, audit, "warned at 4")
+
+
+def test_who_hears_of_it() -> None:
+    (failed,) = told(Ended(outcome="failed", rule="policy:max-nodes"))
+    (stopped,) = told(Ended(outcome="stopped", rule="stop"))
+    everything = Channel(to="x://y")
+    assert wants(everything, failed) and wants(everything, stopped)
+    assert wants(Channel(to="x://y", events=("failed",)), failed)
+    assert wants(Channel(to="x://y", events=("rule",)), failed), "a rule of the house caused it"
+    assert not wants(Channel(to="x://y", events=("rule",)), stopped)
+    assert wants(Channel(to="x://y", scope={"team": ("nlp", "vision")}), failed)
+    assert not wants(Channel(to="x://y", scope={"team": ("vision",)}), failed)
+    lost = orphan("gpt-1", "ec2 i-1", "its job is not in the store", at(0))
+    assert wants(everything, lost) and not wants(Channel(to="x://y", scope={"team": ("any",)}), lost)
+
+
+def test_words_for_one_event() -> None:
+    event = Told("failed", "gpt-7f3k", at(0), "exit code 1", seq=9, where="m1 spot in a", cost=1.234)
+    letter = compose("id", "s3://b/p", (event,))
+    assert letter.title == "gpt-7f3k failed"
+    assert letter.text.splitlines() == [
+        "gpt-7f3k failed: exit code 1 (m1 spot in a, $1.23 so far); `stoker logs gpt-7f3k`",
+        "(s3://b/p)",
+    ]
+    assert "audit" in line(replace(event, kind="rule", audit=True))
+    (removed,) = compose("id", "s", (orphan("gpt-1", "ec2 i-1", "its job is not in the store", at(0)),)).events
+    assert line(removed) == "ec2 i-1 was nobody's, and was removed: its job is not in the store (of gpt-1)"
+
+
+def test_a_storm_is_a_few_lines() -> None:
+    storm = tuple(Told("reclaimed", f"job-{n}", at(n), "notice", seq=3, zone="ab"[n % 2]) for n in range(1000))
+    other = Told("failed", "odd", at(0), "it broke", seq=5)
+    letter = compose("id", "s", (*storm, other), {"resumed": 700})
+    assert letter.title == "1001+ jobs: 700 resumed, 1000 reclaimed, 1 failed"
+    assert letter.text.splitlines() == [
+        "500 jobs were reclaimed in a: job-0, job-2, job-4 and 497 more",
+        "500 jobs were reclaimed in b: job-1, job-3, job-5 and 497 more",
+        "odd failed: it broke; `stoker logs odd`",
+        "and 700 more: resumed",
+        "(s)",
+    ]
+    scattered = tuple(replace(one, zone=str(n)) for n, one in enumerate(storm))
+    lines = compose("id", "s", scattered).text.splitlines()
+    assert len(lines) == MOST_LINES + 2 and lines[-2] == f"and {1000 - MOST_LINES} more"
+
+
+def test_a_reason_is_one_line_and_no_novel() -> None:
+    state = make_state(Ended(outcome="failed", rule="x"))
+    (_, entry) = entries([Submitted(spec_digest="0" * 64, submitter="j"), Ended(outcome="failed", rule="x")])
+    found = tell(replace(entry, reason="a\nb " * 1000), state, make_spec(), HOUSE)
+    assert found is not None and len(found.reason) == 300 and "\n" not in found.reason
+    assert found.at == at(0) + timedelta(seconds=10)
