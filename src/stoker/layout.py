@@ -18,6 +18,7 @@
     work/<job>/outputs/<claim>/…                      agents; plain files
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
+    told/<channel>/<n, 8 digits>.json                 governors, create-only: what was told through a channel, and waits
     active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
     spent/<year-month>/<day>/<job>/<seq>.<µ$>.<µ$ on-demand>.<tags>
                                                       governors, create-only: what an ended job spent on a day; it stays
@@ -55,6 +56,7 @@ WHEELS = "wheels/"
 INPUTS = "inputs/"
 # No job is called so: each has a suffix.
 ENVIRONMENTS = "work/environments/"
+TOLD = "told/"
 DRY = "dry/"
 PLACES = "places/"
 SPENT = "spent/"
@@ -213,6 +215,11 @@ def family_entry(region: str, origin: str, seq: int) -> str:
 
 def foreign_index(region: str) -> str:
     return f"{FOREIGN_INDEX}{region}.json"
+
+
+def told(channel: str, n: int) -> str:
+    """The n-th state of what is told through a channel; the newest counts."""
+    return f"{TOLD}{channel}/{number(n)}.json"
 
 
 def governor(name: str) -> str:

@@ -33,7 +33,7 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
     if not (watch or until_idle):
         _print_pass(governor.run_pass())
         return
-    governor.watch(until=lambda done: until_idle and done.active == 0, on_pass=_print_changes, on_error=_complain)
+    governor.watch(until=lambda done: until_idle and done.idle, on_pass=_print_changes, on_error=_complain)
 
 
 def _print_pass(done: Pass) -> None:

@@ -36,6 +36,8 @@ from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
 # After the end, machines are waited for this long: they leave by themselves.
 _RETIRE_S = 20.0
+# What is still to be told then is waited for this long.
+_TELLING_S = 10.0
 # A longer text is not printed as part of a request.
 _MOST_TEXT = 1000
 
@@ -267,11 +269,14 @@ def _governing(store: Store) -> Iterator[None]:
                 say(f"[stoker] the governor stumbled ({type(error).__name__}: {error}) and goes on")
                 enough.wait(1.0)
 
-    threading.Thread(target=work, name="governor", daemon=True).start()
+    thread = threading.Thread(target=work, name="governor", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         enough.set()
+        if governor.teller.pending:
+            thread.join(_TELLING_S)
 
 
 @contextmanager

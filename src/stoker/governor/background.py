@@ -177,7 +177,10 @@ def _govern(store: Store, lock: Path, handle: int) -> None:
         if time.monotonic() - failing_since > patience_s:
             raise _GiveUp(str(error))
 
-    Governor(store).watch(until=lambda done: done.active == 0 or _idle(store), on_pass=on_pass, on_error=on_error)
+    def until(done: Pass) -> bool:
+        return not done.untold and (done.active == 0 or _idle(store))
+
+    Governor(store).watch(until=until, on_pass=on_pass, on_error=on_error)
 
 
 def _check_home(lock: Path, handle: int) -> None:

@@ -12,7 +12,7 @@ from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.core.spending import dearest
 from stoker.errors import StokerError
 from stoker.fold import JobState
-from stoker.governor.observe import STUMBLES, Memory, each_job
+from stoker.governor.observe import STUMBLES, Memory, for_each
 from stoker.index import read_index, read_submission
 from stoker.layout import spent_day, spent_month
 from stoker.model import PROTOCOL_VERSION, Known, Observed, Unknown
@@ -59,7 +59,7 @@ class Bookkeeper:
     def look(self, house: House, now: datetime) -> Observed[Books]:
         """How they stand. Unknown when anything could not be read that belongs to the sum."""
         try:
-            found = [each for each in each_job(self._account, list(self._jobs), near=self.store.near) if each]
+            found = [each for each in for_each(self._account, list(self._jobs), near=self.store.near) if each]
             return Known(close_books(house, self._forgotten(house, now), found, now))
         except (StokerError, *STUMBLES) as error:
             return Unknown(str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}")

@@ -10,8 +10,9 @@ from datetime import datetime
 
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT, Policy
-from stoker.core.snapshot import Action, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.errors import StokerError, StoreError
+from stoker.core.snapshot import Action, JobSnapshot, Plan, Snapshot, Terminate, Unmark
+from stoker.core.telling import Told, leftover_name, orphan
+from stoker.errors import StokerError, StoreError, StoreUnavailable
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
@@ -21,6 +22,7 @@ from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, known_places, list_clouds, observe
+from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.log import new_token
 from stoker.providers.base import Wakes
 from stoker.spent import write_spent
@@ -35,6 +37,8 @@ TICK_NEAR_S = 2.0
 TICK_FAR_S = 15.0
 # Whoever makes a single pass sweeps; a loop need not in each.
 SWEEP_EVERY_S = 60.0
+# A job's end is told before the job is forgotten. A store in which nothing can be noted for so long holds up no job.
+NOTED_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,13 @@ class Pass:
     wake_in_s: float | None = None
     problems: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
+    # Something is still to be told that this governor may be able to tell.
+    untold: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do, as far as this pass saw."""
+        return self.active == 0 and not self.untold
 
 
 class Governor:
@@ -61,6 +72,7 @@ class Governor:
         name: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         token: Callable[[], str] = new_token,
+        teller: Teller | None = None,
     ) -> None:
         self.store = store
         self.fleet = fleet or Fleet(store.url)
@@ -72,6 +84,10 @@ class Governor:
         self.applier = Applier(store, self.fleet, self.memory, self.name, token)
         self.indexer = Indexer(store, self.memory, monotonic)
         self.bookkeeper = Bookkeeper(store, self.memory)
+        self.teller = teller or Teller(store, self.name, token)
+        # How long a pass waits for messages to be out.
+        self._patience_s = SINGLE_S
+        self._clock: StoreClock | None = None
         self._swept_s: float | None = None
         self._markets: MarketReader | None = None
 
@@ -92,7 +108,8 @@ class Governor:
         self.bookkeeper.begin(tuple(markers))
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
-        clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        clock = self._clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        self.teller.begin(self.policy.house)
         self._markets = MarketReader(self.store, clock.now(), self.policy.house)
         sweeping = only is None and self._sweep_is_due()
         observation = self._observe(markers, everywhere=sweeping)
@@ -109,6 +126,7 @@ class Governor:
         wakes = [plan.wake_at]
         for _ in range(MOST_ROUNDS):
             plan = self._recorded_first(plan, newest, waiting, clock)
+            plan = self._noted_first(plan, newest, clock)
             applied = self.applier.apply(plan)
             actions += applied.done
             problems |= applied.problems
@@ -127,8 +145,14 @@ class Governor:
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
         waiting |= {job: text for job, text in problems.items() if job in newest}
         self._index(tuple(newest.values()), waiting, clock)
+        removed = [
+            orphan(action.job, f"{action.provider} {action.instance}", action.reason, clock.now())
+            for action in actions
+            if isinstance(action, Terminate) and action.orphan
+        ]
         if sweeping:
-            problems |= self._sweep(observation)
+            problems |= self._sweep(observation, removed, clock)
+        problems |= self._tell(newest, removed, None if only is not None else set(markers), clock)
         return Pass(
             active=len(markers),
             at=clock.now(),
@@ -136,6 +160,7 @@ class Governor:
             wake_in_s=_soonest(wakes, clock),
             problems=problems,
             waiting=waiting,
+            untold=self.teller.pending,
         )
 
     def watch(
@@ -145,6 +170,7 @@ class Governor:
         on_error: Callable[[StokerError], None] | None = None,
     ) -> None:
         """Pass after pass until `until` says enough. Wakes at once for a notice or an exit on this computer."""
+        self._patience_s = WATCH_S
         while True:
             try:
                 done = self.run_pass()
@@ -157,6 +183,7 @@ class Governor:
             if on_pass is not None:
                 on_pass(done)
             if until(done):
+                self._finish_telling()
                 return
             self.sleep(done.wake_in_s)
 
@@ -188,12 +215,60 @@ class Governor:
             self._swept_s = self.monotonic()
         return due
 
-    def _sweep(self, observation: Observation) -> dict[str, str]:
+    def _sweep(self, observation: Observation, removed: list[Told], clock: StoreClock) -> dict[str, str]:
         """Remove what machines left beside them, in the places that were listed."""
         problems: dict[str, str] = {}
         for place in observation.listing.instances:
-            problems |= sweep(self.store, self.fleet, place).problems
+            swept = sweep(self.store, self.fleet, place)
+            problems |= swept.problems
+            removed += [orphan(each.job, leftover_name(each), why, clock.now()) for each, why in swept.orphans]
         return problems
+
+    # ── Telling people ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _noted_first(self, plan: Plan, newest: dict[str, JobSnapshot], clock: StoreClock) -> Plan:
+        """Without a marker nobody looks at a job again: its end is noted before, for whoever tells it."""
+        ending = {action.job for action in plan.actions if isinstance(action, Unmark)}
+        if not ending:
+            return plan
+        try:
+            self.teller.note(self._news({job: newest[job] for job in ending}), clock.now())
+        except StoreUnavailable:
+            held = {job for job in ending if _ended_lately(newest[job], clock.now())}
+            kept = (action for action in plan.actions if not (isinstance(action, Unmark) and action.job in held))
+            return replace(plan, actions=tuple(kept))
+        except Exception:  # noqa: BLE001 - whatever it is, it is told below, and no job waits for it
+            pass
+        return plan
+
+    def _tell(
+        self, newest: dict[str, JobSnapshot], removed: list[Told], active: set[str] | None, clock: StoreClock
+    ) -> dict[str, str]:
+        """After everything else, and whatever comes of it. Answers what went wrong."""
+        try:
+            self.teller.note(self._news(newest), clock.now(), more=removed, active=active)
+            return self.teller.send(clock.now, self._patience_s)
+        except StokerError as error:
+            return {"notify": str(error)}
+        except Exception as error:  # noqa: BLE001 - a side-channel: no bug in it may end a pass
+            return {"notify": f"{type(error).__name__}: {error}"}
+
+    def _finish_telling(self) -> None:
+        try:
+            if self._clock is not None:
+                self.teller.finish(self._clock.now)
+        except Exception:  # noqa: BLE001 - as above; what is not out, another governor sends
+            pass
+
+    def _news(self, jobs: dict[str, JobSnapshot]) -> dict[str, News]:
+        """What the appliers know is newer than what was observed; a job that was unmarked has been noted already."""
+        return {
+            job: News(self.memory.states.get(job, seen.state), seen.spec)
+            for job, seen in jobs.items()
+            if job in self.memory.states
+        }
+
+    # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, snapshot: Snapshot, clock: StoreClock) -> Plan:
         now = clock.now()
@@ -223,6 +298,11 @@ class Governor:
                 self.indexer.update(job, waiting.get(job.state.job, ""), clock.now())
             except (StoreError, *STUMBLES):
                 continue  # Derived: the next pass, or `stoker reindex`, writes it.
+
+
+def _ended_lately(job: JobSnapshot, now: datetime) -> bool:
+    ended = job.state.ended
+    return ended is not None and (now - ended.at).total_seconds() < NOTED_WITHIN_S
 
 
 def _soonest(wakes: list[datetime | None], clock: StoreClock) -> float | None:

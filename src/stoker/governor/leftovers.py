@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from stoker import log
 from stoker.core.hold import hold_of
-from stoker.core.orphans import why_left
+from stoker.core.orphans import is_orphan, why_left
 from stoker.errors import NotFound, ProviderError, StokerError, StoreError, Transient
 from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
@@ -19,9 +19,13 @@ from stoker.store import Store
 
 @dataclass
 class Swept:
-    """What was found to be nobody's, with the reason, and what could not be removed."""
+    """What was found to be nobody's, with the reason, and what could not be removed.
+
+    `orphans` are those of them that were removed and that no claim stands behind.
+    """
 
     found: list[tuple[Leftover, str]] = field(default_factory=list)
+    orphans: list[tuple[Leftover, str]] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
 
 
@@ -55,6 +59,8 @@ def sweep(
             swept.found.append((each, reason))
             if not dry:
                 provider.remove(each)
+                if is_orphan(each, states[each.job]):
+                    swept.orphans.append((each, reason))
         except NotFound:
             continue
         except Transient as error:

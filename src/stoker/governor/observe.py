@@ -39,6 +39,7 @@ from stoker.rules import NO_RULES, House
 from stoker.spec import Submission
 from stoker.store import Store
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 # What a bug raises, or something absurd that somebody's machine wrote. At the edge of a loop over jobs it concerns that
@@ -173,7 +174,7 @@ def observe(
         except (StokerError, *STUMBLES) as error:
             return error  # One job that cannot be read must not keep the others from being governed.
 
-    for job, found in zip(jobs, each_job(look, jobs, near=store.near), strict=True):
+    for job, found in zip(jobs, for_each(look, jobs, near=store.near), strict=True):
         if isinstance(found, JobSnapshot):
             snapshots.append(found)
         elif found is None:
@@ -344,9 +345,9 @@ def _offerings(fleet: Fleet, submission: Submission, house: House) -> Observed[t
         return Unknown(str(error))
 
 
-def each_job(look: Callable[[str], T], jobs: list[str], *, near: bool) -> list[T]:
-    """Look at every job, many at once where the store is far away."""
-    if near or len(jobs) < 2:
-        return [look(job) for job in jobs]
+def for_each(look: Callable[[S], T], things: list[S], *, near: bool) -> list[T]:
+    """Look at every one, many at once where the store is far away."""
+    if near or len(things) < 2:
+        return [look(thing) for thing in things]
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(look, jobs))
+        return list(pool.map(look, things))

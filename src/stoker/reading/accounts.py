@@ -7,7 +7,7 @@ from datetime import date, datetime, timedelta
 
 from stoker import index, layout, log
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.governor.observe import active_jobs, each_job
+from stoker.governor.observe import active_jobs, for_each
 from stoker.index import IndexRecord
 from stoker.spent import Spent, read_spent
 from stoker.store import Store
@@ -42,7 +42,7 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
             unread.append(job)
             return None
 
-    records = tuple(found for found in each_job(read, sorted(wanted), near=store.near) if found is not None)
+    records = tuple(found for found in for_each(read, sorted(wanted), near=store.near) if found is not None)
     known = {*listed, *(record.state.job for record in records)}
     spent = read_spent(store, _months(since.date(), now.date()) if since is not None else [layout.SPENT])
     return Accounts(records, tuple(each for each in spent if each.job not in known), tuple(sorted(unread)))

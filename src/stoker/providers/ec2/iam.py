@@ -28,7 +28,10 @@ _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateL
 # Who may write what: see `stoker.layout`.
 _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
-_DERIVED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.MARKET, layout.PLACES, "probes/")
+_DERIVED = (
+    *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
+    *(layout.DRY, layout.MARKET, layout.PLACES, "probes/"),
+)
 _GOVERNED = (f"{layout.JOBS}*/log/", *_DERIVED)
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
 _SPENT = layout.SPENT

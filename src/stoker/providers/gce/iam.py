@@ -41,7 +41,10 @@ _PULLER = "roles/artifactregistry.reader"
 _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
 _LISTS = 'resource.type == "storage.googleapis.com/Bucket"'
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
-_GOVERNED = (layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.DRY, layout.MARKET, layout.PLACES, "probes/")
+_GOVERNED = (
+    *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
+    *(layout.DRY, layout.MARKET, layout.PLACES, "probes/"),
+)
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
 _SPENT = layout.SPENT
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
