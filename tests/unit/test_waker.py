@@ -186,13 +186,22 @@ def test_what_is_nothing_asks_nobody(world: World, monkeypatch: pytest.MonkeyPat
 def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[tuple[str, str]] = []
 
-    def wake(_store: Store, region: str, name: str, *, topic: str | None = None) -> foreign.Looked:
+    def wake(_self: object, region: str, name: str) -> foreign.Looked:
         woken.append((region, name))
         return foreign.Looked(done=["stopped it"])
 
-    monkeypatch.setattr(foreign, "wake", wake)
+    monkeypatch.setattr(foreign.ForeignGovernor, "wake", wake)
     done = world.waker.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
     assert woken == [("us-east-1", "theirs")] and done.actions == ["stopped it"]
+
+
+def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: foreign.Looked(active=1))
+    world.waker.handle([Tick()])
+    assert world.clock.told == []
+    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: foreign.Looked())
+    world.waker.handle([Tick()])
+    assert world.clock.told == ["off"]
 
 
 # ── The clock ─────────────────────────────────────────────────────────────────────────────────────────────────────────

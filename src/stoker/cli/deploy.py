@@ -40,8 +40,19 @@ def _common(function: Any) -> Any:
     multiple=True,
     help="Another region in which jobs have machines, whose events are passed on.",
 )
+@click.option(
+    "--sagemaker", is_flag=True, help="Let it stop, clone and watch training jobs that others started on SageMaker."
+)
 @_common
-def aws(region: str | None, elsewhere: tuple[str, ...], dry_run: bool, remove: bool, yes: bool, as_json: bool) -> None:
+def aws(
+    region: str | None,
+    elsewhere: tuple[str, ...],
+    sagemaker: bool,
+    dry_run: bool,
+    remove: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
@@ -66,7 +77,7 @@ def aws(region: str | None, elsewhere: tuple[str, ...], dry_run: bool, remove: b
         say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
         return
     built = package.for_lambda(offline=dry_run)
-    planned = deploying.planned(store, built, where, elsewhere)
+    planned = deploying.planned(store, built, where, elsewhere, training=sagemaker)
     if dry_run:
         _print_requests(list(deploying.requests(planned, built)), as_json=as_json)
         return

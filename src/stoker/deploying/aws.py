@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import layout
+from stoker.core.alarms import prefix as alarm_prefix
 from stoker.deploying import forwarding, record
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed
@@ -53,7 +54,9 @@ class Deployment:
         return self.plan.name
 
 
-def planned(store: Store, package: Package, region: str, elsewhere: tuple[str, ...] = ()) -> Deployment:
+def planned(
+    store: Store, package: Package, region: str, elsewhere: tuple[str, ...] = (), *, training: bool = False
+) -> Deployment:
     """What would be deployed. Asks nobody. Raises UserError for a store that is not on S3."""
     if not store.url.startswith("s3://"):
         raise UserError(f"a governor on AWS needs a store on S3, not {store.url}; give --store s3://BUCKET/PREFIX")
@@ -68,6 +71,7 @@ def planned(store: Store, package: Package, region: str, elsewhere: tuple[str, .
         processor=package.processor,
         statements=_statements(store.url),
         environ=environ,
+        training=training,
     )
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
     return Deployment(plan, region, others)
@@ -169,22 +173,26 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> N
     for other in elsewhere:
         _delete_stack(clients, name, other)
         say(f"stack {name} in {other}: removed")
-    alarms = _alarms(clients, name, region)
-    if alarms:
-        _delete_alarms(clients, alarms, region)
-        say(f"alarms: {len(alarms)} removed")
+    for each in (region, *elsewhere):
+        alarms = _alarms(clients, name, alarm_prefix(store.url), each)
+        if alarms:
+            _delete_alarms(clients, alarms, each)
+            say(f"alarms in {each}: {len(alarms)} removed")
     resources = _resources(clients, name, region)
     _delete_stack(clients, name, region)
     say(f"stack {name} in {region}: removed")
     # A call that was under way makes its log again.
     _delete_log(clients, f"/aws/lambda/{name}", region)
     store.delete([meta.key for meta in store.list(layout.DEPLOYED)])
-    left = [*left_over(clients, name, region), *(role for role in resources if _has_role(clients, role, region))]
+    left = [
+        *left_over(clients, name, store.url, region),
+        *(role for role in resources if _has_role(clients, role, region)),
+    ]
     if left:
         raise ProviderError(f"left of {name} in {region}: {', '.join(left)}; remove them by hand")
 
 
-def left_over(clients: Clients, name: str, region: str) -> list[str]:
+def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[str]:
     """What of a deployment is still there, as AWS itself tells it."""
     events, functions = clients.get("events", region), clients.get("lambda", region)
     topics, logs = clients.get("sns", region), clients.get("logs", region)
@@ -199,7 +207,7 @@ def left_over(clients: Clients, name: str, region: str) -> list[str]:
     group = f"/aws/lambda/{name}"
     groups = calling(name, lambda: logs.describe_log_groups(logGroupNamePrefix=group))["logGroups"]
     found += [f"log group {group}" for each in groups if each["logGroupName"] == group]
-    found += [f"alarm {each}" for each in _alarms(clients, name, region)]
+    found += [f"alarm {each}" for each in _alarms(clients, name, alarm_prefix(store_url), region)]
     return found
 
 
@@ -222,13 +230,17 @@ def _has_role(clients: Clients, role: str, region: str) -> bool:
     return True
 
 
-def _alarms(clients: Clients, name: str, region: str) -> list[str]:
-    """Alarms that report to the governor: it made them."""
+def _alarms(clients: Clients, name: str, start: str, region: str) -> list[str]:
+    """Alarms that report to the governor, or go by the store's name: it made them."""
     cloudwatch = clients.get("cloudwatch", region)
     pages = calling(name, lambda: list(cloudwatch.get_paginator("describe_alarms").paginate()))
     listed = [each for page in pages for each in page.get("MetricAlarms", ())]
     ours = f":{name}-alarms"
-    return [each["AlarmName"] for each in listed if any(to.endswith(ours) for to in each.get("AlarmActions", ()))]
+    return [
+        each["AlarmName"]
+        for each in listed
+        if each["AlarmName"].startswith(start) or any(to.endswith(ours) for to in each.get("AlarmActions", ()))
+    ]
 
 
 def _delete_alarms(clients: Clients, alarms: list[str], region: str) -> None:

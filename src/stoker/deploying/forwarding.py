@@ -23,7 +23,7 @@ def template(name: str, store: str, home: str) -> dict[str, Any]:
                 "Name": f"{name}-{kind.lower()}",
                 "Description": f"For the governor of {store}, in {home}"[:512],
                 "EventPattern": pattern,
-                "Targets": [{"Id": "governor", "Arn": bus, "RoleArn": {"Fn::GetAtt": ["Role", "Arn"]}}],
+                "Targets": [{"Id": "governor", "Arn": bus, "RoleArn": {"Fn::GetAtt": ["Forwarder", "Arn"]}}],
             },
         }
         for kind, pattern in patterns().items()
@@ -32,7 +32,7 @@ def template(name: str, store: str, home: str) -> dict[str, Any]:
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": f"Events for the governor of the Stoker store {store}, in {home}"[:1024],
         "Resources": {
-            "Role": {
+            "Forwarder": {
                 "Type": "AWS::IAM::Role",
                 "Properties": {
                     "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},

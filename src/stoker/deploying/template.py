@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.core.alarms import prefix as alarm_prefix
 from stoker.governor.serverless import events
 from stoker.governor.serverless.aws import RULE, STORE, TOPIC
 
@@ -41,6 +42,8 @@ class Plan:
     # What the governor may do: statements of a policy.
     statements: tuple[Mapping[str, Any], ...]
     environ: Mapping[str, str] = field(default_factory=dict)
+    # Also training jobs of SageMaker that others started.
+    training: bool = False
 
 
 def patterns() -> dict[str, dict[str, Any]]:
@@ -163,9 +166,58 @@ def _role(plan: Plan) -> dict[str, Any]:
             "Policies": [
                 {"PolicyName": "governor", "PolicyDocument": _document([dict(each) for each in plan.statements])},
                 {"PolicyName": "itself", "PolicyDocument": _document(own)},
+                *([{"PolicyName": "training", "PolicyDocument": _document(_training(plan))}] if plan.training else ()),
             ],
         },
     }
+
+
+def _training(plan: Plan) -> list[dict[str, Any]]:
+    """Look at training jobs of others, stop them, clone them, and have alarms about them. A clone keeps the role of the
+    job that it is of, whichever that is."""
+    start = "arn:${AWS::Partition}"
+    jobs = {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:training-job/*"}
+    alarms = {"Fn::Sub": f"{start}:cloudwatch:*:${{AWS::AccountId}}:alarm:{alarm_prefix(plan.store)}*"}
+    log = {"Fn::Sub": f"{start}:logs:*:${{AWS::AccountId}}:log-group:/aws/sagemaker/TrainingJobs*"}
+    return [
+        {
+            "Sid": "Look",
+            "Effect": "Allow",
+            "Action": ["sagemaker:ListTrainingJobs", "cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"],
+            "Resource": "*",
+        },
+        {
+            "Sid": "Jobs",
+            "Effect": "Allow",
+            "Action": [
+                "sagemaker:DescribeTrainingJob",
+                "sagemaker:ListTags",
+                "sagemaker:StopTrainingJob",
+                "sagemaker:CreateTrainingJob",
+                "sagemaker:AddTags",
+            ],
+            "Resource": jobs,
+        },
+        {
+            "Sid": "Alarms",
+            "Effect": "Allow",
+            "Action": ["cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms", "cloudwatch:TagResource"],
+            "Resource": alarms,
+        },
+        {
+            "Sid": "Logs",
+            "Effect": "Allow",
+            "Action": ["logs:DescribeLogStreams", "logs:GetLogEvents"],
+            "Resource": log,
+        },
+        {
+            "Sid": "CloneRoles",
+            "Effect": "Allow",
+            "Action": "iam:PassRole",
+            "Resource": {"Fn::Sub": f"{start}:iam::${{AWS::AccountId}}:role/*"},
+            "Condition": {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+        },
+    ]
 
 
 def _logs(plan: Plan) -> dict[str, Any]:

@@ -59,6 +59,6 @@ def _waker() -> Waker:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("stoker").setLevel(logging.INFO)
         store = open_store(os.environ[STORE])
-        others = Foreign(store, os.environ.get(TOPIC))
+        others = Foreign(store, NAME, os.environ.get(TOPIC))
         _kept = Waker(store, Rule(os.environ[RULE]), name=NAME, fleet=Fleet(store.url), foreign=others)
     return _kept

@@ -115,8 +115,9 @@ def _record(record: object) -> Woken:
         told = json.loads(message) if isinstance(message, str) else None
     except (ValueError, RecursionError):
         told = None
-    # The region is written out in words there; the alarm's own address has it as AWS spells it.
-    region = _region_of_arn(told.get("AlarmArn") if isinstance(told, dict) else None)
+    told = told if isinstance(told, dict) else {}
+    # AWS writes the region out in words there; the alarm's own address has it as events do.
+    region = _region_of_arn(told.get("AlarmArn")) or str(told.get("Region"))
     for host in _hosts(_part(told, "Trigger")):
         # A host of a training job is measured as `<job>/algo-1`.
         name, slash, _ = host.partition("/")
@@ -132,8 +133,9 @@ def _hosts(trigger: dict[str, Any]) -> Iterator[str]:
     for metric in (trigger, *several):
         dimensions = metric.get("Dimensions")
         for each in dimensions if isinstance(dimensions, list) else ():
-            if isinstance(each, dict) and each.get("name") == "Host" and isinstance(each.get("value"), str):
-                yield each["value"]
+            named = {str(key).lower(): value for key, value in each.items()} if isinstance(each, dict) else {}
+            if named.get("name") == "Host" and isinstance(named.get("value"), str):
+                yield named["value"]
 
 
 def _bus(event: dict[str, Any]) -> Woken:

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from stoker.governor import foreign
+from typing import TYPE_CHECKING
+
 from stoker.governor.serverless.events import TrainingWake
 from stoker.store import Store
+
+if TYPE_CHECKING:
+    from stoker.governor.foreign import ForeignGovernor, Looked
 
 
 class Foreign:
     """Passes on what happened to such jobs. `topic` is where alarms about them are to go."""
 
-    def __init__(self, store: Store, topic: str | None = None) -> None:
+    def __init__(self, store: Store, name: str, topic: str | None = None) -> None:
         self._store = store
+        self._name = name
         self._topic = topic
+        self._governor: ForeignGovernor | None = None
 
-    def wake(self, wake: TrainingWake) -> foreign.Looked:
+    def wake(self, wake: TrainingWake) -> Looked:
         """Look at one training job. Raises StoreError when the store does not answer."""
-        return foreign.wake(self._store, wake.region, wake.name, topic=self._topic)
+        return self._kept().wake(wake.region, wake.name)
 
-    def tick(self) -> foreign.Looked:
+    def tick(self) -> Looked:
         """Look at all of them. Raises StoreError when the store does not answer."""
-        return foreign.tick(self._store, topic=self._topic)
+        return self._kept().tick()
+
+    def _kept(self) -> ForeignGovernor:
+        # A cold start for a machine of ours need not import it.
+        from stoker.governor.foreign import ForeignGovernor
+
+        if self._governor is None:
+            self._governor = ForeignGovernor(self._store, topic=self._topic, name=self._name)
+        return self._governor

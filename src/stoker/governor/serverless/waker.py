@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stoker import facts, log
 from stoker.errors import ProviderError, StokerError
 from stoker.governor.fleet import Fleet
-from stoker.governor.foreign import Looked
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.foreign import Foreign
@@ -18,6 +18,9 @@ from stoker.governor.serverless.schedule import Schedule, Switch
 from stoker.model import Known
 from stoker.providers.base import Recognises
 from stoker.store import Store
+
+if TYPE_CHECKING:
+    from stoker.governor.foreign import Looked
 
 _log = logging.getLogger("stoker")
 
@@ -54,7 +57,7 @@ class Waker:
         self.store = store
         self.governor = Governor(store, fleet, name=name)
         self.switch = Switch(store, schedule)
-        self.foreign = foreign or Foreign(store)
+        self.foreign = foreign or Foreign(store, name)
         self._sleep = sleep
 
     def handle(self, woken: Iterable[Woken]) -> Done:
@@ -69,7 +72,10 @@ class Waker:
             self._look(jobs, new=any(isinstance(each, JobWake) for each in events), done=done)
         for each in events:
             if isinstance(each, TrainingWake):
-                self._take(self.foreign.wake(each), done)
+                looked = self.foreign.wake(each)
+                self._take(looked, done)
+                if looked.active:
+                    self._attempt(done, "schedule", self.switch.wanted)
         return done
 
     def _jobs(self, events: list[Woken], done: Done) -> set[str]:
@@ -117,8 +123,9 @@ class Waker:
 
     def _tick(self, done: Done) -> None:
         self._tell(self.governor.run_pass(), done)
-        self._take(self.foreign.tick(), done)
-        if done.active == 0:
+        looked = self.foreign.tick()
+        self._take(looked, done)
+        if done.active == 0 and looked.active == 0:
             self._attempt(done, "schedule", self.switch.rest_if_idle)
 
     def _take(self, looked: Looked, done: Done) -> None:
