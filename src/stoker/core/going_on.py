@@ -29,7 +29,8 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     if job.name in family.gave_up:
         return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
     stop = family.stops.get(job.name)
-    if job.status == "Completed" or (stop is not None and not stop.after) or (stop is None and job.status == "Stopped"):
+    by_others = stop is None and (job.stop_asked or job.status == "Stopped")
+    if job.status == "Completed" or by_others or (stop is not None and not stop.after):
         return ForeignPlan(settled=True)
     if stop is not None:
         if stop.after == ON_DEMAND:

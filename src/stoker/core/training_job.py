@@ -43,6 +43,8 @@ class TrainingJob:
     training_since: datetime | None = None
     waiting_since: datetime | None = None
     interruptions: int = 0
+    # Somebody asked it to stop, however it ended then.
+    stop_asked: bool = False
     failure: str = ""
     checkpoints: bool = False
     # Who started it and waits for it, in words.
@@ -124,6 +126,7 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         training_since=since,
         waiting_since=_waiting(steps) if status == "InProgress" else None,
         interruptions=sum(1 for name, _, _ in steps if name == "Interrupted"),
+        stop_asked=any(name == "Stopping" for name, _, _ in steps),
         failure=str(description.get("FailureReason") or ""),
         checkpoints=bool(_mapping(description.get("CheckpointConfig")).get("S3Uri")),
         parent=_parent(description, named),
