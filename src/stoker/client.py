@@ -21,7 +21,6 @@ from pathlib import Path
 from stoker import facts, index, layout, log
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action
-from stoker.core.spot import asked_for
 from stoker.errors import NotFound, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
@@ -133,9 +132,8 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     if provider.capabilities.here:
         check_readable(spec)
     house = house_of(store)
-    waiting = as_housed(house, spec)
-    offered = provider.offerings(asked_for(waiting))
-    heeded = heed(house, spec, fitting_offerings(waiting, provider, offered), store)
+    offered = provider.offerings(spec.resources)
+    heeded = heed(house, spec, fitting_offerings(as_housed(house, spec), provider, offered), store)
     fitting = heeded.offerings
     if isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)
@@ -428,7 +426,7 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     policy = HouseReader(store, DEFAULT).read()
     now = datetime.now(timezone.utc)
     markets = MarketReader(store, now, policy.house)
-    observation = observe(store, fleet, memory, markers, listing.narrowed({job}), policy.house, markets)
+    observation = observe(store, fleet, memory, markers, listing.narrowed({job}), markets)
     plan = decide(observation.snapshot, policy, now)
     return plan.actions, plan.waiting.get(job, "") or observation.problems.get(job, "")
 

@@ -8,8 +8,10 @@ from datetime import datetime, timezone
 from stoker import policies
 from stoker.core import budgets, governance
 from stoker.core.governance import Subject
+from stoker.core.market import ordered
 from stoker.errors import UserError
 from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import Offering
 from stoker.rules import NO_RULES, House
@@ -49,7 +51,7 @@ def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], 
 
 
 def heed(house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None) -> Heeded:
-    """Raises UserError for the first rule that refuses the job. How budgets stand is asked of the store."""
+    """Raises UserError for the first rule that refuses the job. How budgets and markets stand is asked of the store."""
     subject = _subject(spec)
     found = governance.broken(house, subject, offerings)
     for finding in found:
@@ -62,7 +64,17 @@ def heed(house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store
     bounds = governance.bounded(house, subject)
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
     told = (*map(str, found), *(reason for reason, _ in coming))
-    return Heeded(governance.allowed(house, subject, offerings), told, noted)
+    return Heeded(_as_seen(house, spec, store, governance.allowed(house, subject, offerings)), told, noted)
+
+
+def _as_seen(house: House, spec: Spec, store: Store | None, offerings: tuple[Offering, ...]) -> tuple[Offering, ...]:
+    """The offerings in the order in which they will be tried, by what others saw of them lately."""
+    if store is None or spec.resources.spot == "never":
+        return offerings
+    # A plan is for people: a clock that goes wrong by minutes does no harm here.
+    now = datetime.now(timezone.utc)
+    seen = MarketReader(store, now, house).of(spec.resources.provider)
+    return tuple(ordered(offerings, seen, now, spec.resources.machine))
 
 
 def _noted(bounds: governance.Bounded, field: str) -> str:

@@ -15,7 +15,6 @@ from urllib.parse import unquote
 
 from stoker.choosing import check_conda, choose_requirements
 from stoker.core.placement import acceptable
-from stoker.core.spot import asked_for
 from stoker.errors import (
     InvalidRequest,
     ProviderError,
@@ -158,7 +157,7 @@ def prepare(
     spec, uploads = gather_inputs(localise(spec, provider.capabilities, folder, asked), provider, store.url, asked)
     code_folder = _code_folder(spec, folder)
     house = house_of(asked)
-    offered = provider.offerings(asked_for(as_housed(house, spec)))
+    offered = provider.offerings(spec.resources)
     new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.

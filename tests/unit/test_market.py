@@ -126,6 +126,7 @@ def test_one_reclaim_at_once_is_bad_luck_and_many_are_not() -> None:
     assert unknown == 0.05 and at_once < 0.15, "and not six an hour"
     assert market.reclaim_rate(Tally(reclaims=20, launches=20, machine_hours=10)) > 1
     assert market.reclaim_rate(Tally(launches=4, machine_hours=100)) < unknown / 10
+    assert market.dearness(SPOT_A, Tally()) > 1 and market.dearness(ON_DEMAND, Tally()) == 1
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.floats(0, 1e6), st.booleans())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.core import governance, spot
+from stoker.core import governance
 from stoker.core.decide import decide_job
 from stoker.core.placement import Chosen, Dry, Impossible, acceptable, place
 from stoker.core.policy import DEFAULT, Policy
@@ -179,7 +179,6 @@ def test_a_rule_that_is_only_watched_is_told_once() -> None:
 def test_whoever_plans_is_shown_what_it_may_come_to() -> None:
     house, spec = policy("max_wait: 1h, then: on-demand").house, make_spec(spot="only")
     waiting = as_housed(house, spec)
-    assert spot.asked_for(spec).spot == "only" and spot.asked_for(waiting).spot == "prefer"
     fitting, _ = acceptable(waiting, OFFERINGS)
     assert fitting == [SPOT_A, SPOT_B, ON_DEMAND]
     assert heed(house, spec, tuple(fitting)).noted == (

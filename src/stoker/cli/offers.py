@@ -45,7 +45,6 @@ def command(
     from stoker.cli.printing import print_json, say, table, whole
     from stoker.core.market import ordered
     from stoker.core.placement import acceptable
-    from stoker.core.spot import asked_for
     from stoker.errors import UserError
     from stoker.governor.market import MarketReader
     from stoker.heeding import as_housed, house_of
@@ -66,9 +65,8 @@ def command(
     layers = (layer_of({"run": "true"}, "offers"), *settings)
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
-    waiting = as_housed(house, spec)
-    offered = connected.offerings(asked_for(waiting))
-    found, reason = acceptable(waiting, offered)
+    offered = connected.offerings(spec.resources)
+    found, reason = acceptable(as_housed(house, spec), offered)
     # For people: a clock that goes wrong by minutes does no harm here.
     now = datetime.now(timezone.utc)
     seen = MarketReader(store, now, house).of(spec.resources.provider)

@@ -129,7 +129,6 @@ def _held(
     from stoker import layout
     from stoker.core import governance
     from stoker.core.placement import acceptable
-    from stoker.core.spot import asked_for
     from stoker.errors import UserError
     from stoker.heeding import as_housed, forecast
     from stoker.jobfile import find_job_file, gather, resolve
@@ -142,9 +141,8 @@ def _held(
     defaults = store.get(layout.DEFAULTS)
     layers = gather(job_file=job_file, house=defaults.data if defaults else None, sets=sets, flags={})
     spec = resolve(layers, registry.capabilities).spec
-    waiting = as_housed(house, spec)
-    offered = connect(spec, store, offline=True).offerings(asked_for(waiting))
-    fitting, _ = acceptable(waiting, offered, unpriced=True)
+    offered = connect(spec, store, offline=True).offerings(spec.resources)
+    fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
     subject = governance.Subject(spec, datetime.now(timezone.utc).date())
     bounds = governance.bounded(house, subject)
     return governance.broken(house, subject, fitting), dict(bounds.by_rule), forecast(store, house, spec)

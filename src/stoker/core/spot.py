@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from stoker.spec import Resources, Spec
+from stoker.spec import Spec
 
 
 def alone_s(spec: Spec) -> float | None:
@@ -27,8 +25,3 @@ def given_up(spec: Spec, reclaimed: int) -> bool:
     """Whether so many reclaims are enough. Whoever wants spot and nothing else never has enough."""
     most = spec.retry.on_demand_after
     return spec.resources.spot == "prefer" and most is not None and reclaimed > most
-
-
-def asked_for(spec: Spec) -> Resources:
-    """The resources as a provider is asked for them: of both kinds where the job may come to either."""
-    return replace(spec.resources, spot="prefer") if falls_back(spec) else spec.resources

@@ -201,12 +201,12 @@ class Governor:
         """`everywhere`: also where only machines of jobs can be that nobody knows any more."""
         more = known_places(self.store) if everywhere else ()
         listing = list_clouds(self.store, self.fleet, self.memory, markers, more)
-        return observe(self.store, self.fleet, self.memory, markers, listing, self.policy.house, self._markets)
+        return observe(self.store, self.fleet, self.memory, markers, listing, self._markets)
 
     def _observe_again(self, moved: dict[str, tuple[int, ...]], before: Observation) -> Observation:
         """The jobs whose logs have moved on. The clouds are not listed again: an older list only ever knows less."""
         listing = before.listing.narrowed(set(moved))
-        return observe(self.store, self.fleet, self.memory, moved, listing, self.policy.house, self._markets)
+        return observe(self.store, self.fleet, self.memory, moved, listing, self._markets)
 
     def _sweep_is_due(self) -> bool:
         """Now and then: looking everywhere costs a call for each place."""

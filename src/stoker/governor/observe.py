@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from stoker import facts, layout, log
-from stoker.core import governance, spot
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.errors import ProviderError, StokerError
@@ -35,7 +34,6 @@ from stoker.model import (
     Unknown,
 )
 from stoker.providers.base import Provider, Speaks, TellsWhyGone
-from stoker.rules import NO_RULES, House
 from stoker.spec import Submission
 from stoker.store import Store
 
@@ -154,13 +152,11 @@ def observe(
     memory: Memory,
     markers: dict[str, tuple[int, ...]],
     listing: Listing,
-    house: House = NO_RULES,
     markets: MarketReader | None = None,
 ) -> Observation:
     """Read the logs and facts of these jobs and of every job that has a machine, and ask after their machines.
 
-    By the rules of the `house` some jobs may have machines that they did not ask for. `markets`: what all jobs saw of
-    them; None: nobody needs to know.
+    `markets`: what all jobs saw of them; None: nobody needs to know.
     """
     jobs = sorted({*markers, *listing.jobs()})
     snapshots: list[JobSnapshot] = []
@@ -170,7 +166,7 @@ def observe(
     def look(job: str) -> JobSnapshot | Exception | None:
         try:
             found = _observe_job(store, fleet, memory, job, markers.get(job, ()), listing)
-            return found and _with_offerings(found, store, fleet, memory.submissions[job], house, markets)
+            return found and _with_offerings(found, store, fleet, memory.submissions[job], markets)
         except (StokerError, *STUMBLES) as error:
             return error  # One job that cannot be read must not keep the others from being governed.
 
@@ -214,7 +210,7 @@ def _observe_job(
 
 
 def _with_offerings(
-    job: JobSnapshot, store: Store, fleet: Fleet, submission: Submission, house: House, markets: MarketReader | None
+    job: JobSnapshot, store: Store, fleet: Fleet, submission: Submission, markets: MarketReader | None
 ) -> JobSnapshot:
     """What it could be launched on, where that is to be decided now, and what is known of that."""
     if wants_claim(job) is None:
@@ -222,7 +218,7 @@ def _with_offerings(
     wanted = submission.spec.resources
     return replace(
         job,
-        offerings=_offerings(fleet, submission, house),
+        offerings=_offerings(fleet, submission),
         dry=_dry(store, wanted.provider) if job.capabilities.dry_for_s else {},
         market=markets.of(wanted.provider) if markets is not None and wanted.spot != "never" else job.market,
     )
@@ -336,11 +332,10 @@ def _states(fleet: Fleet, state: JobState, listing: Listing) -> Observed[dict[st
     return Known(found)
 
 
-def _offerings(fleet: Fleet, submission: Submission, house: House) -> Observed[tuple[Offering, ...]]:
-    subject = governance.Subject(submission.spec, datetime.now(timezone.utc).date(), submission.job)
+def _offerings(fleet: Fleet, submission: Submission) -> Observed[tuple[Offering, ...]]:
     try:
         fleet.check_place(submission)
-        return Known(fleet.offerings(spot.asked_for(governance.bounded(house, subject).spec)))
+        return Known(fleet.offerings(submission.spec.resources))
     except ProviderError as error:
         return Unknown(str(error))
 
