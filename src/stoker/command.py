@@ -33,7 +33,7 @@ _COMPOUND_END = re.compile(r"(?:^|[\s;])(?:fi|done|esac|[{}])$|[;&|(\\]$")
 
 def command_argv(spec: Spec) -> tuple[str, ...]:
     """What to execute in the code folder. Raises UserError when parameters have no clear place to go."""
-    values = {name: _text(name, value, spec) for name, value in spec.params.items()}
+    values = param_texts(spec)
     parts: Sequence[str] = (spec.run,) if isinstance(spec.run, str) else spec.run
     placed = {name for part in parts for name in _PLACEHOLDER.findall(part) if name in values}
     flags = _flags(spec, values, placed)
@@ -50,6 +50,11 @@ def command_argv(spec: Spec) -> tuple[str, ...]:
 def shell_argv(text: str) -> tuple[str, ...]:
     """How a text of shell commands is run: `run`, and `setup` as well."""
     return (*SHELL, text)
+
+
+def param_texts(spec: Spec) -> dict[str, str]:
+    """Every parameter as text, numbers as they were written."""
+    return {name: _text(name, value, spec) for name, value in spec.params.items()}
 
 
 def params_json(spec: Spec) -> str:

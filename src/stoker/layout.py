@@ -16,6 +16,7 @@
     work/<job>/image                                  agents, create-only: what the container's image was
     work/<job>/inputs/<name>                          agents, create-only: which files the nodes share out
     work/<job>/outputs/<claim>/…                      agents; plain files
+    work/<job>/sagemaker/…                            SageMaker: what it keeps of its training jobs by itself
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
     told/<channel>/<n, 8 digits>.json                 governors, create-only: what was told through a channel, and waits
@@ -261,6 +262,11 @@ def notice(node: str) -> str:
 def boot_output(node: str) -> str:
     """What a machine said that never got as far as an agent."""
     return f"{node}/boot"
+
+
+def sagemaker_output(job: str) -> str:
+    """Where SageMaker itself writes."""
+    return f"work/{job}/sagemaker"
 
 
 def exit_(node: str) -> str:

@@ -103,6 +103,26 @@ class GceResources:
 
 
 @dataclass(frozen=True)
+class SagemakerResources:
+    """What only SageMaker has."""
+
+    role: str | None = part(
+        "execution role of the training job, by name or ARN; default: stoker-training", default=None
+    )
+    subnets: tuple[str, ...] = part("subnet ids; with security_groups", form="words", default=())
+    security_groups: tuple[str, ...] = part("security group ids; with subnets", form="words", default=())
+    keep_alive_s: float | None = part(
+        "keep the machines warm this long for the next attempt or job, and pay for it; not with spot",
+        form="duration",
+        default=None,
+        above=0,
+    )
+    kms_key: str | None = part("KMS key that encrypts the disks and what SageMaker writes", default=None)
+    encrypt_traffic: bool = part("encrypt what nodes send to each other", default=False)
+    overrides: dict[str, Any] = part("merged last into the CreateTrainingJob request", form="mapping", factory=dict)
+
+
+@dataclass(frozen=True)
 class Resources:
     """The machines a job runs on."""
 
@@ -127,6 +147,7 @@ class Resources:
     image: str | None = part("machine image: id, name, family or alias", default=None)
     ec2: Ec2Resources | None = part("what only EC2 has", default=None)
     gce: GceResources | None = part("what only Compute Engine has", default=None)
+    sagemaker: SagemakerResources | None = part("what only SageMaker has", default=None)
     local: LocalResources | None = part("this computer's capacity and simulated spot market", default=None)
 
 

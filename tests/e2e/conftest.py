@@ -13,10 +13,13 @@ import pytest
 from ec2_world import Ec2World
 from gce_world import GceWorld
 from harness import World, until
+from sagemaker_world import SageMakerWorld
 
 from stoker.testing.ec2 import Ec2Cloud
 from stoker.testing.engines import Docker, docker
 from stoker.testing.gce import GceCloud
+from stoker.testing.sagemaker import sagemaker_cloud
+from stoker.testing.servers import S3Server
 
 # A background governor looks once more before it leaves; a supervisor tidies up after its agent.
 _LEAVE_S = 60.0
@@ -81,6 +84,25 @@ def gce(google_cloud: GceCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     yield made
     made.end_started()
     made.left_nothing()
+
+
+@pytest.fixture
+def training_jobs(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMakerWorld]:
+    """A bucket and a home of this test's own, on a SageMaker whose training jobs really run. Afterwards none does."""
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    with sagemaker_cloud(s3) as cloud:
+        for name, value in cloud.env.items():
+            monkeypatch.setenv(name, value)
+        made = SageMakerWorld(tmp_path, cloud, f"s3://{s3.new_bucket()}/team")
+        monkeypatch.setenv("STOKER_HOME", str(made.home))
+        monkeypatch.setenv("STOKER_STORE", made.url)
+        monkeypatch.chdir(made.code)
+        yield made
+        made.end_started()
+        made.left_nothing()
+        assert cloud.broken() == []
 
 
 def _arguments(pid: int) -> str:

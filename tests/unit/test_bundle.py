@@ -110,7 +110,10 @@ print(obstore.__file__)
 
 
 # What is imported where it is used and never on a node.
-NOT_ON_A_NODE = {"stoker.providers.ec2.provider", "stoker.providers.gce.provider", "stoker.providers.local"}
+NOT_ON_A_NODE = {
+    *(f"stoker.providers.{name}.provider" for name in ("ec2", "gce", "sagemaker")),
+    "stoker.providers.local",
+}
 
 
 def test_nothing_it_imports_later_is_missing(home: Path) -> None:

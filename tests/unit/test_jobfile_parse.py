@@ -28,6 +28,7 @@ from stoker.spec import (
     PackageIndex,
     Resources,
     Retry,
+    SagemakerResources,
     Spec,
 )
 
@@ -87,6 +88,15 @@ def test_every_field_at_once() -> None:
                 placement_policy="close",
                 reservation="block-7",
                 overrides={"labels": {"team": "vision"}},
+            ),
+            sagemaker=SagemakerResources(
+                role="trainer",
+                subnets=("subnet-0a1b2c",),
+                security_groups=("sg-0d4e5f",),
+                keep_alive_s=1800.0,
+                kms_key="alias/training",
+                encrypt_traffic=True,
+                overrides={"EnableInterContainerTrafficEncryption": True},
             ),
             local=LocalResources(capacity=4, reclaim_mean_s=30.0, grace_s=5.0, seed=7, price=1.2, spot_price=0.4),
         ),

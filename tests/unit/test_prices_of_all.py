@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from stoker.cli import cli, main
 from stoker.errors import AuthDenied, NotInstalled, StokerError, UserError
 from stoker.providers.ec2 import prices as ec2
 from stoker.providers.gce import prices as gce
-from stoker.providers.pricing import Refreshed
+from stoker.providers.pricing import Refreshed, RegionPrices
+from stoker.providers.sagemaker import prices as sagemaker
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +64,16 @@ def test_all_are_shown() -> None:
 
 def test_no_two_clouds_call_a_region_the_same() -> None:
     assert not set(ec2.tables()) & set(gce.tables())
+
+
+def test_two_providers_of_one_cloud_call_a_region_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"us-east-1": RegionPrices("somewhere", date(2026, 1, 1), {"ml.g5.xlarge": 1.4})}
+    monkeypatch.setattr(sagemaker, "tables", lambda: found)
+    told = json.loads(CliRunner().invoke(cli, ["prices", "--region", "us-east-1", "--json"]).output)
+    assert {name: each["provider"] for name, each in told.items()} == {
+        "us-east-1": "ec2",
+        "sagemaker/us-east-1": "sagemaker",
+    }
 
 
 def test_a_region_says_whose_it_is() -> None:

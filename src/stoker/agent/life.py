@@ -48,7 +48,7 @@ from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
 from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
-from stoker.providers.base import KeepsEnvironments
+from stoker.providers.base import Contained, KeepsEnvironments
 from stoker.spec import Spec, Submission, master_port
 
 _log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Life:
 
     def _enclose(self, submission: Submission) -> None:
         """Known only now: whether everything runs on the machine itself."""
-        if submission.spec.environment.container is None:
+        if submission.spec.environment.container is None or isinstance(self.node.machine, Contained):
             return
         # Most jobs need none of this.
         from stoker.agent.container.container import Container

@@ -15,15 +15,19 @@ import time
 from pathlib import Path
 
 from stoker import codec, layout
+from stoker.agent.beat import FAR_INTERVAL_S
 from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.container.sweep import sweep
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
-from stoker.agent.node import Node
+from stoker.agent.node import Node, patient, utcnow
 from stoker.agent.pulse import start_pulse
 from stoker.errors import StokerError
+from stoker.facts import MAX_BOOTS
+from stoker.model import Heartbeat
 from stoker.processes import set_parent_death_signal
 from stoker.providers import registry
+from stoker.providers.base import Remade
 from stoker.store import Store, open_store
 
 _log = logging.getLogger(__name__)
@@ -45,6 +49,12 @@ def run_agent(root: Path) -> int:
     store = _open_store(config, time.monotonic() + _STORE_LIMIT_S)
     if store is None:
         return 1
+    machine = registry.machine(config.provider, root)
+    if isinstance(machine, Remade):
+        found = _announce(store, config, boot, time.monotonic() + _STORE_LIMIT_S)
+        if found is None:
+            return 1
+        boot = found
     earlier = tuple(
         layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, n)) for n in range(boot)
     )
@@ -52,7 +62,7 @@ def run_agent(root: Path) -> int:
         config=config,
         paths=paths,
         store=store,
-        machine=registry.machine(config.provider, root),
+        machine=machine,
         key=layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, boot)),
         earlier=earlier,
     )
@@ -87,6 +97,30 @@ def _open_store(config: NodeConfig, until_s: float) -> Store | None:
             return None
         time.sleep(pause_s)
         pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+
+def _announce(store: Store, config: NodeConfig, boot: int, until_s: float) -> int | None:
+    """The first boot that no agent of this name has announced, and that this one has now. None: the store was away.
+
+    The heartbeat is created, never overwritten: of two agents that go by the same name, one after the other or at once,
+    the second finds that somebody was here.
+    """
+    beat = Heartbeat(beat=0, phase="booting", at=utcnow(), interval_s=FAR_INTERVAL_S)
+    data = codec.dumps(beat)
+    while boot < MAX_BOOTS:
+        key = layout.heartbeat(layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, boot)))
+        ours: list[bool] = []
+
+        def create(key: str = key, ours: list[bool] = ours) -> None:
+            # Of a reply that was lost only the bytes tell.
+            ours.append(store.create(key, data) or ((found := store.get(key)) is not None and found.data == data))
+
+        if not patient(create, until_s):
+            return None
+        if ours[-1]:
+            return boot
+        boot += 1
+    return boot
 
 
 def _count_boot(path: Path) -> int:

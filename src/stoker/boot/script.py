@@ -16,6 +16,7 @@ import textwrap
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import resources
 from typing import Any, cast
 
@@ -73,12 +74,13 @@ def render(boot: Boot, payload: bytes, *, gives_back: bool = False) -> str:
         boot_limit_s=BOOT_LIMIT_S,
         life_s="" if boot.max_life_s is None else max(1, round(boot.max_life_s)),
         leave=_LEAVE if gives_back else "",
-        config=json.dumps(_config(boot), indent=1, sort_keys=True),
+        config=json.dumps(config_of(boot), indent=1, sort_keys=True),
         payload="\n".join(textwrap.wrap(base64.b64encode(payload).decode(), 120)),
     )
 
 
-def _config(boot: Boot) -> dict[str, object]:
+def config_of(boot: Boot) -> dict[str, object]:
+    """What the machine's bootstrap reads. Raises ValueError for what is secret."""
     for name in boot.environ:
         if _SECRET.search(name):
             raise ValueError(f"{name} has no place in a boot script, which anybody on the machine can read")
@@ -124,6 +126,12 @@ def payload(package: str, *beside: str) -> bytes:
         for name in modules:
             archive.writestr(_entry(f"{name.replace('.', '/')}.py"), _lean(_source(name)))
     return gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
+
+
+@lru_cache(maxsize=8)
+def lean_source(module: str) -> str:
+    """A module as it travels to a machine."""
+    return _lean(_source(module))
 
 
 def _source(module: str) -> str:

@@ -37,7 +37,7 @@ def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_js
 
 
 def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PriceTable]:
-    """By the name of the provider. Where none is named, those that have the regions which are."""
+    """By the name of the provider. Where none is named, those that have prices, of the regions which are."""
     from stoker.errors import UserError
     from stoker.providers import registry
 
@@ -46,7 +46,10 @@ def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> di
     found = {}
     for name in registry.names():
         with suppress(UserError):  # It keeps none.
-            found[name] = registry.prices(name)
+            table = registry.prices(name)
+            # One that comes without prices is filled, and asked for, by its name.
+            if table.tables():
+                found[name] = table
     for region in regions:
         if not any(region in table.tables() for table in found.values()):
             way = "name its --provider" if refresh else f"`stoker prices --provider P --refresh --region {region}`"
@@ -87,10 +90,8 @@ def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: b
     from stoker.cli.printing import print_json
     from stoker.errors import UserError
 
-    # No two clouds call a region the same.
-    known = {region: name for name, table in tables.items() for region in table.tables()}
     for region in regions:
-        if region not in known:
+        if not any(region in table.tables() for table in tables.values()):
             name = next(iter(tables))
             again = f"`stoker prices --provider {name} --refresh --region {region}`"
             raise UserError(f"--region: no table has prices for {region}; {again}")
@@ -101,7 +102,11 @@ def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: b
         if not regions or region in regions
     ]
     if as_json:
-        print_json({region: _told(name, found) for name, region, found in shown})
+        told: dict[str, Any] = {}
+        for name, region, found in shown:
+            # No two clouds call a region the same; two providers of one cloud do.
+            told[region if region not in told else f"{name}/{region}"] = _told(name, found)
+        print_json(told)
         return
     for place, (name, region, found) in enumerate(shown):
         if place:

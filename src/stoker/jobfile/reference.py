@@ -59,6 +59,14 @@ resources:
     placement_policy: close
     reservation: block-7
     overrides: {labels: {team: vision}}
+  sagemaker:
+    role: trainer
+    subnets: [subnet-0a1b2c]
+    security_groups: [sg-0d4e5f]
+    keep_alive: 30m
+    kms_key: alias/training
+    encrypt_traffic: true
+    overrides: {EnableInterContainerTrafficEncryption: true}
   local: {capacity: 4, reclaim_mean: 30s, grace: 5s, seed: 7, price: 1.2, spot_price: 0.4}
 
 environment:

@@ -19,6 +19,7 @@ from stoker.spec import Resources, Spec
 __all__ = [
     "Capabilities",
     "Checkup",
+    "Contained",
     "Finding",
     "Gone",
     "Grant",
@@ -34,6 +35,7 @@ __all__ = [
     "Reachable",
     "Recognises",
     "Rehearses",
+    "Remade",
     "Request",
     "Speaks",
     "TellsWhyGone",
@@ -329,6 +331,25 @@ class Machine(Protocol):
 
     def power_off(self) -> None:
         """Give the machine back. On `local` this ends the process and does not return."""
+
+
+@runtime_checkable
+class Contained(Protocol):
+    """A machine that is a container already, made from the image that the job names: its agent starts none."""
+
+    @property
+    def contained(self) -> bool: ...
+
+
+@runtime_checkable
+class Remade(Protocol):
+    """A machine that its cloud may make anew under the same name, with nothing on its disk.
+
+    Whether an agent was here before, only the store can tell: see `stoker.agent.main`.
+    """
+
+    @property
+    def remade(self) -> bool: ...
 
 
 @runtime_checkable

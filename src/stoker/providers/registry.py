@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GROUP = "stoker.providers"
 
 # Ours, so that the common case needs no look-up of entry points (which reads every installed package).
-_BUILT_IN = {"local": "stoker.providers.local", "ec2": "stoker.providers.ec2", "gce": "stoker.providers.gce"}
+_BUILT_IN = {name: f"stoker.providers.{name}" for name in ("local", "ec2", "gce", "sagemaker")}
 
 
 @dataclass(frozen=True)

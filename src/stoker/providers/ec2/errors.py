@@ -106,8 +106,8 @@ _ADVICE: dict[type[ProviderError], str] = {
 }
 
 
-def calling(what: str, call: Callable[[], T]) -> T:
-    """Call EC2. `what` begins the message of whatever goes wrong, for people."""
+def calling(what: str, call: Callable[[], T], means: Callable[[str, Any], ProviderError] | None = None) -> T:
+    """Call AWS. `what` begins the message of whatever goes wrong, for people. `means` is for services beside EC2."""
     # Imported by now by whoever made the client.
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
     from botocore.parsers import ResponseParserError
@@ -115,7 +115,7 @@ def calling(what: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except ClientError as error:
-        raise mapped(what, error.response) from error
+        raise (means or mapped)(what, error.response) from error
     except NoCredentialsError as error:
         raise Transient(f"{what}: no AWS credentials here; `aws configure`, or set AWS_PROFILE") from error
     except ParamValidationError as error:

@@ -1,4 +1,4 @@
-"""What a job merges into RunInstances, against botocore's own description of that call."""
+"""What a job merges into a request to AWS, against botocore's own description of that call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any
 
 from stoker.errors import UserError
 
-_WHERE = "resources.ec2.overrides"
 
+def check(
+    overrides: Mapping[str, Any],
+    where: str = "resources.ec2.overrides",
+    service: str = "ec2",
+    operation: str = "RunInstances",
+) -> None:
+    """Raise UserError for a field that the call does not have, or a value that it does not take.
 
-def check(overrides: Mapping[str, Any]) -> None:
-    """Raise UserError for a field that RunInstances does not have, or a value that it does not take.
-
-    Nothing is said without botocore: EC2 itself will.
+    Nothing is said without botocore: AWS itself will.
     """
     if not overrides or importlib.util.find_spec("botocore") is None:
         return
-    shape = _input()
-    for problem in _problems(_WHERE, overrides, shape):
+    shape = _input(service, operation)
+    for problem in _problems(operation, where, overrides, shape):
         raise UserError(problem)
     from botocore.validate import ParamValidator
 
@@ -29,34 +32,34 @@ def check(overrides: Mapping[str, Any]) -> None:
     # What is missing here is in the request that this is merged into.
     wrong = [line for line in report.splitlines() if line and not line.startswith("Missing required")]
     if wrong:
-        raise UserError(f"{_WHERE}: {wrong[0][:1].lower()}{wrong[0][1:]}")
+        raise UserError(f"{where}: {wrong[0][:1].lower()}{wrong[0][1:]}")
 
 
-def _problems(where: str, value: Any, shape: Any) -> Iterator[str]:
+def _problems(operation: str, where: str, value: Any, shape: Any) -> Iterator[str]:
     """Names that are not there, and lists and mappings that are none: what botocore says less well."""
     if shape.type_name == "list":
         if not isinstance(value, list):
-            yield f"{where}: must be a list, as RunInstances takes it"
+            yield f"{where}: must be a list, as {operation} takes it"
             return
         for place, each in enumerate(value):
-            yield from _problems(f"{where}[{place}]", each, shape.member)
+            yield from _problems(operation, f"{where}[{place}]", each, shape.member)
     elif shape.type_name == "structure":
         if not isinstance(value, Mapping):
-            yield f"{where}: must be a mapping, as RunInstances takes it"
+            yield f"{where}: must be a mapping, as {operation} takes it"
             return
         for name, inner in value.items():
             if name in shape.members:
-                yield from _problems(f"{where}.{name}", inner, shape.members[name])
+                yield from _problems(operation, f"{where}.{name}", inner, shape.members[name])
                 continue
             close = get_close_matches(str(name), shape.members, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            yield f"{where}.{name}: RunInstances has no such field{hint}"
+            yield f"{where}.{name}: {operation} has no such field{hint}"
 
 
-@lru_cache(maxsize=1)
-def _input() -> Any:
+@lru_cache(maxsize=4)
+def _input(service: str, operation: str) -> Any:
     from botocore.loaders import create_loader
     from botocore.model import ServiceModel
 
-    described = create_loader().load_service_model("ec2", "service-2")
-    return ServiceModel(described, "ec2").operation_model("RunInstances").input_shape
+    described = create_loader().load_service_model(service, "service-2")
+    return ServiceModel(described, service).operation_model(operation).input_shape

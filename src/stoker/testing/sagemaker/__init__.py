@@ -15,7 +15,18 @@ from stoker.testing.sagemaker.clock import Clock
 from stoker.testing.sagemaker.cloud import NO_CAPACITY, SageMakerCloud, sagemaker_cloud
 from stoker.testing.sagemaker.events import DETAIL_TYPE
 from stoker.testing.sagemaker.faults import Fault
+from stoker.testing.sagemaker.hosts import why_no_hosts
 from stoker.testing.sagemaker.jobs import ACCOUNT
 from stoker.testing.sagemaker.server import REGION
 
-__all__ = ["ACCOUNT", "DETAIL_TYPE", "NO_CAPACITY", "REGION", "Clock", "Fault", "SageMakerCloud", "sagemaker_cloud"]
+__all__ = [
+    "ACCOUNT",
+    "DETAIL_TYPE",
+    "NO_CAPACITY",
+    "REGION",
+    "Clock",
+    "Fault",
+    "SageMakerCloud",
+    "sagemaker_cloud",
+    "why_no_hosts",
+]

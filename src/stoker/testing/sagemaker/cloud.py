@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from stoker.testing.machines.store_door import StoreDoor
 from stoker.testing.sagemaker.account import Account
 from stoker.testing.sagemaker.clock import Clock
 from stoker.testing.sagemaker.events import state_change
 from stoker.testing.sagemaker.faults import Faults
+from stoker.testing.sagemaker.hosts import Hosts
 from stoker.testing.sagemaker.jobs import Json
-from stoker.testing.sagemaker.server import REGION, Gate, Server
-from stoker.testing.servers import isolated
+from stoker.testing.sagemaker.server import CREDENTIALS, REGION, Gate, Server
+from stoker.testing.servers import S3Server, isolated
 
+# For tests of networks (RFC 2544): on loopback's own link, and seen by nobody else.
+_ADDRESS = "198.18.0.1"
 # What FailureReason says where machines cannot be had.
 NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
@@ -36,6 +45,8 @@ class SageMakerCloud:
     faults: Faults
     account: Account
     _gate: Gate
+    # Whoever runs its training jobs, where somebody does.
+    hosts: Hosts | None = None
 
     # ── Hands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -70,9 +81,17 @@ class SageMakerCloud:
         """Its spot machines are taken away. It goes on with `advance`. Raises ValueError for one that is not on spot or
         not yet training."""
         job = self.account.job(name)
+        if self.hosts is not None:
+            self.hosts.interrupt(name)
+            return
         if not job.spot or job.secondary != "Training":
             raise ValueError(f"{name} is {job.secondary}, {'on spot' if job.spot else 'not on spot'}")
         self.account.enter(job, "Interrupted")
+
+    def move_by_itself(self) -> None:
+        """From now on jobs train at once when they are made, and have stopped when they are asked to."""
+        self.account.on_created = lambda job: self.account.advance(job, "Training")
+        self.account.on_stop = lambda job: self.account.enter(job, "Stopped")
 
     def exceed_runtime(self, name: str) -> None:
         """It ran for MaxRuntimeInSeconds."""
@@ -87,6 +106,10 @@ class SageMakerCloud:
     def names(self) -> list[str]:
         """Every training job, in the order of their making."""
         return self.account.names()
+
+    def instances(self) -> dict[str, str]:
+        """TrainingJobStatus of every training job."""
+        return {name: self.status(name)[0] for name in self.names()}
 
     def describe(self, name: str) -> Json:
         """As DescribeTrainingJob tells it, without a call."""
@@ -127,6 +150,8 @@ class SageMakerCloud:
     def clear(self) -> None:
         """No faults, no jobs, no events, the real time: for a cloud that several tests share. Listeners stay."""
         self.faults.clear()
+        if self.hosts is None:
+            self.account.on_created = self.account.on_stop = None
         self.account.clear()
         self.clock.set(None)
         self.calls(reset=True)
@@ -149,10 +174,11 @@ class SageMakerCloud:
 
 
 @contextmanager
-def sagemaker_cloud() -> Iterator[SageMakerCloud]:
+def sagemaker_cloud(s3: S3Server | None = None, *, grace_s: float = 120.0) -> Iterator[SageMakerCloud]:
     """A SageMaker with nothing in it, on a free port of loopback, in threads of this process.
 
-    Raises RuntimeError where more than loopback can be reached.
+    With an S3 server, training jobs really run (`hosts`, which needs root): their inputs come from there, and
+    `grace_s` is what they get to end by themselves. Raises RuntimeError where more than loopback can be reached.
     """
     if not isolated():
         raise RuntimeError("SageMaker for tests is started only where nothing but loopback can be reached")
@@ -171,8 +197,60 @@ def sagemaker_cloud() -> Iterator[SageMakerCloud]:
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+        folder = Path(tempfile.mkdtemp(prefix="stoker-sagemaker-"))
+        hosts = None
+        if s3 is not None:
+            s3 = _outside(s3)
+            hosts = _hosts(account, s3, endpoint, folder, grace_s)
+            env = {**s3.env, **env}
         try:
-            yield SageMakerCloud(endpoint, env, clock, faults, account, gate)
+            yield SageMakerCloud(endpoint, env, clock, faults, account, gate, hosts)
         finally:
+            if hosts is not None:
+                hosts.close()
+            shutil.rmtree(folder, ignore_errors=True)
             server.shutdown()
             serving.join()
+
+
+def _outside(s3: S3Server) -> S3Server:
+    """The same server at an address that is not loopback, which Stoker gives to no machine. Nobody else is there."""
+    subprocess.run(["ip", "address", "replace", f"{_ADDRESS}/32", "dev", "lo"], check=True)
+    door = StoreDoor(_ADDRESS, urlsplit(s3.endpoint).port or 80)
+    endpoint = f"http://{_ADDRESS}:{door.port}"
+    return S3Server(endpoint, {**s3.env, "AWS_ENDPOINT_URL": endpoint})
+
+
+def _hosts(account: Account, s3: S3Server, endpoint: str, folder: Path, grace_s: float) -> Hosts:
+    token = folder / "token"
+    token.write_text("test")
+    # Containers have the role's credentials, and find them as SageMaker's do, but for the address.
+    env = {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{endpoint}{CREDENTIALS}",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
+        "AWS_ENDPOINT_URL": s3.endpoint,
+    }
+    return Hosts(account, folder / "jobs", lambda url, target: _fetch(s3, url, target), env, grace_s)
+
+
+def _fetch(s3: S3Server, url: str, target: Path) -> None:
+    """A prefix, as SageMaker brings it: an object by its own name, what lies below a folder by its path."""
+    import boto3
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3.endpoint,
+        region_name=REGION,
+        aws_access_key_id=s3.env["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=s3.env["AWS_SECRET_ACCESS_KEY"],
+    )
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    found = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    keys = [each["Key"] for page in found for each in page.get("Contents", ())]
+    if not keys:
+        raise LookupError(f"no S3 objects found under S3 URL {url}")
+    base = prefix if prefix.endswith("/") else prefix.rpartition("/")[0]
+    for key in keys:
+        path = target / key.removeprefix(base).lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(path))

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,6 +18,8 @@ from stoker.testing.sagemaker.jobs import Json
 
 REGION = "us-east-1"
 _SPOKEN = "application/x-amz-json-1.1"
+# Where containers find the credentials of their role.
+CREDENTIALS = "/v2/credentials/role"
 
 
 class Lost(Exception):
@@ -101,6 +103,22 @@ def make_handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
             except Lost:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
+
+        def do_GET(self) -> None:
+            if self.path != CREDENTIALS or self.headers.get("Authorization") != "test":
+                self._reply(404, {})
+                return
+            ends = datetime.now(timezone.utc) + timedelta(hours=6)
+            self._reply(
+                200,
+                {
+                    "RoleArn": "arn:aws:iam::123456789012:role/trainer",
+                    "AccessKeyId": "test",
+                    "SecretAccessKey": "test",
+                    "Token": "test",
+                    "Expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                },
+            )
 
         def _reply(self, status: int, told: Json) -> None:
             body = json.dumps(told, default=_wire).encode()

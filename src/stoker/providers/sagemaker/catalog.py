@@ -1,0 +1,58 @@
+"""SageMaker's machine types: EC2's with `ml.` before them, as far as SageMaker trains on them.
+
+What a type has is EC2's own table; which types SageMaker takes is in `data/sagemaker_machines.json`, written by
+`scripts/write_sagemaker_tables.py` from botocore's model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources as package
+
+from stoker.providers import machines
+from stoker.providers.ec2 import catalog as ec2
+from stoker.providers.machines import MachineType
+
+__all__ = ["facts", "fitting", "serves", "table", "unchecked", "why_none"]
+
+PREFIX = "ml."
+_LOOKS_LIKE_A_TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)")
+
+
+@lru_cache(maxsize=1)
+def table() -> Mapping[str, MachineType]:
+    """Every type that SageMaker trains on and EC2's table knows, by name."""
+    text = package.files("stoker.providers.sagemaker").joinpath("data/sagemaker_machines.json").read_text("utf-8")
+    found = {name: ec2.find(name.removeprefix(PREFIX)) for name in json.loads(text)["machines"]}
+    return {name: _named(name, machine) for name, machine in found.items() if machine is not None}
+
+
+def facts(name: str) -> MachineType:
+    """The machine type of the table, else what its name tells: the processor, and no more."""
+    return table().get(name) or _named(name, ec2.facts(name.removeprefix(PREFIX)))
+
+
+def _named(name: str, machine: MachineType) -> MachineType:
+    return replace(machine, name=name)
+
+
+def _misspelt(name: str) -> bool:
+    return not name.startswith(PREFIX)
+
+
+_CATALOG = machines.Catalog(
+    cloud="SageMaker",
+    table=table,
+    facts=facts,
+    name=_LOOKS_LIKE_A_TYPE,
+    examples=("ml.g5.xlarge", "ml.p4d.24xlarge"),
+    misspelt=_misspelt,
+)
+fitting = _CATALOG.fitting
+serves = _CATALOG.serves
+why_none = _CATALOG.why_none
+unchecked = _CATALOG.unchecked

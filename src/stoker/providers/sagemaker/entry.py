@@ -1,0 +1,52 @@
+"""The entry point of a container: `bootstrap.py` and what it is told, within what CreateTrainingJob takes. Pure.
+
+SageMaker takes a hundred arguments of 256 characters and no line breaks. So a line of shell finds a Python, which joins
+the arguments, unpacks them and runs them. They carry no credential: the container has a role of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+
+from stoker.boot import script
+from stoker.errors import UserError
+from stoker.providers.base import LaunchOrder
+
+_MOST = 256
+_MOST_ARGUMENTS = 100
+# The image's own Python comes first; the rest is for images whose own is too old.
+_FIND = (
+    "for p in python3 python /opt/conda/bin/python python3.13 python3.12 python3.11 python3.10;do"
+    ' $p -c "$0" 2>/dev/null&&exec $p -c "$@";done;'
+    "echo boot failed: the image has no Python 3.10 or newer|tee /opt/ml/output/failure;exit 1"
+)
+_FITS = "import sys;sys.exit(sys.version_info<(3,10))"
+_RUN = 'import sys,zlib,base64;exec(zlib.decompress(base64.b64decode("".join(sys.argv[1:]))))'
+
+
+def channel(tag: str) -> str:
+    """The input channel that brings the agent for this Python and processor."""
+    return f"stoker-{tag.replace('_', '-')}"
+
+
+def entry_point(order: LaunchOrder, training_job: str) -> tuple[list[str], list[str]]:
+    """ContainerEntrypoint and ContainerArguments. Raises UserError where there is more than SageMaker takes."""
+    environ = dict(order.environ)
+    if order.offering.region:
+        environ.setdefault("AWS_DEFAULT_REGION", order.offering.region)
+        environ.setdefault("AWS_REGION", order.offering.region)
+    channels = {tag: channel(tag) for tag in order.bundles}
+    told = script.config_of(script.boot_of(order, "sagemaker", environ, training_job=training_job, channels=channels))
+    program = f"{script.lean_source('stoker.providers.sagemaker.bootstrap')}\n{_call(told)}\n"
+    text = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
+    arguments = [_FITS, _RUN, *(text[start : start + _MOST] for start in range(0, len(text), _MOST))]
+    if len(arguments) > _MOST_ARGUMENTS:
+        raise UserError("the job's environment is more than SageMaker takes in arguments; shorten AWS_… variables")
+    return ["/bin/sh", "-c", _FIND], arguments
+
+
+def _call(told: dict[str, Any]) -> str:
+    return f"sys.exit(main(json.loads({json.dumps(told, sort_keys=True)!r})))"

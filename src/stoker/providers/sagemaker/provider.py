@@ -1,0 +1,256 @@
+"""The sagemaker provider."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from stoker.errors import InvalidRequest, NotFound, Transient, UserError
+from stoker.model import Capabilities, Instance, InstanceState, Offering
+from stoker.providers import registry
+from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated
+from stoker.providers.ec2.client import Clients
+from stoker.providers.registry import Context
+from stoker.providers.sagemaker import catalog, names, offers, request, tags
+from stoker.providers.sagemaker.capabilities import CAPABILITIES
+from stoker.providers.sagemaker.errors import Ended, NameTaken, calling, first_line
+from stoker.providers.sagemaker.machine import GRACE_S
+from stoker.spec import Resources, Spec, is_port
+
+_PAGE = 100
+# Statuses of a training job that has, or will have, machines.
+_ALIVE = ("InProgress", "Stopping")
+_ENDED = ("Completed", "Failed", "Stopped", "Deleting")
+# In these its containers run; in all others of a living job they come, or come back.
+_RUNNING = ("Training", "Uploading", "Updating")
+# How FailureReason begins where there were no machines: https://docs.aws.amazon.com/sagemaker/latest/dg/common-errors.html
+_NO_CAPACITY = ("CapacityError", "InsufficientCapacity")
+
+
+class SageMakerProvider:
+    """One store's training jobs in one account. Holds clients, and whose training jobs with a short name are."""
+
+    name = "sagemaker"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._prefix = names.prefix(context.store)
+        self._clients = Clients()
+        self._jobs: dict[str, str] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def clients(self) -> Clients:
+        return self._clients
+
+    def check(self, spec: Spec) -> None:
+        """Raise UserError for what SageMaker would refuse."""
+        registry.check_store(self.name, self._context.store)
+        port = spec.env.get("MASTER_PORT")
+        if port is not None and not is_port(port):
+            raise UserError(f"env.MASTER_PORT: {port!r} is no port; give a number from 1 to 65535")
+        request.check(spec)
+
+    def offerings(self, resources: Resources) -> tuple[Offering, ...]:
+        """Machine types × spot or on-demand, best first, from the project's own tables. Asks nobody."""
+        region = resources.region or _environment_region()
+        if region is None and not self._context.offline:
+            region = self._clients.default_region()
+        return offers.offered(replace(resources, region=region))
+
+    def why_none(self, resources: Resources) -> str:
+        """Why `offerings` is empty, in one line."""
+        return offers.why_none(resources)
+
+    def unchecked(self, resources: Resources) -> tuple[str, ...]:
+        """What these resources name and no table of the project's has, a line each."""
+        return offers.unchecked(replace(resources, region=resources.region or _environment_region()))
+
+    def architectures(self, offerings: Iterable[Offering]) -> set[str]:
+        """The processors of these machines, for the agents to install on them."""
+        return {catalog.facts(offering.machine).arch for offering in offerings}
+
+    def build(self, order: LaunchOrder) -> tuple[Request, ...]:
+        """One CreateTrainingJob. Pure."""
+        return request.build(order)
+
+    # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
+        """Make the training job. Idempotent by its name, for ever; its hosts come all or not at all."""
+        (asked,) = requests
+        if asked.operation != "CreateTrainingJob":
+            raise InvalidRequest(f"not a request to the sagemaker provider: {asked.operation}")
+        params = self._filled(asked)
+        training = params["TrainingJobName"]
+        once = self._clients.get("sagemaker", asked.region, attempts=1)
+        state: InstanceState = "pending"
+        born = datetime.now(timezone.utc)
+        try:
+            calling(params["ResourceConfig"]["InstanceType"], lambda: once.create_training_job(**params))
+        except NameTaken as error:
+            # Somebody finished this claim before. What there is of it is what this name stands for.
+            found = self._described(training, asked.region)
+            if found is None:
+                raise Transient(f"{training}: made before, and not known everywhere yet") from error
+            state, born = _state(found), found["CreationTime"]
+        except NotFound as error:
+            # Whatever a person named is not there.
+            raise InvalidRequest(str(error)) from error
+        told = tags.read(params["Tags"])
+        hosts = range(params["ResourceConfig"]["InstanceCount"])
+        return tuple(
+            _instance(training, told[tags.JOB], int(told[tags.CLAIM]), rank, state, born, asked.region)
+            for rank in hosts
+        )
+
+    def _filled(self, asked: Request) -> dict[str, Any]:
+        """The request with what only AWS knows: the account of a role that was named without it."""
+        role = str(asked.params["RoleArn"])
+        if request.ACCOUNT not in role:
+            return asked.params
+        sts = self._clients.get("sts", asked.region)
+        account = str(calling("sts:GetCallerIdentity", sts.get_caller_identity)["Account"])
+        return asked.params | {"RoleArn": role.replace(request.ACCOUNT, account)}
+
+    # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
+        """Every host of this store's training jobs that have not ended. Two calls for a hundred of each kind."""
+        client = self._clients.get("sagemaker", region)
+        found: dict[str, Instance] = {}
+        for status in _ALIVE:
+            for summary in self._summaries(client, status):
+                for each in self._hosts(client, summary, region):
+                    found[each.id] = each
+        return tuple(found.values())
+
+    def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
+        """The state of each host: that of its training job. One call for each of those."""
+        wanted = list(ids)
+        states: dict[str | None, InstanceState] = {None: "unheard-of"}
+        for training in {names.training_of(each) for each in wanted} - {None}:
+            assert training is not None
+            found = self._described(training, region)
+            states[training] = "unheard-of" if found is None else _state(found)
+        return {each: states[names.training_of(each)] for each in wanted}
+
+    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+        """Stop the training job, and with it all hosts: one alone cannot be ended. They get two minutes to save."""
+        training = names.training_of(instance)
+        if training is None:
+            return "gone"
+        client = self._clients.get("sagemaker", region)
+        try:
+            calling(training, lambda: client.stop_training_job(TrainingJobName=training))
+        except NotFound:
+            return "gone"
+        except InvalidRequest as error:
+            # It has ended, or is about to: SageMaker's word for that is not the same in all cases.
+            found = self._described(training, region)
+            if found is None or _state(found) == "gone":
+                return "gone"
+            if not isinstance(error, Ended):
+                raise
+        return "requested"
+
+    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
+        """SageMaker's own word. No capacity is as good as a reclaim: the next attempt tries something else."""
+        training = names.training_of(instance)
+        found = self._described(training, region) if training else None
+        if found is None:
+            return None
+        status, secondary = found["TrainingJobStatus"], found["SecondaryStatus"]
+        reason = first_line(found.get("FailureReason") or secondary)
+        if status == "Failed":
+            return Gone(reclaimed=reason.startswith(_NO_CAPACITY), reason=reason.removeprefix("AlgorithmError: "))
+        if secondary == "MaxWaitTimeExceeded":
+            return Gone(reclaimed=True, reason="no spot machines within MaxWaitTimeInSeconds")
+        if secondary == "MaxRuntimeExceeded":
+            return Gone(reclaimed=False, reason="it ran for MaxRuntimeInSeconds")
+        return Gone(reclaimed=False, reason="its container ended", by_itself=True) if status == "Completed" else None
+
+    # ── For people ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def interrupt(self, instance: str, grace_s: float, region: str | None = None) -> str:  # noqa: ARG002 - SageMaker's own
+        """Stop the training job: the same SIGTERM, and the same two minutes. NotFound: it is gone."""
+        if self.terminate(instance, region) == "gone":
+            raise NotFound(f"{instance}: its training job has ended")
+        return f"SageMaker reclaims nothing on order: the training job is stopped, which leaves {GRACE_S:g} s to save"
+
+    def checkup(self, spec: Spec) -> Iterator[Finding]:
+        """Credentials, permissions, role, quotas. Makes and ends nothing."""
+        from stoker.providers.sagemaker.check import examine
+
+        return examine(self, spec, self._context.store)
+
+    # ── Inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _summaries(self, client: Any, status: str) -> Iterator[Mapping[str, Any]]:
+        asked: dict[str, Any] = {"NameContains": self._prefix, "StatusEquals": status, "MaxResults": _PAGE}
+        while True:
+            answer = calling("training jobs", lambda: client.list_training_jobs(**asked))
+            # Contained is not begun with.
+            yield from (s for s in answer["TrainingJobSummaries"] if s["TrainingJobName"].startswith(self._prefix))
+            if not answer.get("NextToken"):
+                return
+            asked["NextToken"] = answer["NextToken"]
+
+    def _hosts(self, client: Any, summary: Mapping[str, Any], region: str | None) -> Iterator[Instance]:
+        training = summary["TrainingJobName"]
+        named = names.read(training)
+        if named is None:
+            return
+        job = named.job or self._job_by_tags(client, summary)
+        if job is None:
+            return
+        state = _state(summary)
+        for rank in range(named.nodes):
+            yield _instance(training, job, named.claim, rank, state, summary["CreationTime"], region)
+
+    def _job_by_tags(self, client: Any, summary: Mapping[str, Any]) -> str | None:
+        """Whose a training job is whose name has no room to say so. It never changes."""
+        training, arn = summary["TrainingJobName"], summary["TrainingJobArn"]
+        if training not in self._jobs:
+            told = tags.read(calling(training, lambda: client.list_tags(ResourceArn=arn))["Tags"])
+            if told.get(tags.STORE) != tags.store_tag(self._context.store) or not told.get(tags.JOB):
+                return None
+            self._jobs[training] = told[tags.JOB]
+        return self._jobs[training]
+
+    def _described(self, training: str, region: str | None) -> Mapping[str, Any] | None:
+        """None where SageMaker does not know it."""
+        client = self._clients.get("sagemaker", region)
+        try:
+            found: Mapping[str, Any] = calling(training, lambda: client.describe_training_job(TrainingJobName=training))
+        except NotFound:
+            return None
+        return found
+
+
+def _state(found: Mapping[str, Any]) -> InstanceState:
+    status = found["TrainingJobStatus"]
+    if status in _ENDED:
+        return "gone"
+    if status == "Stopping":
+        return "stopping"
+    # Interrupted ones come back by themselves, and cost nothing meanwhile.
+    return "running" if found.get("SecondaryStatus") in _RUNNING else "pending"
+
+
+def _instance(
+    training: str, job: str, claim: int, rank: int, state: InstanceState, born: datetime, region: str | None
+) -> Instance:
+    host = names.host(training, rank)
+    return Instance(host, "sagemaker", job, claim, rank, state, created_at=born, region=region)
+
+
+def _environment_region() -> str | None:
+    """The region by the variables that every SDK reads; its files are not read where nothing may be asked."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

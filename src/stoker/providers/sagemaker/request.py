@@ -1,0 +1,208 @@
+"""Requests to SageMaker: built as data, purely.
+
+A claim is one training job with as many hosts as the job has nodes: they come all or not at all. Its container runs
+Stoker's own agent, so that the rest (code, inputs, checkpoints, logs, metrics, exits) is as everywhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stoker import layout
+from stoker.aws.logs import is_group
+from stoker.command import param_texts
+from stoker.containers import dlc
+from stoker.errors import UserError
+from stoker.providers import merging
+from stoker.providers.base import LaunchOrder, Request
+from stoker.providers.ec2 import overrides as aws_overrides
+from stoker.providers.ec2 import places
+from stoker.providers.machines import disk_size
+from stoker.providers.sagemaker import entry, names, tags
+from stoker.providers.sagemaker.capabilities import CAPABILITIES
+from stoker.spec import SagemakerResources, Spec
+
+# What `stoker iam sagemaker` calls the role it describes.
+DEFAULT_ROLE = "stoker-training"
+# Stands where launching fills in what only AWS knows: see `SageMakerProvider.launch`.
+ACCOUNT = "(this account)"
+# For jobs that name no container: AWS's own, with and without GPUs.
+DEFAULT_IMAGE = "dlc/pytorch:2.5-py311"
+_DEFAULT_DISK_GB = 50
+# SageMaker's longest life of a training job.
+_LONGEST_S = 28 * 86400
+_LONGEST_KEPT_S = 6 * 3600
+# What SageMaker takes; what is more, Stoker keeps alone.
+_MOST_METRICS, _REGEX_LENGTH = 40, 500
+_MOST_PARAMS, _PARAM_LENGTH = 100, 2500
+_ROLE = re.compile(r"[\w+=,.@/-]{1,576}")
+
+# What an override may not take away: the job would be nobody's, be made twice, or outlive its claim.
+_PROTECTED = (
+    "TrainingJobName",
+    "AlgorithmSpecification.AlgorithmName",
+    "AlgorithmSpecification.ContainerArguments",
+    "AlgorithmSpecification.ContainerEntrypoint",
+    "AlgorithmSpecification.TrainingImage",
+    "EnableManagedSpotTraining",
+    # The agent could not reach the store.
+    "EnableNetworkIsolation",
+    "ResourceConfig.InstanceCount",
+    "ResourceConfig.InstanceGroups",
+    "ResourceConfig.InstanceType",
+    # Stoker decides about the next attempt.
+    "RetryStrategy",
+    "StoppingCondition",
+)
+_IDENTITIES = {"Tags": "Key", "InputDataConfig": "ChannelName", "MetricDefinitions": "Name"}
+
+
+def build(order: LaunchOrder) -> tuple[Request, ...]:
+    """The one request for a claim. Pure: the same order gives the same request."""
+    ours = order.spec.resources.sagemaker or SagemakerResources()
+    params = merging.merged(_params(order, ours), ours.overrides, _IDENTITIES)
+    return (Request("sagemaker", "CreateTrainingJob", params, order.offering.region),)
+
+
+def check(spec: Spec) -> None:
+    """Raise UserError for what SageMaker would refuse, or what would take a training job out of Stoker's hands."""
+    tags.check(spec.tags)
+    if spec.resources.region:
+        places.check(spec.resources.region)
+    group = spec.logs.cloudwatch
+    if group is not None and not is_group(group):
+        raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
+    ours = spec.resources.sagemaker or SagemakerResources()
+    role = ours.role
+    if role is not None and not role.startswith("arn:") and not _ROLE.fullmatch(role):
+        raise UserError(f"resources.sagemaker.role: {role!r} is no role; give its name or its ARN")
+    if bool(ours.subnets) != bool(ours.security_groups):
+        missing = "security_groups" if ours.subnets else "subnets"
+        raise UserError(f"resources.sagemaker.{missing}: SageMaker takes subnets and security groups together")
+    _check_keep_alive(spec, ours)
+    for name in _PROTECTED:
+        if merging.reaches(ours.overrides, name):
+            raise UserError(f"resources.sagemaker.overrides.{name}: is Stoker's own; leave it out")
+    aws_overrides.check(ours.overrides, "resources.sagemaker.overrides", "sagemaker", "CreateTrainingJob")
+    named = [str(each.get("Key", "")) for each in ours.overrides.get("Tags") or () if isinstance(each, Mapping)]
+    for key in named:
+        if key.startswith("stoker:"):
+            raise UserError(f"resources.sagemaker.overrides.Tags: {key} is Stoker's own; leave it out")
+
+
+def _check_keep_alive(spec: Spec, ours: SagemakerResources) -> None:
+    if ours.keep_alive_s is None:
+        return
+    if spec.resources.spot != "never":
+        raise UserError("resources.sagemaker.keep_alive: SageMaker keeps no spot machines; set resources.spot to false")
+    if ours.keep_alive_s > _LONGEST_KEPT_S:
+        raise UserError(f"resources.sagemaker.keep_alive: SageMaker keeps machines {_LONGEST_KEPT_S // 3600}h at most")
+
+
+# ── The training job ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _params(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
+    spec = order.spec
+    name = names.training_job(order.store, order.job, order.claim, order.nodes)
+    entry_point, arguments = entry.entry_point(order, name)
+    algorithm: dict[str, Any] = {
+        "TrainingImage": image(order),
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": entry_point,
+        "ContainerArguments": arguments,
+    }
+    if metrics := _metrics(spec):
+        algorithm["MetricDefinitions"] = metrics
+    output = {"S3OutputPath": f"{order.store.rstrip('/')}/{layout.sagemaker_output(order.job)}"}
+    params: dict[str, Any] = {
+        "TrainingJobName": name,
+        "AlgorithmSpecification": algorithm,
+        "RoleArn": _role(ours.role or DEFAULT_ROLE, order.offering.region),
+        "OutputDataConfig": output | ({"KmsKeyId": ours.kms_key} if ours.kms_key else {}),
+        "ResourceConfig": _machines(order, ours),
+        "StoppingCondition": _bounds(order),
+        "Tags": tags.listed(tags.of_order(order)),
+    }
+    if channels := _channels(order):
+        params["InputDataConfig"] = channels
+    if order.offering.spot:
+        params["EnableManagedSpotTraining"] = True
+    if ours.subnets:
+        params["VpcConfig"] = {"Subnets": list(ours.subnets), "SecurityGroupIds": list(ours.security_groups)}
+    if ours.encrypt_traffic:
+        params["EnableInterContainerTrafficEncryption"] = True
+    if params_ := _hyperparameters(spec):
+        params["HyperParameters"] = params_
+    return params
+
+
+def image(order: LaunchOrder) -> str:
+    """The image of the container, with an alias resolved for the region."""
+    container = order.spec.environment.container
+    wanted = container.image if container else DEFAULT_IMAGE + ("" if order.offering.gpus else "-cpu")
+    return dlc.resolve(wanted, order.offering.region)
+
+
+def _role(role: str, region: str | None) -> str:
+    if role.startswith("arn:"):
+        return role
+    place = str(region)
+    partition = "aws-cn" if place.startswith("cn-") else "aws-us-gov" if place.startswith("us-gov-") else "aws"
+    return f"arn:{partition}:iam::{ACCOUNT}:role/{role}"
+
+
+def _channels(order: LaunchOrder) -> list[dict[str, Any]]:
+    """The agents, one for each Python that the image may have. The training's own inputs are the agent's business."""
+    return [
+        {
+            "ChannelName": entry.channel(tag),
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": f"{order.store.rstrip('/')}/{layout.bundle(digest)}",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "InputMode": "File",
+        }
+        for tag, digest in sorted(order.bundles.items())
+    ]
+
+
+def _machines(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
+    size = order.spec.resources.disk_bytes
+    found: dict[str, Any] = {
+        "InstanceType": order.offering.machine,
+        "InstanceCount": order.nodes,
+        "VolumeSizeInGB": _DEFAULT_DISK_GB if size is None else disk_size(size),
+    }
+    if ours.kms_key:
+        found["VolumeKmsKeyId"] = ours.kms_key
+    if ours.keep_alive_s is not None and not order.offering.spot:
+        found["KeepAlivePeriodInSeconds"] = math.ceil(ours.keep_alive_s)
+    return found
+
+
+def _bounds(order: LaunchOrder) -> dict[str, int]:
+    """The longest life, outside of the container. With spot, what SageMaker may wait for machines comes on top."""
+    life_s = _LONGEST_S if order.max_life_s is None else min(_LONGEST_S, max(1, math.ceil(order.max_life_s)))
+    if not order.offering.spot:
+        return {"MaxRuntimeInSeconds": life_s}
+    longest = order.spec.limits.max_wait_s
+    wait_s = CAPABILITIES.boot_timeout_s if longest is None else longest
+    return {"MaxRuntimeInSeconds": life_s, "MaxWaitTimeInSeconds": life_s + math.ceil(min(wait_s, _LONGEST_S))}
+
+
+def _metrics(spec: Spec) -> list[dict[str, str]]:
+    fitting = [(name, regex) for name, regex in spec.metrics.items() if len(regex) <= _REGEX_LENGTH]
+    return [{"Name": name, "Regex": regex} for name, regex in fitting[:_MOST_METRICS]]
+
+
+def _hyperparameters(spec: Spec) -> dict[str, str]:
+    """For people who look at the training job: what the command gets, it gets from the agent."""
+    texts = {name: text for name, text in param_texts(spec).items() if len(text) <= _PARAM_LENGTH and "\n" not in text}
+    return texts if len(texts) <= _MOST_PARAMS else {}

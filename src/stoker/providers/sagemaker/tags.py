@@ -1,0 +1,54 @@
+"""The tags by which Stoker knows its training jobs, and what SageMaker allows in a tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from stoker.errors import UserError
+from stoker.providers.base import LaunchOrder
+from stoker.providers.ec2.tags import CLAIM, JOB, STORE, SUBMITTER, listed, read, store_tag
+
+__all__ = ["CLAIM", "JOB", "STORE", "SUBMITTER", "check", "listed", "of_order", "read", "store_tag"]
+
+_OURS = "stoker:"
+# https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Tag.html
+_MOST_TAGS = 50
+_KEY_LENGTH = 128
+_VALUE_LENGTH = 256
+_FORBIDDEN = re.compile(r"[^\w\s.:/=+\-@]")
+
+
+def of_order(order: LaunchOrder) -> dict[str, str]:
+    """Every tag of an order's training job."""
+    return {
+        JOB: order.job,
+        CLAIM: str(order.claim),
+        STORE: store_tag(order.store),
+        SUBMITTER: _FORBIDDEN.sub("_", order.submitter)[:_VALUE_LENGTH],
+        **order.spec.tags,
+    }
+
+
+def check(tags: Mapping[str, str]) -> None:
+    """Raise UserError for a job's tag that SageMaker would refuse."""
+    most = _MOST_TAGS - 4
+    if len(tags) > most:
+        raise UserError(f"tags: SageMaker takes {most} beside Stoker's own, found {len(tags)}")
+    for key, value in tags.items():
+        problem = _problem(key, value)
+        if problem:
+            raise UserError(f"tags.{key}: {problem}")
+
+
+def _problem(key: str, value: str) -> str | None:
+    if key.startswith(_OURS):
+        return "is set by Stoker; choose another name"
+    if key.lower().startswith("aws:"):
+        return "names that begin with aws: belong to AWS; choose another"
+    for what, text, most in (("name", key, _KEY_LENGTH), ("value", value, _VALUE_LENGTH)):
+        if len(text) > most:
+            return f"the {what} has {len(text)} characters; SageMaker takes {most}"
+        if _FORBIDDEN.search(text):
+            return f"SageMaker takes letters, digits, spaces and _ . : / = + - @ in a tag's {what}; choose another"
+    return None

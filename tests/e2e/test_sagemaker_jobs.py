@@ -1,0 +1,132 @@
+"""Jobs as training jobs of SageMaker that really run: one node and two, a reclaim of spot machines, a failure, a stop.
+
+After each no training job is left that runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+from harness import chain, fields
+from sagemaker_world import SageMakerWorld
+
+from stoker import client
+from stoker.testing.sagemaker import why_no_hosts
+from stoker.testing.servers import isolated, pytest_isolated
+
+if why_no_hosts() is not None:
+    pytest.skip(str(why_no_hosts()), allow_module_level=True)
+
+if isolated():
+
+    def test_one_node(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.script("counter.py")
+        job = world.submit(params={"steps": 20}, outputs="out", tags={"project": "vision"})
+        with world.governed():
+            summary = world.ended(job)
+        assert summary.phase == "succeeded" and summary.last_checkpoint is not None, world.story(job)
+        assert any(chain(20) in line for line in world.lines(job))
+        (name,) = world.cloud.names()
+        told = world.cloud.describe(name)
+        assert told["TrainingJobStatus"] == "Completed" and told["HyperParameters"] == {"steps": "20"}
+        assert world.cloud.tags(name)["project"] == "vision" and world.cloud.tags(name)["stoker:job"] == job
+        # CloudWatch has the log, too.
+        assert f"finished {chain(20)}" in world.cloud.hosts.output(name)
+
+    def test_two_nodes_reach_each_other(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.write(
+            "import os, socket, time\n"
+            "rank, where = int(os.environ['NODE_RANK']), (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+            "print('nodes', os.environ['NODES'], os.environ['NUM_NODES'])\n"
+            "if rank == 0:\n"
+            "    with socket.create_server(('', where[1])) as server:\n"
+            "        print('rank 1 said', server.accept()[0].recv(100).decode())\n"
+            "else:\n"
+            "    for _ in range(600):\n"
+            "        try:\n"
+            "            socket.create_connection(where).sendall(b'hello')\n"
+            "            break\n"
+            "        except OSError: time.sleep(0.1)\n"
+        )
+        job = world.submit(nodes=2)
+        with world.governed():
+            summary = world.ended(job)
+        assert summary.phase == "succeeded", world.story(job)
+        assert "rank 1 said hello" in world.lines(job) and "nodes 127.0.1.1,127.0.1.2 2" in world.lines(job)
+        assert len(world.cloud.names()) == 1
+
+    def test_a_reclaim_saves_and_the_next_attempt_loses_no_step(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.script("counter.py")
+        job = world.submit(params={"steps": 120, "pause": 0.1, "every": 1000}, resources={"spot": True})
+        with world.governed():
+            world.trained(job, 5)
+            world.cloud.interrupt(world.training_job(job))
+            summary = world.ended(job)
+        assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+        # Nothing was trained twice, and nothing left out.
+        assert [one.step for one in world.steps(job)] == list(range(1, 121)), world.story(job)
+        assert any(chain(120) in line for line in world.lines(job))
+        first, second = world.cloud.names()
+        # Whoever governs does not let SageMaker start it again.
+        assert world.cloud.status(first)[0] == "Stopped" and world.cloud.status(second)[0] == "Completed"
+
+    def test_a_container_that_comes_back_never_trains(training_jobs: SageMakerWorld) -> None:
+        """SageMaker starts it anew, under the same name and with an empty disk, while the next attempt trains."""
+        world = training_jobs
+        world.script("counter.py")
+        job = world.submit(params={"steps": 60, "pause": 0.1, "every": 1000}, resources={"spot": True})
+        with world.governed():
+            world.trained(job, 5)
+            name = world.training_job(job)
+            # Nobody saves: the power is gone at once.
+            world.cloud.hosts.grace_s = 0.0
+            world.cloud.interrupt(name)
+            world.until(
+                job, lambda: world.cloud.status(name)[0] in ("Completed", "Stopped"), "the old one leaves again"
+            )
+            summary = world.ended(job)
+        assert summary.phase == "succeeded", world.story(job)
+        gone_through = [each["Status"] for each in world.cloud.describe(name)["SecondaryStatusTransitions"]]
+        assert gone_through.count("Training") == 2, "it was started again"
+        attempts = {one.attempt for one in world.steps(job)}
+        assert attempts == {1, 2} and len(world.cloud.names()) == 2, world.story(job)
+
+    def test_a_failure_is_told(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.write("print('so far'); raise SystemExit(3)\n")
+        job = world.submit()
+        with world.governed():
+            summary = world.ended(job)
+        assert summary.phase == "failed" and summary.exit_code == 3, world.story(job)
+        assert "so far" in world.lines(job)
+
+    def test_a_stop_saves_first(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.script("counter.py")
+        job = world.submit(params={"steps": 10000, "pause": 0.05, "every": 1000000})
+        with world.governed():
+            world.trained(job, 5)
+            client.stop(job, store=world.url)
+            summary = world.ended(job)
+        assert summary.phase == "stopped" and summary.last_checkpoint is not None, world.story(job)
+
+    def test_an_image_without_a_fitting_python_says_so(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.script("counter.py")
+        bare = world.root / "bare"
+        bare.mkdir()
+        for program in ("sh", "tee"):
+            (bare / program).symlink_to(f"/bin/{program}")
+        job = world.submit(
+            resources={"sagemaker": world.resources["sagemaker"] | {"overrides": {"Environment": {"PATH": str(bare)}}}}
+        )
+        with world.governed():
+            summary = world.ended(job)
+        assert summary.phase == "failed" and "no Python 3.10" in (summary.reason or ""), world.story(job)
+
+else:
+
+    def test_sagemaker_jobs_in_a_network_of_its_own() -> None:
+        pytest_isolated(__file__)
