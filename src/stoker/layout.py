@@ -26,8 +26,9 @@
     foreign/sagemaker/<region>/<origin>/<seq>.json    governors, create-only: training jobs of others, and clones
     foreign/index/sagemaker/<region>.json             derived, by governors
     dry/<offering>                                    governors: found dry, when this was written
-    market/<day>/<provider>/<machine>/<zone>/<spot|on-demand>/<hour>/<job>.<claim>.<fate>.<machine-minutes>
-                                                      governors, create-only, empty: what claims saw of the markets
+    market/<day>/<provider>/<machine>/<zone>/<spot|on-demand>/<hour>/
+        <job>.<claim>.<fate>.<machine-minutes>        governors, create-only, empty: how machines fared
+        <ten minutes>.dry                             the same: there were none
     places/<provider>/<region>                        governors: where machines were launched once
     probes/…                                          never for long: whoever asks the store for its time
     governors/<id>.json                               each governor's last pass, and the store's clock

@@ -116,7 +116,7 @@ GOVERNED = (
     *DECISIONS,
     layout.governor("me"),
     layout.dry("ec2/m/z/spot"),
-    f"{layout.markets(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.dry.0",
+    f"{layout.markets(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
     layout.probe("me"),
     "places/ec2/us-east-1",
 )

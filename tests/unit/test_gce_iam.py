@@ -123,7 +123,7 @@ DERIVED = (
     layout.index("gpt-ab12"),
     layout.governor("me"),
     layout.dry("gce/m/z/spot"),
-    f"{layout.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.dry.0",
+    f"{layout.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
     layout.probe("me"),
     layout.place("gce", "vision-1/us-central1"),
 )

@@ -64,8 +64,8 @@ def test_the_key_tells_what_the_log_tells_and_nothing_else() -> None:
     served = (claim, Launched(2, nodes(2, 2)), (Closed(2, "failed", "user-error"), 86400.0))
     (key,) = keys(*served)
     assert key is not None and key.startswith("market/2026-01-02/sim/m1/a/spot/00/job-1.2.served.")
-    assert keys((Claimed(offering=ON_DEMAND, nodes=1), 0.0), (Closed(2, "dry", "no-capacity"), 5.0)) == [
-        "market/2026-01-01/sim/m1/a/on-demand/00/job-1.2.dry.0"
+    assert keys((Claimed(offering=ON_DEMAND, nodes=1), 0.0), (Closed(2, "dry", "no-capacity"), 2999.0)) == [
+        "market/2026-01-01/sim/m1/a/on-demand/00/40.dry"
     ]
 
 
@@ -94,6 +94,8 @@ def test_names_may_be_any_text(names: list[str]) -> None:
         "market/2026-01-01/sim/m1/a/spot/01/",
         "market/2026-01-01/sim/m1/a/spot/01/job-1.2.eaten.60",
         "market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed",
+        "market/2026-01-01/sim/m1/a/spot/01/job-1.2.dry.0",
+        "market/2026-01-01/sim/m1/a/spot/01/45.dry",
         "market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.-5",
         "market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.99999999999999",
         "market/2026-13-01/sim/m1/a/spot/01/job-1.2.reclaimed.5",

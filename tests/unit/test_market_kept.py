@@ -130,14 +130,17 @@ def test_one_that_finds_no_spot_is_on_demand_after_the_wait(world: World) -> Non
     governor = world.governor()
     governor.run_pass()
     assert not world.cloud.machines
-    world.later(999)
+    world.later(300)
+    governor.run_pass()
+    world.later(699)
     assert "on-demand will do (retry.spot_wait)" in governor.run_pass().waiting["a-1"]
     world.later(1)
     governor.run_pass()
     (claim,) = world.state("a-1").open_claims
     assert claim.offering == ON_DEMAND and claim.reason.endswith("on-demand: no spot in 1000 s (retry.spot_wait)")
-    dry = [key for key in world.sightings() if ".dry." in key]
-    assert len(dry) == len([claim for claim in world.state("a-1").claims if claim.closed]) >= 4
+    dry = [key.removeprefix("market/2026-01-01/sim/m1/") for key in world.sightings()]
+    assert dry == ["a/spot/00/00.dry", "a/spot/00/10.dry", "b/spot/00/00.dry", "b/spot/00/10.dry"]
+    assert len([claim for claim in world.state("a-1").claims if claim.closed]) > 4, "it asked oftener than that"
 
 
 def test_the_house_lets_it(world: World) -> None:
@@ -299,3 +302,16 @@ def test_only_a_store_that_does_not_answer_is_asked_again() -> None:
                 writer.complete(_ended(reclaimed(100.0), 200.0))
         else:
             writer.complete(_ended(reclaimed(100.0), 200.0))
+
+
+def test_a_governor_that_stays_looks_again_after_a_minute(world: World) -> None:
+    governor = world.governor()
+    world.cloud.dry = {SPOT_A.key, SPOT_B.key}
+    world.submit("a-1", make_spec(spot="only"))
+    looks = []
+    for seconds in (0, 30, 31):
+        world.later(seconds)
+        world.listed.clear()
+        governor.run_pass()
+        looks.append(sum(1 for key in world.listed if key.startswith("market/2026-01-01/")))
+    assert looks == [1, 0, 1]

@@ -46,7 +46,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def saw(store: Store, names: tuple[str, ...], *fates: str) -> None:
     for number, fate in enumerate(fates):
-        store.put(layout.sighting(datetime.now(timezone.utc), names, f"x-1.{number}.{fate}"), b"")
+        told = fate if fate.endswith("dry") else f"x-1.{number}.{fate}"
+        store.put(layout.sighting(datetime.now(timezone.utc), names, told), b"")
 
 
 @pytest.mark.usefixtures("store")
@@ -68,7 +69,7 @@ def test_also_where_it_is_the_house_that_lets_it(store: Store, capsys: pytest.Ca
 
 
 def test_offers_tell_what_others_saw(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    saw(store, ("local", "local", "this-computer", "spot"), "reclaimed.30", "served.30", "dry.0")
+    saw(store, ("local", "local", "this-computer", "spot"), "reclaimed.30", "served.30", "10.dry")
     (offer,) = json.loads(told(capsys, "offers", "--json"))
     assert offer["last_24h"] == {"reclaims": 1, "dry": 1, "launches": 2, "machine_hours": 1.0}
     assert "1 of 2 reclaimed, 1 × none" in told(capsys, "offers")

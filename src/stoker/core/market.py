@@ -20,8 +20,9 @@ from stoker.model import Offering
 # The cloud took it back; there was none; it ended otherwise.
 Fate = Literal["reclaimed", "dry", "served"]
 _FATES: tuple[Fate, ...] = ("reclaimed", "dry", "served")
+# That there is none is told once in ten minutes, however many jobs ask: a thousand that wait say no more than one.
 # Nine digits of minutes are a thousand machines for two years: nobody's number is too large to be counted with.
-_TOLD = re.compile(r"[^.]+\.[0-9]+\.(?P<fate>reclaimed|dry|served)\.(?P<minutes>[0-9]{1,9})")
+_TOLD = re.compile(r"[0-5]0\.(?P<dry>dry)|[^.]+\.[0-9]+\.(?P<fate>reclaimed|served)\.(?P<minutes>[0-9]{1,9})")
 
 # What placement looks back on, and what people are told of.
 LATELY_S = 86400.0
@@ -38,7 +39,7 @@ _DRY_COSTS_H = 0.05
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one claim saw. `hour` is the one in which it was closed, by the store's clock."""
+    """What a claim saw. `hour` is the one in which it was closed, by the store's clock."""
 
     offering: str
     hour: datetime
@@ -48,7 +49,8 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Tally:
-    """Sightings of one offering, counted. `launches` got their machines, which then lived so long together."""
+    """Sightings of one offering, counted. `launches` got their machines, which then lived so long together; `dry` is
+    in how many spans of ten minutes somebody got none."""
 
     reclaims: int = 0
     dry: int = 0
@@ -155,19 +157,18 @@ def key_of(job: str, claim: Claim) -> str | None:
     """Where the sighting of a claim is kept; None where it saw nothing of the market, or is open."""
     if claim.closed is None or claim.closed_at is None:
         return None
-    fate: Fate
-    minutes = 0
+    at = claim.closed_at.astimezone(timezone.utc)
     if claim.launched:
-        fate = "reclaimed" if claim.closed.outcome == "reclaimed" else "served"
-        lived_s = (claim.closed_at - (claim.launched_at or claim.closed_at)).total_seconds()
-        minutes = round(len(claim.launched) * max(0.0, lived_s) / 60)
+        fate: Fate = "reclaimed" if claim.closed.outcome == "reclaimed" else "served"
+        lived_s = (at - (claim.launched_at or at)).total_seconds()
+        told = f"{job}.{claim.number}.{fate}.{round(len(claim.launched) * max(0.0, lived_s) / 60)}"
     elif claim.closed.outcome == "dry" and claim.closed.rule == "no-capacity":
-        fate = "dry"
+        told = f"{at.minute // 10}0.dry"
     else:
         return None
     offering = claim.offering
     names = (offering.provider, offering.machine, offering.zone, "spot" if offering.spot else "on-demand")
-    return layout.sighting(claim.closed_at.astimezone(timezone.utc), names, f"{job}.{claim.number}.{fate}.{minutes}")
+    return layout.sighting(at, names, told)
 
 
 def parse(key: str) -> Sighting | None:
@@ -179,5 +180,5 @@ def parse(key: str) -> Sighting | None:
     match = _TOLD.fullmatch(told)
     if match is None:
         return None
-    fate = next(each for each in _FATES if each == match["fate"])
-    return Sighting("/".join(names), hour, fate, int(match["minutes"]))
+    fate = next(each for each in _FATES if each == (match["dry"] or match["fate"]))
+    return Sighting("/".join(names), hour, fate, int(match["minutes"] or 0))

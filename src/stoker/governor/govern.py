@@ -37,6 +37,8 @@ TICK_NEAR_S = 2.0
 TICK_FAR_S = 15.0
 # Whoever makes a single pass sweeps; a loop need not in each.
 SWEEP_EVERY_S = 60.0
+# What is known of the markets is at most so old.
+MARKETS_FOR_S = 60.0
 # A job's end is told before the job is forgotten. A store in which nothing can be noted for so long holds up no job.
 NOTED_WITHIN_S = 600.0
 
@@ -90,6 +92,7 @@ class Governor:
         self._clock: StoreClock | None = None
         self._swept_s: float | None = None
         self._markets: MarketReader | None = None
+        self._markets_s = 0.0
 
     def plan(self) -> tuple[Plan, Observation]:
         """What a pass would do now, doing nothing."""
@@ -97,7 +100,7 @@ class Governor:
         markers = active_jobs(self.store)
         self.bookkeeper.begin(tuple(markers))
         clock = read_clock(self.store, self.name, self.monotonic)
-        self._markets = MarketReader(self.store, clock.now(), self.policy.house)
+        self._look_at_markets(clock)
         observation = self._observe(markers)
         return self._decide(observation.snapshot, clock), observation
 
@@ -110,7 +113,7 @@ class Governor:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = self._clock = record_pass(self.store, self.name, len(markers), self.monotonic)
         self.teller.begin(self.policy.house)
-        self._markets = MarketReader(self.store, clock.now(), self.policy.house)
+        self._look_at_markets(clock)
         sweeping = only is None and self._sweep_is_due()
         observation = self._observe(markers, everywhere=sweeping)
         if only is None:
@@ -196,6 +199,12 @@ class Governor:
             waker.wait(max(0.02, pause_s))
         else:
             time.sleep(max(0.02, pause_s))
+
+    def _look_at_markets(self, clock: StoreClock) -> None:
+        """Anew now and then: of a day in which much happened, it takes many calls."""
+        house, now_s = self.policy.house, self.monotonic()
+        if self._markets is None or self._markets.house != house or now_s - self._markets_s >= MARKETS_FOR_S:
+            self._markets, self._markets_s = MarketReader(self.store, clock.now(), house), now_s
 
     def _observe(self, markers: dict[str, tuple[int, ...]], *, everywhere: bool = False) -> Observation:
         """`everywhere`: also where only machines of jobs can be that nobody knows any more."""

@@ -20,10 +20,11 @@ _DAY = timedelta(days=1)
 
 
 class MarketReader:
-    """The markets as all jobs saw them, each provider's read once: make one for each pass. Safe between threads."""
+    """The markets as all jobs saw them, each provider's read once: make another for what came since. Thread-safe."""
 
     def __init__(self, store: Store, now: datetime, house: House) -> None:
         self._store = store
+        self.house = house
         # Days are whole: a look back over one of them reaches into two.
         self._days = [(now - n * _DAY).date() for n in range(1 + math.ceil(_span_s(house) / _DAY.total_seconds()))]
         self._lock = threading.Lock()

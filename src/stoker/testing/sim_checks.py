@@ -150,11 +150,11 @@ class Checks:
         return ended and not alive and not list(world.store.list(layout.ACTIVE))
 
     def at_the_end(self) -> None:
+        self._market()
         for job in self.world.jobs.values():
             self._outcome(job)
             self._log(job)
             self._bounds(job)
-            self._market(job)
             summary = read_summary(self.world.store, job.name)
             assert job.state is not None and job.state.ended is not None
             if self.world.index_doubted:
@@ -196,14 +196,13 @@ class Checks:
         if counted > job.spec.retry.user_errors + 1:
             self.fail(f"{counted} user errors, and {job.spec.retry.user_errors} restarts were allowed")
 
-    def _market(self, job: SimJob) -> None:
+    def _market(self) -> None:
         """Every claim that saw something of the market has told it, once, whoever closed it and whatever failed."""
-        assert job.state is not None
-        wanted = {key for claim in job.state.claims if (key := market.key_of(job.name, claim)) is not None}
+        closed = [(job.name, claim) for job in self.world.jobs.values() if job.state for claim in job.state.claims]
+        wanted = {key for name, claim in closed if (key := market.key_of(name, claim)) is not None}
         told = {meta.key for meta in self.world.store.list(layout.MARKET)}
-        told = {key for key in told if key.rpartition("/")[2].split(".")[0] == job.name}
         if told != wanted:
-            self.fail(f"the market was told {sorted(told)}, and the log tells {sorted(wanted)}")
+            self.fail(f"the market was told {sorted(told - wanted)}, and not {sorted(wanted - told)}")
 
     def _bounds(self, job: SimJob) -> None:
         """Only since the job was last opened, and not when the store was out: then nobody can count."""
