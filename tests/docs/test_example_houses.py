@@ -1,0 +1,76 @@
+"""The two houses of the page on rules do what the page says of them."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from pages import DOCS, all_blocks
+
+from stoker.core import governance
+from stoker.model import Offering
+from stoker.policyfile import parse_policy
+from stoker.rules import House
+from stoker.spec import Limits, Resources, Spec
+
+TODAY = date(2026, 11, 16)
+VISION = {"team": "vision", "project": "maps", "ticket": "ML-7"}
+
+
+def houses() -> tuple[House, House]:
+    page = (DOCS / "governance.md").name
+    small, company = (
+        parse_policy(block.text.encode(), str(block))
+        for block in all_blocks()
+        if page in str(block) and block.language == "yaml" and "\nnotify:" in block.text
+    )
+    return small, company
+
+
+def refused(house: House, spec: Spec, *offerings: Offering) -> list[str]:
+    subject = governance.Subject(spec, TODAY)
+    return [found.rule.name for found in governance.broken(house, subject, offerings) if found.refuses]
+
+
+def job(tags: dict[str, str], *, nodes: int = 1, name: str = "job") -> Spec:
+    return Spec(name=name, run="train", nodes=nodes, tags=tags, resources=Resources(provider="ec2"), limits=Limits())
+
+
+def machine(name: str, region: str = "eu-west-1") -> Offering:
+    return Offering("ec2", name, f"{region}a", spot=True, region=region, price=1.0)
+
+
+def test_the_small_team_asks_whose_it_is_and_bounds_the_rest() -> None:
+    small, _ = houses()
+    assert refused(small, job({})) == ["tags"]
+    mine = job({"user": "jane", "project": "maps"})
+    assert refused(small, mine, machine("p5.48xlarge", "us-east-1")) == []
+    bounds = governance.bounded(small, governance.Subject(mine, TODAY))
+    assert (bounds.spec.limits.max_runtime_s, bounds.spec.limits.max_cost) == (72 * 3600, 400)
+
+
+def test_the_company_asks_for_a_ticket_and_keeps_its_regions() -> None:
+    _, company = houses()
+    assert refused(company, job(VISION), machine("g5.xlarge")) == []
+    assert refused(company, job(VISION | {"ticket": "none"}), machine("g5.xlarge")) == ["who-pays"]
+    assert refused(company, job(VISION), machine("g5.xlarge", "us-east-1")) == ["regions"]
+    assert refused(company, job(VISION), machine("c7i.large")) == ["machines"]
+
+
+def test_students_get_small_machines_and_short_runs() -> None:
+    _, company = houses()
+    student = job(VISION | {"stage": "student"})
+    assert refused(company, student, machine("p4d.24xlarge")) == ["machines-of-students"]
+    bounds = governance.bounded(company, governance.Subject(student, TODAY))
+    assert bounds.spec.limits.max_runtime_s == 12 * 3600 and bounds.by_rule["max_runtime"] == "sweeps"
+
+
+def test_the_big_one_is_exempt_until_its_day() -> None:
+    _, company = houses()
+    assert refused(company, job(VISION, nodes=32), machine("p5.48xlarge")) == ["max-nodes"]
+    assert refused(company, job(VISION, nodes=32, name="foundation-2"), machine("p5.48xlarge")) == []
+
+
+def test_a_new_rule_is_only_watched() -> None:
+    _, company = houses()
+    (idle,) = [rule for rule in company.rules if rule.name == "idle"]
+    assert idle.audit and idle.action == "stop"
