@@ -10,7 +10,7 @@ import pytest
 
 from stoker import layout, log, policies
 from stoker.core.budgets import FULL
-from stoker.errors import StoreUnavailable
+from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.fold import JobState, fold
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.observe import Memory, active_jobs
@@ -183,3 +183,28 @@ def test_the_sum_is_unknown_as_soon_as_one_part_of_it_is() -> None:
         keeper = Bookkeeper(world.store, Memory())
         keeper.begin(jobs)
         assert isinstance(keeper.look(house, now), Known)
+
+
+def test_a_job_is_not_forgotten_before_its_money_is_written_down() -> None:
+    world = make_world(1)
+    world.quiet = True
+    (job, *_) = world.jobs.values()
+    world.jobs = {job.name: replace(job, work=10)}
+    world.submit(world.jobs[job.name])
+    world.after(0.0, lambda: world.tick(world.callers[0]))
+
+    def denied(_operation: str, key: str) -> Fault | None:
+        return Fault(error=StoreDenied("you may not write there")) if key.startswith(layout.SPENT) else None
+
+    real = world.store.client
+    world.store.client = lambda faults=None: real(denied if faults else None)  # type: ignore[assignment, method-assign]
+    world.run_until(3000.0)
+    state = log.read(world.store, job.name)
+    assert state is not None and state.ended is not None
+    assert job.name in active_jobs(world.store)
+    done = world._new_governor(world.callers[1]).run_pass()
+    assert done.problems[job.name] == "you may not write there" == done.waiting[job.name]
+    world.store.client = real  # type: ignore[method-assign]
+    world._new_governor(world.callers[1]).run_pass()
+    assert job.name not in active_jobs(world.store)
+    assert [each.job for each in read_spent(world.store, [layout.SPENT])] == [job.name]

@@ -128,7 +128,7 @@ class Governor:
         waiting = dict(plan.waiting)
         wakes = [plan.wake_at]
         for _ in range(MOST_ROUNDS):
-            plan = self._recorded_first(plan, newest, waiting, clock)
+            plan = self._recorded_first(plan, newest, waiting, problems, clock)
             plan = self._noted_first(plan, newest, clock)
             applied = self.applier.apply(plan)
             actions += applied.done
@@ -285,7 +285,12 @@ class Governor:
         return decide(known, self.policy, now)
 
     def _recorded_first(
-        self, plan: Plan, newest: dict[str, JobSnapshot], waiting: dict[str, str], clock: StoreClock
+        self,
+        plan: Plan,
+        newest: dict[str, JobSnapshot],
+        waiting: dict[str, str],
+        problems: dict[str, str],
+        clock: StoreClock,
     ) -> Plan:
         """Without a marker nobody looks at a job again: what `ps` will tell of it for good, and what it spent, is
         written before."""
@@ -296,7 +301,10 @@ class Governor:
                     job = newest[action.job]
                     write_spent(self.store, job.state, job.spec, clock.now())
                     self.indexer.update(job, waiting.get(action.job, ""), clock.now())
-                except StoreError:
+                except StoreError as error:
+                    # It stays active: were it forgotten, its money would never count. A role that may not write there
+                    # yet is a reason to tell.
+                    problems[action.job] = str(error)
                     continue
             kept.append(action)
         return replace(plan, actions=tuple(kept))
