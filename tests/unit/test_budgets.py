@@ -7,7 +7,7 @@ from datetime import date, datetime, timedelta, timezone
 
 import pytest
 
-from stoker.core.budgets import Books, Expense, close_books, is_budget, period_of
+from stoker.core.budgets import Books, Expense, close_books, period_of
 from stoker.core.costs import job_cost
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
@@ -95,7 +95,7 @@ def test_a_full_budget_keeps_a_job_waiting_and_says_why() -> None:
 def test_it_is_told_once_a_period_and_the_next_period_begins_anew() -> None:
     by = policy(BUDGET)
     (warning,) = events(decided(by, spent(8.0)))
-    assert warning == Warned(code="policy:money:2026-01-01:warning") and is_budget("policy:money:2026-01-01:warning")
+    assert warning == Warned(code="policy:money:2026-01-01:warning")
     assert isinstance(events(decided(by, spent(8.0), state=make_state(warning)))[0], Claimed)
     tomorrow = decided(by, spent(12.0), state=make_state(warning), now_s=86400.0)
     assert isinstance(events(tomorrow)[0], Claimed), "what was spent yesterday counts no more"

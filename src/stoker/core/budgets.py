@@ -63,9 +63,7 @@ class Standing:
     spent: float = 0.0
     # Jobs that spent what nobody knows.
     unpriced: tuple[str, ...] = ()
-    # What active jobs have been told about it.
-    told: frozenset[str] = frozenset()
-    # The job in whose log it is told, where nobody was.
+    # The job in whose log it is to be told that it is nearly spent; None where that is not so, or was told already.
     herald: str | None = None
 
 
@@ -178,11 +176,6 @@ def forecast(house: House, subject: Subject, books: Observed[Books], now: dateti
     return (*held, *((each.reason, False) for each in found if isinstance(each, Word) and each.reason not in said))
 
 
-def is_budget(code: str) -> bool:
-    """Whether a warning's code is one of a budget's."""
-    return code.startswith(PREFIX) and code.rpartition(":")[2] in (NEARLY, FULL, UNPRICED)
-
-
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -215,7 +208,6 @@ def _standings(
         (rule.name, value): Standing(
             spent=amount,
             unpriced=tuple(sorted(unpriced.get(value, ()))),
-            told=frozenset(told.get(value, ())),
             herald=_herald(rule, budget, amount, told.get(value, ()), alive.get(value, ()), period),
         )
         for value, amount in spent.items()
