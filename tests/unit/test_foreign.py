@@ -310,9 +310,9 @@ def test_reap_sweeps_the_alarms_that_are_left() -> None:
     world.account.jobs.enter(world.account.job("over"), "Failed", reason="x")
     world.account.jobs.enter(world.account.job("gone"), "Stopped")
     world.account.jobs.answer("DeleteTrainingJob", REGION, {"TrainingJobName": "gone"})
-    assert len(world.governor.sweep(dry=True).done) == 4 and len(world.account.rings) == 6
-    found = world.governor.sweep().done
-    assert sorted({line.rpartition(": ")[2] for line in found}) == ["over is Failed", "there is no training job gone"]
+    assert len(world.governor.sweep(dry=True).found) == 4 and len(world.account.rings) == 6
+    found = world.governor.sweep().found
+    assert sorted({reason for _, reason in found}) == ["over is Failed", "there is no training job gone"]
     assert {alarm.host for alarm in world.account.rings.values()} == {"bert/algo-1", "bert/algo-2"}
     world.legislate("", "sagemaker: {regions: [eu-west-1]}\n")
     world.governor.sweep()
@@ -473,6 +473,33 @@ def test_how_many_interruptions_are_too_many_is_the_houses() -> None:
     world.account.interrupt(times=2)
     world.wake()
     assert events(world)[-1] == Stopping("bert", "policy:calm", "on-demand")
+
+
+def test_no_spot_within_max_wait() -> None:
+    world = World("- max_wait: 2h\n  then: on-demand")
+    world.account.start()
+    world.account.clock.move(HOUR_S)
+    assert world.wake() == []
+    world.account.clock.move(HOUR_S)
+    assert "policy max-wait: it waited for spot machines for 7200 s" in world.wake()[0]
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    (clone,) = world.clones
+    assert not world.account.job(clone).spot
+
+
+def test_a_budget_that_is_spent_keeps_clones_back() -> None:
+    world = World("- budget: {dollars: 100, period: day}")
+    world.account.start(training_s=9000)
+    world.wake()
+    world.account.fail(reason=INTERNAL)
+    day = layout.spent_day(world.account.clock.now().date())
+    world.store.create(f"{day}train-1a2b/{layout.number(9)}.100000000.100000000.", b"")
+    world.wake()
+    assert world.clones == [] and "waits to go on: policy budget" in foreign_index.summaries(world.store)[0].reason
+    world.account.clock.move(14 * HOUR_S)
+    world.governor.tick()
+    assert len(world.clones) == 1
 
 
 def test_a_person_who_stops_a_job_is_not_contradicted() -> None:

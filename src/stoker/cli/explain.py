@@ -14,13 +14,20 @@ from stoker.cli.options import job_argument, json_option, opened_store, store_op
 def command(job: str, as_json: bool) -> None:
     """Tell every decision about a job and its reason, then what it waits for now."""
     from stoker import client, codec, log
+    from stoker.cli.foreign import tell_family
     from stoker.cli.printing import clock, legible, print_json, table
     from stoker.cli.timeline import describe
+    from stoker.errors import UserError
     from stoker.finding import find_job
     from stoker.fold import JobState, fold
 
     store = opened_store()
-    found = find_job(store, job)
+    try:
+        found = find_job(store, job)
+    except UserError:
+        if not tell_family(store, job, as_json):
+            raise
+        return
     state: JobState | None = None
     told = []
     for entry in log.entries(store, found):

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 @store_option
 def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
     """Make one pass of the governor over every active job. Any number of governors at once is safe."""
+    from stoker.cli.foreign import Others
     from stoker.governor.govern import Governor
 
-    governor = Governor(opened_store())
+    store = opened_store()
+    governor, others = Governor(store), Others(store)
     if dry_run:
         plan, observation = governor.plan()
         _print(plan.actions, plan.waiting, observation.problems)
@@ -32,8 +34,14 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
         return
     if not (watch or until_idle):
         _print_pass(governor.run_pass())
+        others.look()
         return
-    governor.watch(until=lambda done: until_idle and done.idle, on_pass=_print_changes, on_error=_complain)
+
+    def told(done: Pass) -> None:
+        _print_changes(done)
+        others.look()
+
+    governor.watch(until=lambda done: until_idle and done.idle, on_pass=told, on_error=_complain)
 
 
 def _print_pass(done: Pass) -> None:

@@ -25,12 +25,14 @@ UNGOVERNED_AFTER = timedelta(minutes=5)
 @store_option
 def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
     """List active jobs and the latest that ended, newest first."""
+    from stoker.cli.foreign import recent
     from stoker.cli.printing import print_json, whole
     from stoker.governor.clock import last_pass
 
     _check_phases(phases)
     store = opened_store()
     active, summaries = job_summaries(store, None if everything else RECENT)
+    summaries = sorted([*summaries, *recent(store, None if everything else RECENT)], key=_age, reverse=True)
     shown = [summary for summary in summaries if not phases or summary.phase in phases]
     if as_json:
         print_json([whole(summary) for summary in shown])
@@ -42,6 +44,10 @@ def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
         click.echo(_table(shown, active))
     elif not summaries:
         click.echo("no jobs yet; `stoker run` starts one")
+
+
+def _age(summary: Summary) -> datetime:
+    return summary.submitted_at
 
 
 def job_summaries(store: Store, recent: int | None) -> tuple[set[str], list[Summary]]:

@@ -24,9 +24,11 @@ _MOST_S = 30.0
 @json_option
 @store_option
 def command(dry_run: bool, as_json: bool) -> None:
-    """End what carries this store's tag and no live claim of any job owns: machines, disks, placement groups."""
+    """End what carries this store's tag and no live claim of any job owns: machines, disks, placement groups;
+    and alarms of training jobs of others that are over."""
     from stoker.cli.printing import print_json, whole
     from stoker.governor.fleet import Fleet
+    from stoker.governor.foreign import sweep as sweep_alarms
     from stoker.governor.leftovers import sweep
 
     store = opened_store()
@@ -40,10 +42,16 @@ def command(dry_run: bool, as_json: bool) -> None:
     # After the machines: what they used is free then.
     beside = [sweep(store, fleet, place, dry=dry_run) for place in sorted(_places(store), key=str)]
     things = [found for swept in beside for found in swept.found]
+    alarms = sweep_alarms(store, dry=dry_run)
     if as_json:
-        print_json([*map(whole, orphans), *({**whole(thing), "reason": reason} for thing, reason in things)])
+        others = ({"alarm": name, "reason": reason} for name, reason in alarms.found)
+        print_json([*map(whole, orphans), *({**whole(thing), "reason": reason} for thing, reason in things), *others])
     for thing, reason in () if as_json else things:
         click.echo(f"{thing.provider} {thing.kind} {thing.id}: {reason}")
+    for name, reason in () if as_json else alarms.found:
+        click.echo(f"sagemaker alarm {name}: {reason}")
+    for name, text in alarms.problems.items():
+        click.secho(f"{name}: {text}", fg="yellow", err=True)
     for swept in beside:
         for name, text in swept.problems.items():
             click.secho(f"{name}: {text}", fg="yellow", err=True)
@@ -51,7 +59,7 @@ def command(dry_run: bool, as_json: bool) -> None:
         born = f"{instance.created_at:%H:%M:%S} UTC"
         text = f"{instance.provider} {instance.id}: of no known claim, but made at {born}; too young to be judged"
         click.secho(text, fg="yellow", err=True)
-    if not orphans and not things and not young and not as_json:
+    if not orphans and not things and not alarms.found and not young and not as_json:
         click.echo("everything has its owner")
     for orphan in left:
         click.secho(f"{orphan.instance}: was asked to end and is not gone yet", fg="yellow", err=True)

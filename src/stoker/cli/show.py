@@ -17,10 +17,18 @@ def command(job: str, as_json: bool) -> None:
     Tells the last durable checkpoint, its age, and what a reclaim now would cost.
     """
     from stoker import client
+    from stoker.cli.foreign import tell_family
     from stoker.cli.printing import print_json, whole
     from stoker.cli.report import job_text, last_words
+    from stoker.errors import UserError
 
-    record = client.look(job, opened_store())
+    store = opened_store()
+    try:
+        record = client.look(job, store)
+    except UserError:
+        if not tell_family(store, job, as_json):
+            raise
+        return
     if as_json:
         print_json(whole(record.summary))
         return

@@ -8,6 +8,7 @@ from typing import Literal
 
 from stoker.core import governance
 from stoker.core.alarms import Alarm, Readings, WantedAlarm
+from stoker.core.budgets import Books
 from stoker.core.family import Cloning, Family, FamilyEvent, Stopping
 from stoker.core.governance import Bounded, Subject
 from stoker.core.training_job import TrainingJob
@@ -38,6 +39,8 @@ class Sight:
     # Asked for only where an alarm rings, and where it failed; None where nobody asked.
     readings: Observed[Readings] | None = None
     tail: Observed[tuple[str, ...]] | None = None
+    # How the budgets stand, where it may be cloned: a clone is a launch. None where nobody asked.
+    books: Observed[Books] | None = None
     # Since when the house has wanted the jobs of this region to obey; None where nobody asked, or knows.
     wanted_since: datetime | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from stoker.core import governance
+from stoker.core import budgets, governance
 from stoker.core.clone import clone_name
 from stoker.core.diagnosis import Cause, diagnose
 from stoker.core.family import Cloning, GaveUp
@@ -15,6 +15,7 @@ from stoker.rules import House
 
 # What was over for so long has been seen by its owner.
 _LATE_S = 86400.0
+_BUDGET_S = 300.0
 
 
 def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
@@ -25,7 +26,7 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
         wanted = house.sagemaker is not None and house.sagemaker.clone
         if meant.name in family.made or job.name in family.gave_up or not wanted or _is_late(sight, now):
             return ForeignPlan(settled=True, note=f"goes on as {meant.name}")
-        return ForeignPlan((Clone(meant, f"{meant.rule}: as {meant.name}"),), note=f"goes on as {meant.name}")
+        return _launched(sight, house, subject, meant, f"{meant.rule}: as {meant.name}", now)
     if job.name in family.gave_up:
         return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
     stop = family.stops.get(job.name)
@@ -34,7 +35,7 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
         return ForeignPlan(settled=True)
     if stop is not None:
         if stop.after == ON_DEMAND:
-            return _cloned(sight, ON_DEMAND, "it goes on without spot", spot=False)
+            return _cloned(sight, house, subject, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
         return _with_bounds(sight, house, subject, Cause("machine", "restart", f"ended by {stop.rule}"), now)
     return _failed(sight, house, subject, now)
 
@@ -65,13 +66,23 @@ def _with_bounds(sight: Sight, house: House, subject: Subject, cause: Cause, now
         return _gave_up(sight, "bounded", f"{why_not}; {cause.reason}")
     if _is_late(sight, now):
         return _gave_up(sight, "late", f"it has been over for too long; {cause.reason}")
-    return _cloned(sight, cause.rule, cause.reason, spot=sight.job.spot)
+    return _cloned(sight, house, subject, cause, now)
 
 
-def _cloned(sight: Sight, rule: str, reason: str, *, spot: bool) -> ForeignPlan:
+def _cloned(sight: Sight, house: House, subject: Subject, cause: Cause, now: datetime) -> ForeignPlan:
     job, number = sight.job, len(sight.family.clones) + 1
     name = clone_name(sight.family.origin, job.name, job.created_at, number)
-    return ForeignPlan((Clone(Cloning(job.name, name, number, rule, spot), reason),), note=f"goes on as {name}")
+    spot = job.spot and cause.rule != ON_DEMAND
+    return _launched(sight, house, subject, Cloning(job.name, name, number, cause.rule, spot), cause.reason, now)
+
+
+def _launched(sight: Sight, house: House, subject: Subject, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
+    """A budget that is spent keeps back what would be launched; it may not be tomorrow."""
+    found = budgets.judge(house, subject, sight.books, now)
+    held = next((each for each in found if isinstance(each, budgets.Held)), None)
+    if held is not None:
+        return ForeignPlan(look_in_s=_BUDGET_S, note=f"waits to go on: {held.reason}")
+    return ForeignPlan((Clone(meant, reason),), note=f"goes on as {meant.name}")
 
 
 def _gave_up(sight: Sight, rule: str, reason: str) -> ForeignPlan:

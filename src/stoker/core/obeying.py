@@ -66,7 +66,7 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
         return ForeignPlan((*actions, *_alarms(sight, ())), note=_asked(sight.family, job.name))
     faults = list(_faults(sight, house, subject, now))
     actions += _told(sight, faults)
-    stop = _stop(sight, house, subject, faults)
+    stop = _stop(sight, house, subject, faults, now)
     if stop is not None:
         actions.append(stop)
     rules = alarms.watching(house, subject)
@@ -147,7 +147,7 @@ def _told(sight: Sight, faults: list[Fault]) -> Iterator[Note]:
             yield Note(Told(sight.job.name, fault.rule, code), fault.reason)
 
 
-def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault]) -> Stop | None:
+def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault], now: datetime) -> Stop | None:
     """By the first rule that wants it. What ends a job for good comes before what starts it again."""
     job = sight.job
     counting = [fault for fault in faults if fault.counts and fault.then != "warn"]
@@ -155,19 +155,33 @@ def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault]) -> 
         # What cannot go on where it was is not begun anew for this.
         again = fault.then == "restart" and job.checkpoints and not may_go_on(sight, house, subject)
         return Stop(Stopping(job.name, fault.rule, "restart" if again else ""), fault.reason)
-    if not job.spot or not job.checkpoints or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
+    return _without_spot(sight, house, subject, now)
+
+
+def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | None:
+    """Whether spot has failed it: taken away too often, or not to be had."""
+    job = sight.job
+    if not job.spot or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
         return None
     if house.sagemaker is None or not house.sagemaker.clone or job.parent:
         return None
-    most = bounds_of(house, subject).spec.retry.on_demand_after
+    bounds = bounds_of(house, subject)
+    longest_s = bounds.spec.retry.spot_wait_s
+    # What has trained, and would lose that, rather waits.
+    keeps = job.checkpoints or job.trained_s(now) == 0
+    if keeps and "spot_wait" in bounds.by_rule and longest_s is not None and job.waiting_since is not None:
+        waited_s = (now - job.waiting_since).total_seconds()
+        if waited_s >= longest_s:
+            told = f"{bounds.named('spot_wait')}: it waited for spot machines for {waited_s:.0f} s; it goes on without"
+            return Stop(Stopping(job.name, bounds.rule("spot_wait"), ON_DEMAND), told)
+    most = bounds.spec.retry.on_demand_after
     lost = job.interruptions + sum(over.interruptions for over in sight.family.others(job.name))
-    if most is None or lost <= most:
+    if most is None or lost <= most or not job.checkpoints:
         return None
     rules = governance.that_count(house, subject, "spot")
     rule = f"{PREFIX}{rules[-1].name}" if rules else ON_DEMAND
-    return Stop(
-        Stopping(job.name, rule, ON_DEMAND), f"its spot machines were reclaimed {lost} times; it goes on without"
-    )
+    told = f"its spot machines were reclaimed {lost} times; it goes on without"
+    return Stop(Stopping(job.name, rule, ON_DEMAND), told)
 
 
 def _alarms(sight: Sight, wanted: tuple[WantedAlarm, ...]) -> Iterator[ForeignAction]:
@@ -189,14 +203,17 @@ def _asked(family: Family, job: str) -> str:
 
 
 def _next_look_s(sight: Sight, house: House, subject: Subject, now: datetime) -> float:
-    limits, due = bounds_of(house, subject).spec.limits, [LOOK_S]
+    bounds = bounds_of(house, subject)
+    limits, due = bounds.spec.limits, [LOOK_S]
     if house.about("metric"):
         due.append(_CHANGING_S)
     if limits.max_runtime_s is not None and sight.job.training_since is not None:
         others = sum(over.trained_s for over in sight.family.others(sight.job.name))
         due.append(limits.max_runtime_s - sight.job.trained_s(now) - others)
-    if limits.max_wait_s is not None and sight.job.waiting_since is not None:
-        due.append(limits.max_wait_s - (now - sight.job.waiting_since).total_seconds())
+    if sight.job.waiting_since is not None:
+        waited_s = (now - sight.job.waiting_since).total_seconds()
+        longest = (limits.max_wait_s, bounds.spec.retry.spot_wait_s)
+        due += [max(60.0, longest_s - waited_s) for longest_s in longest if longest_s is not None]
     if limits.max_cost is not None:
         due.append(_CHANGING_S)
     return max(0.0, min(due))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from stoker import layout, policies
 from stoker.core import alarms as alarming
-from stoker.core import obeying, training_job
+from stoker.core import budgets, obeying, training_job
 from stoker.core.alarms import Alarm
+from stoker.core.budgets import Books
 from stoker.core.clone import ORIGIN
 from stoker.core.family import Family
 from stoker.core.foreign import ForeignPlan, Sight
@@ -24,12 +25,13 @@ from stoker.core.policy import DEFAULT
 from stoker.core.training_job import TrainingJob
 from stoker.errors import ProviderError, SpecError, StokerError, StoreUnavailable
 from stoker.governor import families, foreign_index
+from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
 from stoker.governor.foreign_account import Described, ForeignAccount, Listed
 from stoker.governor.foreign_apply import ForeignApplier
 from stoker.governor.foreign_index import Row
 from stoker.governor.house import HouseReader
-from stoker.governor.observe import STUMBLES
+from stoker.governor.observe import STUMBLES, Memory, active_jobs
 from stoker.log import new_token
 from stoker.model import Known, Observed, Unknown
 from stoker.providers.ec2 import catalog, tags
@@ -51,8 +53,16 @@ class Looked:
 
     done: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    # Training jobs in progress, as far as they were listed.
+    # Training jobs that have to be looked at again, as far as they were listed.
     active: int = 0
+
+
+@dataclass
+class Swept:
+    """Alarms that are of no use, with the reason, and what could not be looked at."""
+
+    found: list[tuple[str, str]] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 def wake(store: Store, region: str, name: str, *, topic: str | None = None) -> Looked:
@@ -71,7 +81,7 @@ def tick(store: Store, *, topic: str | None = None) -> Looked:
     return ForeignGovernor(store, topic=topic).tick()
 
 
-def sweep(store: Store, *, dry: bool = False) -> Looked:
+def sweep(store: Store, *, dry: bool = False) -> Swept:
     """Remove alarms of training jobs that are over, gone, or no more the house's business. Nothing when `dry`."""
     return ForeignGovernor(store).sweep(dry=dry)
 
@@ -125,12 +135,12 @@ class ForeignGovernor:
                 self._tick(looked, house, region, now)
         return looked
 
-    def sweep(self, *, dry: bool = False) -> Looked:
+    def sweep(self, *, dry: bool = False) -> Swept:
         """See `sweep`."""
-        looked = Looked()
-        house = self._rules(looked)
+        swept = Swept()
+        house = self._rules(swept)
         if house is None:
-            return looked
+            return swept
         wanted = set(house.sagemaker.regions) if house.sagemaker is not None else set()
         for region in sorted({*self.store.folders(layout.FAMILIES), *wanted}):
             try:
@@ -141,10 +151,10 @@ class ForeignGovernor:
                         continue
                     if not dry:
                         account.remove_alarms([alarm.name])
-                    looked.done.append(f"sagemaker alarm {alarm.name}: {reason}")
+                    swept.found.append((alarm.name, reason))
             except StokerError as error:
-                looked.problems[f"sagemaker {region}"] = str(error)
-        return looked
+                swept.problems[f"sagemaker {region}"] = str(error)
+        return swept
 
     # ── One region ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +168,6 @@ class ForeignGovernor:
             # A list that failed proves nothing.
             looked.problems[f"sagemaker {region}"] = str(error)
             return
-        looked.active += len(running)
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(foreign_index.read(self.store, region).rows)
         ringing = {_job_of(alarm) for alarm in alarms if alarm.ringing}
@@ -171,8 +180,10 @@ class ForeignGovernor:
                 row = self._look(looked, house, region, name, now, alarms)
                 if row is not None:
                     changed[name] = row
+        rows |= changed
         if changed:
-            foreign_index.write(self.store, region, {**rows, **changed})
+            foreign_index.write(self.store, region, rows)
+        looked.active += sum(1 for name in listed if name not in rows or not rows[name].settled)
 
     def _look(
         self, looked: Looked, house: House, region: str, name: str, now: datetime, listed: Iterable[Alarm] | None
@@ -188,9 +199,9 @@ class ForeignGovernor:
                 if found is None:
                     self._forget(account, name, looked)
                     return None
-                if _is_own(found):
-                    return None
                 sight = self._sight(house, account, found, now, listed, applier.made)
+                if _is_own(found):
+                    return replace(_row(sight, ForeignPlan(settled=True), house, now), own=True)
                 plan = obeying.decide(sight, house, now)
                 if not plan.actions:
                     return _row(sight, plan, house, now)
@@ -225,6 +236,7 @@ class ForeignGovernor:
         if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
             tail = _known(lambda: account.tail(job.name))
             since = self._wanted_since(house, account.region)
+        books = self._books(house, job, now) if job.status in ("Failed", "Stopped") else None
         return Sight(
             job=job,
             family=family,
@@ -233,6 +245,7 @@ class ForeignGovernor:
             gpus=gpus,
             readings=readings,
             tail=tail,
+            books=books,
             wanted_since=since,
         )
 
@@ -264,13 +277,21 @@ class ForeignGovernor:
 
     # ── The house and its time ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _rules(self, looked: Looked) -> House | None:
+    def _rules(self, looked: Looked | Swept) -> House | None:
         """The newest rules; None where nobody here can read them, which causes nothing."""
         policy = self._house.read()
         if policy.unread:
             looked.problems["policy"] = policy.unread
             return None
         return policy.house
+
+    def _books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
+        """How the budgets stand that are about this job."""
+        if not budgets.concerned(house, job.tags):
+            return None
+        keeper = Bookkeeper(self.store, Memory())
+        keeper.begin(tuple(active_jobs(self.store)))
+        return keeper.look(house, now)
 
     def _wanted_since(self, house: House, region: str) -> datetime | None:
         """The first of the policies, without a break until now, that name this region."""

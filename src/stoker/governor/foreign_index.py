@@ -52,6 +52,8 @@ class Row:
     # It is over, and by this policy nothing will be done about it any more.
     settled: bool = False
     policy: str = ""
+    # Stoker's own, which is listed as a job.
+    own: bool = False
     # When it is to be looked at again, whatever happens.
     look_at: datetime | None = None
 
@@ -88,7 +90,8 @@ def write(store: Store, region: str, rows: dict[str, Row]) -> None:
 def summaries(store: Store) -> list[Summary]:
     """All of them, as other jobs are summed up."""
     regions = [meta.key.removeprefix(layout.FOREIGN_INDEX) for meta in store.list(layout.FOREIGN_INDEX)]
-    return [summary(row) for name in regions for row in read(store, name.removesuffix(".json")).rows.values()]
+    rows = [row for name in regions for row in read(store, name.removesuffix(".json")).rows.values()]
+    return [summary(row) for row in rows if not row.own]
 
 
 def summary(row: Row) -> Summary:

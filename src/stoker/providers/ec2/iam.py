@@ -30,7 +30,7 @@ _PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPU
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _DERIVED = (
     *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
-    *(layout.DRY, layout.MARKET, layout.PLACES, "probes/"),
+    *(layout.DRY, layout.MARKET, layout.PLACES, layout.FOREIGN_INDEX, "probes/"),
 )
 _GOVERNED = (f"{layout.JOBS}*/log/", *_DERIVED)
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
@@ -131,7 +131,7 @@ def _governor(place: _Place, store: str) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT)),
+        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, layout.FAMILIES)),
         allow("Forget", "s3:DeleteObject", place.objects(*_DERIVED)),
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
         # EC2 itself looks the image up, with the rights of whoever launches.

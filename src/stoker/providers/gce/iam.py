@@ -43,7 +43,7 @@ _LISTS = 'resource.type == "storage.googleapis.com/Bucket"'
 _SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
 _GOVERNED = (
     *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
-    *(layout.DRY, layout.MARKET, layout.PLACES, "probes/"),
+    *(layout.DRY, layout.MARKET, layout.PLACES, layout.FOREIGN_INDEX, "probes/"),
 )
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
 _SPENT = layout.SPENT
@@ -228,7 +228,7 @@ def _person(bucket: _Bucket, account: str) -> Grant:
 def _governor(bucket: _Bucket, account: str) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: decide", *_GOVERNED, _SPENT, beside=[bucket.logs()]),
+        bucket.creates("stoker: decide", *_GOVERNED, _SPENT, layout.FAMILIES, beside=[bucket.logs()]),
         bucket.removes("stoker: forget", *_GOVERNED),
         _Binding("project", _GOVERNOR.path),
         _Binding(account, _ACTOR),

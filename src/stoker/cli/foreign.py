@@ -1,0 +1,117 @@
+"""Training jobs of others, for `ps`, `show`, `explain`, `govern` and `reap`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stoker.core.family import FamilyEvent
+    from stoker.governor.foreign import ForeignGovernor
+    from stoker.store import Store
+    from stoker.summary import Summary
+
+# Events wake the deployed governor at once; who watches from a desk looks this often.
+EVERY_S = 60.0
+
+
+def recent(store: Store, most: int | None) -> list[Summary]:
+    """Those in progress, and the `most` that ended last."""
+    from stoker.governor.foreign_index import summaries
+
+    found = summaries(store)
+    ended = sorted((each for each in found if each.ended_at), key=lambda each: str(each.ended_at), reverse=True)
+    return [*(each for each in found if not each.ended_at), *ended[:most]]
+
+
+def tell_family(store: Store, name: str, as_json: bool) -> bool:
+    """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
+    from stoker import codec
+    from stoker.cli.printing import clock, legible, phase, print_json, table
+    from stoker.governor import families, foreign_index
+    from stoker.store import can_be_key
+
+    found = families.find(store, name) if can_be_key(name) and "/" not in name else []
+    if not found:
+        return False
+    documents = []
+    for region, origin in found:
+        entries = list(families.entries(store, region, origin))
+        rows = foreign_index.read(store, region).rows
+        members = [row for row in rows.values() if row.origin == origin]
+        if as_json:
+            decisions = [
+                {"seq": entry.seq, "at": codec.dump(entry.at), "by": entry.record.by, "reason": entry.record.reason}
+                | {"what": describe(entry.record.event), "event": codec.dump(entry.record.event)}
+                for entry in entries
+            ]
+            documents.append(
+                {"id": origin, "region": region, "jobs": [codec.dump(row) for row in members], "decisions": decisions}
+            )
+            continue
+        click.echo(f"{click.style(legible(origin), bold=True)}  SageMaker {legible(region)}")
+        for row in sorted(members, key=lambda row: row.created_at):
+            machine = f"{row.nodes} × {row.machine}{' spot' if row.spot else ''}"
+            click.echo(f"  {legible(row.name)}  {phase(row.phase)}  {legible(machine)}  {legible(row.note)}".rstrip())
+        lines = [
+            [clock(entry.at), legible(describe(entry.record.event)), legible(entry.record.reason)] for entry in entries
+        ]
+        click.echo(table((), lines))
+    if as_json:
+        print_json(documents[0] if len(documents) == 1 else documents)
+    return True
+
+
+def describe(event: FamilyEvent) -> str:
+    """An entry of a family's log in words."""
+    from stoker.core.family import Cloned, Cloning, GaveUp, Over, Seen, Stopping, Told
+
+    match event:
+        case Seen():
+            return f"{event.job}: seen"
+        case Told():
+            return f"{event.job}: warned, {event.rule}"
+        case Stopping():
+            then = {"": "", "restart": ", to go on as a clone", "on-demand": ", to go on without spot"}[event.after]
+            return f"{event.job}: stopped, {event.rule}{then}"
+        case Cloning():
+            return f"{event.of}: goes on as {event.name}, {event.rule}"
+        case Cloned():
+            return f"{event.of}: {event.name} is made"
+        case GaveUp():
+            return f"{event.job}: does not go on, {event.rule}"
+        case Over():
+            return f"{event.job}: {event.status.lower()}"
+
+
+class Others:
+    """Looks at training jobs of others now and then, for whoever watches."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._governor: ForeignGovernor | None = None
+        self._looked_s: float | None = None
+
+    def look(self) -> None:
+        """If it is time. What goes wrong is told, and ends nothing."""
+        from stoker.cli.printing import legible
+        from stoker.errors import StokerError
+        from stoker.governor.foreign import ForeignGovernor
+
+        if self._looked_s is not None and time.monotonic() - self._looked_s < EVERY_S:
+            return
+        self._looked_s = time.monotonic()
+        self._governor = self._governor or ForeignGovernor(self._store)
+        try:
+            looked = self._governor.tick()
+        except StokerError as error:
+            click.secho(legible(str(error)), fg="yellow", err=True)
+            return
+        for line in looked.done:
+            click.echo(legible(line))
+        for name, text in looked.problems.items():
+            # What is wrong with the policy was told of all jobs.
+            if name != "policy":
+                click.secho(legible(f"{name}: {text}"), fg="yellow", err=True)
