@@ -1,4 +1,4 @@
-"""Whom AWS is asked as, without an SDK: keys in the environment, in `~/.aws`, else the role of the machine.
+"""Whom AWS is asked as, without an SDK: keys in the environment, in `~/.aws`, else the role of container or machine.
 
 What only an SDK can read (single sign-on, roles of profiles) is left to boto3, where it is installed.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.aws import container
 from stoker.aws.imds import Imds, ImdsError
 from stoker.aws.sigv4 import Credentials
 
@@ -26,11 +27,7 @@ _SDK_ONLY = (
     "web_identity_token_file",
     "login_session",
 )
-_SDK_VARIABLES = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
+_SDK_VARIABLES = ("AWS_WEB_IDENTITY_TOKEN_FILE",)
 _HOW = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 
 
@@ -55,9 +52,10 @@ def find(environ: Mapping[str, str], imds: Imds | None = None) -> Identity:
     if credentials is not None:
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or profile.get("region")
         return Identity(credentials, region, machine=False, domain=domain_of(region))
-    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+    imds = imds or container.metadata(environ)
+    contained = isinstance(imds, container.ContainerRole)
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not contained:
         raise NoIdentity(f"there are no AWS credentials; {_HOW}")
-    imds = imds or Imds(environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"))
     credentials = imds.credentials()
     if credentials is None:
         raise ImdsError("the machine has no instance profile")

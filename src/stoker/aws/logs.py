@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from stoker.aws.container import metadata
 from stoker.aws.imds import Imds, ImdsError
 from stoker.aws.sigv4 import Credentials, sign
 
@@ -68,8 +69,8 @@ class CloudWatchLogs:
     """The service in this machine's region. Not thread-safe. Every method raises LogsError."""
 
     def __init__(self, imds: Imds | None = None, environ: Mapping[str, str] | None = None) -> None:
-        self._imds = imds or Imds()
         environ = os.environ if environ is None else environ
+        self._imds = imds or metadata(environ)
         self._endpoint = environ.get("AWS_ENDPOINT_URL_LOGS") or environ.get("AWS_ENDPOINT_URL")
         self._region = ""
         self._credentials: Credentials | None = None
