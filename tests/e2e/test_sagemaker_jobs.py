@@ -101,6 +101,10 @@ if isolated():
             summary = world.ended(job)
         assert summary.phase == "failed" and summary.exit_code == 3, world.story(job)
         assert "so far" in world.lines(job)
+        # And SageMaker shows it as what it is.
+        (name,) = world.cloud.names()
+        told = world.cloud.describe(name)
+        assert told["TrainingJobStatus"] == "Failed" and told["FailureReason"].endswith("exit code: 3"), told
 
     def test_a_stop_saves_first(training_jobs: SageMakerWorld) -> None:
         world = training_jobs

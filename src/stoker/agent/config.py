@@ -80,7 +80,7 @@ class NodePaths:
 
     @property
     def left(self) -> Path:
-        """Appears when the exit is in the store: of what is on this disk nothing is needed any more."""
+        """Appears when the exit is in the store: nothing on this disk is needed any more. Holds how it ended."""
         return self.root / "left"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -78,7 +79,9 @@ class Node:
         if done:
             # For whoever switches the machine off from now on, which a governor may do before this process has ended.
             with suppress(OSError):
-                self.paths.left.touch()
+                self.paths.left.write_text(
+                    json.dumps({"outcome": left.outcome, "code": left.code, "reason": left.reason})
+                )
         self.machine.wake_governors()
         return done
 

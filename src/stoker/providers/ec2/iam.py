@@ -112,11 +112,11 @@ def _person(place: _Place, store: str) -> Grant:
         *permissions.statements(permissions.CHECK, tag, "Check"),
         allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{deployment_name(store)}"),
         allow("Interrupt", _FIS_ACTIONS, "*"),
-        _pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
+        pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
     ]
     about = "submit, look, stop and resume; the plan and its prices; ssh and exec (Visit…); interrupt; check"
-    policy = _policy(statements)
-    return Grant("person", about, policy, commands=(_managed("person", policy),))
+    policy = policy_of(statements)
+    return Grant("person", about, policy, commands=(managed("person", policy),))
 
 
 _FIS_ACTIONS = [
@@ -137,11 +137,11 @@ def _governor(place: _Place, store: str) -> Grant:
         # EC2 itself looks the image up, with the rights of whoever launches.
         allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),
         # Those of single jobs too: this policy is written anew whenever one of them is made.
-        _pass_role("PassNodeRole", [_role(None), _role("*")], permissions.machine_service()),
+        pass_role("PassNodeRole", [_role(None), _role("*")], permissions.machine_service()),
     ]
     about = "decide about jobs, and launch, name and end machines that carry this store's tag; no other machine"
-    policy = _policy(statements)
-    commands = (_managed("governor", policy), _linked_role("spot.amazonaws.com"))
+    policy = policy_of(statements)
+    commands = (managed("governor", policy), _linked_role("spot.amazonaws.com"))
     return Grant("governor", about, policy, commands=commands)
 
 
@@ -163,11 +163,11 @@ def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | N
         statements.append(allow("CopyLogs", _LOGS_ACTIONS, [group, f"{group}:*"]))
     statements += secret_access.statements(secrets)
     role = _role(job)
-    trust = _trust(permissions.machine_service())
+    trust = trusting(permissions.machine_service())
     whose = "any job" if job is None else f"jobs called {job}"
     about = f"the machines of {whose}: read jobs, code and agents, write under work/; nothing of EC2"
-    policy = _policy(statements)
-    return Grant("node", about, policy, trust, (_made_role(role, trust), _put(role, policy), *_profile(role)))
+    policy = policy_of(statements)
+    return Grant("node", about, policy, trust, (made_role(role, trust), put_policy(role, policy), *_profile(role)))
 
 
 def _interrupter(store: str) -> Grant:
@@ -177,11 +177,11 @@ def _interrupter(store: str) -> Grant:
         allow("Find", "ec2:DescribeInstances", "*"),
         allow("Interrupt", "ec2:SendSpotInstanceInterruptions", [arn("instance")], ours),
     ]
-    trust = _trust("fis.amazonaws.com")
-    policy = _policy(statements)
+    trust = trusting("fis.amazonaws.com")
+    policy = policy_of(statements)
     commands = (
-        _made_role(FIS_ROLE, trust),
-        _put(FIS_ROLE, policy),
+        made_role(FIS_ROLE, trust),
+        put_policy(FIS_ROLE, policy),
         _linked_role("fis.amazonaws.com"),
     )
     about = "optional: what the Fault Injection Service may do for `stoker interrupt`; else it ends the machine"
@@ -195,17 +195,17 @@ def _role(job: str | None) -> str:
     return DEFAULT_PROFILE if job is None else f"{DEFAULT_PROFILE}-{job}"
 
 
-def _pass_role(sid: str, roles: list[str], service: str) -> dict[str, Any]:
+def pass_role(sid: str, roles: list[str], service: str) -> dict[str, Any]:
     named = [f"arn:aws:iam::*:role/{role}" for role in roles]
     return allow(sid, "iam:PassRole", named, {"StringEquals": {"iam:PassedToService": service}})
 
 
-def _policy(statements: list[dict[str, Any]]) -> dict[str, Any]:
+def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _trust(service: str) -> dict[str, Any]:
-    return _policy([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
+def trusting(service: str) -> dict[str, Any]:
+    return policy_of([{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}])
 
 
 # ── Their commands ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,13 +229,13 @@ echo "(WHOM): aws iam attach-user-policy --user-name NAME --policy-arn $POLICY\"
 _WHOM = {"person": "next, for each person", "governor": "and for whoever governs, as stoker run does"}
 
 
-def _managed(name: str, policy: dict[str, Any]) -> str:
+def managed(name: str, policy: dict[str, Any], whom: str = "") -> str:
     """A policy that can be attached to users, groups and roles; who they are is not known here."""
     text = _MANAGED.replace("(PARTITION)", permissions.partition()).replace("(NAME)", f"stoker-{name}")
-    return text.replace("(WHOM)", _WHOM[name]).replace("(DOCUMENT)", _quoted(policy))
+    return text.replace("(WHOM)", _WHOM[whom or name]).replace("(DOCUMENT)", _quoted(policy))
 
 
-def _made_role(role: str, trust: dict[str, Any]) -> str:
+def made_role(role: str, trust: dict[str, Any]) -> str:
     make = f"aws iam create-role --role-name {role} --assume-role-policy-document {_quoted(trust)}"
     return _unless(f"aws iam get-role --role-name {role}", make)
 
@@ -246,7 +246,7 @@ def _linked_role(service: str) -> str:
     return f"{look} | grep -q . ||\n  aws iam create-service-linked-role --aws-service-name {service} >/dev/null"
 
 
-def _put(role: str, policy: dict[str, Any]) -> str:
+def put_policy(role: str, policy: dict[str, Any]) -> str:
     return f"aws iam put-role-policy --role-name {role} --policy-name stoker --policy-document {_quoted(policy)}"
 
 

@@ -17,7 +17,7 @@ def name(seat: Seat) -> str:
 
 def machine(instance: str, region: str | None) -> str | None:
     """The page of one instance. EC2 shows it for an hour after its end."""
-    return f"{_home('ec2', region)}#InstanceDetails:instanceId={instance}" if region else None
+    return f"{home('ec2', region)}#InstanceDetails:instanceId={instance}" if region else None
 
 
 def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
@@ -26,7 +26,7 @@ def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> st
     if group is None:
         return None
     where = f"log-groups/log-group/{_twice(group)}/log-events/{_twice(stream)}"
-    return f"{_home('cloudwatch', region)}#logsV2:{where}" if region else None
+    return f"{home('cloudwatch', region)}#logsV2:{where}" if region else None
 
 
 def own_logs(instance: str, region: str | None) -> None:
@@ -37,7 +37,7 @@ def own_logs_link(instance: str, region: str | None) -> None:
     """Nor is it shown anywhere."""
 
 
-def _home(service: str, region: str | None) -> str:
+def home(service: str, region: str | None) -> str:
     """Each partition has a console of its own."""
     domain = f"{region}.console.aws.amazon.com"
     if str(region).startswith("cn-"):

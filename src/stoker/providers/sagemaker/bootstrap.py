@@ -48,7 +48,7 @@ def main(config: "dict[str, Any]", ml: Path = ML) -> int:
         shown.end()
         if status:
             raise BootFailed(f"the agent ended {_STARTS} times: {_last_line(node / 'agent.log')}")
-        return 0
+        return said(ml, node, config["node"]["nodes"])
     except BootFailed as failure:
         return failed(ml, str(failure))
     except Exception as error:  # noqa: BLE001 - whatever it is, it must reach whoever asks why
@@ -56,6 +56,19 @@ def main(config: "dict[str, Any]", ml: Path = ML) -> int:
 
         traceback.print_exc()
         return failed(ml, f"{error!r}: this is a fault in Stoker or a broken image; the log says where")
+
+
+def said(ml: Path, node: Path, nodes: int) -> int:
+    """The status that SageMaker shows. Of several hosts it ends all the others when one of them fails, while they may
+    be saving: there, how the training ended is told by Stoker alone."""
+    try:
+        left = json.loads((node / "left").read_text())
+    except (OSError, ValueError):
+        return 0
+    if left["outcome"] != "failed" or nodes > 1:
+        return 0
+    _write_failure(ml, str(left["reason"]))
+    return int(left["code"] or 0) % 256 or 1
 
 
 def who(ml: Path, nodes: int) -> "tuple[str, int]":
@@ -176,12 +189,16 @@ def _note(path: Path, asked: "list[float]") -> None:
 def failed(ml: Path, what: str) -> int:
     """SageMaker shows the first 1024 characters of that file as the reason."""
     print(f"stoker: boot failed: {what}", flush=True)
+    _write_failure(ml, f"boot failed: {what}")
+    return 1
+
+
+def _write_failure(ml: Path, reason: str) -> None:
     try:
         (ml / "output").mkdir(exist_ok=True)
-        (ml / "output/failure").write_text(f"boot failed: {what}"[:1024], encoding="utf-8")
+        (ml / "output/failure").write_text(reason[:1024], encoding="utf-8")
     except OSError as error:
-        print(f"stoker: nor can this be written down: {error}", flush=True)
-    return 1
+        print(f"stoker: this cannot be written down: {error}", flush=True)
 
 
 def _last_line(path: Path) -> str:
