@@ -44,6 +44,7 @@ from stoker.jobfile import (
     spec_layer,
 )
 from stoker.model import Event, Known, NodeFacts, Offering, ResumeAsked, StopAsked
+from stoker.notify import checking
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.linking import Seat
@@ -145,7 +146,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         offerings=fitting,
         offered=offered,
         folder=Path.cwd(),
-        told=(*resolved.told, *heeded.told, *unserved),
+        told=(*resolved.told, *heeded.told, *checking.remarks(spec.notify), *unserved),
         noted=heeded.noted,
         code=submission.code,
         environ=submission.environ if provider.capabilities.here else store_environ(store.url),

@@ -28,6 +28,7 @@ from stoker.home import home
 from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
 from stoker.model import Capabilities, Offering
+from stoker.notify import checking
 from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
@@ -163,6 +164,7 @@ def prepare(
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
     fitting = fitting_offerings(as_housed(house, spec), provider, offered, unpriced=offline)
     heeded = heed(house, spec, fitting, asked)
+    channels = checking.remarks(spec.notify)
     fitting = heeded.offerings
     if not offline and isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)
@@ -193,6 +195,7 @@ def prepare(
         told=(
             *told,
             *heeded.told,
+            *channels,
             *chosen.told,
             *new,
             *unserved,

@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "govern": "Make one pass of the governor, or watch.",
         "deploy": "Put a governor into a cloud, without a machine.",
         "policy": "Set, show and test the rules that every job obeys.",
+        "notify": "Send a test message to channels.",
         "reap": "End machines that no job owns.",
         "check": "See whether this computer, the store and a provider are fit.",
         "iam": "Print the policies that a cloud has to allow.",

@@ -41,12 +41,19 @@ def _common(function: Any) -> Any:
     help="Another region in which jobs have machines, whose events are passed on.",
 )
 @click.option(
+    "--notify",
+    metavar="TO",
+    multiple=True,
+    help="Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME.",
+)
+@click.option(
     "--sagemaker", is_flag=True, help="Let it stop, clone and watch training jobs that others started on SageMaker."
 )
 @_common
 def aws(
     region: str | None,
     elsewhere: tuple[str, ...],
+    notify: tuple[str, ...],
     sagemaker: bool,
     dry_run: bool,
     remove: bool,
@@ -57,6 +64,7 @@ def aws(
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
     from stoker.deploying import package, record
+    from stoker.notify import checking
     from stoker.submitting import submitter
 
     store = opened_store()
@@ -76,8 +84,9 @@ def aws(
         deploying.remove(store, where, others, say)
         say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
         return
+    checking.check_written(notify, "--notify")
     built = package.for_lambda(offline=dry_run)
-    planned = deploying.planned(store, built, where, elsewhere, training=sagemaker)
+    planned = deploying.planned(store, built, where, elsewhere, training=sagemaker, notify=notify)
     if dry_run:
         _print_requests(list(deploying.requests(planned, built)), as_json=as_json)
         return

@@ -31,6 +31,12 @@ _END = "END-OF-STOKER-IAM"
     multiple=True,
     help="What jobs refer to in `secrets`, such as aws-sm:NAME or gcp-sm:NAME; aws-ecr, gcp-token for private images.",
 )
+@click.option(
+    "--notify",
+    metavar="TO",
+    multiple=True,
+    help="Where governors tell: a topic, as sns:ARN, or a secret that is an address, as aws-sm:NAME or gcp-sm:NAME.",
+)
 @click.option("--policy", metavar="NAME", help="Print this policy alone, for the cloud's own command line.")
 @json_option
 @store_option
@@ -41,6 +47,7 @@ def command(
     inputs: tuple[str, ...],
     logs: str | None,
     secrets: tuple[str, ...],
+    notify: tuple[str, ...],
     policy: str | None,
     as_json: bool,
 ) -> None:
@@ -51,14 +58,16 @@ def command(
     from stoker.cli.printing import print_json, whole
     from stoker.errors import UserError
     from stoker.home import default_store_url
+    from stoker.notify import checking
     from stoker.providers import registry
     from stoker.store import open_store
 
     # Opening asks nobody, and gives the one spelling that tags are made of.
     named = bucket or click.get_current_context().find_root().obj
+    checking.check_written(notify, "--notify")
     granting, url = registry.iam(provider), open_store(named or default_store_url()).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
-    found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets)
+    found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]
         if not chosen:

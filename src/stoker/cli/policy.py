@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stoker.core.governance import Finding
     from stoker.policies import Kept
     from stoker.rules import House
+    from stoker.spec import Spec
     from stoker.store import Store
 
 
@@ -30,10 +31,12 @@ def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
     from stoker import policies
     from stoker.cli.printing import say
+    from stoker.notify import checking
     from stoker.submitting import submitter
 
     text, source = _read(file)
-    _parsed(text, source)
+    for line in checking.remarks(channel.to for channel in _parsed(text, source).notify):
+        say(line)
     kept = policies.write(opened_store(), text, submitter(), note)
     rules = len(policies.house(kept).rules)
     say(f"policy version {kept.version}: {rules} rule{'' if rules == 1 else 's'}, from now on, for all jobs")
@@ -98,7 +101,9 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
         from stoker import policies
 
         house = policies.house(policies.current(store))
-    findings, bounds, budgets = _held(house, store, job_file, sets)
+    spec = _spec(store, job_file, sets)
+    findings, bounds, budgets = _held(house, store, spec)
+    heard = _heard(house, spec)
     refused = any(finding.refuses for finding in findings) or any(refuses for _, refuses in budgets)
     if as_json:
         told = [
@@ -106,9 +111,8 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
             for each in findings
         ]
         spent = [{"refused": refuses, "reason": reason} for reason, refuses in budgets]
-        print_json(
-            {"refused": refused, "findings": told, "bounds": whole(bounds), "budgets": spent, "policy": house.digest}
-        )
+        beside = {"budgets": spent, "notify": heard, "policy": house.digest}
+        print_json({"refused": refused, "findings": told, "bounds": whole(bounds), **beside})
     else:
         for finding in findings:
             click.echo(f"{'would be refused' if finding.refuses else 'warning'}: {finding}")
@@ -116,31 +120,52 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
             click.echo(f"{'would be refused' if refuses else 'warning'}: {reason}")
         for field, rule in bounds.items():
             click.echo(f"bounded: {field} by policy {rule}")
+        for name, each in heard.items():
+            click.echo(f"told: {name} ({each['to']}): {', '.join(each['events']) or 'everything'}")
         if not findings and not budgets:
             click.echo(f"allowed by {len(house.rules)} rules" if house.rules else "allowed: there are no rules")
     sys.exit(1 if refused else 0)
 
 
-def _held(
-    house: House, store: Store, job_file: Path | None, sets: tuple[str, ...]
-) -> tuple[tuple[Finding, ...], dict[str, str], tuple[tuple[str, bool], ...]]:
-    from datetime import datetime, timezone
+def _heard(house: House, spec: Spec) -> dict[str, dict[str, Any]]:
+    """The channels that would hear of the job, by their names, without the keys in their addresses."""
+    from stoker.core.telling import in_scope
+    from stoker.notify import address
 
+    found: dict[str, dict[str, Any]] = {
+        each.name: {"to": address.masked(each.to), "events": list(each.events)}
+        for each in house.notify
+        if in_scope(each, spec.tags)
+    }
+    for number, to in enumerate(spec.notify):
+        found[f"notify[{number}]"] = {"to": address.masked(to), "events": []}
+    return found
+
+
+def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
     from stoker import layout
-    from stoker.core import governance
-    from stoker.core.placement import acceptable
     from stoker.errors import UserError
-    from stoker.heeding import as_housed, forecast
     from stoker.jobfile import find_job_file, gather, resolve
     from stoker.providers import registry
-    from stoker.submitting import connect
 
     job_file = job_file or find_job_file()
     if job_file is None:
         raise UserError("there is no stoker.yaml here; name a job file")
     defaults = store.get(layout.DEFAULTS)
     layers = gather(job_file=job_file, house=defaults.data if defaults else None, sets=sets, flags={})
-    spec = resolve(layers, registry.capabilities).spec
+    return resolve(layers, registry.capabilities).spec
+
+
+def _held(
+    house: House, store: Store, spec: Spec
+) -> tuple[tuple[Finding, ...], dict[str, str], tuple[tuple[str, bool], ...]]:
+    from datetime import datetime, timezone
+
+    from stoker.core import governance
+    from stoker.core.placement import acceptable
+    from stoker.heeding import as_housed, forecast
+    from stoker.submitting import connect
+
     offered = connect(spec, store, offline=True).offerings(spec.resources)
     fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
     subject = governance.Subject(spec, datetime.now(timezone.utc).date())

@@ -40,6 +40,7 @@ def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
     # An ended job keeps its marker until none of its machines can show up any more.
     ended = {summary.id for summary in summaries if summary.ended_at is not None}
     _print_governor(last_pass(store), len(active - ended), len(active & ended))
+    _print_channels(store)
     if shown:
         click.echo(_table(shown, active))
     elif not summaries:
@@ -104,6 +105,19 @@ def _print_governor(passed: datetime | None, active: int, watched: int) -> None:
     if active + watched and (passed is None or now - passed > UNGOVERNED_AFTER):
         what = "nobody governs these jobs: until somebody does, no machine is launched or replaced"
         click.secho(f"{what}; `stoker govern --watch` does it, on any computer", fg="yellow")
+
+
+def _print_channels(store: Store) -> None:
+    """What nobody can be told, since no message would tell that."""
+    from stoker.cli.printing import legible
+    from stoker.errors import StoreError
+    from stoker.governor.telling import troubles
+
+    try:
+        for name, text in troubles(store, datetime.now(timezone.utc)).items():
+            click.secho(legible(f"notify {name}: {text}"), fg="yellow")
+    except StoreError:
+        pass  # The jobs are what was asked for.
 
 
 # What a node does before and after its training, in plain words; the first that fits any node of the attempt is told.

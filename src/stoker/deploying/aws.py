@@ -55,9 +55,18 @@ class Deployment:
 
 
 def planned(
-    store: Store, package: Package, region: str, elsewhere: tuple[str, ...] = (), *, training: bool = False
+    store: Store,
+    package: Package,
+    region: str,
+    elsewhere: tuple[str, ...] = (),
+    *,
+    training: bool = False,
+    notify: tuple[str, ...] = (),
 ) -> Deployment:
-    """What would be deployed. Asks nobody. Raises UserError for a store that is not on S3."""
+    """What would be deployed. `notify`: where it tells, as far as AWS has to allow that.
+
+    Asks nobody. Raises UserError for a store that is not on S3.
+    """
     if not store.url.startswith("s3://"):
         raise UserError(f"a governor on AWS needs a store on S3, not {store.url}; give --store s3://BUCKET/PREFIX")
     bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
@@ -69,7 +78,7 @@ def planned(
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=_statements(store.url),
+        statements=_statements(store.url, notify),
         environ=environ,
         training=training,
     )
@@ -77,13 +86,13 @@ def planned(
     return Deployment(plan, region, others)
 
 
-def _statements(store_url: str) -> tuple[dict[str, Any], ...]:
+def _statements(store_url: str, notify: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """What the governor's policies of every provider with such a store allow, each statement once."""
     found: list[dict[str, Any]] = []
     for name in registry.names():
         schemes = registry.capabilities(name).stores
         if schemes and "s3" in schemes:
-            grants = registry.iam(name).grants(store_url).grants
+            grants = registry.iam(name).grants(store_url, notify=notify).grants
             policies = [grant.policy["Statement"] for grant in grants if grant.name == "governor"]
             found += [each for statements in policies for each in statements]
     return tuple({json.dumps(each, sort_keys=True): each for each in found}.values())

@@ -373,6 +373,13 @@ def trouble(box: Outbox, now: datetime) -> str:
     return "; ".join(parts)
 
 
+def troubles(store: Store, now: datetime) -> dict[str, str]:
+    """What is wrong with the channels of a store, by their names. Raises StoreError."""
+    mailbox = Mailbox(store, new_token)
+    mailbox.refresh()
+    return {box.name: told for box in mailbox.all().values() if (told := trouble(box, now))}
+
+
 def _changed(before: Outbox | None, after: Outbox) -> bool:
     """Whether something is to be told, or not any more. A cursor alone is not worth a write."""
     return (before.waiting, before.more) != (after.waiting, after.more) if before is not None else after.pending

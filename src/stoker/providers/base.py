@@ -289,9 +289,11 @@ class Granting(Protocol):
         inputs: tuple[str, ...] = (),
         logs: str | None = None,
         secrets: tuple[str, ...] = (),
+        notify: tuple[str, ...] = (),
     ) -> Grants:
         """For this store. `job`: machines that may write for jobs of that name alone. `inputs`: what they may read.
         `logs`: the group of the cloud's own log service that they may write to. `secrets`: references that they follow.
+        `notify`: addresses through which governors tell, as far as this cloud has to allow that.
 
         Raises UserError for a store, or a secret, that the provider's machines cannot reach.
         """

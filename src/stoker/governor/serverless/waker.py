@@ -122,10 +122,11 @@ class Waker:
         )
 
     def _tick(self, done: Done) -> None:
-        self._tell(self.governor.run_pass(), done)
+        passed = self.governor.run_pass()
+        self._tell(passed, done)
         looked = self.foreign.tick()
         self._take(looked, done)
-        if done.active == 0 and looked.active == 0:
+        if passed.idle and looked.active == 0:
             self._attempt(done, "schedule", self.switch.rest_if_idle)
 
     def _take(self, looked: Looked, done: Done) -> None:

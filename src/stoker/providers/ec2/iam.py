@@ -45,14 +45,20 @@ def grants(
     inputs: tuple[str, ...] = (),
     logs: str | None = None,
     secrets: tuple[str, ...] = (),
+    notify: tuple[str, ...] = (),
 ) -> Grants:
     """The policies for one store. Pure. Raises UserError for what is no bucket, no name of a job, no secret here."""
     place = _Place.of(store, "--bucket")
     if job is not None and _NAME.fullmatch(job) is None:
         raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
     return Grants(
-        (_person(place, store), _governor(place, store), _node(place, job, inputs, logs, secrets), _interrupter(store)),
-        (*_notes(job), secret_access.NOTE) if secrets else _notes(job),
+        (
+            _person(place, store),
+            _governor(place, store, notify),
+            _node(place, job, inputs, logs, secrets),
+            _interrupter(store),
+        ),
+        (*_notes(job), secret_access.NOTE) if secrets or notify else _notes(job),
     )
 
 
@@ -127,12 +133,13 @@ _FIS_ACTIONS = [
 ]
 
 
-def _governor(place: _Place, store: str) -> Grant:
+def _governor(place: _Place, store: str, notify: tuple[str, ...]) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
         allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, layout.FAMILIES)),
         allow("Forget", "s3:DeleteObject", place.objects(*_DERIVED)),
+        *secret_access.channels(notify),
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
         # EC2 itself looks the image up, with the rights of whoever launches.
         allow("Images", "ssm:GetParameters", permissions.PUBLIC_PARAMETERS),

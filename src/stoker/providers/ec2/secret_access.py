@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker import references
 from stoker.errors import UserError
+from stoker.notify import address
 from stoker.providers.ec2.permissions import allow
 from stoker.references import Reference
 
@@ -24,6 +25,18 @@ def statements(secrets: tuple[str, ...]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for number, text in enumerate(secrets, 1):
         found += _statements(number, _parsed(text))
+    return found
+
+
+def channels(notify: tuple[str, ...]) -> list[dict[str, Any]]:
+    """For governors: topics that they publish to, and secrets that are addresses. Others need nothing of AWS's."""
+    found: list[dict[str, Any]] = []
+    for number, to in enumerate(notify, 1):
+        topic = address.topic_of(to)
+        if topic is not None:
+            found.append(allow(f"Tell{number}", "sns:Publish", topic))
+        elif to.startswith("aws-"):
+            found += [{**each, "Sid": f"Channel{each['Sid']}"} for each in _statements(number, _parsed(to))]
     return found
 
 

@@ -57,6 +57,7 @@ def grants(
     inputs: tuple[str, ...] = (),
     logs: str | None = None,
     secrets: tuple[str, ...] = (),
+    notify: tuple[str, ...] = (),
 ) -> Grants:
     """The roles and bindings for one store. Pure. Raises UserError for what is no bucket, name of a job, or secret."""
     bucket = _Bucket.of(store, "--bucket")
@@ -64,7 +65,11 @@ def grants(
         raise UserError(f"--job {job}: give a job's name: lower-case letters, digits and -, a letter first")
     account = _account(job)
     return Grants(
-        (_node(bucket, job, account, inputs, logs, secrets), _person(bucket, account), _governor(bucket, account)),
+        (
+            _node(bucket, job, account, inputs, logs, secrets),
+            _person(bucket, account),
+            _governor(bucket, account, notify),
+        ),
         _notes(job, account),
     )
 
@@ -225,13 +230,15 @@ def _person(bucket: _Bucket, account: str) -> Grant:
     return _grant("person", about, (_PERSON, _REMOVER), bindings, commands)
 
 
-def _governor(bucket: _Bucket, account: str) -> Grant:
+def _governor(bucket: _Bucket, account: str, notify: tuple[str, ...]) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
         bucket.creates("stoker: decide", *_GOVERNED, _SPENT, layout.FAMILIES, beside=[bucket.logs()]),
         bucket.removes("stoker: forget", *_GOVERNED),
         _Binding("project", _GOVERNOR.path),
         _Binding(account, _ACTOR),
+        # What stands for the address of a channel; others need nothing of Google's.
+        *(_Binding(_secret(to), _ACCESSOR) for to in notify if to.startswith("gcp-sm:")),
     ]
     about = "decide about jobs, and launch and delete machines, with the node's account and no other"
     commands = (_made_role(_GOVERNOR), _for_each("GOVERNOR", "governor", bindings))

@@ -1,0 +1,63 @@
+"""`stoker notify`: whether channels work."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from stoker.cli.options import opened_store, store_option
+
+# Longer than any of them has.
+_MOST_S = 30.0
+
+
+@click.command("notify")
+@click.argument("addresses", metavar="[TO]...", nargs=-1)
+@store_option
+def command(addresses: tuple[str, ...]) -> int:
+    """Send a test message to TO, such as sns:ARN, https://…, slack://… or env:NAME; else to the policy's channels.
+
+    From this computer, with what is installed and set here: a governor elsewhere may lack it, or have more. Exits with
+    0 only when every message was taken.
+    """
+    from stoker import policies
+    from stoker.core.telling import Letter
+    from stoker.errors import UserError
+    from stoker.governor.errands import Errand
+    from stoker.log import new_token
+    from stoker.notify import address, checking
+    from stoker.notify.senders import open_sender
+
+    store = opened_store()
+    checking.check_written(addresses, "TO")
+    channels = [(address.masked(to), to) for to in addresses]
+    if not channels:
+        channels = [(each.name, each.to) for each in policies.house(policies.current(store)).notify]
+    if not channels:
+        raise UserError("the policy has no `notify`; name an address, as in `stoker notify env:NAME`")
+    text = f"This is a test, by `stoker notify`. Jobs of {store.url} are told of here."
+    letter = Letter(new_token(), store.url, "Stoker can be heard", text, ())
+    errands = [Errand(lambda to=to: open_sender(to)(letter)) for _, to in channels]  # type: ignore[misc]
+    until_s, failed = time.monotonic() + _MOST_S, False
+    for (name, to), errand in zip(channels, errands, strict=True):
+        problem = _problem(errand, until_s)
+        failed = failed or bool(problem)
+        sign = click.style("✗", fg="red") if problem else click.style("✓", fg="green")
+        shown = "" if name == address.masked(to) else f" ({address.masked(to)})"
+        click.echo(f"{sign} {name}{shown}: {problem or 'taken'}")
+    return 2 if failed else 0
+
+
+def _problem(errand: object, until_s: float) -> str:
+    from stoker.cli.printing import one_line
+    from stoker.governor.errands import Errand
+
+    assert isinstance(errand, Errand)
+    if not errand.wait(until_s):
+        return "does not answer"
+    try:
+        errand.result()
+    except Exception as error:  # noqa: BLE001 - any library's: which it was is told, and the others are tried
+        return one_line(str(error) or type(error).__name__, 300)
+    return ""

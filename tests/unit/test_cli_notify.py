@@ -1,0 +1,141 @@
+"""Channels on the command line: tried, shown without their keys, and complained about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stoker import policies
+from stoker.cli import cli
+from stoker.core.outbox import begun, failed, noted
+from stoker.core.telling import Told
+from stoker.governor.mailbox import Mailbox
+from stoker.log import new_token
+from stoker.notify import address, chat
+from stoker.store import Store, open_store
+from stoker.testing.webhooks import webhook
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    return open_store(str(tmp_path / "store"))
+
+
+def stoker(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), standalone_mode=False)
+
+
+def told(result: Result) -> str:
+    return result.output + str(result.exception or "")
+
+
+def test_channels_are_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with webhook() as good, webhook() as bad:
+        bad.status = 403
+        monkeypatch.setenv("CHAT", good.url)
+        policies.write(store, f"notify: [{{to: 'env:CHAT', name: team}}, '{bad.url}']", "jane")
+        tried = stoker("notify")
+        assert tried.return_value == 2
+        assert "✓ team (env:CHAT): taken" in tried.output
+        assert f"✗ webhook ({address.masked(bad.url)}): answers with 403" in tried.output
+        assert "s3cr3t" not in told(tried)
+        assert good.bodies[0]["events"] == [] and good.bodies[0]["title"] == "Stoker can be heard"
+        named = stoker("notify", good.url)
+        assert f"✓ {address.masked(good.url)}: taken" in named.output and named.return_value == 0
+
+
+def test_mistakes_are_one_line_without_keys(store: Store) -> None:
+    for words, expected in (
+        (("notify",), "the policy has no `notify`; name an address"),
+        (("notify", "s3cr3t"), "TO: expected an address"),
+        (("iam", "ec2", "--bucket", "s3://bucket", "--notify", "s3cr3t"), "--notify: expected an address"),
+    ):
+        result = stoker(*words)
+        assert expected in told(result) and "s3cr3t" not in told(result)
+
+
+def test_a_policy_with_a_key_in_it_is_remarked_upon(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("notify: ['https://hooks.example/s3cr3t']\n")
+    done = stoker("policy", "set", "p.yaml")
+    assert "https://hooks.example/… stands in the store as it is" in done.output and "s3cr3t" not in done.output
+    (tmp_path / "p.yaml").write_text("notify: ['nosuch://s3cr3t']\n")
+    refused = stoker("policy", "set", "p.yaml")
+    assert "nosuch://… is no address that Apprise knows" in told(refused) and "s3cr3t" not in told(refused)
+    assert policies.newest(store) == 1
+
+
+def test_who_would_hear_of_a_job(store: Store, tmp_path: Path) -> None:
+    text = (
+        "notify:\n- {to: 'slack://s3cr3t/b/c', events: [failed], for: {team: nlp}}\n- {to: 'env:X', for: {team: cv}}\n"
+    )
+    (tmp_path / "p.yaml").write_text(text)
+    (tmp_path / "stoker.yaml").write_text("run: 'true'\ntags: {team: nlp}\nnotify: ['tgram://s3cr3t/1']\n")
+    shown = stoker("policy", "test", "--policy", "p.yaml")
+    assert "told: slack (slack://…): failed\ntold: notify[0] (tgram://…): everything\n" in shown.output
+    assert "s3cr3t" not in shown.output
+    data = json.loads(stoker("policy", "test", "--policy", "p.yaml", "--json").stdout)
+    assert data["notify"] == {
+        "slack": {"to": "slack://…", "events": ["failed"]},
+        "notify[0]": {"to": "tgram://…", "events": []},
+    }
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_plan_shows_no_key(store: Store, tmp_path: Path, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "installed", lambda: installed)
+    to = "slack://s3cr3tAAA/s3cr3tBBB/s3cr3tCCCCCCCCCCCCCCCCCCC"
+    if installed:
+        monkeypatch.setattr(chat, "known", lambda _url: True)
+    (tmp_path / "stoker.yaml").write_text(f"run: 'true'\nnotify: ['{to}']\n")
+    for more in ((), ("--json",)):
+        shown = stoker("run", "--dry-run", *more)
+        assert "s3cr3t" not in told(shown), shown.output
+    plan = stoker("run", "--dry-run").output
+    assert "notify: slack://… stands in the store as it is" in plan
+    assert ("needs Apprise wherever a governor runs" in plan) is not installed
+
+
+def test_ps_tells_what_nobody_is_told(store: Store) -> None:
+    now = datetime.now(timezone.utc)
+    event = Told("failed", "gpt-1", now, "it broke", seq=3)
+    mailbox = Mailbox(store, new_token)
+
+    def broken(box: object) -> object:
+        from stoker.core.outbox import Outbox
+
+        empty = Outbox(to="slack://s3cr3t", name="team")
+        return failed(begun(noted(empty, [event], {}, now), "m", "g", now), "answers with 401", now)
+
+    mailbox.change("c1", broken, now)  # type: ignore[arg-type]
+    shown = stoker("ps").output
+    assert "notify team: answers with 401; failed 1×, 1 events wait" in shown and "s3cr3t" not in shown
+    late = now + timedelta(hours=9)
+    mailbox.change("c1", lambda box: replace(box, lost=3, lost_at=late, waiting=(), failures=0), now)  # type: ignore[arg-type, type-var]
+    assert "notify team: 3 events were given up" in stoker("ps").output
+
+
+def test_what_governors_need_is_granted_where_it_is_asked_for() -> None:
+    topic = "arn:aws:sns:us-east-1:123456789012:training"
+    words = ("iam", "ec2", "--bucket", "s3://bucket/p", "--policy", "governor")
+    plain = json.loads(stoker(*words).stdout)
+    assert not any("sns" in json.dumps(each) for each in plain["Statement"])
+    granted = json.loads(stoker(*words, "--notify", f"sns:{topic}", "--notify", "aws-sm:chat").stdout)
+    added = [each for each in granted["Statement"] if each not in plain["Statement"]]
+    assert [(each["Sid"], each["Action"], each["Resource"]) for each in added] == [
+        ("Tell1", "sns:Publish", topic),
+        ("ChannelReadSecret2", "secretsmanager:GetSecretValue", "arn:aws:secretsmanager:*:*:secret:chat-??????"),
+    ]
+    google = stoker("iam", "gce", "--bucket", "gs://bucket/p", "--policy", "governor", "--notify", "gcp-sm:chat")
+    assert {"on": "secrets/chat", "role": "roles/secretmanager.secretAccessor"} in json.loads(google.stdout)["bindings"]
+    for cloud, bucket in (("ec2", "s3://bucket/p"), ("gce", "gs://bucket/p")):
+        for policy in ("governor", "node"):
+            text = stoker("iam", cloud, "--bucket", bucket, "--policy", policy).output
+            assert ("told/" in text) is (policy == "governor"), "no machine reads what is told, or writes it"

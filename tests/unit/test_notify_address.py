@@ -1,0 +1,80 @@
+"""Addresses of channels: what they may be, and that none of their keys is ever shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.notify import address, chat, checking
+from stoker.notify.senders import NotHere, follow
+
+TOPIC = "arn:aws:sns:us-east-1:123456789012:training"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "shown", "name", "clear"),
+    [
+        (TOPIC, "sns", TOPIC, "sns", False),
+        (f"sns:{TOPIC}.fifo", "sns", f"sns:{TOPIC}.fifo", "sns", False),
+        ("https://hooks.example/T0/B0/s3cr3t", "webhook", "https://hooks.example/…", "webhook", True),
+        ("https://hooks.example", "webhook", "https://hooks.example", "webhook", False),
+        ("https://joe:s3cr3t@hooks.example:8443/", "webhook", "https://hooks.example:8443/…", "webhook", True),
+        ("http://127.0.0.1:80/hook", "webhook", "http://127.0.0.1:80/…", "webhook", False),
+        ("slack://s3cr3tA/s3cr3tB/s3cr3tC", "apprise", "slack://…", "slack", True),
+        ("mailto://joe:s3cr3t@example.com", "apprise", "mailto://…", "mailto", True),
+        ("json://localhost:8080", "apprise", "json://…", "json", False),
+        ("env:TEAM_SLACK", "reference", "env:TEAM_SLACK", "team-slack", False),
+        ("aws-sm:team/slack#url", "reference", "aws-sm:team/slack#url", "team-slack-url", False),
+        ("gcp-sm:slack@3", "reference", "gcp-sm:slack@3", "slack-3", False),
+    ],
+)
+def test_kinds(text: str, kind: str, shown: str, name: str, clear: bool) -> None:
+    assert (address.kind_of(text), address.masked(text), address.short(text)) == (kind, shown, name)
+    assert address.in_clear(text) is clear
+    assert "s3cr3t" not in address.masked(text) + address.digest(text)
+    assert address.digest(text) == address.digest(text) != address.digest(text + "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "s3cr3t", "env", "aws-ecr", "gcp-token", "aws-codeartifact:d", "sns:s3cr3t", "arn:aws:sqs:s3cr3t", "https://",
+     "http://:s3cr3t@/", "https://h:s3cr3t/", "slack://a b s3cr3t", "slack:s3cr3t"],
+)  # fmt: skip
+def test_what_is_none_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        address.kind_of(text)
+    assert "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"^--notify: "):
+        checking.check_written([text], "--notify")
+
+
+def test_what_others_say_is_scrubbed() -> None:
+    url = "https://joe:s3cr3tpass@hooks.example/T0/s3cr3t%2Dkey?token=s3cr3tquery"
+    said = f"cannot reach {url}: s3cr3t-key, s3cr3tpass and s3cr3tquery\n at hooks.example"
+    assert address.scrubbed(said, url) == "cannot reach https://hooks.example/…: …, … and … at hooks.example"
+
+
+def test_remarks() -> None:
+    assert checking.remarks(["env:X", TOPIC, "json://127.0.0.1:1"]) == ()
+    (told,) = checking.remarks(["https://hooks.example/s3cr3t"])
+    assert told.startswith("notify: https://hooks.example/… stands in the store as it is") and "env:NAME" in told
+    with pytest.raises(UserError, match=r"notify: nosuch://… is no address that Apprise knows"):
+        checking.remarks(["nosuch://s3cr3t"])
+
+
+def test_without_apprise_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "installed", lambda: False)
+    assert checking.remarks(["json://127.0.0.1:1"]) == (
+        "notify: json://… needs Apprise wherever a governor runs; pip install 'stoker[notify]'",
+    )
+    with pytest.raises(NotHere, match=r"^json://… needs Apprise; pip install"):
+        chat.open_chat("json://127.0.0.1:1")
+
+
+def test_references_are_followed_where_they_are_used() -> None:
+    assert follow("env:X#url", {"X": '{"url": "slack://a/b/c"}'}) == "slack://a/b/c"
+    with pytest.raises(NotHere, match=r"env:X: X is not set where the governor runs$"):
+        follow("env:X", {})
+    for kept in ("s3cr3t", "env:OTHER"):
+        with pytest.raises(NotHere, match=r"^env:X: what is kept there is no address$"):
+            follow("env:X", {"X": kept})
