@@ -41,16 +41,17 @@ def grants(
     inputs: tuple[str, ...] = (),
     logs: str | None = None,
     secrets: tuple[str, ...] = (),
+    notify: tuple[str, ...] = (),
 ) -> Grants:
     """The policies for one store. Pure. Raises UserError for what is no bucket, no name of a job, no secret here."""
     found = {
         grant.name: _about_store(grant)
-        for grant in ec2.grants(store, job=job, inputs=inputs, logs=logs, secrets=secrets).grants
+        for grant in ec2.grants(store, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify).grants
     }
     notes = (_SHARED if job is None else _OWN.replace("(ROLE)", _role(job)), _NETWORK_AND_KEYS, _BESIDE)
     return Grants(
         (_person(found["person"]), _governor(found["governor"], store), _training(found["node"], job)),
-        (*notes, secret_access.NOTE) if secrets else notes,
+        (*notes, secret_access.NOTE) if secrets or notify else notes,
     )
 
 
