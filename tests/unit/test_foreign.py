@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 
 import pytest
 from foreign_world import HOUR_S, HOUSE, REGION, World, asked
@@ -13,6 +13,7 @@ from stoker.core.family import Cloned, Cloning, FamilyRecord, GaveUp, Over, Seen
 from stoker.errors import AuthDenied, Transient
 from stoker.governor import families, foreign_index
 from stoker.governor.foreign import ForeignGovernor
+from stoker.providers.pricing import Price
 
 INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
 CAPACITY = "CapacityError: Unable to provision requested ML compute capacity."
@@ -109,6 +110,32 @@ def test_the_longest_wait() -> None:
     assert world.wake() == []
     world.account.clock.move(HOUR_S)
     assert "it waited for a machine for 21600 s" in world.wake()[0]
+
+
+def test_the_most_dollars(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("- max_cost: 100")
+    known = {"ml.g5.12xlarge": Price(10.0, "a table", date(2026, 11, 1))}
+    monkeypatch.setattr("stoker.providers.sagemaker.prices.on_demand", lambda _region, name: known.get(name))
+    dear = {"EnableManagedSpotTraining": False, "StoppingCondition": {"MaxRuntimeInSeconds": 432000}}
+    world.account.start(training_s=4.9 * HOUR_S, **dear)
+    world.account.start("spot", training_s=0)
+    assert world.wake() == []
+    world.account.clock.move(600)
+    assert "max-cost: $100 are reached" in world.wake()[0]
+    world.account.clock.move(100 * HOUR_S)
+    # Nobody knows what spot costs until it is over.
+    assert world.wake("spot") == []
+    world.account.jobs.advance(world.account.job("spot"), "Completed")
+    world.wake("spot")
+    over = events(world, "spot")[-1]
+    assert isinstance(over, Over) and over.cost is not None and over.cost > 0
+    assert foreign_index.read(world.store, REGION).rows["spot"].cost == over.cost
+
+
+def test_a_price_that_nobody_knows_reaches_no_bound() -> None:
+    world = World("- max_cost: 1")
+    world.account.start(training_s=100 * HOUR_S)
+    assert world.wake() == []
 
 
 def test_a_hopeless_experiment() -> None:

@@ -34,7 +34,7 @@ class Sight:
     start: str
     # GPUs of one host; None where nobody can say, or read them.
     gpus: int | None = None
-    # Dollars an hour for one host; None is unknown, never free.
+    # Dollars an hour for one host on demand; None is unknown, never free.
     price: float | None = None
     # Asked for only where an alarm rings, and where it failed; None where nobody asked.
     readings: Observed[Readings] | None = None

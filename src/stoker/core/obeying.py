@@ -56,7 +56,7 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     subject = Subject(job.spec(), now.date(), job.name)
     if job.over:
         if job.name not in sight.family.over:
-            over = Over(job.name, job.status, job.trained_s(now), _cost(sight, now), job.interruptions)
+            over = Over(job.name, job.status, job.trained_s(now), cost_of(sight, now), job.interruptions)
             actions.append(Note(over, job.failure or job.status))
         ending = after_the_end(sight, house, subject, now)
         actions += (*ending.actions, *_alarms(sight, ()))
@@ -219,16 +219,18 @@ def _next_look_s(sight: Sight, house: House, subject: Subject, now: datetime) ->
     return max(0.0, min(due))
 
 
-def _cost(sight: Sight, now: datetime) -> float | None:
-    """What it cost until now; None where its price is not known."""
-    if sight.price is None:
+def cost_of(sight: Sight, now: datetime) -> float | None:
+    """What it cost until now; None where that is not known. What managed spot saves is told at the end, as seconds that
+    are not billed."""
+    job = sight.job
+    paid_s = job.billable_s if job.over else None if job.spot else job.trained_s(now)
+    if sight.price is None or paid_s is None:
         return None
-    billable_s = sight.job.billable_s
-    return sight.price * sight.job.nodes * (sight.job.trained_s(now) if billable_s is None else billable_s) / 3600
+    return sight.price * job.nodes * paid_s / 3600
 
 
 def _spent(sight: Sight, now: datetime) -> float | None:
     """The same with its family."""
-    costs = [_cost(sight, now), *(over.cost for over in sight.family.others(sight.job.name))]
+    costs = [cost_of(sight, now), *(over.cost for over in sight.family.others(sight.job.name))]
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None

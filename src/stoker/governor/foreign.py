@@ -34,8 +34,8 @@ from stoker.governor.house import HouseReader
 from stoker.governor.observe import STUMBLES, Memory, active_jobs
 from stoker.log import new_token
 from stoker.model import Known, Observed, Unknown
-from stoker.providers.ec2 import catalog, tags
 from stoker.providers.ec2.client import Clients
+from stoker.providers.sagemaker import catalog, prices, tags
 from stoker.rules import House
 from stoker.store import Store
 
@@ -243,6 +243,7 @@ class ForeignGovernor:
             alarms=alarms,
             start=self.start,
             gpus=gpus,
+            price=_price(job),
             readings=readings,
             tail=tail,
             books=books,
@@ -348,8 +349,14 @@ def _is_due(row: Row | None, listed: Listed, house: House, now: datetime) -> boo
 
 def _gpus(job: TrainingJob) -> int | None:
     """GPUs of each host that can be read. Nobody knows which host has what where there are several types."""
-    machine = catalog.find(job.machines[0].removeprefix("ml.")) if len(job.machines) == 1 else None
+    machine = catalog.table().get(job.machines[0]) if len(job.machines) == 1 else None
     return machine.gpus if machine is not None and machine.maker == "nvidia" else None
+
+
+def _price(job: TrainingJob) -> float | None:
+    """Dollars an hour of one host, on demand; None where nobody knows, or where hosts differ."""
+    found = prices.on_demand(job.region, job.machines[0]) if len(job.machines) == 1 else None
+    return found.amount if found is not None else None
 
 
 def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]
@@ -377,6 +384,7 @@ def _row(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
         role=job.role,
         tags=dict(job.tags),
         trained_s=job.trained_s(now),
+        cost=obeying.cost_of(sight, now),
         interruptions=job.interruptions,
         clones=len(sight.family.clones),
         note=plan.note,

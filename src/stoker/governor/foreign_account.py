@@ -5,18 +5,16 @@ Every method raises the errors of `ProviderError` where AWS refuses or does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar
+from typing import Any
 
 from stoker.core.alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
-from stoker.errors import InvalidRequest, NotFound, ProviderError, QuotaExceeded
+from stoker.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
-from stoker.providers.ec2.errors import calling
-
-T = TypeVar("T")
+from stoker.providers.sagemaker.errors import NameTaken, calling
 
 # https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
@@ -62,10 +60,10 @@ class ForeignAccount:
         """The job with its tags; None when SageMaker says that there is none."""
         client = self._sagemaker()
         try:
-            found = _asked("sagemaker:DescribeTrainingJob", lambda: client.describe_training_job(TrainingJobName=name))
+            found = calling("sagemaker:DescribeTrainingJob", lambda: client.describe_training_job(TrainingJobName=name))
             arn = found["TrainingJobArn"]
             tags = self._pages("sagemaker", "list_tags", "Tags", ResourceArn=arn)
-        except _Absent:
+        except NotFound:
             return None
         return Described(found, tuple(tags))
 
@@ -79,8 +77,8 @@ class ForeignAccount:
         """Ask it to stop. False: it is over, or gone, already. Asking twice is harmless."""
         client = self._sagemaker()
         try:
-            _asked("sagemaker:StopTrainingJob", lambda: client.stop_training_job(TrainingJobName=name))
-        except (_Absent, InvalidRequest):
+            calling("sagemaker:StopTrainingJob", lambda: client.stop_training_job(TrainingJobName=name))
+        except (NotFound, InvalidRequest):
             return False
         return True
 
@@ -89,10 +87,10 @@ class ForeignAccount:
         one that SageMaker will never take."""
         client = self._sagemaker()
         try:
-            _asked("sagemaker:CreateTrainingJob", lambda: client.create_training_job(**request))
-        except _Taken:
+            calling("sagemaker:CreateTrainingJob", lambda: client.create_training_job(**request))
+        except NameTaken:
             return False
-        except _Absent as error:
+        except NotFound as error:
             # Something that it names: a role, an experiment.
             raise InvalidRequest(str(error)) from error
         return True
@@ -129,7 +127,7 @@ class ForeignAccount:
         """Make it, or make it again. Missing figures are no reason to ring: what cannot be read is not idle."""
         client = self._clients.get("cloudwatch", self.region)
         comparison = "LessThanOrEqualToThreshold" if wanted.inclusive else "LessThanThreshold"
-        _asked(
+        calling(
             "cloudwatch:PutMetricAlarm",
             lambda: client.put_metric_alarm(
                 AlarmName=wanted.name,
@@ -155,10 +153,10 @@ class ForeignAccount:
             part = list(names[start : start + _MOST_NAMES])
             try:
                 _removed(client, part)
-            except _Absent:
+            except NotFound:
                 # One that is missing may keep the others: then one by one.
                 for name in part:
-                    with suppress(_Absent):
+                    with suppress(NotFound):
                         _removed(client, [name])
 
     # ── What was measured and logged ──────────────────────────────────────────────────────────────────────────────────
@@ -225,20 +223,20 @@ class ForeignAccount:
                 logGroupName=LOG_GROUP,
                 logStreamNamePrefix=f"{name}/algo-",
             )
-        except _Absent:
+        except NotFound:
             return []
         return [str(each["logStreamName"]) for each in told]
 
     def _events(self, stream: str, most: int) -> list[tuple[int, str]]:
         client = self._clients.get("logs", self.region)
         try:
-            told = _asked(
+            told = calling(
                 "logs:GetLogEvents",
                 lambda: client.get_log_events(
                     logGroupName=LOG_GROUP, logStreamName=stream, limit=most, startFromHead=False
                 ),
             )
-        except _Absent:
+        except NotFound:
             return []
         return [(int(each["timestamp"]), str(each["message"])) for each in told["events"]]
 
@@ -255,34 +253,8 @@ class ForeignAccount:
             pages: Iterable[Any] = client.get_paginator(operation).paginate(**wanted)
             return [each for page in pages for each in page.get(key, ())]
 
-        return _asked(f"{service}:{operation}", ask)
-
-
-class _Absent(NotFound):
-    """AWS says that there is no such thing."""
-
-
-class _Taken(InvalidRequest):
-    """AWS says that there is one of that name."""
-
-
-def _asked(what: str, call: Callable[[], T]) -> T:
-    """As `calling`, with the answers that SageMaker has no codes of their own for."""
-    try:
-        return calling(what, call)
-    except ProviderError as error:
-        told = getattr(error.__cause__, "response", {}).get("Error", {})
-        code, message = str(told.get("Code", "")), str(told.get("Message", ""))
-        if code in ("ResourceNotFound", "ResourceNotFoundException") or (
-            code == "ValidationException" and "not found" in message.lower()
-        ):
-            raise _Absent(str(error)) from error
-        if code == "ResourceInUse":
-            raise _Taken(str(error)) from error
-        if code == "ResourceLimitExceeded":
-            raise QuotaExceeded(str(error)) from error
-        raise
+        return calling(f"{service}:{operation}", ask)
 
 
 def _removed(client: Any, names: list[str]) -> None:
-    _asked("cloudwatch:DeleteAlarms", lambda: client.delete_alarms(AlarmNames=names))
+    calling("cloudwatch:DeleteAlarms", lambda: client.delete_alarms(AlarmNames=names))

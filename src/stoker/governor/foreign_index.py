@@ -45,6 +45,8 @@ class Row:
     role: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     trained_s: float = 0.0
+    # Dollars until it was looked at; None is unknown.
+    cost: float | None = None
     interruptions: int = 0
     # How many clones its family has had by then.
     clones: int = 0
@@ -123,6 +125,7 @@ def summary(row: Row) -> Summary:
         reason=f"{whose}: {row.note}" if row.note else whose,
         attempts=(attempt,),
         interruptions=row.interruptions,
+        cost=row.cost,
         trained_s=row.trained_s,
         ended_at=row.ended_at,
         tags=row.tags,
