@@ -41,6 +41,7 @@ Blobs are kept by rank so that each has one writer: a rank may then forget a blo
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from datetime import date, datetime, timezone
@@ -231,6 +232,11 @@ def governor(name: str) -> str:
 def deployed(cloud: str) -> str:
     """That a governor is deployed there, and how it is woken."""
     return f"{DEPLOYED}{cloud}.json"
+
+
+def deployment(store_url: str) -> str:
+    """What a store's deployed governor is called in its cloud, so that two stores of an account never meet."""
+    return f"stoker-{hashlib.sha256(store_url.encode()).hexdigest()[:12]}"
 
 
 def deployed_package(digest: str) -> str:

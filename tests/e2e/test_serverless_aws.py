@@ -193,7 +193,7 @@ if isolated():
         before = roles()
         assert stoker("--store", bucket, "deploy", "aws", "--dry-run") == 0
         assert '"AWS::Lambda::Function"' in capsys.readouterr().out
-        name, store = record.deployment_name(bucket), open_store(bucket)
+        name, store = layout.deployment(bucket), open_store(bucket)
         assert aws.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(layout.DEPLOYED))
 
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") == 0
@@ -246,7 +246,7 @@ if isolated():
     def test_a_persons_command_wakes_it(bucket: str) -> None:
         """The function's own pass is what shows: nobody else governs this store."""
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
-        store, name = open_store(bucket), record.deployment_name(bucket)
+        store, name = open_store(bucket), layout.deployment(bucket)
         assert call_deployed(store, ["nobody-bcdf"]).by == f"{name} in {REGION}"
         until(lambda: any("aws-lambda" in meta.key for meta in store.list(layout.GOVERNORS)), "the function passed")
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0

@@ -61,6 +61,7 @@ def aws(
     as_json: bool,
 ) -> None:
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
+    from stoker import layout
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
     from stoker.deploying import package, record
@@ -72,7 +73,7 @@ def aws(
     if remove:
         there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
         others = tuple(dict.fromkeys((*elsewhere, *(there.elsewhere if there else ()))))
-        name = record.deployment_name(store.url)
+        name = layout.deployment(store.url)
         if dry_run:
             for each in (where, *others):
                 click.echo(f"cloudformation DeleteStack {name} in {each}, with all of its resources")
@@ -94,6 +95,79 @@ def aws(
     _agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
     deployed = deploying.deploy(store, planned, built, submitter(), say)
     _told(deployed, as_json=as_json)
+
+
+@command.command()
+@click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
+@click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
+@_common
+def gcp(region: str | None, project: str | None, dry_run: bool, remove: bool, yes: bool, as_json: bool) -> None:
+    """Deploy the governor to Google Cloud: a Cloud Run function, a topic for its messages, and its clock."""
+    from stoker.cli.printing import say
+    from stoker.deploying import gcp as deploying
+    from stoker.deploying import package, record
+    from stoker.deploying import project as planning
+    from stoker.submitting import submitter
+    from stoker.surroundings import store_environ
+
+    store = opened_store()
+    there = None if dry_run or not store.url.startswith("gs://") else record.read(store, deploying.CLOUD)
+    whose = project or (there.project if there else None) or _project(offline=dry_run)
+    where = _google_region(region or (there.region if there else None))
+    built = package.for_cloud_run()
+    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url))
+    if remove:
+        if dry_run:
+            _print_steps(planning.removals(plan), as_json=as_json)
+            return
+        _agree(f"Remove {plan.name} from {whose}?", yes=yes)
+        deploying.remove(store, plan, say)
+        say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
+        return
+    if dry_run:
+        _print_steps(planning.steps(plan), as_json=as_json)
+        return
+    _tell_lacking(built)
+    _agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
+    _told(deploying.deploy(store, plan, built, submitter(), say), as_json=as_json)
+
+
+def _project(*, offline: bool) -> str:
+    from stoker.errors import UserError
+    from stoker.providers.gce import places, settings
+    from stoker.providers.gce.client import Api
+
+    found = places.environment_project() or settings.project() or (None if offline else Api().default_project())
+    if not found:
+        raise UserError("--project: is not known; give it, or set GOOGLE_CLOUD_PROJECT")
+    return found
+
+
+def _google_region(named: str | None) -> str:
+    import os
+
+    from stoker.errors import UserError
+
+    found = named or os.environ.get("CLOUDSDK_COMPUTE_REGION")
+    if not found:
+        raise UserError("--region: is not known; give one near the bucket, such as us-central1")
+    return found
+
+
+def _print_steps(steps: Any, *, as_json: bool) -> None:
+    """Every request in order. A binding is added to a policy, or taken from it, that is read before."""
+    from stoker.deploying.project import Bound, Made
+    from stoker.providers.base import HttpRequest
+
+    shown = []
+    for step in steps:
+        if isinstance(step, Bound):
+            shown.append(
+                HttpRequest(step.put.service, step.put.method, step.put.path, {"bindings": list(step.bindings)})
+            )
+        else:
+            shown.append(step.make if isinstance(step, Made) else step)
+    _print_requests(shown, as_json=as_json)
 
 
 def _region(store: Store, named: str | None, *, offline: bool) -> str:

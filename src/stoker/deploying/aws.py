@@ -73,7 +73,7 @@ def planned(
     key = layout.deployed_package(package.digest)
     environ = {name: value for name, value in store_environ(store.url).items() if name not in _RESERVED}
     plan = Plan(
-        name=record.deployment_name(store.url),
+        name=layout.deployment(store.url),
         store=store.url,
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
@@ -176,7 +176,7 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> N
     Raises StokerError naming what is left.
     """
     clients = Clients()
-    name = record.deployment_name(store.url)
+    name = layout.deployment(store.url)
     # First, so that nobody relies on it any more.
     store.delete([layout.deployed(CLOUD)])
     for other in elsewhere:

@@ -6,7 +6,6 @@ allowed: the governor switches its own clock on, and decides.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,11 +39,6 @@ class Cloud(Protocol):
 
     def wake(self, deployed: Deployed, jobs: tuple[str, ...]) -> None:
         """Have the governor look at these jobs at once. Raises StokerError where it cannot be reached."""
-
-
-def deployment_name(store_url: str) -> str:
-    """What a store's deployment is called, so that two stores of an account never meet."""
-    return f"stoker-{hashlib.sha256(store_url.encode()).hexdigest()[:12]}"
 
 
 def write(store: Store, deployed: Deployed) -> None:

@@ -11,7 +11,6 @@ import shlex
 from typing import Any
 
 from stoker import layout
-from stoker.deploying.record import deployment_name
 from stoker.errors import UserError
 from stoker.finding import SUFFIX_LENGTH
 from stoker.providers.base import Grant, Grants
@@ -116,7 +115,7 @@ def _person(place: _Place, store: str) -> Grant:
         *visits,
         allow("VisitSessions", "ssm:StartSession", sessions),
         *permissions.statements(permissions.CHECK, tag, "Check"),
-        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{deployment_name(store)}"),
+        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{layout.deployment(store)}"),
         allow("Interrupt", _FIS_ACTIONS, "*"),
         pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
     ]

@@ -16,7 +16,19 @@ from stoker.errors import AuthDenied, NotInstalled, ProviderError, Transient
 from stoker.providers.gce import settings
 from stoker.providers.gce.errors import first_line, refused
 
-Service = Literal["compute", "cloudbilling", "logging", "cloudresourcemanager", "iam", "serviceusage", "storage"]
+Service = Literal[
+    "compute",
+    "cloudbilling",
+    "cloudfunctions",
+    "cloudresourcemanager",
+    "cloudscheduler",
+    "iam",
+    "logging",
+    "pubsub",
+    "run",
+    "serviceusage",
+    "storage",
+]
 
 # As gcloud names them, so that one setting moves both.
 _OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"

@@ -19,7 +19,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from stoker import layout
 from stoker.google.metadata import Metadata, MetadataError
+from stoker.google.pubsub import publish
 from stoker.model import NoticeFact
 
 _log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ _POLL_S = 20.0
 # After an error the next question comes at once; while nobody answers, this often.
 _PAUSE_S = 0.5
 _ADDRESS_LIMIT_S = 30.0
+# Most stores have no governor to be woken, which is asked for once, not at every step of an end.
+_UNHEARD_S = 60.0
 # Maintenance is announced hours ahead, often days.
 UPCOMING_POLL_S = 60.0
 
@@ -70,6 +74,7 @@ class GceMachine:
         self._asked_notice = False
         self._shutting_down = False
         self._told: NoticeFact | None = None
+        self._unheard_until_s = 0.0
         self._deadline_s = float("inf")
         for path, take in ((_PREEMPTED, self._take_preempted), (_MAINTENANCE, self._take_maintenance)):
             threading.Thread(target=self._watch, args=(path, take), name=path, daemon=True).start()
@@ -106,7 +111,20 @@ class GceMachine:
         return preferred
 
     def wake_governors(self) -> None:
-        """Nobody is near enough to be woken."""
+        """A message to the topic of the governor that is deployed for the store, if one is. Takes seconds at most."""
+        if time.monotonic() < self._unheard_until_s:
+            return
+        try:
+            self._call_governor()
+        except Exception as error:  # noqa: BLE001 - nobody depends on it: the governor looks by itself, only later
+            self._unheard_until_s = time.monotonic() + _UNHEARD_S
+            _log.info("no governor was woken: %s", error)
+
+    def _call_governor(self) -> None:
+        config = json.loads((self._node_dir / "node.json").read_text("utf-8"))
+        project = (self._metadata.get("project/project-id") or "").strip()
+        topic = f"projects/{project}/topics/{layout.deployment(str(config['store']))}"
+        publish(topic, {"stoker": {"jobs": [config["job"]]}}, self._metadata.token()[0])
 
     def power_off(self) -> None:
         """End this process, from whichever thread: its service deletes the machine. Does not return."""

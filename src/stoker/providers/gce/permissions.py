@@ -63,6 +63,9 @@ GOVERNOR: tuple[Permission, ...] = (
     Permission("compute.disks.list", "disks that were left behind", ("disks.aggregatedList",)),
     Permission("compute.resourcePolicies.list", "placement policies that were left behind", ("resourcePolicies.list",)),
     *_LAUNCHING,
+    Permission("cloudscheduler.jobs.enable", "switch its own clock on, where it is deployed"),
+    Permission("cloudscheduler.jobs.pause", "switch it off again"),
+    Permission("cloudscheduler.jobs.get", "see whether it is so already"),
     Permission("compute.instances.delete", "give machines back", ("instances.delete",)),
     Permission("compute.disks.delete", "remove disks that were left behind", ("disks.delete",)),
     Permission("compute.resourcePolicies.delete", "remove placement policies after use", ("resourcePolicies.delete",)),
@@ -104,7 +107,8 @@ CHECK: tuple[Permission, ...] = (
     Permission("compute.subnetworks.list", "whether the network reaches the region", ("subnetworks.list",)),
     Permission("compute.firewalls.list", "whether nodes reach each other", ("firewalls.list",)),
 )
-PERSON = tuple({each.name: each for each in (*PLAN, *VISIT, *INTERRUPT, *CHECK)}.values())
+WAKE: tuple[Permission, ...] = (Permission("pubsub.topics.publish", "wake a governor that is deployed"),)
+PERSON = tuple({each.name: each for each in (*PLAN, *VISIT, *INTERRUPT, *CHECK, *WAKE)}.values())
 
 # A machine that switches itself off is only stopped, and its disk costs: it deletes itself.
 NODE: tuple[Permission, ...] = (Permission("compute.instances.delete", "delete itself", ("instances.delete",)),)

@@ -53,7 +53,8 @@ class Api:
         self._base = "/" + document["servicePath"]
         self._methods = [
             (about["httpMethod"], _pattern(about.get("flatPath") or about["path"]), about)
-            for about in _methods(document)
+            # Those with a verb behind a colon first: the others would take it for a part of the name.
+            for about in sorted(_methods(document), key=lambda about: ":" not in about["path"].rpartition("/")[2])
         ]
 
     def find(self, verb: str, path: str) -> Method | None:

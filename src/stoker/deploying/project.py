@@ -1,0 +1,269 @@
+"""Everything that a governor on Google Cloud is made of, as requests. Pure: `--dry-run` prints it, `gcp` sends it.
+
+One door: Cloud Scheduler's tick, agents and people publish to one topic of Pub/Sub's, whose only subscription pushes to
+the function. The function runs as an account of its own, and the push as another that may call the function and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker import layout
+from stoker.errors import UserError
+from stoker.governor.serverless.gcp import CLOCK, STORE
+from stoker.providers import registry
+from stoker.providers.base import HttpRequest
+from stoker.providers.gce.client import Service
+from stoker.providers.gce.identity import DEFAULT_ACCOUNT, email
+
+RUNTIME = "python313"
+ENTRY = "wake"
+_MEMORY = "1Gi"
+_TIMEOUT_S = 300
+_MOST_INSTANCES = 5
+# Older than this a message is of no use: ticks have come since. Pub/Sub keeps none for less than ten minutes.
+_KEPT = "600s"
+_PUBLISHER = "roles/pubsub.publisher"
+_INVOKER = "roles/run.invoker"
+# Known once the function is there.
+ADDRESS = "(the function's address)"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the requests are made of."""
+
+    name: str
+    project: str
+    region: str
+    store: str
+    bucket: str
+    object: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def account(self) -> str:
+        """Who the function is."""
+        return email(self.project, self.name)
+
+    @property
+    def pusher(self) -> str:
+        """Who calls it."""
+        return email(self.project, f"{self.name}-push")
+
+    @property
+    def topic(self) -> str:
+        return f"projects/{self.project}/topics/{self.name}"
+
+    @property
+    def place(self) -> str:
+        return f"projects/{self.project}/locations/{self.region}"
+
+    @property
+    def clock(self) -> str:
+        return f"{self.place}/jobs/{self.name}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A thing: how it is made, changed where it is there, looked at and removed. All of it is JSON over HTTP."""
+
+    what: str
+    make: HttpRequest
+    # Where it stands.
+    at: str
+    # How it is changed; None where there is nothing to change.
+    change: HttpRequest | None = None
+    # Making, changing and removing it are operations that take their time.
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Roles of members on something that is there, whoever made it. Others' bindings are left as they are."""
+
+    what: str
+    look: HttpRequest
+    put: HttpRequest
+    bindings: tuple[dict[str, Any], ...]
+    # Some APIs want the policy inside another object.
+    wrapped: bool = True
+    # On a thing that goes with the deployment.
+    own: bool = False
+
+
+def steps(plan: Plan) -> tuple[Made | Bound, ...]:
+    """What is made and bound, in order."""
+    return (
+        _account(plan, plan.name, "The governor of a Stoker store"),
+        _account(plan, f"{plan.name}-push", "Calls the governor of a Stoker store"),
+        *_governing(plan),
+        _topic(plan),
+        _policy_of(
+            "pubsub",
+            "topic",
+            plan.topic,
+            (_binding(_PUBLISHER, email(plan.project, DEFAULT_ACCOUNT)),),
+        ),
+        _function(plan),
+        _policy_of("run", "function", f"{plan.place}/services/{plan.name}", (_binding(_INVOKER, plan.pusher),)),
+        _subscription(plan),
+        _clock(plan),
+    )
+
+
+def _account(plan: Plan, name: str, about: str) -> Made:
+    body = {"accountId": name, "serviceAccount": {"displayName": about, "description": plan.store[:256]}}
+    make = HttpRequest("iam", "POST", f"/v1/projects/{plan.project}/serviceAccounts", body)
+    where = f"/v1/projects/{plan.project}/serviceAccounts/{email(plan.project, name)}"
+    return Made(f"service account {name}", make, where)
+
+
+def _governing(plan: Plan) -> tuple[Bound, ...]:
+    """What `stoker iam gce` describes for a governor, for the function's account."""
+    (grant,) = (each for each in registry.iam("gce").grants(plan.store).grants if each.name == "governor")
+    by_place: dict[str, list[dict[str, Any]]] = {}
+    for each in grant.policy["bindings"]:
+        role = str(each["role"]).replace("$PROJECT", plan.project)
+        by_place.setdefault(str(each["on"]), []).append(_binding(role, plan.account, each.get("condition")))
+    return tuple(_guarded(plan, on, tuple(bindings)) for on, bindings in by_place.items())
+
+
+def _guarded(plan: Plan, on: str, bindings: tuple[dict[str, Any], ...]) -> Bound:
+    if on == "project":
+        path = f"/v1/projects/{plan.project}"
+        asked = {"options": {"requestedPolicyVersion": 3}}
+        look = HttpRequest("cloudresourcemanager", "POST", f"{path}:getIamPolicy", asked)
+        put = HttpRequest("cloudresourcemanager", "POST", f"{path}:setIamPolicy")
+        return Bound(f"project {plan.project}", look, put, bindings)
+    if on.startswith("gs://"):
+        path = f"/storage/v1/b/{on.removeprefix('gs://')}/iam"
+        look = HttpRequest("storage", "GET", f"{path}?optionsRequestedPolicyVersion=3")
+        return Bound(f"bucket {on}", look, HttpRequest("storage", "PUT", path), bindings, wrapped=False)
+    where = f"projects/{plan.project}/serviceAccounts/{email(plan.project, on)}"
+    look = HttpRequest("iam", "POST", f"/v1/{where}:getIamPolicy?options.requestedPolicyVersion=3")
+    return Bound(f"service account {on}", look, HttpRequest("iam", "POST", f"/v1/{where}:setIamPolicy"), bindings)
+
+
+def _policy_of(service: Service, what: str, path: str, bindings: tuple[dict[str, Any], ...]) -> Bound:
+    version = "v2" if service == "run" else "v1"
+    look = HttpRequest(service, "GET", f"/{version}/{path}:getIamPolicy?options.requestedPolicyVersion=3")
+    put = HttpRequest(service, "POST", f"/{version}/{path}:setIamPolicy")
+    return Bound(f"{what} {path.rpartition('/')[2]}", look, put, bindings, own=True)
+
+
+def _binding(role: str, account: str, condition: Mapping[str, str] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": role, "members": [f"serviceAccount:{account}"]}
+    return found | ({"condition": dict(condition)} if condition else {})
+
+
+def _topic(plan: Plan) -> Made:
+    at = f"/v1/{plan.topic}"
+    return Made("topic", HttpRequest("pubsub", "PUT", at, {"labels": {"stoker": "governor"}}), at)
+
+
+def _function(plan: Plan) -> Made:
+    body = {
+        "description": f"The governor of {plan.store}"[:256],
+        "environment": "GEN_2",
+        "labels": {"stoker": "governor"},
+        "buildConfig": {
+            "runtime": RUNTIME,
+            "entryPoint": ENTRY,
+            "source": {"storageSource": {"bucket": plan.bucket, "object": plan.object}},
+        },
+        "serviceConfig": {
+            "serviceAccountEmail": plan.account,
+            "availableMemory": _MEMORY,
+            "availableCpu": "1",
+            "timeoutSeconds": _TIMEOUT_S,
+            # A governor is for one thread; a burst of events waits at the topic.
+            "maxInstanceRequestConcurrency": 1,
+            "maxInstanceCount": _MOST_INSTANCES,
+            "environmentVariables": {
+                **plan.environ,
+                STORE: plan.store,
+                CLOCK: plan.clock,
+                "GOOGLE_CLOUD_PROJECT": plan.project,
+                "STOKER_HOME": "/tmp/stoker",
+            },
+        },
+    }
+    at = f"/v2/{plan.place}/functions/{plan.name}"
+    make = HttpRequest("cloudfunctions", "POST", f"/v2/{plan.place}/functions?functionId={plan.name}", body)
+    change = HttpRequest("cloudfunctions", "PATCH", f"{at}?updateMask=buildConfig,serviceConfig,description", body)
+    return Made("function", make, at, change, slow=True)
+
+
+def _subscription(plan: Plan) -> Made:
+    at = f"/v1/projects/{plan.project}/subscriptions/{plan.name}"
+    body = {
+        "topic": plan.topic,
+        "pushConfig": {
+            "pushEndpoint": ADDRESS,
+            "oidcToken": {"serviceAccountEmail": plan.pusher, "audience": ADDRESS},
+        },
+        "ackDeadlineSeconds": _TIMEOUT_S,
+        "messageRetentionDuration": _KEPT,
+        "retryPolicy": {"minimumBackoff": "10s", "maximumBackoff": "60s"},
+        # Never: a store may rest for months.
+        "expirationPolicy": {},
+        "labels": {"stoker": "governor"},
+    }
+    changed = {key: value for key, value in body.items() if key in ("pushConfig", "ackDeadlineSeconds", "retryPolicy")}
+    change = HttpRequest(
+        "pubsub",
+        "PATCH",
+        at,
+        {
+            "subscription": {"name": at.removeprefix("/v1/"), **changed},
+            "updateMask": "pushConfig,ackDeadlineSeconds,retryPolicy",
+        },
+    )
+    return Made("subscription", HttpRequest("pubsub", "PUT", at, body), at, change)
+
+
+def _clock(plan: Plan) -> Made:
+    """Made running, for Scheduler knows no other way; whoever deploys pauses it at once where no job is active."""
+    data = base64.b64encode(json.dumps({"stoker": {"tick": True}}).encode()).decode()
+    body = {
+        "name": plan.clock,
+        "description": f"Once a minute while {plan.store} has an active job; the governor switches it"[:500],
+        "schedule": "* * * * *",
+        "timeZone": "Etc/UTC",
+        "pubsubTarget": {"topicName": plan.topic, "data": data},
+    }
+    return Made("clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.clock}")
+
+
+def planned(store_url: str, project: str, region: str, digest: str, environ: Mapping[str, str]) -> Plan:
+    """The plan for a store. Raises UserError for one that is not on Cloud Storage."""
+    if not store_url.startswith("gs://"):
+        raise UserError(
+            f"a governor on Google Cloud needs a store there, not {store_url}; give --store gs://BUCKET/PREFIX"
+        )
+    bucket, _, prefix = store_url.removeprefix("gs://").partition("/")
+    key = layout.deployed_package(digest)
+    return Plan(
+        name=layout.deployment(store_url),
+        project=project,
+        region=region,
+        store=store_url,
+        bucket=bucket,
+        object=f"{prefix}/{key}" if prefix else key,
+        environ=environ,
+    )
+
+
+def removals(plan: Plan) -> tuple[HttpRequest | Bound, ...]:
+    """What takes it away again, in order: bindings on what is not ours first, then what is ours."""
+    found = steps(plan)
+    # What is bound to things of ours goes with them.
+    bound = [each for each in found if isinstance(each, Bound) and not each.own]
+    made = [HttpRequest(each.make.service, "DELETE", each.at) for each in reversed(found) if isinstance(each, Made)]
+    return (*bound, *made)

@@ -1,0 +1,261 @@
+"""A governor on Google Cloud: what is deployed, by Google's own discovery documents; the function under Google's own
+framework; and the message of an agent."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.testing.servers import free_port, isolated, pytest_isolated
+
+PROJECT, REGION = "vision-1", "us-central1"
+
+if isolated():
+    from stoker import Job, client, layout
+    from stoker.cli import main
+    from stoker.deploying import gcp, package, project, record
+    from stoker.errors import UserError
+    from stoker.governor.background import call_deployed
+    from stoker.providers.gce.client import Api
+    from stoker.providers.gce.machine import GceMachine
+    from stoker.store import open_store
+    from stoker.testing.gce.discovery import api
+    from stoker.testing.google_functions import GoogleProject, Refused, google_project
+
+    @pytest.fixture
+    def google(gcs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleProject]:
+        with google_project(PROJECT) as made:
+            for name, value in made.env.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
+            monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
+            monkeypatch.setattr(gcp, "_BIND_PAUSE_S", 0.01)
+            yield made
+
+    def stoker(*words: str) -> int:
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert isinstance(left.value.code, int)
+        return left.value.code
+
+    def plan_of(url: str) -> project.Plan:
+        return project.planned(url, PROJECT, REGION, "0" * 64, {})
+
+    def members(made: GoogleProject) -> set[str]:
+        policies = made.policies.values()
+        return {member for each in policies for bound in each["bindings"] for member in bound["members"]}
+
+    # ── Deploying ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_what_is_deployed_is_there_and_what_is_removed_is_gone(
+        google: GoogleProject, gcs_url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = dict(google.things)
+        bucket = f"b/{gcs_url.removeprefix('gs://').partition('/')[0]}"
+        google.policies[bucket] = {
+            "bindings": [{"role": "roles/storage.admin", "members": ["user:jane@example.com"]}],
+            "etag": "0007",
+        }
+        assert stoker("--store", gcs_url, "deploy", "gcp", "--dry-run") == 0
+        said = capsys.readouterr().out
+        assert "cloudscheduler POST" in said and "setIamPolicy" in said
+        assert google.asked == []
+
+        google.unknown_accounts = 2
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0, capsys.readouterr().err
+        plan, store = plan_of(gcs_url), open_store(gcs_url)
+        assert google.things[plan.clock]["state"] == "PAUSED"
+        function = google.things[f"{plan.place}/functions/{plan.name}"]
+        assert function["serviceConfig"]["environmentVariables"]["STOKER_STORE"] == gcs_url
+        pushed = google.things[f"projects/{PROJECT}/subscriptions/{plan.name}"]["pushConfig"]
+        assert pushed["pushEndpoint"] == function["serviceConfig"]["uri"]
+        source = function["buildConfig"]["source"]["storageSource"]
+        assert store.head(source["object"].removeprefix("stoker/test/")) is not None
+        deployed = record.find(store)
+        assert deployed is not None and deployed.door == plan.topic
+        ours = f"serviceAccount:{plan.account}"
+        assert {ours, f"serviceAccount:{plan.pusher}", "user:jane@example.com"} <= members(google)
+
+        # Again changes nothing but what may have changed.
+        counted = [len(each["bindings"]) for each in google.policies.values()]
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        assert [len(each["bindings"]) for each in google.policies.values()] == counted
+
+        assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0, capsys.readouterr().err
+        assert gcp.left_over(Api(), plan) == []
+        operations = {name for name in google.things if "/operations/" in name}
+        assert set(google.things) - operations == set(before)
+        assert members(google) <= {"user:jane@example.com"} and google.policies[bucket]["bindings"]
+        assert record.find(store) is None and not list(store.list(layout.DEPLOYED))
+        assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0, "again does no harm"
+
+    def test_every_request_is_one_that_google_knows(gcs_url: str) -> None:
+        versions = {"cloudfunctions": "v2", "run": "v2"}
+        for step in project.steps(plan_of(gcs_url)):
+            asked = [step.make, step.change] if isinstance(step, project.Made) else [step.look]
+            for each in filter(None, asked):
+                path, _, query = each.path.partition("?")
+                told = dict(pair.split("=") for pair in query.split("&")) if query else {}
+                body = each.body or None
+                found = api(each.service, versions.get(each.service, "v1")).check(each.method, path, told, body)
+                assert found == [], each.path
+
+    def test_without_roles_it_says_how_to_make_them(google: GoogleProject, gcs_url: str) -> None:
+        del google.things[f"projects/{PROJECT}/roles/stokerGovernor"]
+        with pytest.raises(UserError, match="stoker iam gce"):
+            gcp.deploy(open_store(gcs_url), plan_of(gcs_url), package.for_cloud_run(), "me", lambda _line: None)
+        assert not [each for each in google.asked if not each.startswith("GET")]
+
+    def test_what_a_rival_changes_meanwhile_is_kept(google: GoogleProject, gcs_url: str) -> None:
+        google.trouble[f"POST /v1/projects/{PROJECT}:setIamPolicy"] = Refused(409, "ABORTED", "another change")
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+
+    def test_a_persons_command_is_a_message(google: GoogleProject, gcs_url: str) -> None:
+        store = open_store(gcs_url)
+        assert call_deployed(store, ["x-bcdf"]).by is None
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        assert call_deployed(store, ["x-bcdf"]).by is not None
+        assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"jobs": ["x-bcdf"]}})]
+        google.trouble[f"POST /v1/{plan_of(gcs_url).topic}:publish"] = Refused(403, "PERMISSION_DENIED")
+        assert "could not be woken" in str(call_deployed(store, ["x-bcdf"]).problem)
+
+    # ── The agent's message ───────────────────────────────────────────────────────────────────────────────────────────
+
+    class Told:
+        """A machine's metadata, without a server."""
+
+        def get(self, path: str) -> str | None:
+            return PROJECT if path == "project/project-id" else None
+
+        def wait(self, *_: object) -> tuple[str | None, str]:
+            time.sleep(60)
+            return None, ""
+
+        def token(self, fresh: bool = False) -> tuple[str, float]:
+            return "token", 3600.0
+
+    def test_a_machine_wakes_the_governor_of_its_store(google: GoogleProject, gcs_url: str, tmp_path: Path) -> None:
+        (tmp_path / "node.json").write_text(json.dumps({"store": gcs_url, "job": "x-bcdf"}))
+        node = GceMachine(tmp_path, metadata=Told())  # type: ignore[arg-type]
+        # There is none: nothing is said, and it is not asked for again at once.
+        node.wake_governors()
+        asked = len(google.asked)
+        node.wake_governors()
+        assert google.messages == [] and len(google.asked) == asked == 1
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        node = GceMachine(tmp_path, metadata=Told())  # type: ignore[arg-type]
+        node.wake_governors()
+        assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"jobs": ["x-bcdf"]}})]
+
+    def test_a_machine_without_a_way_there_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_PUBSUB", f"http://127.0.0.1:{free_port()}/")
+        (tmp_path / "node.json").write_text(json.dumps({"store": "gs://b", "job": "x-bcdf"}))
+        GceMachine(tmp_path, metadata=Told()).wake_governors()  # type: ignore[arg-type]
+        GceMachine(tmp_path / "nowhere", metadata=Told()).wake_governors()  # type: ignore[arg-type]
+
+    # ── Under Google's own framework ──────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def function(url: str, folder: Path, kind: str) -> Iterator[str]:
+        """The package as Cloud Run starts it; its address."""
+        task = folder / f"task-{kind}"
+        with zipfile.ZipFile(io.BytesIO(package.for_cloud_run().data)) as archive:
+            archive.extractall(task)
+        port = free_port()
+        target = "wake" if kind == "http" else "on_event"
+        command = [sys.executable, "-m", "functions_framework", "--target", target, "--signature-type", kind]
+        command += ["--source", str(task / "main.py"), "--host", "127.0.0.1", "--port", str(port)]
+        env = {**os.environ, "PYTHONPATH": str(task), "STOKER_STORE": url, "STOKER_CLOCK": plan_of(url).clock}
+        env["STOKER_HOME"] = str(folder / "home")
+        with (folder / "function.log").open("wb") as said:
+            process = subprocess.Popen(command, env=env, cwd=task, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            until_s = time.monotonic() + 60
+            while time.monotonic() < until_s:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except urllib.error.HTTPError:
+                    break
+                except OSError:
+                    assert process.poll() is None, (folder / "function.log").read_text()
+                    time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+    def push(address: str, told: object, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        data = base64.b64encode(json.dumps(told).encode()).decode()
+        body = json.dumps({"message": {"data": data, "messageId": "1"}, "subscription": "s"}).encode()
+        return post(address, body, headers)
+
+    def post(address: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(address, body, sent, method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text = answer.read().decode()
+                return answer.status, json.loads(text) if text.startswith("{") else text
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    CLOUD_EVENT = {
+        "ce-id": "1",
+        "ce-specversion": "1.0",
+        "ce-type": "google.cloud.pubsub.topic.v1.messagePublished",
+        "ce-source": "//pubsub.googleapis.com/projects/vision-1/topics/t",
+    }
+
+    def test_the_function_governs_by_messages(
+        google: GoogleProject, gcs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        clock = google.things[plan_of(gcs_url).clock]
+        (tmp_path / "train.py").write_text("")
+        # On a computer that is not the function's: it sees the job and leaves it alone.
+        job = client.submit(Job(name="x", run="true", code=str(tmp_path)), store=gcs_url, detach=False)
+        ((_, told),) = google.messages
+        with function(gcs_url, tmp_path, "http") as address:
+            status, answer = push(address, told)
+            log = (tmp_path / "function.log").read_text()
+            assert (status, answer["jobs"], answer["active"]) == (200, [job], 1), log
+            assert clock["state"] == "ENABLED", log
+            # The same once more, and what is none.
+            assert push(address, told)[0] == 200
+            strange = (b"", b"{", b"[]", b'{"message": {"data": "%"}}', json.dumps({"message": {}}).encode())
+            assert [post(address, each)[0] for each in strange] == [200] * len(strange)
+            assert push(address, {"stoker": {"tick": True}})[1]["active"] == 1
+            assert clock["state"] == "ENABLED"
+            client.stop(job, gcs_url)
+            client.wait(job, gcs_url, timeout=60)
+            assert push(address, {"stoker": {"tick": True}})[1]["active"] == 0
+            assert clock["state"] == "PAUSED"
+        with function(gcs_url, tmp_path, "cloudevent") as address:
+            assert push(address, {"stoker": {"tick": True}}, CLOUD_EVENT)[0] == 200
+            assert push(address, "?", CLOUD_EVENT)[0] == 200
+
+    def test_a_store_that_does_not_answer_is_tried_again(google: GoogleProject, tmp_path: Path) -> None:
+        """Pub/Sub sends a message again for anything but a success."""
+        with function("gs://there-is-no-such-bucket/x", tmp_path, "http") as address:
+            assert push(address, {"stoker": {"tick": True}})[0] == 500
+
+else:
+
+    def test_serverless_in_a_network_of_its_own() -> None:
+        pytest_isolated(__file__)
