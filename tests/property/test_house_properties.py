@@ -16,6 +16,7 @@ from snapshots import MOMENTS, NUMBERS, snapshots
 
 from stoker.core import governance
 from stoker.core.decide import decide_job
+from stoker.core.market import UNKNOWN
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan, Terminate
 from stoker.model import (
@@ -340,6 +341,26 @@ def test_rules_never_break_a_governor_and_their_words_end(found: tuple[JobSnapsh
         if isinstance(action, Append) and isinstance(action.event, Claimed):
             subject = governance.Subject(job.spec, now.date(), job.state.job)
             assert governance.allowed(policy.house, subject, [action.event.offering]), "what is forbidden is not taken"
+
+
+@HOUSE
+@given(seen(), policies(st.sampled_from(["market: {most_reclaims: 0}", "market: {over: 1m}, then: warn"])))
+def test_a_market_of_which_nothing_is_known_breaks_no_rule(found: tuple[JobSnapshot, datetime], policy: Policy) -> None:
+    job, now = replace(found[0], market=UNKNOWN), found[1]
+    assert decide_job(job, policy, now) == decide_job(job, replace(policy, house=DEFAULT.house), now)
+
+
+@HOUSE
+@given(seen(), policies())
+def test_spot_that_is_taken_back_too_often_is_never_claimed(
+    found: tuple[JobSnapshot, datetime], policy: Policy
+) -> None:
+    job, now = found
+    subject = governance.Subject(job.spec, now.date(), job.state.job)
+    for action in without_words(job, policy, now).actions:
+        if isinstance(action, Append) and isinstance(action.event, Claimed):
+            often = governance.taken_too_often(policy.house, subject, [action.event.offering], job.market, now)
+            assert not any(finding.refuses for _, finding in often)
 
 
 @pytest.mark.parametrize("subject", ["stall", "min_gpu_utilization"])

@@ -57,7 +57,7 @@ def test_on_demand_will_do_when_spot_was_waited_for_long_enough(wanted: Spot) ->
     spec = spec_of(wanted, 100.0)
     early = choose(dry(99), spec, 99)
     assert isinstance(early, Dry) and early.until == at(100), "the next look is when the wait is over"
-    assert early.reason.endswith("in 1 s on-demand will do (retry.spot_wait)")
+    assert early.reason.endswith("; on-demand will do after 100 s without a machine (retry.spot_wait)")
     assert choose(dry(100), spec, 100) == Chosen(ON_DEMAND, "on-demand: no spot in 100 s (retry.spot_wait)")
     assert choose(make_state(), spec, 100) == Chosen(SPOT_A, "spot first"), "spot is still rather had"
 
@@ -134,7 +134,7 @@ def decided(state: JobState, spec: Spec, by: Policy, now_s: float) -> tuple[list
 def test_the_house_ends_the_wait_and_is_named() -> None:
     by = policy("max_wait: 100s, then: on-demand")
     events, waiting = decided(dry(99), make_spec(spot="only"), by, 99)
-    assert events == [] and waiting.endswith("in 1 s on-demand will do (policy max-wait)")
+    assert events == [] and waiting.endswith("; on-demand will do after 100 s without a machine (policy max-wait)")
     ((event, reason),), _ = decided(dry(100), make_spec(spot="only"), by, 100)
     assert isinstance(event, Claimed) and event.offering == ON_DEMAND
     assert reason.endswith("on-demand: no spot in 100 s (policy max-wait)")

@@ -113,7 +113,9 @@ def place(
     if isinstance(found, Impossible) and isinstance(_place(job, offerings, policy, now, shunned), Impossible):
         return found  # What comes after the wait will not do either.
     until = now + timedelta(seconds=min(left_s, _FARTHEST_S))
-    reason = f"{found.reason}; in {left_s:.0f} s on-demand will do ({bound})"
+    # No countdown: what a job waits for is written down again whenever it changes.
+    wait_s = spot.alone_s(job.spec)
+    reason = f"{found.reason}; on-demand will do after {wait_s:g} s without a machine ({bound})"
     return Dry(min(found.until, until) if isinstance(found, Dry) else until, reason)
 
 
