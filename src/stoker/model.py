@@ -102,9 +102,15 @@ class Offering:
     gpus: int = 0
 
     @property
+    def names(self) -> tuple[str, str, str, str]:
+        """Provider, machine, where, and kind. Where is its region if the provider chooses the zone."""
+        where = self.zone or self.region or "any"
+        return self.provider, self.machine, where, "spot" if self.spot else "on-demand"
+
+    @property
     def key(self) -> str:
         """The same for the same thing whatever its price: what is remembered when it is dry."""
-        return f"{self.provider}/{self.machine}/{self.zone}/{'spot' if self.spot else 'on-demand'}"
+        return "/".join(self.names)
 
     @property
     def title(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker import layout
 from stoker.cli.offers import listing
 from stoker.core import governance, market
 from stoker.core.decide import decide_job
@@ -85,6 +86,14 @@ def test_names_may_be_any_text(names: list[str]) -> None:
     assert key is not None and can_be_key(key)
     found = market.parse(key)
     assert found is not None and (found.offering, found.fate) == (offering.key, "dry")
+
+
+def test_where_a_cloud_chooses_the_zone_its_region_is_the_place() -> None:
+    one, other = (Offering("cloud", "m", "", spot=True, region=region) for region in ("here", "there"))
+    assert one.key == "cloud/m/here/spot" and can_be_key(layout.dry(one.key))
+    assert can_be_key(layout.dry(replace(one, region=None).key))
+    found = of(seen(one, "reclaimed", 2))
+    assert (found.lately(one, NOW).reclaims, found.lately(other, NOW).reclaims) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,7 @@ def key_of(job: str, claim: Claim) -> str | None:
         told = f"{at.minute // 10}0.dry"
     else:
         return None
-    offering = claim.offering
-    names = (offering.provider, offering.machine, offering.zone, "spot" if offering.spot else "on-demand")
-    return layout.sighting(at, names, told)
+    return layout.sighting(at, claim.offering.names, told)
 
 
 def parse(key: str) -> Sighting | None:
