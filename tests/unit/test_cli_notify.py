@@ -15,7 +15,6 @@ from stoker.cli import cli
 from stoker.core.outbox import begun, failed, noted
 from stoker.core.telling import Told
 from stoker.governor.mailbox import Mailbox
-from stoker.log import new_token
 from stoker.notify import address, chat
 from stoker.store import Store, open_store
 from stoker.testing.webhooks import webhook
@@ -106,7 +105,7 @@ def test_a_plan_shows_no_key(store: Store, tmp_path: Path, installed: bool, monk
 def test_ps_tells_what_nobody_is_told(store: Store) -> None:
     now = datetime.now(timezone.utc)
     event = Told("failed", "gpt-1", now, "it broke", seq=3)
-    mailbox = Mailbox(store, new_token)
+    mailbox = Mailbox(store)
 
     def broken(box: object) -> object:
         from stoker.core.outbox import Outbox

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_jobs import append, finished, started, submit
 
-from stoker import layout, log
-from stoker.core.outbox import GIVE_UP, SENDING
+from stoker import codec, layout, log
+from stoker.core.outbox import GIVE_UP, SENDING, Outbox
 from stoker.core.telling import Letter
 from stoker.governor.telling import News, Send, Teller
 from stoker.index import read_submission
@@ -404,6 +404,45 @@ def test_an_answer_that_could_not_be_written_is_written_later() -> None:
     mine.faults = None
     one_pass(teller, world.store, at(1))
     assert len(world.letters) == 1 and not teller.pending
+
+
+def test_who_was_slow_does_not_speak_for_who_took_over() -> None:
+    """Its message was given up on, and is being sent by another: only that one says what has become of it."""
+    world, gate = World(), threading.Event()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+
+    def slowly(_to: str) -> Send:
+        def send(_letter: Letter) -> None:
+            gate.wait(30)
+
+        return send
+
+    slow, other = Teller(world.store, "slow", open_=slowly), Teller(world.store, "other", open_=slowly)
+    for teller, now in ((slow, at(0)), (other, at(0) + SENDING)):
+        teller.begin(ONE)
+        teller.note(news(world.store), now)
+        teller.send(lambda now=now: now, patience_s=0.2)  # type: ignore[misc]
+    gate.set()
+    slow.finish(lambda: at(0) + SENDING)
+    (key,) = {meta.key.rpartition("/")[0] for meta in world.store.list(layout.TOLD)}
+    newest = max(meta.key for meta in world.store.list(f"{key}/"))
+    kept = world.store.get(newest)
+    assert kept is not None
+    box = codec.loads(Outbox, kept.data)
+    assert box.sending is not None and box.sending.by == "other"
+    other.finish(lambda: at(0) + SENDING)
+    assert not other.pending
+
+
+def test_a_reply_that_is_lost_is_found_again() -> None:
+    world = World()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+    mine = world.store.client(lambda operation, _key: Fault(after=True) if operation == "create" else None)
+    teller = world.teller(mine)
+    one_pass(teller, world.store, world.now())
+    assert world.told() == [("started", "a")] and not teller.pending
 
 
 def test_old_states_are_removed_and_channels_that_nobody_names_too() -> None:

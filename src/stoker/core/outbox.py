@@ -70,8 +70,6 @@ class Outbox:
     # What was given up, and when that last happened.
     lost: int = 0
     lost_at: datetime | None = None
-    # Tells my write from a rival's when a reply is lost.
-    token: str = ""
 
     @property
     def pending(self) -> bool:

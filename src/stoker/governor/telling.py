@@ -111,7 +111,7 @@ class Teller:
         self._by = by
         self._token = token
         self._open = open_ or _open
-        self._mailbox = Mailbox(store, token)
+        self._mailbox = Mailbox(store)
         self._fresh = False
         self._house = House()
         self._named: dict[str, _Named] = {}
@@ -375,7 +375,7 @@ def trouble(box: Outbox, now: datetime) -> str:
 
 def troubles(store: Store, now: datetime) -> dict[str, str]:
     """What is wrong with the channels of a store, by their names. Raises StoreError."""
-    mailbox = Mailbox(store, new_token)
+    mailbox = Mailbox(store)
     mailbox.refresh()
     return {box.name: told for box in mailbox.all().values() if (told := trouble(box, now))}
 
