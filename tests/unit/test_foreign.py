@@ -10,10 +10,14 @@ from foreign_world import HOUR_S, HOUSE, REGION, World, asked
 
 from stoker import layout
 from stoker.core.family import Cloned, Cloning, FamilyRecord, GaveUp, Over, Seen, Stopping, Told
+from stoker.core.telling import Letter, line
+from stoker.core.telling import Told as News
 from stoker.errors import AuthDenied, Transient
 from stoker.governor import families, foreign_index
 from stoker.governor.foreign import ForeignGovernor
+from stoker.governor.telling import Teller
 from stoker.providers.pricing import Price
+from stoker.store import Store
 
 INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
 CAPACITY = "CapacityError: Unable to provision requested ML compute capacity."
@@ -737,6 +741,68 @@ def test_lists_tell_whose_they_are_and_how_they_do() -> None:
     assert found["bert"].phase == "stopping" and found["bert"].provider == "sagemaker"
     assert found["bert"].reason == "SageMaker us-east-1, jane: asked to stop: policy:max-nodes"
     assert found["bert"].attempts[0].machine == "ml.g5.12xlarge" and found["bert"].nodes == 2
+
+
+class Letters(Teller):
+    """Tells a list."""
+
+    def __init__(self, store: Store) -> None:
+        self.letters: list[Letter] = []
+        super().__init__(store, "one", open_=lambda _to: self.letters.append)
+
+
+def test_people_are_told_once_though_governors_are_many() -> None:
+    house = f"{HOUSE}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
+    world = World("- stall: {window: 5m}\n- max_nodes: 1\n  then: warn", house)
+    tellers = [Letters(world.store) for _ in range(2)]
+    governors = [
+        ForeignGovernor(world.store, lambda _region: world.account, now=world.account.clock.now, teller=teller)
+        for teller in tellers
+    ]
+
+    def look(name: str = "bert") -> None:
+        for governor in (*governors, *governors):
+            assert governor.wake(REGION, name).problems == {}
+        governors[0].tick()
+
+    world.account.start(training_s=60)
+    look()
+    world.account.clock.move(3 * HOUR_S)
+    world.account.measure("bert", 0)
+    world.account.line_at = world.account.clock.now() - timedelta(hours=1)
+    world.account.ring()
+    look()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    look()
+    (clone,) = world.clones
+    look(clone)
+    world.account.jobs.advance(world.account.job(clone), "Completed")
+    look(clone)
+    # Their order is that of the family's log.
+    found = sorted((told for teller in tellers for letter in teller.letters for told in letter.events), key=_seq)
+    assert [(told.kind, told.thing) for told in found] == [
+        ("started", "bert"),
+        ("rule", "bert"),
+        ("stalled", "bert"),
+        ("stopped", "bert"),
+        ("resumed", clone),
+        ("rule", clone),
+        ("finished", clone),
+    ]
+    assert all(told.tags["team"] == "nlp" and told.job == "bert" for told in found)
+    assert line(found[2]).startswith("bert stands still: policy stall: no line of the log")
+    assert "2 × ml.g5.12xlarge spot on SageMaker, of bert" in line(found[-1])
+
+
+def _seq(told: News) -> int:
+    return told.seq
+
+
+def test_a_channel_that_fails_harms_nothing() -> None:
+    world = World("- max_nodes: 1", f"{HOUSE}notify: [{{to: 'https://127.0.0.1:9/hook'}}]\n")
+    world.account.start()
+    looked = world.governor.wake(REGION, "bert")
+    assert world.account.job().status == "Stopping" and "bert" not in looked.problems
 
 
 def test_over_is_told_once() -> None:

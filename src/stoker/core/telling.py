@@ -83,7 +83,7 @@ def tell(entry: Entry, state: JobState, spec: Spec, house: House) -> Told | None
 
 def orphan(job: str, thing: str, reason: str, at: datetime) -> Told:
     """Something that no job owned was removed."""
-    return Told(kind="orphan", job=job, at=at, reason=_short(reason), thing=thing)
+    return Told(kind="orphan", job=job, at=at, reason=shortened(reason), thing=thing)
 
 
 def leftover_name(thing: Leftover) -> str:
@@ -130,7 +130,7 @@ def _told(
         kind=kind,
         job=state.job,
         at=entry.at,
-        reason=_short(reason),
+        reason=shortened(reason),
         seq=entry.seq,
         name=spec.name,
         tags=dict(spec.tags),
@@ -147,7 +147,8 @@ def _where(offering: Offering, nodes: int) -> str:
     return f"{nodes} × {offering.title}" if nodes > 1 else offering.title
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """One line of a letter."""
     flat = " ".join(text.split())
     return flat if len(flat) <= _MOST_REASON else f"{flat[: _MOST_REASON - 1]}…"
 
@@ -224,7 +225,7 @@ def line(told: Told) -> str:
     if told.reason:
         text += f": {told.reason}"
     beside = [told.where] if told.where else []
-    if told.thing:
+    if told.thing and told.thing != told.job:
         beside.append(f"of {told.job}")
     if told.cost:
         beside.append(f"${told.cost:.2f} so far")

@@ -27,11 +27,13 @@ from stoker.errors import ProviderError, SpecError, StokerError, StoreUnavailabl
 from stoker.governor import families, foreign_index
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign_account import Described, ForeignAccount, Listed
+from stoker.governor.foreign_account import Described, ForeignAccount
 from stoker.governor.foreign_apply import ForeignApplier
 from stoker.governor.foreign_index import Row
+from stoker.governor.foreign_telling import ForeignTeller
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import STUMBLES, Memory, active_jobs
+from stoker.governor.telling import Teller
 from stoker.log import new_token
 from stoker.model import Known, Observed, Unknown
 from stoker.providers.ec2.client import Clients
@@ -97,6 +99,7 @@ class ForeignGovernor:
         topic: str | None = None,
         name: str | None = None,
         now: Callable[[], datetime] | None = None,
+        teller: Teller | None = None,
         token: Callable[[], str] = new_token,
     ) -> None:
         clients = Clients()
@@ -109,6 +112,7 @@ class ForeignGovernor:
         self._token = token
         self._house = HouseReader(store, DEFAULT)
         self._now = now
+        self._teller = ForeignTeller(store, self.name, teller)
         self._since: dict[tuple[int, str], datetime | None] = {}
 
     def wake(self, region: str, name: str) -> Looked:
@@ -119,9 +123,13 @@ class ForeignGovernor:
         house = self._rules(looked)
         if house is None or house.sagemaker is None or region not in house.sagemaker.regions:
             return looked
-        row = self._look(looked, house, region, name, self._clock(), None)
+        clock = self._clock()
+        row = self._look(looked, house, region, name, clock(), None)
         if row is not None:
             rows = foreign_index.read(self.store, region).rows
+            self._teller.gather(house, row, rows.get(name))
+            # Before it is written how far it was told.
+            looked.problems |= self._teller.send(house, clock)
             foreign_index.write(self.store, region, {**rows, name: row})
         return looked
 
@@ -130,9 +138,9 @@ class ForeignGovernor:
         looked = Looked()
         house = self._rules(looked)
         if house is not None and house.sagemaker is not None:
-            now = self._clock()
+            clock = self._clock()
             for region in house.sagemaker.regions:
-                self._tick(looked, house, region, now)
+                self._tick(looked, house, region, clock)
         return looked
 
     def sweep(self, *, dry: bool = False) -> Swept:
@@ -158,7 +166,8 @@ class ForeignGovernor:
 
     # ── One region ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _tick(self, looked: Looked, house: House, region: str, now: datetime) -> None:
+    def _tick(self, looked: Looked, house: House, region: str, clock: Callable[[], datetime]) -> None:
+        now = clock()
         try:
             account = self._at(region)
             running = account.in_progress()
@@ -171,7 +180,11 @@ class ForeignGovernor:
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(foreign_index.read(self.store, region).rows)
         ringing = {_job_of(alarm) for alarm in alarms if alarm.ringing}
-        due = [name for name, each in listed.items() if name in ringing or _is_due(rows.get(name), each, house, now)]
+        due = [
+            name
+            for name, each in listed.items()
+            if name in ringing or foreign_index.is_due(rows.get(name), each, house, now)
+        ]
         # What is listed nowhere may be over for long, or gone: its alarms are not.
         due += sorted({_job_of(alarm) for alarm in alarms} - set(listed))
         changed: dict[str, Row] = {}
@@ -179,8 +192,10 @@ class ForeignGovernor:
             if _NAME.fullmatch(name) is not None:
                 row = self._look(looked, house, region, name, now, alarms)
                 if row is not None:
+                    self._teller.gather(house, row, rows.get(name))
                     changed[name] = row
         rows |= changed
+        looked.problems |= self._teller.send(house, clock)
         if changed:
             foreign_index.write(self.store, region, rows)
         looked.active += sum(1 for name in listed if name not in rows or not rows[name].settled)
@@ -201,10 +216,10 @@ class ForeignGovernor:
                     return None
                 sight = self._sight(house, account, found, now, listed, applier.made)
                 if _is_own(found):
-                    return replace(_row(sight, ForeignPlan(settled=True), house, now), own=True)
+                    return replace(foreign_index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
                 plan = obeying.decide(sight, house, now)
                 if not plan.actions:
-                    return _row(sight, plan, house, now)
+                    return foreign_index.row_of(sight, plan, house, now)
                 # Where a rival wrote something meanwhile, it is decided anew all the same.
                 applier.apply(plan, sight, found)
                 listed = None
@@ -311,8 +326,9 @@ class ForeignGovernor:
             self._since[key] = found
         return self._since[key]
 
-    def _clock(self) -> datetime:
-        return self._now() if self._now is not None else read_clock(self.store, self.name, time.monotonic).now()
+    def _clock(self) -> Callable[[], datetime]:
+        """The store's, asked for once."""
+        return self._now if self._now is not None else read_clock(self.store, self.name, time.monotonic).now
 
     def _at(self, region: str) -> ForeignAccount:
         if region not in self._accounts:
@@ -338,15 +354,6 @@ def _is_own(found: Described) -> bool:
     return any(tag.get("Key") in (tags.JOB, tags.STORE) for tag in found.tags)
 
 
-def _is_due(row: Row | None, listed: Listed, house: House, now: datetime) -> bool:
-    """Whether it may have changed, or time alone may have brought it to a bound."""
-    if row is None or row.policy != house.digest:
-        return True
-    if (row.status, row.secondary, row.modified_at) != (listed.status, listed.secondary, listed.modified_at):
-        return True
-    return not row.settled and (row.look_at is None or now >= row.look_at)
-
-
 def _gpus(job: TrainingJob) -> int | None:
     """GPUs of each host that can be read. Nobody knows which host has what where there are several types."""
     machine = catalog.table().get(job.machines[0]) if len(job.machines) == 1 else None
@@ -364,31 +371,3 @@ def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]
         return Known(ask())
     except ProviderError as error:
         return Unknown(str(error))
-
-
-def _row(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
-    job = sight.job
-    return Row(
-        name=job.name,
-        region=job.region,
-        origin=sight.family.origin,
-        status=job.status,
-        secondary=job.secondary,
-        created_at=job.created_at or now,
-        looked_at=now,
-        modified_at=job.modified_at,
-        ended_at=job.ended_at,
-        machine=", ".join(job.machines),
-        nodes=job.nodes,
-        spot=job.spot,
-        role=job.role,
-        tags=dict(job.tags),
-        trained_s=job.trained_s(now),
-        cost=obeying.cost_of(sight, now),
-        interruptions=job.interruptions,
-        clones=len(sight.family.clones),
-        note=plan.note,
-        settled=plan.settled,
-        policy=house.digest,
-        look_at=None if plan.settled else now + timedelta(seconds=plan.look_in_s),
-    )

@@ -6,11 +6,15 @@ Derived: a writer that overwrites another's loses nothing that the next tick doe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from stoker import codec, layout
+from stoker.core.foreign import ForeignPlan, Sight
+from stoker.core.obeying import cost_of
 from stoker.errors import CodecError
+from stoker.governor.foreign_account import Listed
 from stoker.model import Phase
+from stoker.rules import House
 from stoker.store import Store
 from stoker.summary import AttemptSummary, Summary
 
@@ -48,7 +52,8 @@ class Row:
     # Dollars until it was looked at; None is unknown.
     cost: float | None = None
     interruptions: int = 0
-    # How many clones its family has had by then.
+    # Where the log of its family ended, and how many clones that had.
+    seq: int = 0
     clones: int = 0
     note: str = ""
     # It is over, and by this policy nothing will be done about it any more.
@@ -131,4 +136,43 @@ def summary(row: Row) -> Summary:
         tags=row.tags,
         origin=None if row.origin == row.name else row.origin,
         heard_at=None if row.ended_at else row.looked_at,
+    )
+
+
+def is_due(row: Row | None, listed: Listed, house: House, now: datetime) -> bool:
+    """Whether it may have changed, or time alone may have brought it to a bound."""
+    if row is None or row.policy != house.digest:
+        return True
+    if (row.status, row.secondary, row.modified_at) != (listed.status, listed.secondary, listed.modified_at):
+        return True
+    return not row.settled and (row.look_at is None or now >= row.look_at)
+
+
+def row_of(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
+    """What lists tell of a job that was just looked at."""
+    job = sight.job
+    return Row(
+        name=job.name,
+        region=job.region,
+        origin=sight.family.origin,
+        status=job.status,
+        secondary=job.secondary,
+        created_at=job.created_at or now,
+        looked_at=now,
+        modified_at=job.modified_at,
+        ended_at=job.ended_at,
+        machine=", ".join(job.machines),
+        nodes=job.nodes,
+        spot=job.spot,
+        role=job.role,
+        tags=dict(job.tags),
+        trained_s=job.trained_s(now),
+        cost=cost_of(sight, now),
+        interruptions=job.interruptions,
+        seq=sight.family.seq,
+        clones=len(sight.family.clones),
+        note=plan.note,
+        settled=plan.settled,
+        policy=house.digest,
+        look_at=None if plan.settled else now + timedelta(seconds=plan.look_in_s),
     )

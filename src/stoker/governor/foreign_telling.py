@@ -1,0 +1,51 @@
+"""Tell people what happens to training jobs of others. Nothing that fails here harms anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from stoker.core import foreign_news
+from stoker.core.foreign_news import Whose
+from stoker.core.telling import Told
+from stoker.errors import StokerError
+from stoker.governor import families
+from stoker.governor.foreign_index import Row
+from stoker.governor.telling import Teller
+from stoker.rules import House
+from stoker.store import Store
+
+
+class ForeignTeller:
+    """Notes what the log of a family tells, and sends it. Noting it again, or by another governor, tells it once."""
+
+    def __init__(self, store: Store, by: str, teller: Teller | None = None) -> None:
+        self._store = store
+        self._teller = teller or Teller(store, by)
+        self._news: list[Told] = []
+
+    def gather(self, house: House, row: Row, before: Row | None) -> None:
+        """What was written since the job was last looked at. Raises StoreError."""
+        after = before.seq if before is not None and before.origin == row.origin else 0
+        if not house.notify or row.seq <= after or row.own:
+            return
+        where = f"{row.nodes} × {row.machine}" if row.nodes > 1 else row.machine
+        whose = Whose(row.origin, row.region, f"{where}{' spot' if row.spot else ''} on SageMaker", row.tags)
+        for entry in families.entries(self._store, row.region, row.origin, after + 1):
+            told = foreign_news.tell(entry, whose, house)
+            if told is not None:
+                self._news.append(told)
+
+    def send(self, house: House, now: Callable[[], datetime]) -> dict[str, str]:
+        """Send what was gathered, and what waits. Answers what went wrong."""
+        if not house.notify:
+            return {}
+        news, self._news = self._news, []
+        try:
+            self._teller.begin(house)
+            self._teller.note({}, now(), more=news)
+            return self._teller.send(now)
+        except StokerError as error:
+            return {"notify": str(error)}
+        except Exception as error:  # noqa: BLE001 - a side-channel: no bug in it may end a look
+            return {"notify": f"{type(error).__name__}: {error}"}
