@@ -15,6 +15,7 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ if isolated():
 
     def test_every_request_is_one_that_google_knows(gcs_url: str) -> None:
         versions = {"cloudfunctions": "v2", "run": "v2"}
-        for step in project.steps(plan_of(gcs_url)):
+        plan = replace(plan_of(gcs_url), notify=("gcp-sm:chat",))
+        assert any("secrets/chat" in each.put.path for each in project.steps(plan) if isinstance(each, project.Bound))
+        for step in project.steps(plan):
             asked = [step.make, step.change] if isinstance(step, project.Made) else [step.look]
             for each in filter(None, asked):
                 path, _, query = each.path.partition("?")

@@ -80,6 +80,8 @@ def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
     governor, itself = (each["PolicyDocument"]["Statement"] for each in role["Policies"])
     granted = [grant for grant in registry.iam("ec2").grants("s3://bucket/team").grants if grant.name == "governor"]
     assert all(each in governor for each in granted[0].policy["Statement"])
+    sids = [each["Sid"] for each in (*governor, *itself)]
+    assert len(set(sids)) == len(sids)
     actions = {action for each in itself for action in each["Action"]}
     assert actions == {"logs:CreateLogStream", "logs:PutLogEvents", "events:EnableRule", "events:DisableRule"}
     assert all("*" not in json.dumps(each["Resource"]) for each in itself)

@@ -16,6 +16,9 @@ from stoker.governor.observe import active_jobs
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.schedule import Switch
 from stoker.governor.serverless.waker import Waker
+from stoker.providers import registry
+from stoker.providers.base import Recognises
+from stoker.providers.sagemaker import names
 from stoker.store import Store, open_store
 
 
@@ -193,6 +196,24 @@ def test_other_peoples_training_jobs_are_passed_on(world: World, monkeypatch: py
     monkeypatch.setattr(foreign.ForeignGovernor, "wake", wake)
     done = world.waker.handle([TrainingWake("theirs", "us-east-1"), TrainingWake("theirs", "us-east-1")])
     assert woken == [("us-east-1", "theirs")] and done.actions == ["stopped it"]
+
+
+def test_a_training_job_of_ours_is_one_of_our_machines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, instance = world.training()
+    monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: pytest.fail("it is not others'"))
+    world.cloud.end(instance)
+    assert world.waker.handle([TrainingWake(instance, "us-east-1")]).jobs == [job]
+    assert attempts(world, job) == 2
+
+
+def test_whose_a_training_job_is_stands_in_its_name() -> None:
+    store = "s3://bucket/team"
+    provider = registry.connect("sagemaker", registry.Context(store))
+    assert isinstance(provider, Recognises)
+    training = names.training_job(store, "x-bcdf", 2, 1)
+    assert provider.job_of(training) == provider.job_of(names.host(training, 0)) == "x-bcdf"
+    assert provider.job_of(names.training_job("s3://another", "x-bcdf", 2, 1)) is None
+    assert provider.job_of("somebody-elses-2026") is None
 
 
 def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,12 @@ def command() -> None:
 
 def _common(function: Any) -> Any:
     for option in (
+        click.option(
+            "--notify",
+            metavar="TO",
+            multiple=True,
+            help="Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME.",
+        ),
         click.option("--dry-run", is_flag=True, help="Print everything that would be made or removed; ask nobody."),
         click.option("--remove", is_flag=True, help="Remove it with all that belongs to it."),
         yes_option,
@@ -39,12 +45,6 @@ def _common(function: Any) -> Any:
     metavar="REGION",
     multiple=True,
     help="Another region in which jobs have machines, whose events are passed on.",
-)
-@click.option(
-    "--notify",
-    metavar="TO",
-    multiple=True,
-    help="Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME.",
 )
 @click.option(
     "--sagemaker", is_flag=True, help="Let it stop, clone and watch training jobs that others started on SageMaker."
@@ -101,21 +101,31 @@ def aws(
 @click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
 @click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
 @_common
-def gcp(region: str | None, project: str | None, dry_run: bool, remove: bool, yes: bool, as_json: bool) -> None:
+def gcp(
+    region: str | None,
+    project: str | None,
+    notify: tuple[str, ...],
+    dry_run: bool,
+    remove: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Deploy the governor to Google Cloud: a Cloud Run function, a topic for its messages, and its clock."""
     from stoker.cli.printing import say
     from stoker.deploying import gcp as deploying
     from stoker.deploying import package, record
     from stoker.deploying import project as planning
+    from stoker.notify import checking
     from stoker.submitting import submitter
     from stoker.surroundings import store_environ
 
     store = opened_store()
+    checking.check_written(notify, "--notify")
     there = None if dry_run or not store.url.startswith("gs://") else record.read(store, deploying.CLOUD)
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))
     built = package.for_cloud_run()
-    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url))
+    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), notify)
     if remove:
         if dry_run:
             _print_steps(planning.removals(plan), as_json=as_json)

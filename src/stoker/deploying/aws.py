@@ -88,14 +88,23 @@ def planned(
 
 def _statements(store_url: str, notify: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """What the governor's policies of every provider with such a store allow, each statement once."""
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     for name in registry.names():
         schemes = registry.capabilities(name).stores
-        if schemes and "s3" in schemes:
-            grants = registry.iam(name).grants(store_url, notify=notify).grants
-            policies = [grant.policy["Statement"] for grant in grants if grant.name == "governor"]
-            found += [each for statements in policies for each in statements]
-    return tuple({json.dumps(each, sort_keys=True): each for each in found}.values())
+        if not schemes or "s3" not in schemes:
+            continue
+        for grant in registry.iam(name).grants(store_url, notify=notify).grants:
+            for each in grant.policy["Statement"] if grant.name == "governor" else ():
+                told = {key: value for key, value in each.items() if key != "Sid"}
+                found.setdefault(json.dumps(told, sort_keys=True), each)
+    # Two providers may call different things by one name.
+    told_apart: dict[str, dict[str, Any]] = {}
+    for each in found.values():
+        sid, number = str(each["Sid"]), 2
+        while sid in told_apart:
+            sid, number = f"{each['Sid']}{number}", number + 1
+        told_apart[sid] = {**each, "Sid": sid}
+    return tuple(told_apart.values())
 
 
 def requests(deployment: Deployment, package: Package) -> Iterator[Request]:

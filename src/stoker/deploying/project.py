@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker import layout
@@ -45,6 +45,8 @@ class Plan:
     bucket: str
     object: str
     environ: Mapping[str, str] = field(default_factory=dict)
+    # Where it tells, as for `stoker iam`.
+    notify: tuple[str, ...] = ()
 
     @property
     def account(self) -> str:
@@ -126,7 +128,9 @@ def _account(plan: Plan, name: str, about: str) -> Made:
 
 def _governing(plan: Plan) -> tuple[Bound, ...]:
     """What `stoker iam gce` describes for a governor, for the function's account."""
-    (grant,) = (each for each in registry.iam("gce").grants(plan.store).grants if each.name == "governor")
+    (grant,) = (
+        each for each in registry.iam("gce").grants(plan.store, notify=plan.notify).grants if each.name == "governor"
+    )
     by_place: dict[str, list[dict[str, Any]]] = {}
     for each in grant.policy["bindings"]:
         role = str(each["role"]).replace("$PROJECT", plan.project)
@@ -145,6 +149,9 @@ def _guarded(plan: Plan, on: str, bindings: tuple[dict[str, Any], ...]) -> Bound
         path = f"/storage/v1/b/{on.removeprefix('gs://')}/iam"
         look = HttpRequest("storage", "GET", f"{path}?optionsRequestedPolicyVersion=3")
         return Bound(f"bucket {on}", look, HttpRequest("storage", "PUT", path), bindings, wrapped=False)
+    if "secrets/" in on:
+        secret = on if on.startswith("projects/") else f"projects/{plan.project}/{on}"
+        return replace(_policy_of("secretmanager", "secret", secret, bindings), own=False)
     where = f"projects/{plan.project}/serviceAccounts/{email(plan.project, on)}"
     look = HttpRequest("iam", "POST", f"/v1/{where}:getIamPolicy?options.requestedPolicyVersion=3")
     return Bound(f"service account {on}", look, HttpRequest("iam", "POST", f"/v1/{where}:setIamPolicy"), bindings)
@@ -241,7 +248,14 @@ def _clock(plan: Plan) -> Made:
     return Made("clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.clock}")
 
 
-def planned(store_url: str, project: str, region: str, digest: str, environ: Mapping[str, str]) -> Plan:
+def planned(
+    store_url: str,
+    project: str,
+    region: str,
+    digest: str,
+    environ: Mapping[str, str],
+    notify: tuple[str, ...] = (),
+) -> Plan:
     """The plan for a store. Raises UserError for one that is not on Cloud Storage."""
     if not store_url.startswith("gs://"):
         raise UserError(
@@ -257,6 +271,7 @@ def planned(store_url: str, project: str, region: str, digest: str, environ: Map
         bucket=bucket,
         object=f"{prefix}/{key}" if prefix else key,
         environ=environ,
+        notify=notify,
     )
 
 

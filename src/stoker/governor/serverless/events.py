@@ -56,10 +56,11 @@ class MachineWake:
 
 @dataclass(frozen=True)
 class TrainingWake:
-    """A SageMaker training job went on to another state, or an alarm about it did."""
+    """A SageMaker training job went on to another state, or an alarm about it did: a job's of ours, or others'."""
 
     name: str
     region: str
+    provider: str = "sagemaker"
 
 
 @dataclass(frozen=True)

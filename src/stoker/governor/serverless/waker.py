@@ -70,37 +70,41 @@ class Waker:
             self._tick(done)
         elif jobs:
             self._look(jobs, new=any(isinstance(each, JobWake) for each in events), done=done)
-        for each in events:
-            if isinstance(each, TrainingWake):
-                looked = self.foreign.wake(each)
-                self._take(looked, done)
-                if looked.active:
-                    self._attempt(done, "schedule", self.switch.wanted)
         return done
 
     def _jobs(self, events: list[Woken], done: Done) -> set[str]:
         """The jobs that these events are about, once their agents have said what they know."""
         jobs = {each.job for each in events if isinstance(each, JobWake)}
         for each in events:
-            if not isinstance(each, MachineWake):
-                continue
-            job = self._job_of(each, done)
-            if job is not None:
+            if isinstance(each, MachineWake):
+                job = self._job_of(each.provider, each.instance, each.region, done)
+                if job is None:
+                    done.ignored.append(f"{each.instance} is no machine of this store")
+                    continue
                 jobs.add(job)
                 if each.warned:
                     self._listen(job, each.instance)
+            elif isinstance(each, TrainingWake):
+                job = self._job_of(each.provider, each.name, each.region, done)
+                if job is None:
+                    self._look_at_others(each, done)
+                else:
+                    jobs.add(job)
         return jobs
 
-    def _job_of(self, wake: MachineWake, done: Done) -> str | None:
+    def _job_of(self, name: str, instance: str, region: str, done: Done) -> str | None:
         try:
-            provider = self.governor.fleet.provider(wake.provider)
-            found = provider.job_of(wake.instance, wake.region) if isinstance(provider, Recognises) else None
+            provider = self.governor.fleet.provider(name)
+            return provider.job_of(instance, region) if isinstance(provider, Recognises) else None
         except StokerError as error:
-            done.problems[wake.instance] = str(error)
+            done.problems[instance] = str(error)
             return None
-        if found is None:
-            done.ignored.append(f"{wake.instance} is no machine of this store")
-        return found
+
+    def _look_at_others(self, wake: TrainingWake, done: Done) -> None:
+        looked = self.foreign.wake(wake)
+        self._take(looked, done)
+        if looked.active:
+            self._attempt(done, "schedule", self.switch.wanted)
 
     def _listen(self, job: str, instance: str) -> None:
         """Until the machine's agent has passed the warning on; not for ever, for it may be the one that is ill."""
@@ -142,7 +146,7 @@ class Waker:
             self._attempt(done, "schedule", self.switch.wanted, surely=new)
             raise
         self._tell(passed, done)
-        if passed.active:
+        if not passed.idle:
             self._attempt(done, "schedule", self.switch.wanted, surely=new)
 
     def _tell(self, passed: Pass, done: Done) -> None:

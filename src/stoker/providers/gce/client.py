@@ -26,6 +26,7 @@ Service = Literal[
     "logging",
     "pubsub",
     "run",
+    "secretmanager",
     "serviceusage",
     "storage",
 ]

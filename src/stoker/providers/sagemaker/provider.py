@@ -190,6 +190,15 @@ class SageMakerProvider:
 
         return examine(self, spec, self._context.store)
 
+    def job_of(self, instance: str, region: str | None = None) -> str | None:
+        """By the name of the training job, or of one of its hosts; by its tags where that has no room for it."""
+        training = names.training_of(instance) or instance
+        named = names.read(training) if training.startswith(self._prefix) else None
+        if named is None or named.job is not None:
+            return named.job if named is not None else None
+        found = self._described(training, region)
+        return None if found is None else self._job_by_tags(self._clients.get("sagemaker", region), found)
+
     # ── Inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _summaries(self, client: Any, status: str) -> Iterator[Mapping[str, Any]]:
