@@ -593,3 +593,5 @@ class NodeFacts:
     heartbeat: Observed[Stamped[Heartbeat] | None]
     notice: Observed[Stamped[NoticeFact] | None]
     exit: Observed[Stamped[Exit] | None]
+    # What its cloud says where it took the launch and then had no such machine. Agents cannot say so.
+    dry: str = ""

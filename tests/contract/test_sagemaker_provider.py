@@ -122,7 +122,7 @@ if isolated():
                 self.launch(provider, spec)
             sagemaker.broken(reset=True)
 
-        def test_no_capacity_is_as_good_as_a_reclaim(
+        def test_no_capacity_is_told_late(
             self, provider: Provider, order: OrderFactory, store: str, sagemaker: SageMakerCloud
         ) -> None:
             assert isinstance(provider, TellsWhyGone)
@@ -131,7 +131,7 @@ if isolated():
             assert provider.state([made.id])[made.id] == "pending" and provider.why_gone(made.id) is None
             sagemaker.run_dry(sagemaker.names()[0])
             why = provider.why_gone(made.id)
-            assert why is not None and why.reclaimed and why.reason == NO_CAPACITY
+            assert why is not None and why.dry and why.reason == NO_CAPACITY
             assert provider.state([made.id])[made.id] == "gone"
 
         def test_a_failed_boot_is_told_in_its_own_words(

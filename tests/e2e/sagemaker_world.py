@@ -28,6 +28,11 @@ class SageMakerWorld(CloudWorld):
     def __init__(self, root: Path, cloud: SageMakerCloud, url: str) -> None:
         super().__init__(root, cloud, url)
 
+    def job(self, **fields: Any) -> Any:
+        # Containers see this machine's files: the script's lock shows that no two attempts train at once.
+        fields["env"] = {"TRUTH": str(self.truth)} | fields.get("env", {})
+        return super().job(**fields)
+
     def training_job(self, job: str) -> str:
         """The training job of the newest attempt."""
         return self.instance(job).partition(".")[0]

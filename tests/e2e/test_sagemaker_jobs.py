@@ -93,6 +93,33 @@ if isolated():
         attempts = {one.attempt for one in world.steps(job)}
         assert attempts == {1, 2} and len(world.cloud.names()) == 2, world.story(job)
 
+    def test_two_nodes_on_spot_save_together(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.script("counter.py")
+        params = {"steps": 80, "pause": 0.1, "every": 1000}
+        job = world.submit(nodes=2, params=params, resources={"spot": True})
+        with world.governed():
+            world.trained(job, 5)
+            world.cloud.interrupt(world.training_job(job))
+            summary = world.ended(job)
+        assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+        # Rank 0 saves for both; this script's ranks do not wait for each other.
+        first, second = ([one.step for one in world.steps(job) if one.rank == rank] for rank in (0, 1))
+        assert first == list(range(1, 81)) and second[-1] == 80, world.story(job)
+
+    def test_where_there_are_no_machines_others_are_tried(training_jobs: SageMakerWorld) -> None:
+        world = training_jobs
+        world.script("counter.py")
+        world.cloud.hosts.dry.add("ml.c5.xlarge")
+        job = world.submit(params={"steps": 5}, resources={"machine": ["ml.c5.xlarge", "ml.m5.xlarge"]})
+        with world.governed():
+            summary = world.ended(job)
+        assert summary.phase == "succeeded", world.story(job)
+        assert fields(summary, "machine", "outcome") == [
+            ("ml.c5.xlarge", "dry"),
+            ("ml.m5.xlarge", "succeeded"),
+        ], world.story(job)
+
     def test_a_failure_is_told(training_jobs: SageMakerWorld) -> None:
         world = training_jobs
         world.write("print('so far'); raise SystemExit(3)\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -285,3 +286,11 @@ def test_what_led_nowhere_is_kept_as_the_ranks_told_it() -> None:
     found = told(absurd)
     assert found is not None and found.waited_s == 0.0 and found.idle_s == 0.0
     assert found.lost_s is not None and found.lost_s < float("inf")
+
+
+def test_a_launch_for_which_no_machine_was_found_later_is_dry_and_never_counted() -> None:
+    found = verdict(replace(make_case(None, history=past(30, "dry")), dry="CapacityError: none"))
+    assert (found.outcome, found.rule, found.restart, found.counted) == ("dry", "no-capacity", True, False)
+    # Who said a last word had a machine.
+    assert verdict(replace(make_case(OK), dry="CapacityError: none")).outcome == "succeeded"
+    assert verdict(replace(make_case(ERROR), dry="CapacityError: none")).outcome == "failed"

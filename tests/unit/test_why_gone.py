@@ -70,3 +70,12 @@ def test_a_machine_that_switched_itself_off_before_its_agent_spoke_failed_to_boo
     # One that had an agent ends so each time, and one of which nothing is known may have ended in any way.
     assert reason(Told(off), beat=make_beat(100)) is None
     assert reason(Told(None, "a traceback\n")) is None
+
+
+def test_a_cloud_that_finds_out_late_that_it_has_no_machine() -> None:
+    told = Told(Gone(False, "CapacityError: none", dry=True))
+    node = _last_words(told, make_facts(2), None)  # type: ignore[arg-type]
+    assert node.dry == "CapacityError: none" and node.exit == Known(None) and node.notice == Known(None)
+    # One that had machines, and lost them: SageMaker found no others.
+    lost = _last_words(told, make_facts(2, beat=make_beat(100)), None)  # type: ignore[arg-type]
+    assert not lost.dry and lost.notice != Known(None)

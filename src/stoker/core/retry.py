@@ -57,6 +57,8 @@ class Case:
     policy: Policy
     # The rules of the house about what a failure means, as far as they are about this job.
     diagnoses: tuple[Rule, ...] = ()
+    # Why there was no machine after all, where the cloud says so.
+    dry: str = ""
 
     @property
     def left(self) -> tuple[Exit, ...]:
@@ -184,6 +186,7 @@ def case_of(job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rul
         spec=job.spec,
         policy=policy,
         diagnoses=diagnoses,
+        dry=next((facts.dry for facts in job.facts.get(claim.number, ()) if facts.dry), ""),
     )
 
 
@@ -240,6 +243,11 @@ def _limit(case: Case) -> Verdict | None:
         if found.why == "limit":
             return Verdict("limit", "max_runtime", found.reason or "max_runtime is reached", restart=False)
     return None
+
+
+def _dry(case: Case) -> Verdict | None:
+    """The cloud took the launch, looked for machines, and found none."""
+    return Verdict("dry", "no-capacity", case.dry, restart=True) if case.dry and not case.left else None
 
 
 def _reclaimed(case: Case) -> Verdict | None:
@@ -399,6 +407,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _partial,
     _stopped,
     _limit,
+    _dry,
     _reclaimed,
     _boot_failed,
     _lost,

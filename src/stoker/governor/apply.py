@@ -82,6 +82,8 @@ class Applier:
                 applied.moved.add(job)
                 if not self._append(job, seq, event, reason):
                     return False
+                if isinstance(event, Closed) and event.rule == "no-capacity":
+                    self._tell_dry(job, event.claim)
             case Launch(job=job, claim=number):
                 applied.moved.add(job)
                 self._launch(job, number)
@@ -161,6 +163,13 @@ class Applier:
         if key not in self._places:
             self.store.create(key, b"")
             self._places.add(key)
+
+    def _tell_dry(self, job: str, number: int) -> None:
+        """A cloud that takes launches and finds no machines later is dry for all jobs, too."""
+        state = self.memory.states.get(job)
+        claim = state.claim(number) if state is not None else None
+        if claim is not None and self.fleet.capabilities(claim.offering.provider).dry_for_s:
+            self._remember_dry(claim)
 
     def _remember_dry(self, claim: Claim) -> None:
         """For all jobs. Only ever a shortcut: whoever does not know of it finds out by asking the cloud."""

@@ -253,7 +253,9 @@ def _last_words(provider: Provider, node: NodeFacts, region: str | None) -> Node
         except ProviderError:
             why = None
         now = datetime.now(timezone.utc)
-        if why is not None and why.reclaimed:
+        if why is not None and why.dry and node.heartbeat == Known(None):
+            return replace(node, dry=why.reason)
+        if why is not None and (why.reclaimed or why.dry):
             # It was taken away quicker than its agent could pass the notice on.
             notice = NoticeFact(hard=True, source=why.reason, at=now, grace_s=0.0)
             return replace(node, notice=Known(Stamped(notice, modified=now, etag="")))

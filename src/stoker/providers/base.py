@@ -168,11 +168,12 @@ class Leaves(Protocol):
 @dataclass(frozen=True)
 class Gone:
     """Why a machine ended, as its cloud tells it. `reclaimed`: the cloud took it back. `by_itself`: it switched itself
-    off, which is how every machine should end that had an agent."""
+    off, which is how every machine should end that had an agent. `dry`: it never was, for the cloud had none left."""
 
     reclaimed: bool
     reason: str
     by_itself: bool = False
+    dry: bool = False
 
 
 @runtime_checkable

@@ -161,7 +161,7 @@ class SageMakerProvider:
         return "requested"
 
     def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
-        """SageMaker's own word. No capacity is as good as a reclaim: the next attempt tries something else."""
+        """SageMaker's own word, which for want of machines comes late."""
         training = names.training_of(instance)
         found = self._described(training, region) if training else None
         if found is None:
@@ -169,9 +169,10 @@ class SageMakerProvider:
         status, secondary = found["TrainingJobStatus"], found["SecondaryStatus"]
         reason = first_line(found.get("FailureReason") or secondary)
         if status == "Failed":
-            return Gone(reclaimed=reason.startswith(_NO_CAPACITY), reason=reason.removeprefix("AlgorithmError: "))
+            told = reason.removeprefix("AlgorithmError: ")
+            return Gone(reclaimed=False, reason=told, dry=reason.startswith(_NO_CAPACITY))
         if secondary == "MaxWaitTimeExceeded":
-            return Gone(reclaimed=True, reason="no spot machines within MaxWaitTimeInSeconds")
+            return Gone(reclaimed=False, reason="no spot machines within MaxWaitTimeInSeconds", dry=True)
         if secondary == "MaxRuntimeExceeded":
             return Gone(reclaimed=False, reason="it ran for MaxRuntimeInSeconds")
         return Gone(reclaimed=False, reason="its container ended", by_itself=True) if status == "Completed" else None

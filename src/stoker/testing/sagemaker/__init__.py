@@ -12,11 +12,11 @@ EventBridge are other servers' business.
 from __future__ import annotations
 
 from stoker.testing.sagemaker.clock import Clock
-from stoker.testing.sagemaker.cloud import NO_CAPACITY, SageMakerCloud, sagemaker_cloud
+from stoker.testing.sagemaker.cloud import SageMakerCloud, sagemaker_cloud
 from stoker.testing.sagemaker.events import DETAIL_TYPE
 from stoker.testing.sagemaker.faults import Fault
 from stoker.testing.sagemaker.hosts import why_no_hosts
-from stoker.testing.sagemaker.jobs import ACCOUNT
+from stoker.testing.sagemaker.jobs import ACCOUNT, NO_CAPACITY
 from stoker.testing.sagemaker.server import REGION
 
 __all__ = [

@@ -19,16 +19,12 @@ from stoker.testing.sagemaker.clock import Clock
 from stoker.testing.sagemaker.events import state_change
 from stoker.testing.sagemaker.faults import Faults
 from stoker.testing.sagemaker.hosts import Hosts
-from stoker.testing.sagemaker.jobs import Json
+from stoker.testing.sagemaker.jobs import NO_CAPACITY, Json
 from stoker.testing.sagemaker.server import CREDENTIALS, REGION, Gate, Server
 from stoker.testing.servers import S3Server, isolated
 
 # For tests of networks (RFC 2544): on loopback's own link, and seen by nobody else.
 _ADDRESS = "198.18.0.1"
-# What FailureReason says where machines cannot be had.
-NO_CAPACITY = (
-    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
-)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from stoker.testing.sagemaker.account import Account
 from stoker.testing.sagemaker.container import Container, Ended
-from stoker.testing.sagemaker.jobs import ENDED, Job, Json
+from stoker.testing.sagemaker.jobs import ENDED, NO_CAPACITY, Job, Json
 
 # What a container of an image that has this Python finds set.
 _PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -52,6 +52,8 @@ class Hosts:
         grace_s: float = 120.0,
     ) -> None:
         self.grace_s = grace_s
+        # Machine types of which there are none: training jobs that want them fail after a while.
+        self.dry: set[str] = set()
         self._account = account
         self._folder = folder
         self._fetch = fetch
@@ -111,6 +113,9 @@ class Hosts:
     def _train(self, run: Run) -> None:
         """From Starting to the end, or to the reclaim."""
         job = run.job
+        if job.resources["InstanceType"] in self.dry:
+            self._account.enter(job, "Failed", reason=NO_CAPACITY)
+            return
         self._account.enter(job, "Downloading")
         folders = [self._lay(job, number) for number in range(1, self._count(job) + 1)]
         if run.stop.is_set():

@@ -9,6 +9,10 @@ from typing import Any
 Json = dict[str, Any]
 
 ACCOUNT = "123456789012"
+# What FailureReason says where machines cannot be had.
+NO_CAPACITY = (
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+)
 
 # What each secondary status belongs to, with what SageMaker says about it.
 _PRIMARY = {
