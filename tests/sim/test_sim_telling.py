@@ -12,7 +12,7 @@ import pytest
 from stoker import log, policies
 from stoker.core.outbox import SENDING
 from stoker.core.telling import Letter, tell
-from stoker.errors import StoreDenied
+from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.governor.govern import Governor
 from stoker.governor.telling import Send, Teller
 from stoker.rules import House
@@ -104,9 +104,11 @@ def test_machines_of_nobody_are_told_of() -> None:
     assert "ghost" in removed
 
 
-@pytest.mark.parametrize("error", [StoreDenied("you may not write told/"), ZeroDivisionError("a bug")])
+@pytest.mark.parametrize(
+    "error", [StoreDenied("you may not write told/"), StoreUnavailable("no answer"), ZeroDivisionError("a bug")]
+)
 def test_whatever_is_wrong_with_telling_jobs_end_as_they_would(error: Exception) -> None:
-    """A governor with an older role may not write there; and any bug is as good as that."""
+    """A governor with an older role may not write there; any bug is as good as that; and nothing is held for ever."""
 
     class Broken(Teller):
         def note(self, *_: object, **__: object) -> None:

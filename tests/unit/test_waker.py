@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,13 @@ def test_the_last_job_switches_the_clock_off(world: World) -> None:
     world.training()
     world.waker.handle([Tick()])
     assert world.clock.told == ["off", "on"], "a tick with a job leaves it alone"
+
+
+def test_the_clock_stays_on_while_somebody_is_to_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    passing = world.waker.governor.run_pass
+    monkeypatch.setattr(world.waker.governor, "run_pass", lambda: replace(passing(), untold=True))
+    world.waker.handle([Tick()])
+    assert world.clock.told == []
 
 
 def test_a_job_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
