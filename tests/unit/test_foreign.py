@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
 from foreign_world import HOUR_S, HOUSE, REGION, World, asked
 
 from stoker import layout
+from stoker.core.alarms import WantedAlarm
 from stoker.core.family import Cloned, Cloning, FamilyRecord, GaveUp, Over, Seen, Stopping, Told
 from stoker.core.telling import Letter, line
 from stoker.core.telling import Told as News
@@ -437,8 +439,8 @@ def test_the_house_knows_failures_better() -> None:
   then: stop
 """
     world = World(rules)
-    world.account.start(training_s=60)
     world.account.start("other", training_s=9000)
+    world.account.start(training_s=60)
     for name in ("bert", "other"):
         world.wake(name)
     world.account.lines = ("libfabric: Unresponsive receiver",)
@@ -517,6 +519,82 @@ def test_no_spot_within_max_wait() -> None:
     world.wake()
     (clone,) = world.clones
     assert not world.account.job(clone).spot
+
+
+def test_what_would_lose_its_training_rather_waits_for_spot() -> None:
+    world = World("- max_wait: 2h\n  then: on-demand")
+    request = asked()
+    del request["CheckpointConfig"]
+    world.account.jobs.answer("CreateTrainingJob", REGION, request)
+    world.account.train("bert", HOUR_S)
+    world.account.jobs.enter(world.account.job(), "Interrupted")
+    world.account.clock.move(3 * HOUR_S)
+    assert world.wake() == []
+
+
+def test_giving_up_spot_is_none_of_the_resumes() -> None:
+    world = World("- resume: {min_runtime: 1h, times: 1}")
+    world.account.start(training_s=60)
+    world.account.interrupt(times=4)
+    world.wake()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    for number in (1, 2):
+        assert len(world.clones) == number
+        world.account.train(world.clones[-1], 2 * HOUR_S)
+        world.wake(world.clones[-1])
+        world.account.fail(world.clones[-1], INTERNAL)
+        world.wake(world.clones[-1])
+    assert len(world.clones) == 2 and events(world)[-1] == GaveUp(world.clones[-1], "bounded")
+
+
+def test_alarms_that_are_not_listed_at_once_are_removed_all_the_same() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    make, listed = world.account.make_alarm, world.account.alarms
+
+    def ends(wanted: WantedAlarm, topic: str | None) -> None:
+        make(wanted, topic)
+        world.account.jobs.enter(world.account.job(), "Stopped")
+
+    world.account.make_alarm = ends  # type: ignore[method-assign]
+    world.account.alarms = lambda prefix: []  # type: ignore[method-assign]
+    world.wake()
+    world.account.alarms = listed  # type: ignore[method-assign]
+    assert world.account.wanted != {} and world.account.rings == {}
+
+
+def test_alarms_of_a_namesake_are_not_touched() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.account.start("bert-2", training_s=60)
+    world.wake("bert-2")
+    world.account.jobs.advance(world.account.job(), "Completed")
+    world.wake()
+    assert {alarm.host for alarm in world.account.rings.values()} == {"bert-2/algo-1", "bert-2/algo-2"}
+
+
+def test_what_failed_while_the_house_looked_away_is_left_alone() -> None:
+    world = World()
+    world.account.start(training_s=9000)
+    world.wake()
+    world.legislate("", "sagemaker: {regions: [eu-west-1]}\n")
+    world.account.fail(reason=INTERNAL)
+    world.account.clock.move(60)
+    world.legislate("", HOUSE)
+    world.wake()
+    assert world.clones == []
+
+
+def test_an_alarm_of_one_rule_is_none_of_another() -> None:
+    world = World(f"{WASTE}\n{STALL}")
+    idle(world)
+    # Only those of the rule about standing still ring, and somebody logged a line.
+    world.account.line_at = world.account.clock.now()
+    world.account.rings = {
+        name: replace(alarm, ringing="-stall-" in name) for name, alarm in world.account.rings.items()
+    }
+    assert world.wake() == [] and world.account.job().status == "InProgress"
 
 
 def test_a_budget_that_is_spent_keeps_clones_back() -> None:

@@ -90,10 +90,7 @@ def _gave_up(sight: Sight, rule: str, reason: str) -> ForeignPlan:
 
 
 def _was_ours(sight: Sight) -> bool:
-    """Seen while it ran; or over since the house wanted that. What ended before is its owner's."""
-    seen = sight.family.seen.get(sight.job.name)
-    if seen is not None and seen.in_progress:
-        return True
+    """Over since the house wanted that. What ended before is its owner's."""
     ended, wanted = sight.job.ended_at, sight.wanted_since
     return ended is not None and wanted is not None and ended >= wanted
 
