@@ -111,7 +111,7 @@ def _print_channels(store: Store) -> None:
     """What nobody can be told, since no message would tell that."""
     from stoker.cli.printing import legible
     from stoker.errors import StoreError
-    from stoker.governor.telling import troubles
+    from stoker.governor.mailbox import troubles
 
     try:
         for name, text in troubles(store, datetime.now(timezone.utc)).items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker import codec, layout
-from stoker.core.outbox import Outbox
+from stoker.core.outbox import HOUR, Outbox
 from stoker.errors import CodecError, StoreUnavailable
 from stoker.store import Meta, Store
 
@@ -113,6 +113,27 @@ class Mailbox:
         if old:
             self._store.delete(old)
             shelf.older = [meta for meta in shelf.older if meta.key not in old]
+
+
+def trouble(box: Outbox, now: datetime) -> str:
+    """What is wrong with a channel, in one line; empty when nothing is."""
+    parts = []
+    if box.failures and box.pending:
+        waits = len(box.waiting) + sum(box.more.values())
+        parts.append(f"{box.problem}; failed {box.failures}×, {waits} events wait")
+    if box.lost:
+        parts.append(f"{box.lost} events were given up")
+    late = [told for told in box.waiting if now - told.at > HOUR]
+    if not parts and late:
+        parts.append(f"{len(late)} events wait for a governor that can send them")
+    return "; ".join(parts)
+
+
+def troubles(store: Store, now: datetime) -> dict[str, str]:
+    """What is wrong with the channels of a store, by their names. Raises StoreError."""
+    mailbox = Mailbox(store)
+    mailbox.refresh()
+    return {box.name: told for box in mailbox.all().values() if (told := trouble(box, now))}
 
 
 def _number(name: str) -> int:

@@ -19,7 +19,7 @@ from stoker.core.telling import Letter, Told, compose, in_scope, tell, wants
 from stoker.errors import StoreError, StoreUnavailable
 from stoker.fold import JobState
 from stoker.governor.errands import Errand
-from stoker.governor.mailbox import Mailbox
+from stoker.governor.mailbox import Mailbox, trouble
 from stoker.governor.observe import for_each
 from stoker.log import new_token
 from stoker.notify import address
@@ -357,27 +357,6 @@ class Teller:
                 box, named = self._mailbox.get(channel), self._named.get(channel)
                 found[f"notify {named.name if named else box.name if box else channel}"] = problem
         return found
-
-
-def trouble(box: Outbox, now: datetime) -> str:
-    """What is wrong with a channel, in one line; empty when nothing is."""
-    parts = []
-    if box.failures and box.pending:
-        waits = len(box.waiting) + sum(box.more.values())
-        parts.append(f"{box.problem}; failed {box.failures}×, {waits} events wait")
-    if box.lost:
-        parts.append(f"{box.lost} events were given up")
-    late = [told for told in box.waiting if now - told.at > outbox.HOUR]
-    if not parts and late:
-        parts.append(f"{len(late)} events wait for a governor that can send them")
-    return "; ".join(parts)
-
-
-def troubles(store: Store, now: datetime) -> dict[str, str]:
-    """What is wrong with the channels of a store, by their names. Raises StoreError."""
-    mailbox = Mailbox(store)
-    mailbox.refresh()
-    return {box.name: told for box in mailbox.all().values() if (told := trouble(box, now))}
 
 
 def _changed(before: Outbox | None, after: Outbox) -> bool:
