@@ -148,3 +148,46 @@ def test_what_sagemaker_is_told_is_read_strictly(text: str, told: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_policy(text.encode(), "p.yaml")
     assert str(caught.value).startswith(told)
+
+
+def test_channels() -> None:
+    text = """
+notify:
+  - slack://a/b/c
+  - slack://d/e/f
+  - {to: env:CHAT, events: failed, for: {team: nlp}, name: on-call, at_most: 3}
+  - {to: env:CHAT, events: [rule, orphan]}
+"""
+    house = parse_policy(text.encode(), "p.yaml")
+    assert [(each.name, each.to) for each in house.notify] == [
+        ("slack", "slack://a/b/c"),
+        ("slack-2", "slack://d/e/f"),
+        ("on-call", "env:CHAT"),
+        ("chat", "env:CHAT"),
+    ]
+    assert house.notify[2].events == ("failed",) and house.notify[2].scope == {"team": ("nlp",)}
+    assert (house.notify[2].at_most, house.notify[3].at_most) == (3, 20)
+    assert (
+        parse_policy(b"notify: env:CHAT\n", "p.yaml").notify == parse_policy(b"notify: [env:CHAT]\n", "p.yaml").notify
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("notify: [s3cr3t]", "p.yaml:1: notify[0]: expected an address such as sns:arn"),
+        ("notify: s3cr3t", "p.yaml:1: notify: expected an address such as sns:arn"),
+        ("notify: [{to: s3cr3t}]", "p.yaml:1: notify[0].to: expected an address such as sns:arn"),
+        ("notify: [{to: 3}]", "p.yaml:1: notify[0].to: expected an address"),
+        ("notify: [{events: [failed]}]", "p.yaml:1: notify[0].to: is missing"),
+        ("notify: [{to: env:X, events: [fail]}]", "there is no event 'fail'; did you mean failed?"),
+        ("notify: [{to: env:X, at_most: 0}]", "notify[0].at_most: must be at least 1"),
+        ("notify: [{to: env:X, name: a}, {to: env:Y, name: a}]", "notify[1].name: a is another's name already"),
+        ("notify: [{to: env:X, audit: true}]", "notify[0].audit: unknown field"),
+        ("notify: {to: env:X}", "notify: expected a list"),
+    ],
+)
+def test_channels_that_are_none(text: str, problem: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_policy(text.encode(), "p.yaml")
+    assert problem in str(caught.value) and "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)

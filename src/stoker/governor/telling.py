@@ -330,6 +330,8 @@ class Teller:
 
     def _count(self) -> None:
         boxes = self._mailbox.all().items()
+        # A governor may run for months.
+        self._opened = {channel: errand for channel, errand in self._opened.items() if self._mailbox.get(channel)}
         self.pending = bool(self._flights) or any(
             self._may_send(channel, box) and box.failures <= _STAY and not self._is_closed(channel)
             for channel, box in boxes
