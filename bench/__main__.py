@@ -25,6 +25,7 @@ from bench import (
     logs,
     reclaim,
     scale,
+    serverless,
     standstill,
     startup,
 )
@@ -43,6 +44,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     *ec2.MEASUREMENTS,
     *gce.MEASUREMENTS,
     *standstill.MEASUREMENTS,
+    *serverless.MEASUREMENTS,
 )
 OUT = Path(__file__).parent / "out" / "latest.json"
 

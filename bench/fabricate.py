@@ -75,6 +75,18 @@ def beat(root: Path, count: int) -> None:
         draft.replace(path)
 
 
+def active_objects(jobs: Iterable[str]) -> dict[str, bytes]:
+    """Everything that jobs in training have in a store, with fresh heartbeats, by key."""
+    template = _template(_active_events(), None)
+    now = codec.dumps(_heartbeat(datetime.now(timezone.utc)))
+    found: dict[str, bytes] = {}
+    for job in jobs:
+        found |= _objects(job, template)
+        found[layout.heartbeat(_node(job))] = now
+        found[layout.active(job, 1)] = b""
+    return found
+
+
 def name_of(n: int) -> str:
     return f"spirals-{n:08d}"
 
@@ -222,12 +234,19 @@ def _node(job: str) -> str:
 
 def _write_job(root: Path, job: str, template: dict[str, bytes]) -> None:
     """Everything of one job, under its own name."""
+    for key, data in _objects(job, template).items():
+        path = root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _objects(job: str, template: dict[str, bytes]) -> dict[str, bytes]:
     spec = template[layout.spec(_NAME)].replace(_NAME.encode(), job.encode())
     digest = codec.digest(spec).encode()
-    for key, data in template.items():
-        path = root / key.replace(_NAME, job)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data.replace(_NAME.encode(), job.encode()).replace(_DIGEST.encode(), digest))
+    return {
+        key.replace(_NAME, job): data.replace(_NAME.encode(), job.encode()).replace(_DIGEST.encode(), digest)
+        for key, data in template.items()
+    }
 
 
 def _copy_job(root: Path, job: str, other: str, template: dict[str, bytes]) -> None:

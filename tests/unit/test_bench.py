@@ -42,6 +42,9 @@ PROMISED = {
     "gce_import_s": "≤ 0.4",
     "stall_detect_s": "≤ 15",
     "false_stops": "0",
+    "lambda_zip_mb": "≤ 20",
+    "lambda_warm_ms": "≤ 100",
+    "tick_1000_active_s": "≤ 5",
 }
 
 FAST = Figure("fast_s", "s", 1.0)

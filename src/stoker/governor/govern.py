@@ -21,7 +21,16 @@ from stoker.governor.house import HouseReader
 from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
 from stoker.governor.market import MarketReader
-from stoker.governor.observe import STUMBLES, Memory, Observation, active_jobs, known_places, list_clouds, observe
+from stoker.governor.observe import (
+    STUMBLES,
+    Memory,
+    Observation,
+    active_jobs,
+    for_each,
+    known_places,
+    list_clouds,
+    observe,
+)
 from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.log import new_token
 from stoker.providers.base import Wakes
@@ -310,11 +319,13 @@ class Governor:
         return replace(plan, actions=tuple(kept))
 
     def _index(self, jobs: tuple[JobSnapshot, ...], waiting: dict[str, str], clock: StoreClock) -> None:
-        for job in jobs:
+        def update(job: JobSnapshot) -> None:
             try:
                 self.indexer.update(job, waiting.get(job.state.job, ""), clock.now())
             except (StoreError, *STUMBLES):
-                continue  # Derived: the next pass, or `stoker reindex`, writes it.
+                pass  # Derived: the next pass, or `stoker reindex`, writes it.
+
+        for_each(update, list(jobs), near=self.store.near)
 
 
 def _ended_lately(job: JobSnapshot, now: datetime) -> bool:

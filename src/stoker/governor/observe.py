@@ -48,7 +48,7 @@ STUMBLES = (ArithmeticError, AttributeError, LookupError, OSError, RecursionErro
 Place = tuple[str, str | None]
 
 # Reads of one pass that are under way at once, for stores where each takes a while.
-_READERS = 16
+_READERS = 32
 
 
 @dataclass
@@ -132,13 +132,13 @@ def known_places(store: Store) -> set[Place]:
 def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str], more: Iterable[Place] = ()) -> Listing:
     """List every place where these jobs have, or may have, machines, and `more`. Reads no log: that comes after."""
     places: set[Place] = {*fleet.always_listed(), *more}
-    for job in jobs:
+    named = list(jobs)
+    unknown = [job for job in named if job not in memory.states]
+    records = for_each(lambda job: read_index(store, job), unknown, near=store.near)
+    memory.states |= {job: found.state for job, found in zip(unknown, records, strict=True) if found is not None}
+    for job in named:
         state = memory.states.get(job)
-        if state is None:
-            record = read_index(store, job)
-            state = record.state if record else None
         if state is not None:
-            memory.states[job] = state
             places |= _places_of(state)
         submission = memory.submissions.get(job)
         if submission is not None and (state is None or not state.claims):
