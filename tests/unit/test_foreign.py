@@ -807,6 +807,17 @@ def test_a_tick_asks_only_about_what_may_have_changed() -> None:
     assert ("DescribeTrainingJob", "done") not in world.account.calls
 
 
+def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for number in range(6):
+        world.account.start(f"job-{number}")
+    monkeypatch.setattr("stoker.governor.foreign._TICK_S", -1.0)
+    world.governor.tick()
+    assert foreign_index.summaries(world.store) == []
+    monkeypatch.setattr("stoker.governor.foreign._TICK_S", 60.0)
+    assert world.governor.tick().active == 6 and len(foreign_index.summaries(world.store)) == 6
+
+
 def test_lists_tell_whose_they_are_and_how_they_do() -> None:
     world = World("- max_nodes: 1")
     world.account.start(training_s=60)

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from stoker.core.family import FamilyEvent
-    from stoker.governor.foreign import ForeignGovernor
+    from stoker.governor.foreign import ForeignGovernor, Looked
     from stoker.store import Store
     from stoker.summary import Summary
 
@@ -105,13 +105,25 @@ class Others:
         self._looked_s = time.monotonic()
         self._governor = self._governor or ForeignGovernor(self._store)
         try:
-            looked = self._governor.tick()
+            _print(self._governor.tick())
         except StokerError as error:
             click.secho(legible(str(error)), fg="yellow", err=True)
-            return
-        for line in looked.done:
-            click.echo(legible(line))
-        for name, text in looked.problems.items():
-            # What is wrong with the policy was told of all jobs.
-            if name != "policy":
-                click.secho(legible(f"{name}: {text}"), fg="yellow", err=True)
+
+    def plan(self) -> bool:
+        """Print what a look would do now, and do nothing. False: nothing."""
+        from stoker.governor.foreign import ForeignGovernor
+
+        looked = ForeignGovernor(self._store).plan()
+        _print(looked)
+        return bool(looked.done)
+
+
+def _print(looked: Looked) -> None:
+    from stoker.cli.printing import legible
+
+    for line in looked.done:
+        click.echo(legible(line))
+    for name, text in looked.problems.items():
+        # What is wrong with the policy was told of all jobs.
+        if name != "policy":
+            click.secho(legible(f"{name}: {text}"), fg="yellow", err=True)

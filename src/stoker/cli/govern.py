@@ -29,7 +29,7 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
     if dry_run:
         plan, observation = governor.plan()
         _print(plan.actions, plan.waiting, observation.problems)
-        if not plan.actions:
+        if not others.plan() and not plan.actions:
             click.echo("nothing to do")
         return
     if not (watch or until_idle):

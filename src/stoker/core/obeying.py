@@ -17,6 +17,7 @@ from stoker.core.family import Family, Over, Seen, Stopping, Told
 from stoker.core.foreign import (
     LOOK_S,
     ON_DEMAND,
+    Clone,
     ForeignAction,
     ForeignPlan,
     MakeAlarms,
@@ -73,6 +74,21 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start))
     look_in_s = _next_look_s(sight, house, subject, now)
     return ForeignPlan(tuple(actions), look_in_s=look_in_s, note=stop.reason if stop is not None else "")
+
+
+def told(action: ForeignAction) -> str:
+    """An action in words."""
+    match action:
+        case Note():
+            return f"{action.event.kind}: {action.reason}"
+        case Stop():
+            return f"{action.event.job}: stop: {action.reason}"
+        case Clone():
+            return f"{action.event.of}: clone as {action.event.name}: {action.reason}"
+        case MakeAlarms():
+            return f"make {len(action.alarms)} alarms: {action.alarms[0].name}, …"
+        case RemoveAlarms():
+            return f"remove {len(action.names)} alarms: {action.names[0]}, …"
 
 
 # ── While it is in progress ───────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ others. What Stoker itself started on SageMaker is governed as a job, and not he
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -45,6 +46,8 @@ from stoker.store import Store
 MOST_ROUNDS = 8
 # What ended longer ago was seen by some tick before, or is its owner's.
 _ENDED_FOR = timedelta(hours=24)
+# A region with more than can be looked at in this time is gone through in several ticks.
+_TICK_S = 60.0
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
@@ -143,6 +146,25 @@ class ForeignGovernor:
                 self._tick(looked, house, region, clock)
         return looked
 
+    def plan(self) -> Looked:
+        """What a tick would do now, doing nothing."""
+        looked = Looked()
+        house = self._rules(looked)
+        if house is None or house.sagemaker is None:
+            return looked
+        now = self._clock()()
+        for region in house.sagemaker.regions:
+            try:
+                account = self._at(region)
+                for name in {each.name for each in (*account.in_progress(), *account.changed_since(now - _ENDED_FOR))}:
+                    found = account.describe(name)
+                    if found is not None and not _is_own(found):
+                        sight = self._sight(house, account, found, now, None, set())
+                        looked.done += map(obeying.told, obeying.decide(sight, house, now).actions)
+            except StokerError as error:
+                looked.problems[f"sagemaker {region}"] = str(error)
+        return looked
+
     def sweep(self, *, dry: bool = False) -> Swept:
         """See `sweep`."""
         swept = Swept()
@@ -180,20 +202,21 @@ class ForeignGovernor:
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(foreign_index.read(self.store, region).rows)
         ringing = {_job_of(alarm) for alarm in alarms if alarm.ringing}
-        due = [
-            name
-            for name, each in listed.items()
-            if name in ringing or foreign_index.is_due(rows.get(name), each, house, now)
-        ]
+        due = [name for name, each in listed.items() if foreign_index.is_due(rows.get(name), each, house, now)]
+        # Whoever cannot be looked at is not always the first: the others come to their turn.
+        random.shuffle(due)
         # What is listed nowhere may be over for long, or gone: its alarms are not.
         due += sorted({_job_of(alarm) for alarm in alarms} - set(listed))
         changed: dict[str, Row] = {}
-        for name in due:
-            if _NAME.fullmatch(name) is not None:
-                row = self._look(looked, house, region, name, now, alarms)
-                if row is not None:
-                    self._teller.gather(house, row, rows.get(name))
-                    changed[name] = row
+        until_s = time.monotonic() + _TICK_S
+        for name in dict.fromkeys((*sorted(ringing), *due)):
+            if _NAME.fullmatch(name) is None or time.monotonic() > until_s:
+                continue
+            # Whether it still rings is asked anew.
+            row = self._look(looked, house, region, name, now, None if name in ringing else alarms)
+            if row is not None:
+                self._teller.gather(house, row, rows.get(name))
+                changed[name] = row
         rows |= changed
         looked.problems |= self._teller.send(house, clock)
         if changed:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 
 from stoker.core import foreign_news
 from stoker.core.foreign_news import Whose
 from stoker.core.telling import Told
-from stoker.errors import StokerError
+from stoker.errors import StokerError, StoreError
 from stoker.governor import families
 from stoker.governor.foreign_index import Row
 from stoker.governor.telling import Teller
@@ -25,16 +26,17 @@ class ForeignTeller:
         self._news: list[Told] = []
 
     def gather(self, house: House, row: Row, before: Row | None) -> None:
-        """What was written since the job was last looked at. Raises StoreError."""
+        """What was written since the job was last looked at."""
         after = before.seq if before is not None and before.origin == row.origin else 0
         if not house.notify or row.seq <= after or row.own:
             return
         where = f"{row.nodes} × {row.machine}" if row.nodes > 1 else row.machine
         whose = Whose(row.origin, row.region, f"{where}{' spot' if row.spot else ''} on SageMaker", row.tags)
-        for entry in families.entries(self._store, row.region, row.origin, after + 1):
-            told = foreign_news.tell(entry, whose, house)
-            if told is not None:
-                self._news.append(told)
+        with suppress(StoreError):
+            for entry in families.entries(self._store, row.region, row.origin, after + 1):
+                told = foreign_news.tell(entry, whose, house)
+                if told is not None:
+                    self._news.append(told)
 
     def send(self, house: House, now: Callable[[], datetime]) -> dict[str, str]:
         """Send what was gathered, and what waits. Answers what went wrong."""
