@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+import urllib.request
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from stoker.testing.sagemaker import ACCOUNT, DETAIL_TYPE, REGION, SageMakerCloud
+from stoker.testing.sagemaker import ACCOUNT, DETAIL_TYPE, REGION, SageMakerCloud, sagemaker_cloud, why_no_hosts
 from stoker.testing.sagemaker.shapes import check_answer
-from stoker.testing.servers import isolated, pytest_isolated
+from stoker.testing.servers import S3Server, isolated, pytest_isolated
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/trainer"
@@ -149,7 +152,6 @@ else:
 
     def test_what_the_model_does_not_know_is_refused_and_remembered(sagemaker: SageMakerCloud) -> None:
         import urllib.error
-        import urllib.request
 
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260301/us-east-1/sagemaker/aws4_request, x"}
         headers = {**signed, "X-Amz-Target": "SageMaker.CreateTrainingJob"}
@@ -234,6 +236,76 @@ else:
                 sm.list_training_jobs()
             assert code(refused) == wanted
             sagemaker.faults.clear(number)
+
+    # ── Jobs that really run ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @pytest.fixture
+    def really(s3: S3Server) -> Iterator[SageMakerCloud]:
+        if why_no_hosts() is not None:
+            pytest.skip(str(why_no_hosts()))
+        with sagemaker_cloud(s3, grace_s=0.3) as made:
+            yield made
+
+    def running(cloud: SageMakerCloud, script: str, **more: Any) -> str:
+        """A training job whose containers run this."""
+        entry = ["/bin/sh", "-c", script]
+        algorithm = {"TrainingImage": "x", "TrainingInputMode": "File", "ContainerEntrypoint": entry}
+        cloud.client().create_training_job(**(asked() | {"AlgorithmSpecification": algorithm} | more))
+        return "one"
+
+    def wait_for(cloud: SageMakerCloud, *statuses: str) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while cloud.status("one")[0] not in statuses and cloud.status("one")[1] not in statuses:
+            assert time.monotonic() < deadline, cloud.status("one")
+            time.sleep(0.01)
+        return cloud.describe("one")
+
+    def printed(cloud: SageMakerCloud, text: str) -> None:
+        deadline = time.monotonic() + 60
+        assert cloud.hosts is not None
+        while text not in cloud.hosts.output("one"):
+            assert time.monotonic() < deadline, cloud.hosts.output("one")
+            time.sleep(0.01)
+
+    def test_a_container_finds_what_sagemaker_gives_it(really: SageMakerCloud, s3: S3Server) -> None:
+        bucket = s3.new_bucket()
+        urllib.request.urlopen(urllib.request.Request(f"{s3.endpoint}/{bucket}/data/a/b.txt", b"hello", method="PUT"))
+        source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/data/"}
+        channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}}
+        script = "cat /opt/ml/input/data/train/a/b.txt /opt/ml/input/config/*.json; echo $$ $TRAINING_JOB_NAME"
+        machines = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+        more = {"InputDataConfig": [channel], "HyperParameters": {"lr": "0.1"}, "ResourceConfig": machines}
+        running(really, script, **more)
+        assert wait_for(really, "Completed", "Failed")["TrainingJobStatus"] == "Completed"
+        assert really.hosts is not None
+        said = really.hosts.output("one")
+        # It is the first process of its container, and one of two hosts.
+        assert said.count("hello") == 2 and said.count("1 one") == 2
+        for told in ('"lr": "0.1"', '"current_host": "algo-2"', '"hosts": ["algo-1", "algo-2"]', '"TrainingInputMode"'):
+            assert told in said
+
+    def test_a_container_that_fails_says_why(really: SageMakerCloud) -> None:
+        running(really, "echo no data >/opt/ml/output/failure; exit 3")
+        told = wait_for(really, "Failed", "Completed")
+        assert told["FailureReason"] == "AlgorithmError: no data\n, exit code: 3"
+
+    def test_a_stop_is_sigterm_a_grace_and_sigkill(really: SageMakerCloud) -> None:
+        running(really, "trap 'echo asked' TERM; echo up; while :; do sleep 0.05; done")
+        printed(really, "up")
+        really.client().stop_training_job(TrainingJobName="one")
+        assert wait_for(really, "Stopped")["SecondaryStatus"] == "Stopped"
+        printed(really, "asked")
+
+    def test_a_reclaim_starts_the_container_anew_on_an_empty_disk(really: SageMakerCloud) -> None:
+        script = "ls /opt/ml; touch /opt/ml/mine; echo up; while :; do sleep 0.05; done"
+        bounds = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}
+        running(really, script, EnableManagedSpotTraining=True, StoppingCondition=bounds)
+        printed(really, "up")
+        really.interrupt("one")
+        printed(really, "up\ncheckpoints")
+        gone_through = [each["Status"] for each in really.describe("one")["SecondaryStatusTransitions"]]
+        assert gone_through[2:5] == ["Training", "Interrupted", "Restarting"]
+        assert really.hosts is not None and "mine" not in really.hosts.output("one")
 
     # ── Events ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -231,4 +231,5 @@ def why_no_hosts() -> str | None:
     """One line that says why training jobs cannot really run here; None where they can."""
     if os.geteuid() != 0:
         return "containers of SageMaker's for tests need root"
-    return None if shutil.which("unshare") else "containers of SageMaker's for tests need `unshare`"
+    missing = [program for program in ("unshare", "ip") if shutil.which(program) is None]
+    return f"containers of SageMaker's for tests need {' and '.join(missing)}" if missing else None
