@@ -144,6 +144,14 @@ if isolated():
             assert why is not None and not why.reclaimed
             assert why.reason == "boot failed: no Python, exit code: 1"
 
+        def test_sagemaker_s_own_trouble_is_nobody_s_fault(
+            self, provider: Provider, order: OrderFactory, store: str, sagemaker: SageMakerCloud
+        ) -> None:
+            assert isinstance(provider, TellsWhyGone)
+            (made,) = self.launch(provider, order(store=store))
+            sagemaker.fail(sagemaker.names()[0], "InternalServerError: We encountered an internal error.")
+            assert provider.why_gone(made.id) is None
+
         def test_pages_of_the_list(self, provider: Provider, order: OrderFactory, store: str) -> None:
             for claim in range(1, 103):
                 self.launch(provider, order(store=store, claim=claim))

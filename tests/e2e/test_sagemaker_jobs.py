@@ -5,6 +5,8 @@ After each no training job is left that runs.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from harness import chain, fields
 from sagemaker_world import SageMakerWorld
@@ -32,6 +34,25 @@ if isolated():
         assert world.cloud.tags(name)["project"] == "vision" and world.cloud.tags(name)["stoker:job"] == job
         # CloudWatch has the log, too.
         assert f"finished {chain(20)}" in world.cloud.hosts.output(name)
+
+    def test_one_command(training_jobs: SageMakerWorld) -> None:
+        """As a person would: one command, and it is over when the command is."""
+        world = training_jobs
+        world.script("counter.py")
+        (world.code / "stoker.yaml").write_text(
+            f"name: one\nrun: python train.py\nparams: {{steps: 20}}\nenv: {{TRUTH: {world.truth}}}\n"
+            f"metrics: {{loss: 'loss=([0-9.]+)'}}\nresources: {json.dumps(world.resources | {'spot': True})}\n"
+        )
+        ran = world.cli("run", "-y", timeout_s=240)
+        assert ran.returncode == 0 and f"finished {chain(20)}" in ran.stdout, ran.stdout + ran.stderr
+        calls = world.cloud.calls()
+        assert calls["CreateTrainingJob"] == 1 and sum(calls.values()) <= 20, calls
+        (job,) = [line.split()[0] for line in world.cli("ps").stdout.splitlines() if line.startswith("one-")]
+        (name,) = world.cloud.names()
+        shown = world.cli("show", job).stdout
+        assert "ml.c5.xlarge" in shown and "spot" in shown and f"#/jobs/{name}" in shown
+        assert f"finished {chain(20)}" in world.cli("logs", job).stdout
+        assert world.cli("exec", job, "--", "true").returncode == 2
 
     def test_two_nodes_reach_each_other(training_jobs: SageMakerWorld) -> None:
         world = training_jobs

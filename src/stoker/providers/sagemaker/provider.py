@@ -29,6 +29,9 @@ _RUNNING = ("Training", "Uploading", "Updating")
 # How FailureReason begins where there were no machines: https://docs.aws.amazon.com/sagemaker/latest/dg/common-errors.html
 _NO_CAPACITY = ("CapacityError", "InsufficientCapacity")
 
+# And where SageMaker itself is at fault.
+_ITS_OWN = ("InternalServerError", "Internal Server Error")
+
 
 class SageMakerProvider:
     """One store's training jobs in one account. Holds clients, and whose training jobs with a short name are."""
@@ -168,6 +171,8 @@ class SageMakerProvider:
             return None
         status, secondary = found["TrainingJobStatus"], found["SecondaryStatus"]
         reason = first_line(found.get("FailureReason") or secondary)
+        if status == "Failed" and reason.startswith(_ITS_OWN):
+            return None  # No reason to give up after the second time.
         if status == "Failed":
             told = reason.removeprefix("AlgorithmError: ")
             return Gone(reclaimed=False, reason=told, dry=reason.startswith(_NO_CAPACITY))
