@@ -141,7 +141,7 @@ def log(job: str, *lines: str) -> None:
 
 
 def test_a_job_that_breaks_a_rule_is_stopped_and_listed(url: str, sagemaker: SageMakerCloud) -> None:
-    submit(sagemaker, "too-big", nodes=3)
+    submit(sagemaker, "too-big", nodes=3, hours_ago=0)
     planned = stoker(url, "govern", "--dry-run").output
     assert "too-big: stop: policy max-nodes: 3 nodes are more than 2" in planned
     assert sagemaker.status("too-big")[0] == "InProgress" and "too-big" not in stoker(url, "ps").output

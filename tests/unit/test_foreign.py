@@ -156,9 +156,37 @@ def test_a_hopeless_experiment() -> None:
 def test_a_rule_that_was_taken_back_stops_nothing() -> None:
     world = World("- max_nodes: 1")
     world.account.start()
+    world.account.clock.move(60)
     world.legislate("- max_nodes: 2")
     assert world.wake() == []
     assert world.account.job().status == "InProgress"
+
+
+def test_a_job_that_was_there_before_the_rule_goes_on_and_is_not_cloned() -> None:
+    world = World()
+    world.account.start(training_s=9000)
+    world.wake()
+    world.legislate("- max_nodes: 1")
+    assert world.wake() == [] and world.account.job().status == "InProgress"
+    assert "it was there before the rule, and goes on" in told(world)[-1].reason
+    # A version that has the rule, too, makes it no younger for who came in between.
+    world.account.start("between")
+    world.account.clock.move(60)
+    world.legislate("- max_nodes: 1\n- max_runtime: 90d")
+    assert "2 nodes are more than 1" in world.wake("between")[0] and world.wake() == []
+    world.account.fail(reason=INTERNAL)
+    world.wake()
+    assert world.clones == [] and events(world)[-1] == GaveUp("bert", "policy:max-nodes")
+
+
+def test_an_exemption_holds_for_clones() -> None:
+    world = World("- max_nodes: 1\n  except: [{job: bert, until: 2026-12-31, why: the demo}]")
+    world.account.start(training_s=9000)
+    world.wake()
+    world.account.fail(reason=INTERNAL)
+    world.wake()
+    (clone,) = world.clones
+    assert world.wake(clone) == [] and world.account.job(clone).status == "InProgress"
 
 
 def test_rules_that_cannot_be_read_cause_nothing() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -10,7 +11,7 @@ from stoker.core import governance
 from stoker.core.alarms import Alarm, Readings, WantedAlarm
 from stoker.core.budgets import Books
 from stoker.core.family import Cloning, Family, FamilyEvent, Stopping
-from stoker.core.governance import Bounded, Subject
+from stoker.core.governance import Bounded, Finding, Subject
 from stoker.core.training_job import TrainingJob
 from stoker.model import Observed
 from stoker.rules import House
@@ -39,6 +40,8 @@ class Sight:
     # Asked for only where an alarm rings, and where it failed; None where nobody asked.
     readings: Observed[Readings] | None = None
     tail: Observed[tuple[str, ...]] | None = None
+    # Since when there have been the rules that would have refused it, by their names.
+    rules_since: Mapping[str, datetime] = field(default_factory=dict)
     # How the budgets stand, where it may be cloned: a clone is a launch. None where nobody asked.
     books: Observed[Books] | None = None
     # Since when the house has wanted the jobs of this region to obey; None where nobody asked, or knows.
@@ -96,6 +99,22 @@ class ForeignPlan:
     look_in_s: float = LOOK_S
     # Why it is where it is, for lists.
     note: str = ""
+
+
+def subject_of(job: TrainingJob, family: Family, now: datetime) -> Subject:
+    """Whom rules are held against. What is exempt is so with its clones."""
+    return Subject(replace(job.spec(), name=family.origin), now.date(), job.name)
+
+
+def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding, ...]:
+    """The rules that would have refused it, by each of its machines."""
+    found = {
+        finding.rule.name: finding
+        for offering in job.offerings()
+        for finding in governance.broken(house, subject, (offering,))
+        if finding.refuses
+    }
+    return tuple(found.values())
 
 
 def bounds_of(house: House, subject: Subject, *, audit: bool = False) -> Bounded:

@@ -8,7 +8,7 @@ from stoker.core import budgets, governance
 from stoker.core.clone import clone_name
 from stoker.core.diagnosis import Cause, diagnose
 from stoker.core.family import Cloning, GaveUp
-from stoker.core.foreign import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on
+from stoker.core.foreign import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on, refusals
 from stoker.core.governance import Subject
 from stoker.model import Known
 from stoker.rules import House
@@ -77,7 +77,10 @@ def _cloned(sight: Sight, house: House, subject: Subject, cause: Cause, now: dat
 
 
 def _launched(sight: Sight, house: House, subject: Subject, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
-    """A budget that is spent keeps back what would be launched; it may not be tomorrow."""
+    """A rule that would refuse it does so now, as when a job is resumed. A budget that is spent only keeps it back."""
+    refused = refusals(house, sight.job, subject)
+    if refused:
+        return _gave_up(sight, refused[0].code, str(refused[0]))
     found = budgets.judge(house, subject, sight.books, now)
     held = next((each for each in found if isinstance(each, budgets.Held)), None)
     if held is not None:

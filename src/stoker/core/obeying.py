@@ -27,11 +27,15 @@ from stoker.core.foreign import (
     Stop,
     bounds_of,
     may_go_on,
+    refusals,
+    subject_of,
 )
 from stoker.core.going_on import after_the_end
 from stoker.core.governance import PREFIX, Bounded, Finding, Subject
 from stoker.model import Known
 from stoker.rules import House, Then
+
+__all__ = ["Fault", "cost_of", "decide", "refusals", "subject_of", "told"]
 
 # What changes without a word: metrics, and money.
 _CHANGING_S = 300.0
@@ -54,7 +58,7 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     if job.name not in sight.family.seen:
         in_progress = job.status == "InProgress"
         actions.append(Note(Seen(job.name, in_progress, job.created_at), f"{job.status} when it was first seen"))
-    subject = Subject(job.spec(), now.date(), job.name)
+    subject = subject_of(job, sight.family, now)
     if job.over:
         if job.name not in sight.family.over:
             over = Over(job.name, job.status, job.trained_s(now), cost_of(sight, now), job.interruptions)
@@ -101,7 +105,7 @@ def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iter
         for finding in governance.broken(house, subject, (offering,)):
             if finding.rule.name not in seen:
                 seen.add(finding.rule.name)
-                yield _fault(finding)
+                yield _refused(sight, finding)
     for audit in (False, True):
         yield from _bounds(sight, bounds_of(house, subject, audit=audit), now, audit)
     for rule in house.rules:
@@ -111,6 +115,14 @@ def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iter
         if reason is not None and sight.job.trained_s(now) >= rule.metric.after_s:
             yield _fault(Finding(rule, reason))
     yield from _rung(sight, house, subject, now)
+
+
+def _refused(sight: Sight, finding: Finding) -> Fault:
+    """A job that was there before the rule goes on, as every other does."""
+    fault, since, made_at = _fault(finding), sight.rules_since.get(finding.rule.name), sight.job.created_at
+    if finding.refuses and (since is None or made_at is None or made_at < since):
+        return replace(fault, then="warn", reason=f"{fault.reason}; it was there before the rule, and goes on")
+    return fault
 
 
 def _fault(finding: Finding) -> Fault:

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
-from stoker import layout, policies
+from stoker import layout
 from stoker.core import alarms as alarming
 from stoker.core import budgets, obeying, training_job
 from stoker.core.alarms import Alarm
@@ -22,24 +23,26 @@ from stoker.core.budgets import Books
 from stoker.core.clone import ORIGIN
 from stoker.core.family import Family
 from stoker.core.foreign import ForeignPlan, Sight
+from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT
 from stoker.core.training_job import TrainingJob
-from stoker.errors import ProviderError, SpecError, StokerError, StoreUnavailable
+from stoker.errors import ProviderError, StokerError, StoreUnavailable
 from stoker.governor import families, foreign_index
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign_account import Described, ForeignAccount
+from stoker.governor.foreign_account import Described, ForeignAccount, gpus_of, price_of
 from stoker.governor.foreign_apply import ForeignApplier
 from stoker.governor.foreign_index import Row
 from stoker.governor.foreign_telling import ForeignTeller
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import STUMBLES, Memory, active_jobs
+from stoker.governor.past import Past
 from stoker.governor.telling import Teller
 from stoker.log import new_token
 from stoker.model import Known, Observed, Unknown
 from stoker.providers.ec2.client import Clients
-from stoker.providers.sagemaker import catalog, prices, tags
-from stoker.rules import House
+from stoker.providers.sagemaker import tags
+from stoker.rules import House, Rule
 from stoker.store import Store
 
 # Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
@@ -116,7 +119,7 @@ class ForeignGovernor:
         self._house = HouseReader(store, DEFAULT)
         self._now = now
         self._teller = ForeignTeller(store, self.name, teller)
-        self._since: dict[tuple[int, str], datetime | None] = {}
+        self._past = Past(store)
 
     def wake(self, region: str, name: str) -> Looked:
         """See `wake`."""
@@ -161,7 +164,7 @@ class ForeignGovernor:
                     if found is not None and not _is_own(found):
                         sight = self._sight(house, account, found, now, None, set())
                         looked.done += map(obeying.told, obeying.decide(sight, house, now).actions)
-            except StokerError as error:
+            except (StokerError, *STUMBLES) as error:
                 looked.problems[f"sagemaker {region}"] = str(error)
         return looked
 
@@ -265,7 +268,7 @@ class ForeignGovernor:
         job = training_job.read(found.description, found.tags, account.region)
         family = self._family(job)
         alarms = self._alarms(account, job, listed, made)
-        gpus = _gpus(job)
+        gpus = gpus_of(job)
         readings = tail = since = None
         if isinstance(alarms, Known) and job.training and any(alarm.ringing for alarm in alarms.value):
             span_s = max((alarming.span_s(rule) for rule in house.rules), default=0.0)
@@ -274,6 +277,8 @@ class ForeignGovernor:
         if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
             tail = _known(lambda: account.tail(job.name))
             since = self._wanted_since(house, account.region)
+        subject = obeying.subject_of(job, family, now)
+        rules_since = {} if job.over else self._rules_since(house, job, subject)
         books = self._books(house, job, now) if job.status in ("Failed", "Stopped") else None
         return Sight(
             job=job,
@@ -281,10 +286,11 @@ class ForeignGovernor:
             alarms=alarms,
             start=self.start,
             gpus=gpus,
-            price=_price(job),
+            price=price_of(job),
             readings=readings,
             tail=tail,
             books=books,
+            rules_since=rules_since,
             wanted_since=since,
         )
 
@@ -333,21 +339,16 @@ class ForeignGovernor:
         return keeper.look(house, now)
 
     def _wanted_since(self, house: House, region: str) -> datetime | None:
-        """The first of the policies, without a break until now, that name this region."""
-        key = (house.version, region)
-        if key not in self._since:
-            found = None
-            for version in range(house.version, 0, -1):
-                kept = policies.read(self.store, version)
-                try:
-                    told = policies.house(kept).sagemaker
-                except SpecError:
-                    break
-                if kept is None or told is None or region not in told.regions:
-                    break
-                found = kept.at
-            self._since[key] = found
-        return self._since[key]
+        return self._past.since(house, lambda each: each.sagemaker is not None and region in each.sagemaker.regions)
+
+    def _rules_since(self, house: House, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
+        """Since when there have been the rules, as they are, that would have refused this job."""
+        found = {}
+        for finding in obeying.refusals(house, job, subject):
+            at = self._past.since(house, partial(_has, finding.rule))
+            if at is not None:
+                found[finding.rule.name] = at
+        return found
 
     def _clock(self) -> Callable[[], datetime]:
         """The store's, asked for once."""
@@ -369,24 +370,16 @@ def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:
     return f"{name} is {status}" if status in training_job.OVER else None
 
 
+def _has(rule: Rule, house: House) -> bool:
+    return rule in house.rules
+
+
 def _job_of(alarm: Alarm) -> str:
     return alarm.host.partition("/")[0]
 
 
 def _is_own(found: Described) -> bool:
     return any(tag.get("Key") in (tags.JOB, tags.STORE) for tag in found.tags)
-
-
-def _gpus(job: TrainingJob) -> int | None:
-    """GPUs of each host that can be read. Nobody knows which host has what where there are several types."""
-    machine = catalog.table().get(job.machines[0]) if len(job.machines) == 1 else None
-    return machine.gpus if machine is not None and machine.maker == "nvidia" else None
-
-
-def _price(job: TrainingJob) -> float | None:
-    """Dollars an hour of one host, on demand; None where nobody knows, or where hosts differ."""
-    found = prices.on_demand(job.region, job.machines[0]) if len(job.machines) == 1 else None
-    return found.amount if found is not None else None
 
 
 def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]

@@ -12,8 +12,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from stoker.core.alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
+from stoker.core.training_job import TrainingJob
 from stoker.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
+from stoker.providers.sagemaker import catalog, prices
 from stoker.providers.sagemaker.errors import NameTaken, calling
 
 # https://docs.aws.amazon.com/sagemaker/latest/dg/monitoring-cloudwatch.html
@@ -258,3 +260,15 @@ class ForeignAccount:
 
 def _removed(client: Any, names: list[str]) -> None:
     calling("cloudwatch:DeleteAlarms", lambda: client.delete_alarms(AlarmNames=names))
+
+
+def gpus_of(job: TrainingJob) -> int | None:
+    """GPUs of each host that can be read. Nobody knows which host has what where there are several types."""
+    machine = catalog.table().get(job.machines[0]) if len(job.machines) == 1 else None
+    return machine.gpus if machine is not None and machine.maker == "nvidia" else None
+
+
+def price_of(job: TrainingJob) -> float | None:
+    """Dollars an hour of one host, on demand; None where nobody knows, or where hosts differ."""
+    found = prices.on_demand(job.region, job.machines[0]) if len(job.machines) == 1 else None
+    return found.amount if found is not None else None
