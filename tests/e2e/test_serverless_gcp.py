@@ -26,11 +26,12 @@ from stoker.testing.servers import free_port, isolated, pytest_isolated
 PROJECT, REGION = "vision-1", "us-central1"
 
 if isolated():
-    from stoker import Job, client, layout
+    from stoker import Job, client, layout, log
     from stoker.cli import main
     from stoker.deploying import gcp, package, project, record
     from stoker.errors import UserError
     from stoker.governor.background import call_deployed
+    from stoker.governor.govern import Governor
     from stoker.providers.gce.client import Api
     from stoker.providers.gce.machine import GceMachine
     from stoker.store import open_store
@@ -183,7 +184,8 @@ if isolated():
         command = [sys.executable, "-m", "functions_framework", "--target", target, "--signature-type", kind]
         command += ["--source", str(task / "main.py"), "--host", "127.0.0.1", "--port", str(port)]
         env = {**os.environ, "PYTHONPATH": str(task), "STOKER_STORE": url, "STOKER_CLOCK": plan_of(url).clock}
-        env["STOKER_HOME"] = str(folder / "home")
+        # Another place than that of whoever submits: what runs there is not to be seen from here.
+        env["STOKER_HOME"] = str(folder / "elsewhere")
         with (folder / "function.log").open("wb") as said:
             process = subprocess.Popen(command, env=env, cwd=task, stdout=said, stderr=subprocess.STDOUT)
         try:
@@ -231,20 +233,26 @@ if isolated():
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
         clock = google.things[plan_of(gcs_url).clock]
         (tmp_path / "train.py").write_text("")
-        # On a computer that is not the function's: it sees the job and leaves it alone.
-        job = client.submit(Job(name="x", run="true", code=str(tmp_path)), store=gcs_url, detach=False)
+        # It runs on a computer that is not the function's, which sees the job and leaves it alone.
+        job = client.submit(Job(name="x", run="sleep 600", code=str(tmp_path)), store=gcs_url, detach=False)
         ((_, told),) = google.messages
+        store = open_store(gcs_url)
+        Governor(store).run_pass()
+        before = log.read(store, job)
+        assert before is not None and before.claims[-1].launched
         with function(gcs_url, tmp_path, "http") as address:
             status, answer = push(address, told)
-            log = (tmp_path / "function.log").read_text()
-            assert (status, answer["jobs"], answer["active"]) == (200, [job], 1), log
-            assert clock["state"] == "ENABLED", log
+            said = (tmp_path / "function.log").read_text()
+            assert (status, answer["jobs"], answer["active"]) == (200, [job], 1), said
+            assert clock["state"] == "ENABLED", said
             # The same once more, and what is none.
             assert push(address, told)[0] == 200
             strange = (b"", b"{", b"[]", b'{"message": {"data": "%"}}', json.dumps({"message": {}}).encode())
             assert [post(address, each)[0] for each in strange] == [200] * len(strange)
             assert push(address, {"stoker": {"tick": True}})[1]["active"] == 1
             assert clock["state"] == "ENABLED"
+            after = log.read(store, job, before)
+            assert after is not None and after.seq == before.seq
             client.stop(job, gcs_url)
             client.wait(job, gcs_url, timeout=60)
             assert push(address, {"stoker": {"tick": True}})[1]["active"] == 0

@@ -102,6 +102,18 @@ def test_a_warning_alone_is_not_believed(world: World) -> None:
     assert 5 <= sum(world.slept) <= 10
 
 
+def test_an_event_is_about_one_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand others nothing is read."""
+    job, instance = world.training()
+    other = submit(world.store, world.folder)
+    world.waker.handle([JobWake(other)])
+    read: list[str] = []
+    get = type(world.store).get
+    monkeypatch.setattr(type(world.store), "get", lambda self, key, **how: read.append(key) or get(self, key, **how))
+    world.waker.handle([machine(instance)])
+    assert any(job in key for key in read) and not any(other in key for key in read)
+
+
 def test_the_end_of_a_machine_is_seen_by_asking_for_it(world: World) -> None:
     job, instance = world.training()
     world.waker.handle([machine(instance)])

@@ -124,7 +124,7 @@ class Governor:
         self.teller.begin(self.policy.house)
         self._look_at_markets(clock)
         sweeping = only is None and self._sweep_is_due()
-        observation = self._observe(markers, everywhere=sweeping)
+        observation = self._observe(markers, everywhere=sweeping, only=only)
         if only is None:
             # Who was not looked at is over, or was removed by somebody else: an id that comes again is another job.
             seen = {*markers, *observation.listing.jobs()}
@@ -215,10 +215,15 @@ class Governor:
         if self._markets is None or self._markets.house != house or now_s - self._markets_s >= MARKETS_FOR_S:
             self._markets, self._markets_s = MarketReader(self.store, clock.now(), house), now_s
 
-    def _observe(self, markers: dict[str, tuple[int, ...]], *, everywhere: bool = False) -> Observation:
-        """`everywhere`: also where only machines of jobs can be that nobody knows any more."""
+    def _observe(
+        self, markers: dict[str, tuple[int, ...]], *, everywhere: bool = False, only: set[str] | None = None
+    ) -> Observation:
+        """`everywhere`: also where only machines of jobs can be that nobody knows any more. `only`: of what is listed
+        there, nothing is looked into but what belongs to these."""
         more = known_places(self.store) if everywhere else ()
         listing = list_clouds(self.store, self.fleet, self.memory, markers, more)
+        if only is not None:
+            listing = listing.narrowed(only)
         return observe(self.store, self.fleet, self.memory, markers, listing, self._markets)
 
     def _observe_again(self, moved: dict[str, tuple[int, ...]], before: Observation) -> Observation:
