@@ -113,6 +113,9 @@ def test_what_is_wrong_with_the_agent_is_told(tmp_path: Path) -> None:
     box = Box(tmp_path / "b", "")
     (box.ml / f"input/data/stoker/{box.digest}.tar.gz").write_bytes(b"another")
     assert box.run()[0] == 1 and "its digest differs" in box.failure
+    box = Box(tmp_path / "d", "")
+    (box.ml / "input/data/stoker/more").touch()
+    assert box.run()[0] == 1 and "brought 2 files, not the agent" in box.failure
     box = Box(tmp_path / "c", "")
     box.config["node"]["nodes"] = 3
     assert box.run()[0] == 1 and "there are 2 hosts and 3 were asked for" in box.failure

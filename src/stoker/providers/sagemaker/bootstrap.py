@@ -88,7 +88,14 @@ def install(config: "dict[str, Any]", ml: Path, home: Path) -> Path:
     if digest is None:
         known = ", ".join(sorted(config["bundles"]))
         raise BootFailed(f"there is no agent for {tag}, only for {known}; use an image with such a Python")
-    archive = ml / "input/data" / config["channels"][tag] / f"{digest}.tar.gz"
+    channel = ml / "input/data" / config["channels"][tag]
+    # By whatever name SageMaker gave to the one object that the channel has.
+    brought = sorted(path for path in channel.rglob("*") if path.is_file())
+    if len(brought) != 1:
+        raise BootFailed(
+            f"the channel {channel.name} brought {len(brought)} files, not the agent; submit the job again"
+        )
+    (archive,) = brought
     found = hashlib.sha256()
     with archive.open("rb") as file:
         for chunk in iter(lambda: file.read(_CHUNK), b""):
