@@ -29,7 +29,7 @@ def boto(service: str) -> Any:
 
 
 if isolated():
-    from stoker import Job, client, layout
+    from stoker import Job, client, layout, policies
     from stoker.cli import main
     from stoker.deploying import aws, package, record
     from stoker.deploying.template import HANDLER
@@ -205,9 +205,11 @@ if isolated():
 
         # Again changes nothing, and a region that is not named any more is given up.
         capsys.readouterr()
+        policies.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
         said = capsys.readouterr().err
         assert "as it was" in said and "us-west-2: removed" in said
+        assert "may not touch without --sagemaker" in said
 
         # It runs what it was given.
         answer = boto("lambda").invoke(FunctionName=name, Payload=json.dumps(aws_events.tick()).encode())

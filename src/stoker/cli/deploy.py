@@ -92,6 +92,9 @@ def aws(
         _print_requests(list(deploying.requests(planned, built)), as_json=as_json)
         return
     _tell_lacking(built)
+    if not sagemaker and _governs_others(store):
+        told = "the policy is about training jobs of others, which it may not touch without --sagemaker"
+        click.secho(told, fg="yellow", err=True)
     _agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
     deployed = deploying.deploy(store, planned, built, submitter(), say)
     _told(deployed, as_json=as_json)
@@ -198,6 +201,13 @@ def _region(store: Store, named: str | None, *, offline: bool) -> str:
     if not told:
         raise UserError("--region: is not known; give it, or set AWS_REGION")
     return told
+
+
+def _governs_others(store: Store) -> bool:
+    from stoker.core.policy import DEFAULT
+    from stoker.governor.house import HouseReader
+
+    return HouseReader(store, DEFAULT).read().house.sagemaker is not None
 
 
 def _tell_lacking(built: Package) -> None:

@@ -84,7 +84,7 @@ class Ec2Machine:
         return preferred
 
     def wake_governors(self) -> None:
-        """Nobody is near enough to be woken."""
+        """EC2 itself tells a governor that is deployed of warnings and of machines that end."""
 
     def power_off(self) -> None:
         """End this process, from whichever thread: its service switches the machine off. Does not return."""
