@@ -648,6 +648,32 @@ def test_a_person_who_stops_a_job_is_not_contradicted() -> None:
     assert world.wake() == [] and world.clones == []
 
 
+def test_a_stop_that_never_came_is_forgotten_when_no_rule_wants_it() -> None:
+    world = World("- name: calm\n  spot: {on_demand_after: 1}")
+    world.account.start(training_s=9000)
+    world.account.interrupt(times=2)
+
+    def refuse(operation: str) -> bool:
+        if operation == "StopTrainingJob":
+            raise Transient("nobody answers")
+        return False
+
+    world.account.trouble = refuse
+    assert "nobody answers" in world.governor.wake(REGION, "bert").problems["bert"]
+    world.account.trouble = lambda _operation: False
+    world.legislate("")
+    world.wake()
+    assert kinds(world) == ["Seen", "Stopping"]
+    world.account.clock.move(600)
+    world.wake()
+    assert kinds(world) == ["Seen", "Stopping", "Relented"] and world.account.job().status == "InProgress"
+    # Somebody stops it now, for reasons of their own.
+    world.account.stop("bert")
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    assert world.clones == []
+
+
 def test_tags_alone_make_nobody_a_clone() -> None:
     world = World()
     world.account.start(training_s=9000, Tags=[{"Key": "stoker:origin", "Value": "another"}])

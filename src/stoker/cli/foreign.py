@@ -66,7 +66,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
 
 def describe(event: FamilyEvent) -> str:
     """An entry of a family's log in words."""
-    from stoker.core.family import Cloned, Cloning, GaveUp, Over, Seen, Stopping, Told
+    from stoker.core.family import Cloned, Cloning, GaveUp, Over, Relented, Seen, Stopping, Told
 
     match event:
         case Seen():
@@ -76,6 +76,8 @@ def describe(event: FamilyEvent) -> str:
         case Stopping():
             then = {"": "", "restart": ", to go on as a clone", "on-demand": ", to go on without spot"}[event.after]
             return f"{event.job}: stopped, {event.rule}{then}"
+        case Relented():
+            return f"{event.job}: goes on, not stopped"
         case Cloning():
             return f"{event.of}: goes on as {event.name}, {event.rule}"
         case Cloned():

@@ -46,6 +46,14 @@ class Stopping:
 
 
 @dataclass(frozen=True)
+class Relented:
+    """It was to be stopped, was not yet, and no rule wants it any more. However it ends now is its own affair."""
+
+    kind: ClassVar[str] = "relented"
+    job: str
+
+
+@dataclass(frozen=True)
 class Cloning:
     """A clone will be made under this name: written before SageMaker is asked, so that anybody can finish it."""
 
@@ -87,7 +95,7 @@ class Over:
     interruptions: int = 0
 
 
-FamilyEvent = Seen | Told | Stopping | Cloning | Cloned | GaveUp | Over
+FamilyEvent = Seen | Told | Stopping | Relented | Cloning | Cloned | GaveUp | Over
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,8 @@ class Family:
     seen: dict[str, Seen] = field(default_factory=dict)
     told: frozenset[tuple[str, str]] = frozenset()
     stops: dict[str, Stopping] = field(default_factory=dict)
+    # When that was written, by the store's clock.
+    stops_at: dict[str, datetime] = field(default_factory=dict)
     # By what they are clones of.
     clones: dict[str, Cloning] = field(default_factory=dict)
     made: frozenset[str] = frozenset()
@@ -140,18 +150,22 @@ def fold(origin: str, entries: Iterable[FamilyEntry], state: Family | None = Non
     """What the entries come to, from `state` on."""
     family = state or Family(origin)
     for entry in entries:
-        family = replace(_with(family, entry.record.event), seq=entry.seq)
+        family = replace(_with(family, entry.record.event, entry.at), seq=entry.seq)
     return family
 
 
-def _with(family: Family, event: FamilyEvent) -> Family:
+def _with(family: Family, event: FamilyEvent, at: datetime) -> Family:
     match event:
         case Seen():
             return replace(family, seen={event.job: event, **family.seen})
         case Told():
             return replace(family, told=family.told | {(event.job, event.code)})
         case Stopping():
-            return replace(family, stops={event.job: event, **family.stops})
+            stops_at = {event.job: at, **family.stops_at}
+            return replace(family, stops={event.job: event, **family.stops}, stops_at=stops_at)
+        case Relented():
+            kept = {job: stop for job, stop in family.stops.items() if job != event.job}
+            return replace(family, stops=kept, stops_at={job: family.stops_at[job] for job in kept})
         case Cloning():
             return replace(family, clones={event.of: event, **family.clones})
         case Cloned():

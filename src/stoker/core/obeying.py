@@ -13,7 +13,7 @@ from datetime import datetime
 from stoker.core import alarms, governance
 from stoker.core.alarms import WantedAlarm
 from stoker.core.experiments import broken_by
-from stoker.core.family import Family, Over, Seen, Stopping, Told
+from stoker.core.family import Family, Over, Relented, Seen, Stopping, Told
 from stoker.core.foreign import (
     LOOK_S,
     ON_DEMAND,
@@ -39,6 +39,8 @@ __all__ = ["Fault", "cost_of", "decide", "refusals", "subject_of", "told"]
 
 # What changes without a word: metrics, and money.
 _CHANGING_S = 300.0
+# Whoever is asked to stop is `Stopping` at once; answers may be this old.
+_HEARD_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     stop = _stop(sight, house, subject, faults, now)
     if stop is not None:
         actions.append(stop)
+    elif _may_relent(sight.family, job.name, now):
+        actions.append(Note(Relented(job.name), "it was not stopped yet, and no rule wants that any more"))
     rules = alarms.watching(house, subject)
     actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start))
     look_in_s = _next_look_s(sight, house, subject, now)
@@ -184,6 +188,12 @@ def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault], now
         again = fault.then == "restart" and job.checkpoints and not may_go_on(sight, house, subject)
         return Stop(Stopping(job.name, fault.rule, "restart" if again else ""), fault.reason)
     return _without_spot(sight, house, subject, now)
+
+
+def _may_relent(family: Family, job: str, now: datetime) -> bool:
+    """Whether SageMaker never heard of a stop that is written down. It may tell a little late what it was asked."""
+    asked_at = family.stops_at.get(job)
+    return asked_at is not None and (now - asked_at).total_seconds() > _HEARD_S
 
 
 def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | None:
