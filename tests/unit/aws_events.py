@@ -129,5 +129,23 @@ def alarm(name: str = TRAINING, *, expression: bool = False) -> dict[str, Any]:
     return {"Records": [record]}
 
 
+def alarm_elsewhere(alarm: str, name: str = TRAINING) -> dict[str, Any]:
+    """https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch-and-eventbridge.html"""
+    metric = {
+        "namespace": "/aws/sagemaker/TrainingJobs",
+        "name": "GPUUtilization",
+        "dimensions": {"Host": f"{name}/algo-1"},
+    }
+    stat = {"metric": metric, "period": 300, "stat": "Average"}
+    detail = {
+        "alarmName": alarm,
+        "configuration": {"description": "", "metrics": [{"id": "m1", "metricStat": stat, "returnData": True}]},
+        "previousState": {"value": "OK", "timestamp": "2026-11-16T21:24:54.000+0000"},
+        "state": {"value": "ALARM", "reason": "Threshold Crossed", "timestamp": "2026-11-16T21:29:54.000+0000"},
+    }
+    arn = f"arn:aws:cloudwatch:{REGION}:{ACCOUNT}:alarm:{alarm}"
+    return _event("CloudWatch Alarm State Change", "aws.cloudwatch", detail, arn)
+
+
 EC2 = (spot_warning(), rebalance(), interruptible(), state_change("terminated"), state_change("shutting-down"))
-ALL = (*EC2, training(), tick(), alarm(), alarm(expression=True))
+ALL = (*EC2, training(), tick(), alarm(), alarm(expression=True), alarm_elsewhere("stoker-any"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import aws_events
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.deploying.template import patterns
+from stoker.core.alarms import prefix as alarm_prefix
+from stoker.deploying.template import alarm_pattern, patterns
+from stoker.governor.foreign_account import ForeignAccount
 from stoker.governor.serverless.events import (
     JobWake,
     MachineWake,
@@ -44,6 +47,7 @@ def message(told: object) -> dict[str, Any]:
         (aws_events.training(), TRAINING),
         (aws_events.alarm(), TRAINING),
         (aws_events.alarm(expression=True), TRAINING),
+        (aws_events.alarm_elsewhere("stoker-any"), TRAINING),
         (aws_events.tick(), Tick()),
         ({"stoker": {"jobs": ["spirals-bcd2"]}}, JobWake("spirals-bcd2")),
         ({"stoker": {"tick": True}}, Tick()),
@@ -143,9 +147,15 @@ def matches(pattern: dict[str, Any], event: Any) -> bool:
     if not isinstance(event, dict):
         return False
     return all(
-        matches(wanted, event.get(name)) if isinstance(wanted, dict) else event.get(name) in wanted
+        matches(wanted, event.get(name))
+        if isinstance(wanted, dict)
+        else any(is_one(event.get(name), w) for w in wanted)
         for name, wanted in pattern.items()
     )
+
+
+def is_one(value: Any, wanted: Any) -> bool:
+    return str(value).startswith(wanted["prefix"]) if isinstance(wanted, dict) else value == wanted
 
 
 @pytest.mark.parametrize("event", [*aws_events.EC2, aws_events.training()])
@@ -157,3 +167,27 @@ def test_what_is_no_news_calls_nobody() -> None:
     others = [aws_events.state_change("running"), aws_events.state_change("pending"), aws_events.tick()]
     others.append({**aws_events.training(), "detail-type": "SageMaker Endpoint State Change"})
     assert not any(matches(pattern, event) for pattern in patterns().values() for event in others)
+
+
+def test_alarms_of_this_store_are_passed_on_from_other_regions() -> None:
+    pattern = alarm_pattern("s3://bucket/team")
+    ours = f"{alarm_prefix('s3://bucket/team')}x-algo-1"
+    assert matches(pattern, aws_events.alarm_elsewhere(ours))
+    assert not matches(pattern, aws_events.alarm_elsewhere(f"{alarm_prefix('s3://another')}x-algo-1"))
+
+
+def test_an_alarm_has_the_topic_of_its_own_region_or_none() -> None:
+    """CloudWatch refuses another's."""
+    put: list[Any] = []
+
+    class Clients:
+        def get(self, _service: str, _region: str) -> Any:
+            return SimpleNamespace(put_metric_alarm=lambda **asked: put.append(asked["AlarmActions"]))
+
+    wanted: Any = SimpleNamespace(
+        name="a", rule="stall", host="x/algo-1", inclusive=True, period_s=300, periods=3, threshold=1.0
+    )
+    topic = "arn:aws:sns:us-east-1:123456789012:stoker-alarms"
+    for region in ("us-east-1", "us-west-2"):
+        ForeignAccount(region, Clients()).make_alarm(wanted, topic)  # type: ignore[arg-type]
+    assert put == [[topic], []]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.deploying.template import patterns
+from stoker.deploying.template import alarm_pattern, patterns
 
 
 def template(name: str, store: str, home: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def template(name: str, store: str, home: str) -> dict[str, Any]:
                 "Targets": [{"Id": "governor", "Arn": bus, "RoleArn": {"Fn::GetAtt": ["Forwarder", "Arn"]}}],
             },
         }
-        for kind, pattern in patterns().items()
+        for kind, pattern in {**patterns(), "Alarms": alarm_pattern(store)}.items()
     }
     return {
         "AWSTemplateFormatVersion": "2010-09-09",

@@ -55,12 +55,23 @@ def patterns() -> dict[str, dict[str, Any]]:
     }
 
 
+def alarm_pattern(store: str) -> dict[str, Any]:
+    """Alarms that the governor made about training jobs."""
+    return {
+        "source": ["aws.cloudwatch"],
+        "detail-type": [events.ALARM],
+        "detail": {"alarmName": [{"prefix": alarm_prefix(store)}]},
+    }
+
+
 def tick_name(name: str) -> str:
     return f"{name}-tick"
 
 
 def template(plan: Plan) -> dict[str, Any]:
     """The whole stack."""
+    # Those of this region come through the topic.
+    others = alarm_pattern(plan.store) | {"region": [{"anything-but": [{"Ref": "AWS::Region"}]}]}
     rules = {
         kind: {
             "Type": "AWS::Events::Rule",
@@ -71,7 +82,7 @@ def template(plan: Plan) -> dict[str, Any]:
                 "Targets": [_target()],
             },
         }
-        for kind, pattern in patterns().items()
+        for kind, pattern in {**patterns(), "Elsewhere": others}.items()
     }
     rules["Tick"] = {
         "Type": "AWS::Events::Rule",

@@ -134,7 +134,7 @@ class ForeignAccount:
             lambda: client.put_metric_alarm(
                 AlarmName=wanted.name,
                 AlarmDescription=f"Stoker: policy {wanted.rule} for {wanted.host}",
-                AlarmActions=[topic] if topic else [],
+                AlarmActions=[topic] if topic and _region_of(topic) == self.region else [],
                 Namespace=NAMESPACE,
                 MetricName=_GPU,
                 Dimensions=[{"Name": "Host", "Value": wanted.host}],
@@ -256,6 +256,11 @@ class ForeignAccount:
             return [each for page in pages for each in page.get(key, ())]
 
         return calling(f"{service}:{operation}", ask)
+
+
+def _region_of(topic: str) -> str:
+    """CloudWatch takes no topic but one of its own region; of other alarms EventBridge tells."""
+    return (topic.split(":") + [""] * 4)[3]
 
 
 def _removed(client: Any, names: list[str]) -> None:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ NOTICES = (
 )
 STATES = "EC2 Instance State-change Notification"
 TRAINING = "SageMaker Training Job State Change"
+# Of alarms in other regions: a topic takes none but those of its own.
+ALARM = "CloudWatch Alarm State Change"
 SCHEDULED = "Scheduled Event"
 
 _JOB = re.compile(r"[a-z][a-z0-9-]{0,99}")
@@ -119,12 +121,7 @@ def _record(record: object) -> Woken:
     told = told if isinstance(told, dict) else {}
     # AWS writes the region out in words there; the alarm's own address has it as events do.
     region = _region_of_arn(told.get("AlarmArn")) or str(told.get("Region"))
-    for host in _hosts(_part(told, "Trigger")):
-        # A host of a training job is measured as `<job>/algo-1`.
-        name, slash, _ = host.partition("/")
-        if slash and _is(_TRAINING_NAME, name) and _is(_REGION, region):
-            return TrainingWake(name, region)
-    return Nothing("a record that is no alarm about a training job")
+    return _alarmed(_hosts(_part(told, "Trigger")), region)
 
 
 def _hosts(trigger: dict[str, Any]) -> Iterator[str]:
@@ -153,7 +150,27 @@ def _bus(event: dict[str, Any]) -> Woken:
         if _is(_TRAINING_NAME, name) and _is(_REGION, region):
             return TrainingWake(str(name), str(region))
         return Nothing(f"{kind}: names no training job")
+    if kind == ALARM:
+        return _alarmed(_bus_hosts(_part(detail, "configuration")), region)
     return Nothing(f"{_words(kind)} is no event that is known here")
+
+
+def _alarmed(hosts: Iterable[str], region: object) -> Woken:
+    for host in hosts:
+        # A host of a training job is measured as `<job>/algo-1`.
+        name, slash, _ = host.partition("/")
+        if slash and _is(_TRAINING_NAME, name) and _is(_REGION, region):
+            return TrainingWake(name, str(region))
+    return Nothing("an alarm that is about no training job")
+
+
+def _bus_hosts(configuration: dict[str, Any]) -> Iterator[str]:
+    """The hosts that an alarm measures, as EventBridge tells them."""
+    metrics = configuration.get("metrics")
+    for each in metrics if isinstance(metrics, list) else ():
+        host = _part(_part(_part(each, "metricStat"), "metric"), "dimensions").get("Host")
+        if isinstance(host, str):
+            yield host
 
 
 def _region_of_arn(arn: object) -> str:
