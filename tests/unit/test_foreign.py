@@ -528,6 +528,28 @@ def test_spot_is_given_up_after_more_than_three_interruptions() -> None:
     assert (cloning.rule, cloning.spot) == ("on-demand", False)
 
 
+@pytest.mark.parametrize(("reason", "clones"), [("ClientError: no such bucket", 0), (INTERNAL, 1)])
+def test_one_that_fails_while_it_stops(reason: str, clones: int) -> None:
+    world = World()
+    world.account.start(training_s=60)
+    world.account.interrupt(times=4)
+    world.wake()
+    world.account.fail(reason=reason)
+    world.wake()
+    assert len(world.clones) == clones
+
+
+def test_a_house_that_wants_no_more_clones_gets_none_of_those_that_were_to_come() -> None:
+    world = World()
+    world.account.start(training_s=60)
+    world.account.interrupt(times=4)
+    world.wake()
+    world.legislate("", HOUSE.replace("}", ", clone: false}"))
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    assert world.clones == []
+
+
 def test_how_many_interruptions_are_too_many_is_the_houses() -> None:
     world = World("- name: calm\n  spot: {on_demand_after: 1}")
     world.account.start(training_s=60)

@@ -7,7 +7,7 @@ from datetime import datetime
 from stoker.core import budgets, governance
 from stoker.core.clone import clone_name
 from stoker.core.diagnosis import Cause, diagnose
-from stoker.core.family import Cloning, GaveUp
+from stoker.core.family import Cloning, GaveUp, Stopping
 from stoker.core.foreign import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on, refusals
 from stoker.core.governance import Subject
 from stoker.model import Known
@@ -23,9 +23,10 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     job, family = sight.job, sight.family
     meant = family.clones.get(job.name)
     if meant is not None:
-        wanted = house.sagemaker is not None and house.sagemaker.clone
-        if meant.name in family.made or job.name in family.gave_up or not wanted or _is_late(sight, now):
+        if meant.name in family.made:
             return ForeignPlan(settled=True, note=f"goes on as {meant.name}")
+        if job.name in family.gave_up or not _wanted(house) or _is_late(sight, now):
+            return ForeignPlan(settled=True)
         return _launched(sight, house, subject, meant, f"{meant.rule}: as {meant.name}", now)
     if job.name in family.gave_up:
         return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
@@ -33,16 +34,23 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     by_others = stop is None and (job.stop_asked or job.status == "Stopped")
     if job.status == "Completed" or by_others or (stop is not None and not stop.after):
         return ForeignPlan(settled=True)
-    if stop is not None:
-        if stop.after == ON_DEMAND:
-            return _cloned(sight, house, subject, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
-        return _with_bounds(sight, house, subject, Cause("machine", "restart", f"ended by {stop.rule}"), now)
-    return _failed(sight, house, subject, now)
-
-
-def _failed(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
-    if house.sagemaker is None or not house.sagemaker.clone:
+    if not _wanted(house):
         return ForeignPlan(settled=True)
+    if stop is not None and job.status == "Stopped":
+        return _as_meant(sight, house, subject, stop, now)
+    return _failed(sight, house, subject, now, stop)
+
+
+def _as_meant(sight: Sight, house: House, subject: Subject, stop: Stopping, now: datetime) -> ForeignPlan:
+    """It was stopped so that it can go on."""
+    if stop.after != ON_DEMAND:
+        return _with_bounds(sight, house, subject, Cause("machine", "restart", f"ended by {stop.rule}"), now)
+    if _is_late(sight, now):
+        return _gave_up(sight, "late", "it has been over for too long")
+    return _cloned(sight, house, subject, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
+
+
+def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: Stopping | None) -> ForeignPlan:
     if not isinstance(sight.tail, Known):
         return ForeignPlan(look_in_s=0.0, note="nobody could read its log yet")
     job = sight.job
@@ -51,6 +59,8 @@ def _failed(sight: Sight, house: House, subject: Subject, now: datetime) -> Fore
     cause = diagnose(job.failure, sight.tail.value, governance.that_count(house, subject, "failure"))
     if cause.blame == "script":
         return _gave_up(sight, cause.rule, cause.reason)
+    if stop is not None:
+        return _as_meant(sight, house, subject, stop, now)
     least_s = bounds_of(house, subject).spec.retry.min_runtime_s
     if cause.blame != "house" and job.trained_s(now) < least_s:
         trained = f"it had trained for {job.trained_s(now):.0f} s, less than {least_s:g}"
@@ -90,6 +100,10 @@ def _launched(sight: Sight, house: House, subject: Subject, meant: Cloning, reas
 
 def _gave_up(sight: Sight, rule: str, reason: str) -> ForeignPlan:
     return ForeignPlan((Note(GaveUp(sight.job.name, rule), reason),), note=reason)
+
+
+def _wanted(house: House) -> bool:
+    return house.sagemaker is not None and house.sagemaker.clone
 
 
 def _was_ours(sight: Sight) -> bool:
