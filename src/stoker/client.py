@@ -29,7 +29,7 @@ from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
-from stoker.heeding import as_housed, heed, house_of
+from stoker.heeding import heed, house_of
 from stoker.home import default_store_url
 from stoker.inputs import check_readable
 from stoker.jobfile import (
@@ -134,7 +134,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         check_readable(spec)
     house = house_of(store)
     offered = provider.offerings(spec.resources)
-    heeded = heed(house, spec, fitting_offerings(as_housed(house, spec), provider, offered), store)
+    heeded = heed(house, spec, fitting_offerings(house, spec, provider, offered), store)
     fitting = heeded.offerings
     if isinstance(provider, KnowsLimits):
         provider.check_limits(fitting, spec.nodes)

@@ -34,9 +34,19 @@ def house_of(store: Store | None) -> House:
 
 
 def as_housed(house: House, spec: Spec) -> Spec:
-    """The spec as the house lets it wait for spot: that says which kinds of machines it may come to."""
-    retry = governance.bounded(house, _subject(spec)).spec.retry
-    return replace(spec, retry=replace(spec.retry, spot_wait_s=retry.spot_wait_s))
+    """The spec with what the house says of waiting for spot and of cost: both say which machines it may come to."""
+    bounded = governance.bounded(house, _subject(spec)).spec
+    retry, limits = bounded.retry, bounded.limits
+    return replace(
+        spec,
+        retry=replace(spec.retry, spot_wait_s=retry.spot_wait_s),
+        limits=replace(spec.limits, max_cost=limits.max_cost),
+    )
+
+
+def cost_bound(house: House, spec: Spec) -> str:
+    """Who says what the job may cost, in words."""
+    return governance.bounded(house, _subject(spec)).named("max_cost")
 
 
 def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], ...]:

@@ -189,6 +189,11 @@ class Rule:
         return self.subject in ("providers", "regions", "machines")
 
     @property
+    def forbids_machines(self) -> bool:
+        """Whether anything comes of it when they are not those that it names."""
+        return self.about_machines and self.action == "refuse" and not self.audit
+
+    @property
     def action(self) -> Then:
         return self.then or SUBJECTS[self.subject][0]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from stoker.choosing import check_conda, choose_requirements
-from stoker.core.placement import acceptable
+from stoker.core.placement import MAX_COST, acceptable
 from stoker.errors import (
     InvalidRequest,
     ProviderError,
@@ -23,7 +23,7 @@ from stoker.errors import (
 from stoker.finding import SUFFIX_LENGTH
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
-from stoker.heeding import as_housed, heed, house_of
+from stoker.heeding import as_housed, cost_bound, heed, house_of
 from stoker.home import home
 from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
@@ -32,6 +32,7 @@ from stoker.notify import checking
 from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
+from stoker.rules import House
 from stoker.spec import Code, Resources, Spec
 from stoker.store import Store
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unmasked, unreachable
@@ -162,7 +163,7 @@ def prepare(
     new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
     spec = replace(spec, resources=_agreed(spec.resources, offered))
     # Nobody was asked for prices that change by the hour, and a plan must be shown all the same.
-    fitting = fitting_offerings(as_housed(house, spec), provider, offered, unpriced=offline)
+    fitting = fitting_offerings(house, spec, provider, offered, unpriced=offline)
     heeded = heed(house, spec, fitting, asked)
     channels = checking.remarks(spec.notify)
     fitting = heeded.offerings
@@ -203,7 +204,7 @@ def prepare(
             *ungathered,
             *lost,
             *unmasked(spec),
-            *_spot_left_out(spec, fitting, offered),
+            *_spot_left_out(as_housed(house, spec), fitting, offered, cost_bound(house, spec)),
             *(provider.remarks(spec) if isinstance(provider, Remarks) else ()),
         ),
         noted=(*heeded.noted, *chosen.noted),
@@ -269,14 +270,17 @@ def _agreed(resources: Resources, offered: tuple[Offering, ...]) -> Resources:
     return replace(resources, region=offered[0].region or resources.region)
 
 
-def _spot_left_out(spec: Spec, fitting: Iterable[Offering], offered: Iterable[Offering]) -> tuple[str, ...]:
+def _spot_left_out(
+    spec: Spec, fitting: Iterable[Offering], offered: Iterable[Offering], whose: str = MAX_COST
+) -> tuple[str, ...]:
     """A line where a job that prefers spot will have none, though it is offered: nobody knows its price."""
     if spec.resources.spot != "prefer" or spec.limits.max_cost is None or any(each.spot for each in fitting):
         return ()
     if not any(each.spot and each.price is None for each in offered):
         return ()
     asks = f"`stoker prices --provider {spec.resources.provider} --refresh` may bring one"
-    return (f"spot is left out: limits.max_cost needs a known price; {asks}, or set limits.max_runtime instead",)
+    instead = ", or set limits.max_runtime instead" if whose == MAX_COST else ""
+    return (f"spot is left out: {whose} needs a known price; {asks}{instead}",)
 
 
 def gather_inputs(spec: Spec, provider: Provider, url: str, store: Store | None) -> tuple[Spec, tuple[Upload, ...]]:
@@ -353,10 +357,12 @@ def connect(spec: Spec, store: Store, *, offline: bool = False) -> Provider:
 
 
 def fitting_offerings(
-    spec: Spec, provider: Provider, offered: tuple[Offering, ...], *, unpriced: bool = False
+    house: House, spec: Spec, provider: Provider, offered: tuple[Offering, ...], *, unpriced: bool = False
 ) -> tuple[Offering, ...]:
-    """The offerings that the spec allows, best first. Raises UserError with the reason when there are none."""
-    fitting, reason = acceptable(spec, offered, unpriced=unpriced)
+    """The offerings that the spec allows with the house's bounds in it, best first. Raises UserError with the reason
+    when there are none."""
+    whose = cost_bound(house, spec)
+    fitting, reason = acceptable(as_housed(house, spec), offered, unpriced=unpriced, cost_bound=whose)
     if fitting:
         return tuple(fitting)
     if not offered and isinstance(provider, ExplainsNone):

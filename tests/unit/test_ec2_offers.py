@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,8 @@ class TestOffline:
             fitting, _ = acceptable(spec, found)
             assert (fitting[0].machine, fitting[0].spot) == ("g6.xlarge", first)
         bounded = Spec(name="x", run="true", resources=wanted(spot="only"), limits=Limits(max_cost=1.0))
-        assert acceptable(bounded, found)[0] == []
+        assert acceptable(bounded, found)[0] == [each for each in found if each.spot], "at most the on-demand price"
+        assert acceptable(bounded, tuple(replace(each, on_demand_price=None) for each in found))[0] == []
 
 
 class TestLive:

@@ -130,3 +130,14 @@ def test_audit_and_warn_refuse_nothing() -> None:
 
 def big() -> Subject:
     return subject(replace(SPEC, nodes=2))
+
+
+def test_rules_that_together_allow_nothing_are_told_together() -> None:
+    both = rules("name: a, machines: [g5.*]", "name: b, machines: [p4d.24xlarge]", "name: c, machines: ['*']")
+    found = broken(both, subject(), (P4, G5))
+    assert [str(each) for each in found if each.refuses] == [
+        "policy a: together these rules allow nothing that would do: a allows g5.*; b allows p4d.24xlarge"
+    ]
+    assert broken(rules("name: a, machines: [g5.*]", "name: b, machines: [g5.xlarge]"), subject(), (P4, G5)) == ()
+    watched = rules("name: a, machines: [g5.*]", "name: b, machines: [p4d.24xlarge], audit: true")
+    assert broken(watched, subject(), (P4, G5)) == ()

@@ -210,3 +210,32 @@ def test_one_that_stands_still_is_looked_at_before_it_is_ended() -> None:
     assert [event for event, _ in decided(job(told, evidence=("policy:hangs:2",)), by, 1000.0)] == [ended]
     late = (warned, 990.0 - DEFAULT.evidence_s)
     assert [event for event, _ in decided(job(late), by, 1000.0)] == [ended], "and are not waited for without end"
+
+
+def test_a_price_that_nobody_knows_ends_no_job_that_has_trained() -> None:
+    unknown = replace(ON_DEMAND, price=None, on_demand_price=None)
+    by, spec = policy("name: dear, max_cost: 500"), make_spec(spot="never")
+    ((event, reason),) = decided(make_snapshot(make_state(), spec=spec, offerings=Known((unknown,))), by)
+    assert isinstance(event, Ended)
+    assert reason.startswith("policy dear needs a known price")
+    taken = Closed(2, "reclaimed", "spot-reclaim", restart=True)
+    trained = make_state(Claimed(offering=unknown, nodes=1), Launched(2, nodes(2)), taken)
+    plan = decide_job(make_snapshot(trained, spec=spec, offerings=Known((unknown,))), by, at(100.0))
+    assert plan.actions == () and plan.waiting["job-1"].startswith("policy dear needs a known price")
+    assert plan.wake_at == at(700.0)
+
+
+def test_spot_of_unknown_price_costs_at_most_what_on_demand_does() -> None:
+    spot = replace(SPOT_A, price=None)
+    ((event, _),) = decided(make_snapshot(make_state(), offerings=Known((spot,))), policy("max_cost: 500"))
+    assert event == Claimed(offering=spot, nodes=1)
+
+
+def test_rules_that_together_allow_nothing_refuse_the_job() -> None:
+    by = policy("name: small, machines: [m1]", "name: large, machines: [m2]")
+    offered = (SPOT_A, replace(SPOT_A, machine="m2"))
+    ((event, reason),) = decided(make_snapshot(make_state(), offerings=Known(offered)), by)
+    assert event == Ended(outcome="failed", rule="policy:small")
+    assert reason == (
+        "policy small: together these rules allow nothing that would do: small allows m1; large allows m2"
+    )

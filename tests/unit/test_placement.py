@@ -52,6 +52,37 @@ def test_too_many_reclaims_lead_to_on_demand() -> None:
     assert choose(make_state(*events[:9])) == Chosen(SPOT_A, "spot first"), "three are not more than three"
 
 
+def given_up(*more: Event | tuple[Event, float]) -> JobState:
+    """After four reclaims."""
+    events: list[Event | tuple[Event, float]] = []
+    for n in range(4):
+        number = 2 + 3 * n
+        events += [CLAIM, Launched(number, nodes(number)), closed(number, "reclaimed")]
+    return make_state(*events, *more)
+
+
+def test_spot_is_given_up_only_where_something_else_will_do() -> None:
+    cheap = replace(make_spec(), resources=replace(make_spec().resources, max_price=1.5))
+    why = "spot again after 4 reclaims: no on-demand offering is within the bounds"
+    assert choose(given_up(), cheap) == Chosen(SPOT_A, why)
+    unknown = (SPOT_A, replace(ON_DEMAND, price=None, on_demand_price=None))
+    assert choose(given_up(), make_spec(limits=Limits(max_cost=100.0)), unknown) == Chosen(SPOT_A, why)
+
+
+def test_spot_that_was_given_up_is_taken_while_all_else_is_dry_or_refused() -> None:
+    wanted = Claimed(offering=ON_DEMAND, nodes=1)
+    why = f"spot again after 4 reclaims; on-demand: no capacity: {ON_DEMAND.title}"
+    assert choose(given_up(wanted, closed(14, "dry", 100)), now_s=101) == Chosen(SPOT_A, why)
+    assert choose(given_up(wanted, closed(14, "dry", 100)), now_s=103) == Chosen(
+        ON_DEMAND, "on-demand after 4 reclaims"
+    )
+    refused = (wanted, (Closed(14, "refused", "QuotaExceeded"), 100.0))
+    found = choose(given_up(*refused))
+    assert isinstance(found, Chosen) and found.offering == SPOT_A
+    all_dry = given_up(wanted, closed(14, "dry", 100), CLAIM, closed(16, "dry", 100.5))
+    assert choose(all_dry, offerings=(SPOT_A, ON_DEMAND), now_s=101) == Dry(at(102), f"no capacity: {ON_DEMAND.title}")
+
+
 def test_nothing_fits() -> None:
     assert isinstance(choose(make_state(), offerings=()), Impossible)
     assert isinstance(choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)), Impossible)
@@ -61,7 +92,9 @@ def test_a_bound_on_cost_needs_a_price() -> None:
     unpriced = replace(SPOT_A, price=None)
     spec = make_spec(limits=Limits(max_cost=5.0))
     assert choose(make_state(), spec, (unpriced, SPOT_B)) == Chosen(SPOT_B, "spot first")
-    assert isinstance(choose(make_state(), spec, (unpriced,)), Impossible)
+    assert choose(make_state(), spec, (unpriced,)) == Chosen(unpriced, "spot first"), "never dearer than on-demand"
+    found = choose(make_state(), spec, (replace(unpriced, on_demand_price=None),))
+    assert isinstance(found, Impossible) and found.unpriced
 
 
 def test_the_highest_price_is_kept() -> None:

@@ -11,11 +11,13 @@ from stoker.core.decide import decide_job
 from stoker.core.placement import Chosen, Dry, Impossible, acceptable, place
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append
+from stoker.errors import UserError
 from stoker.fold import JobState
 from stoker.heeding import as_housed, heed
 from stoker.model import Claimed, Closed, Ended, Event, Known, Launched, Offering, Warned
 from stoker.policyfile import parse_policy
 from stoker.spec import Limits, Spec, Spot
+from stoker.submitting import fitting_offerings
 from stoker.testing.sim_data import (
     OFFERINGS,
     ON_DEMAND,
@@ -186,3 +188,11 @@ def test_whoever_plans_is_shown_what_it_may_come_to() -> None:
     )
     bounds = governance.bounded(house, governance.Subject(spec, at(0).date()))
     assert bounds.by_rule == {"spot_wait": "max-wait"}
+
+
+def test_whoever_plans_is_told_of_a_price_that_the_house_needs() -> None:
+    house, spec = policy("name: dear, max_cost: 500").house, make_spec(spot="never")
+    unknown = replace(ON_DEMAND, price=None, on_demand_price=None)
+    with pytest.raises(UserError, match="policy dear needs a known price"):
+        fitting_offerings(house, spec, object(), (unknown,))  # type: ignore[arg-type]
+    assert fitting_offerings(house, spec, object(), (ON_DEMAND,)) == (ON_DEMAND,)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def command(
     from stoker.core.placement import acceptable
     from stoker.errors import UserError
     from stoker.governor.market import MarketReader
-    from stoker.heeding import as_housed, house_of
+    from stoker.heeding import as_housed, cost_bound, house_of
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
     from stoker.providers import registry
     from stoker.submitting import ExplainsNone, connect
@@ -66,7 +66,7 @@ def command(
     spec = resolve(layers, registry.capabilities).spec
     connected = connect(spec, store)
     offered = connected.offerings(spec.resources)
-    found, reason = acceptable(as_housed(house, spec), offered)
+    found, reason = acceptable(as_housed(house, spec), offered, cost_bound=cost_bound(house, spec))
     # For people: a clock that goes wrong by minutes does no harm here.
     now = datetime.now(timezone.utc)
     seen = MarketReader(store, now, house).of(spec.resources.provider)
@@ -86,7 +86,8 @@ def command(
     if unknown:
         say(f"{unknown} of {len(found)} prices are not known{_refreshing(spec.resources.provider)}")
     if len(found) < len(offered):
-        say(f"{len(offered) - len(found)} of {len(offered)} are left out: {_bounds(spec)}")
+        left_out = _bounds(as_housed(house, spec), cost_bound(house, spec))
+        say(f"{len(offered) - len(found)} of {len(offered)} are left out: {left_out}")
 
 
 def _refreshing(provider: str) -> str:
@@ -101,12 +102,12 @@ def _refreshing(provider: str) -> str:
     return f"; `stoker prices --provider {provider} --refresh` may bring some"
 
 
-def _bounds(spec: Spec) -> str:
-    """What the job allows, where it does not allow everything."""
+def _bounds(spec: Spec, whose_cost: str) -> str:
+    """What the job and the house allow, where they do not allow everything."""
     spot = {"never": "resources.spot is false", "only": "resources.spot is true"}.get(spec.resources.spot)
     most = spec.resources.max_price
     price = f"resources.max_price is ${most:g}/h" if most is not None else None
-    cost = "limits.max_cost needs a known price" if spec.limits.max_cost is not None else None
+    cost = f"{whose_cost} needs a known price" if spec.limits.max_cost is not None else None
     return ", ".join(bound for bound in (spot, price, cost) if bound)
 
 

@@ -35,6 +35,8 @@ from stoker.model import (
 
 # Nobody sleeps longer than a day without another look.
 _FARTHEST_WAKE_S = 86400.0
+# A price that nobody knows may be known when it is asked for again.
+_PRICES_CHANGE_S = 600.0
 
 
 def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
@@ -353,7 +355,8 @@ class _Decision:
         often = governance.taken_too_often(self.policy.house, self.subject, may, self.job.market, self.now)
         shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
         job, whose = replace(self.job, spec=self.bounds.spec), self.bounds.named("spot_wait")
-        match place(job, may, self.policy, self.now, bound=whose, shunned=shunned):
+        most = self.bounds.named("max_cost")
+        match place(job, may, self.policy, self.now, bound=whose, cost_bound=most, shunned=shunned):
             case Chosen(offering=offering, reason=why):
                 if self._tell([finding for one, finding in often if one == offering]):
                     return
@@ -365,9 +368,12 @@ class _Decision:
             case Dry(until=until, reason=why):
                 self.waiting = why
                 self.wakes.append(until)
-            case Impossible(reason=why):
+            case Impossible(reason=why, unpriced=unpriced):
                 self.waiting = why
-                if alone:
+                if unpriced and self.state.attempts:
+                    # What nobody knows today never ends what has been paid for already.
+                    self._wake_in(_PRICES_CHANGE_S)
+                elif alone:
                     self._append(Ended(outcome="failed", rule="no-offering", claim=self._last_attempt()), why)
 
     def _cannot_read_rules(self) -> bool:

@@ -88,14 +88,29 @@ def broken(house: House, subject: Subject, offerings: Iterable[Offering] | None 
             reason = _reason(rule, subject.spec, known)
             if reason is not None:
                 found.append(Finding(rule, reason))
+    if known and not any(finding.refuses and finding.rule.about_machines for finding in found):
+        found += _at_odds(_about_machines(house, subject), known)
     return tuple(found)
 
 
 def allowed(house: House, subject: Subject, offerings: Iterable[Offering]) -> tuple[Offering, ...]:
     """The offerings that no rule forbids."""
-    about = ("providers", "regions", "machines")
-    rules = [rule for each in about for rule in that_count(house, subject, each) if rule.action == "refuse"]
+    rules = _about_machines(house, subject)
     return tuple(each for each in offerings if not any(_forbids(rule, each) for rule in rules))
+
+
+def _about_machines(house: House, subject: Subject) -> list[Rule]:
+    """The rules that forbid machines to this job."""
+    return [rule for rule in house.rules if rule.forbids_machines and applies(rule, subject)]
+
+
+def _at_odds(rules: list[Rule], offerings: tuple[Offering, ...]) -> list[Finding]:
+    """What rules come to that each allow something, and together nothing."""
+    at_work = [rule for rule in rules if any(_forbids(rule, offering) for offering in offerings)]
+    if not all(any(_forbids(rule, offering) for rule in at_work) for offering in offerings):
+        return []
+    told = [f"{rule.name} allows {_few(rule.providers or rule.regions or rule.machines or ())}" for rule in at_work]
+    return [Finding(at_work[0], f"together these rules allow nothing that would do: {'; '.join(told)}")]
 
 
 def taken_too_often(

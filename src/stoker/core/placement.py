@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
@@ -15,6 +15,8 @@ from stoker.fold import JobState
 from stoker.model import Offering
 from stoker.spec import Spec
 
+# Whose bound on the cost it is, where the job itself has it.
+MAX_COST = "limits.max_cost"
 _MOST_NAMED = 3
 _SPOT_FIRST = "spot first"
 _NO_SPOT = "on-demand: no spot to be had"
@@ -45,9 +47,10 @@ class Dry:
 
 @dataclass(frozen=True)
 class Impossible:
-    """Nothing on offer can ever serve this job."""
+    """Nothing on offer can serve this job. `unpriced`: a price that nobody knows today is all that is in the way."""
 
     reason: str
+    unpriced: bool = False
 
 
 Placement = Chosen | Dry | Impossible
@@ -95,22 +98,24 @@ def place(
     now: datetime,
     *,
     bound: str = "retry.spot_wait",
+    cost_bound: str = MAX_COST,
     shunned: Mapping[str, str] = _NONE,
 ) -> Placement:
     """Choose among `offerings`, which come in order of preference.
 
-    `bound` is who says how long spot is waited for. `shunned` are keys of offerings that are not to be had for now, and
-    why.
+    `bound` is who says how long spot is waited for, `cost_bound` who says what the job may cost. `shunned` are keys of
+    offerings that are not to be had for now, and why.
     """
+    look = _Look(job, offerings, policy, now, shunned, cost_bound)
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.alone_s(job.spec)
         no_spot = f"on-demand: no spot in {wait_s:g} s ({bound})" if wait_s else _NO_SPOT
-        return _place(job, offerings, policy, now, shunned, no_spot=no_spot)
-    found = _place(job, offerings, policy, now, shunned, spot_alone=True)
+        return look.place(no_spot=no_spot)
+    found = look.place(spot_alone=True)
     if isinstance(found, Chosen) or left_s == math.inf:
         return found
-    if isinstance(found, Impossible) and isinstance(_place(job, offerings, policy, now, shunned), Impossible):
+    if isinstance(found, Impossible) and isinstance(look.place(), Impossible):
         return found  # What comes after the wait will not do either.
     until = now + timedelta(seconds=min(left_s, _FARTHEST_S))
     # No countdown: what a job waits for is written down again whenever it changes.
@@ -136,36 +141,56 @@ def _taken(job: JobSnapshot, now: datetime) -> int:
     return reclaims(job.state, now, job.spec.retry.spot_again_s) + len(job.state.open_claims)
 
 
-def _place(
-    job: JobSnapshot,
-    offerings: tuple[Offering, ...],
-    policy: Policy,
-    now: datetime,
-    shunned: Mapping[str, str],
-    *,
-    spot_alone: bool = False,
-    no_spot: str = _NO_SPOT,
-) -> Placement:
-    state, spec = job.state, job.spec
-    fitting, reason = acceptable(spec, offerings, _taken(job, now), spot_alone=spot_alone)
-    if not fitting:
-        return Impossible(reason)
-    dry = _later(_dry(state, policy), _dry_for_all(job))
-    refusals = _Refusals.of(state)
-    usable = [offering for offering in fitting if not refusals.cover(offering)]
-    if not usable or refusals.final:
-        return Impossible(refusals.final or refusals.last)
-    open_now = [offering for offering in usable if dry.get(offering.key, now) <= now]
-    weighed = market.ordered(open_now, job.market, now, spec.resources.machine)
-    chosen = next((offering for offering in weighed if offering.key not in shunned), None)
-    if chosen is not None:
-        if reason == _SPOT_FIRST and not chosen.spot:
-            reason = no_spot
-        return Chosen(chosen, reason + _rather(chosen, open_now[0], job, now, shunned))
-    if all(offering.key in shunned for offering in usable):
-        return Dry(now + _LOOK_AGAIN, shunned[usable[0].key])
-    soonest = min(dry[offering.key] for offering in usable if offering.key not in shunned)
-    return Dry(soonest, f"no capacity: {_few(sorted({offering.title for offering in usable}))}")
+@dataclass(frozen=True)
+class _Look:
+    """One search for a place."""
+
+    job: JobSnapshot
+    offerings: tuple[Offering, ...]
+    policy: Policy
+    now: datetime
+    shunned: Mapping[str, str]
+    cost_bound: str
+
+    def place(self, *, spot_alone: bool = False, no_spot: str = _NO_SPOT) -> Placement:
+        taken = _taken(self.job, self.now)
+        found = self._place(taken, spot_alone, no_spot)
+        if isinstance(found, Chosen) or not spot.given_up(self.job.spec, taken):
+            return found
+        # It has given spot up, but there is nothing else for now: better taken back again than no machine at all.
+        again = self._place(0, spot_alone, no_spot)
+        match again:
+            case Chosen(offering=offering) if offering.spot:
+                return Chosen(offering, f"spot again after {taken} reclaims; on-demand: {found.reason}")
+            case Dry(until=until) if isinstance(found, Dry):
+                return replace(found, until=min(until, found.until))
+            case Dry():
+                return again
+        return found
+
+    def _place(self, reclaimed: int, spot_alone: bool, no_spot: str) -> Placement:
+        job, now, shunned = self.job, self.now, self.shunned
+        state, spec = job.state, job.spec
+        fitting, reason = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, cost_bound=self.cost_bound)
+        if not fitting:
+            known, _ = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, unpriced=True)
+            return Impossible(reason, unpriced=bool(known))
+        dry = _later(_dry(state, self.policy), _dry_for_all(job))
+        refusals = _Refusals.of(state)
+        usable = [offering for offering in fitting if not refusals.cover(offering)]
+        if not usable or refusals.final:
+            return Impossible(refusals.final or refusals.last)
+        open_now = [offering for offering in usable if dry.get(offering.key, now) <= now]
+        weighed = market.ordered(open_now, job.market, now, spec.resources.machine)
+        chosen = next((offering for offering in weighed if offering.key not in shunned), None)
+        if chosen is not None:
+            if reason == _SPOT_FIRST and not chosen.spot:
+                reason = no_spot
+            return Chosen(chosen, reason + _rather(chosen, open_now[0], job, now, shunned))
+        if all(offering.key in shunned for offering in usable):
+            return Dry(now + _LOOK_AGAIN, shunned[usable[0].key])
+        soonest = min(dry[offering.key] for offering in usable if offering.key not in shunned)
+        return Dry(soonest, f"no capacity: {_few(sorted({offering.title for offering in usable}))}")
 
 
 def _rather(chosen: Offering, usual: Offering, job: JobSnapshot, now: datetime, shunned: Mapping[str, str]) -> str:
@@ -205,34 +230,48 @@ def acceptable(
     *,
     unpriced: bool = False,
     spot_alone: bool = False,
+    cost_bound: str = MAX_COST,
 ) -> tuple[list[Offering], str]:
     """The offerings that the spec allows, best first, and why those (or why none).
 
     `unpriced`: an unknown price forbids nothing, as in a plan that asks nobody. What is known to be too dear is out.
-    `spot_alone`: a job that waits for spot before it takes on-demand machines still does.
+    `spot_alone`: a job that waits for spot before it takes on-demand machines still does. `cost_bound` is who says what
+    the job may cost.
     """
     if not offerings:
         return [], f"{spec.resources.provider} offers nothing that fits the resources asked for"
     wanted = "prefer" if spot.falls_back(spec) else spec.resources.spot
-    if spot.given_up(spec, reclaimed) and not all(o.spot for o in offerings):
-        # What is sold as spot alone goes on as spot: `prefer` forbids neither.
-        wanted, reason = "never", f"on-demand after {reclaimed} reclaims"
-    else:
-        wanted = "only" if wanted == "prefer" and spot_alone else wanted
-        reason = {"never": "on-demand", "only": "spot", "prefer": _SPOT_FIRST}[wanted]
+    if wanted == "prefer" and spot_alone and not spot.given_up(spec, reclaimed):
+        wanted = "only"
     kept = [o for o in offerings if wanted == "prefer" or o.spot == (wanted == "only")]
     if not kept:
         return (
             [],
             f"{spec.resources.provider} has no {'spot' if wanted == 'only' else 'on-demand'} offering that fits",
         )
+    kept, too_dear = _affordable(spec, kept, unpriced, cost_bound)
+    if not kept:
+        return [], too_dear
+    if spot.given_up(spec, reclaimed):
+        # What is sold as spot alone, or may cost no more than spot does, goes on as spot: `prefer` forbids neither.
+        on_demand = [offering for offering in kept if not offering.spot]
+        if on_demand:
+            return on_demand, f"on-demand after {reclaimed} reclaims"
+        if not all(offering.spot for offering in offerings):
+            return kept, f"spot again after {reclaimed} reclaims: no on-demand offering is within the bounds"
     if wanted == "prefer":
         kept.sort(key=lambda offering: not offering.spot)  # Stable: the order of preference stays inside each.
+    return kept, {"never": "on-demand", "only": "spot", "prefer": _SPOT_FIRST}[wanted]
+
+
+def _affordable(spec: Spec, offerings: list[Offering], unpriced: bool, cost_bound: str) -> tuple[list[Offering], str]:
+    """Those whose price is known to be within the job's bounds, or why none is."""
+    kept = offerings
     if spec.limits.max_cost is not None and not unpriced:
-        kept = [offering for offering in kept if offering.price is not None]
+        kept = _priced(kept)
         if not kept:
             return [], (
-                "limits.max_cost needs a known price, and no fitting offering has one; "
+                f"{cost_bound} needs a known price, and no fitting offering has one; "
                 f"`stoker prices --provider {spec.resources.provider} --refresh` may bring one"
             )
     if spec.resources.max_price is not None:
@@ -242,12 +281,23 @@ def acceptable(
             why = f"no fitting offering is known to cost at most resources.max_price (${most:g}/h)"
             return [], f"{why}{_cheapest(kept)}"
         kept = cheap
-    return kept, reason
+    return kept, ""
+
+
+def _priced(offerings: list[Offering]) -> list[Offering]:
+    """Those with a price; of spot, where none has one, those that are known to cost no more than on-demand does."""
+    known_spot = any(offering.spot and offering.price is not None for offering in offerings)
+    return [o for o in offerings if (o.price if known_spot else _at_most(o)) is not None]
+
+
+def _at_most(offering: Offering) -> float | None:
+    """What it costs at most; None where nobody knows. Spot is never dearer than on-demand where nobody bids for it."""
+    return offering.on_demand_price if offering.price is None and offering.spot else offering.price
 
 
 def _costs_at_most(offering: Offering, most: float) -> bool:
-    """Whether that is known. Spot is never dearer than on-demand where nobody bids for it."""
-    price = offering.on_demand_price if offering.price is None and offering.spot else offering.price
+    """Whether that is known."""
+    price = _at_most(offering)
     return price is not None and price <= most
 
 
