@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from stoker import policies
 from stoker.cli import cli
-from stoker.governor import families
-from stoker.governor.foreign import ForeignGovernor
-from stoker.governor.foreign_account import LOG_GROUP, NAMESPACE, ForeignAccount
+from stoker.governor.foreign import families
+from stoker.governor.foreign.account import LOG_GROUP, NAMESPACE, ForeignAccount
+from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.store import Store, open_store
 from stoker.testing.sagemaker import REGION, SageMakerCloud, sagemaker_cloud
 from stoker.testing.servers import S3Server, s3_server

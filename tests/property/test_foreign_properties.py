@@ -18,7 +18,7 @@ from foreign_world import HOUR_S, REGION, START, MemoryAccount, World
 
 from stoker import policies
 from stoker.errors import StoreUnavailable, Transient
-from stoker.governor.foreign import ForeignGovernor
+from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sagemaker.jobs import ENDED
 

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from stoker import policies
-from stoker.core.alarms import Alarm, Host, Readings, WantedAlarm
+from stoker.core.foreign.alarms import Alarm, Host, Readings, WantedAlarm
 from stoker.errors import InvalidRequest, Transient
-from stoker.governor.foreign import ForeignGovernor
-from stoker.governor.foreign_account import Described, ForeignAccount, Listed
+from stoker.governor.foreign.account import Described, ForeignAccount, Listed
+from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.store import Store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sagemaker import Clock

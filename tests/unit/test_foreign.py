@@ -10,13 +10,13 @@ import pytest
 from foreign_world import HOUR_S, HOUSE, REGION, World, asked
 
 from stoker import layout
-from stoker.core.alarms import WantedAlarm
-from stoker.core.family import Cloned, Cloning, FamilyRecord, GaveUp, Over, Seen, Stopping, Told
+from stoker.core.foreign.alarms import WantedAlarm
+from stoker.core.foreign.family import Cloned, Cloning, FamilyRecord, GaveUp, Over, Seen, Stopping, Told
 from stoker.core.telling import Letter, line
 from stoker.core.telling import Told as News
 from stoker.errors import AuthDenied, Transient
-from stoker.governor import families, foreign_index
-from stoker.governor.foreign import ForeignGovernor
+from stoker.governor.foreign import families, index
+from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.governor.telling import Teller
 from stoker.providers.pricing import Price
 from stoker.store import Store
@@ -135,7 +135,7 @@ def test_the_most_dollars(monkeypatch: pytest.MonkeyPatch) -> None:
     world.wake("spot")
     over = events(world, "spot")[-1]
     assert isinstance(over, Over) and over.cost is not None and over.cost > 0
-    assert foreign_index.read(world.store, REGION).rows["spot"].cost == over.cost
+    assert index.read(world.store, REGION).rows["spot"].cost == over.cost
 
 
 def test_a_price_that_nobody_knows_reaches_no_bound() -> None:
@@ -655,7 +655,7 @@ def test_a_budget_that_is_spent_keeps_clones_back() -> None:
     day = layout.spent_day(world.account.clock.now().date())
     world.store.create(f"{day}train-1a2b/{layout.number(9)}.100000000.100000000.", b"")
     world.wake()
-    assert world.clones == [] and "waits to go on: policy budget" in foreign_index.summaries(world.store)[0].reason
+    assert world.clones == [] and "waits to go on: policy budget" in index.summaries(world.store)[0].reason
     world.account.clock.move(14 * HOUR_S)
     world.governor.tick()
     assert len(world.clones) == 1
@@ -887,11 +887,11 @@ def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPa
     world = World()
     for number in range(6):
         world.account.start(f"job-{number}")
-    monkeypatch.setattr("stoker.governor.foreign._TICK_S", -1.0)
+    monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", -1.0)
     world.governor.tick()
-    assert foreign_index.summaries(world.store) == []
-    monkeypatch.setattr("stoker.governor.foreign._TICK_S", 60.0)
-    assert world.governor.tick().active == 6 and len(foreign_index.summaries(world.store)) == 6
+    assert index.summaries(world.store) == []
+    monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", 60.0)
+    assert world.governor.tick().active == 6 and len(index.summaries(world.store)) == 6
 
 
 def test_lists_tell_whose_they_are_and_how_they_do() -> None:
@@ -901,7 +901,7 @@ def test_lists_tell_whose_they_are_and_how_they_do() -> None:
     world.account.jobs.advance(world.account.job("done"), "Completed")
     world.governor.tick()
     world.governor.tick()
-    found = {summary.id: summary for summary in foreign_index.summaries(world.store)}
+    found = {summary.id: summary for summary in index.summaries(world.store)}
     assert found["done"].phase == "succeeded" and found["done"].ended_at is not None
     assert found["bert"].phase == "stopping" and found["bert"].provider == "sagemaker"
     assert found["bert"].reason == "SageMaker us-east-1, jane: asked to stop: policy:max-nodes"

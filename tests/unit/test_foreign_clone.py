@@ -15,7 +15,7 @@ from botocore.model import ListShape, MapShape, Shape, StructureShape
 from botocore.validate import ParamValidator
 from foreign_world import asked
 
-from stoker.core.clone import KEPT, UNTOLD, clone_name, request
+from stoker.core.foreign.clone import KEPT, UNTOLD, clone_name, request
 
 GOLDEN = Path(__file__).parent / "golden" / "sagemaker_clone.json"
 MODEL = botocore.session.get_session().get_service_model("sagemaker")

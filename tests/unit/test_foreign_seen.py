@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from foreign_world import REGION, asked
 
-from stoker.core import alarms, governance
-from stoker.core.alarms import Figures, Host, Readings
-from stoker.core.family import Cloning, Family, FamilyRecord, Seen, fold
-from stoker.core.training_job import TrainingJob, read
+from stoker.core import governance
+from stoker.core.foreign import alarms
+from stoker.core.foreign.alarms import Figures, Host, Readings
+from stoker.core.foreign.family import Cloning, Family, FamilyRecord, Seen, fold
+from stoker.core.foreign.training_job import TrainingJob, read
 from stoker.errors import StoreError, StoreUnavailable
-from stoker.governor import families
+from stoker.governor.foreign import families
 from stoker.policyfile import parse_policy
 from stoker.testing.memory import Fault, MemoryStore
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.core.alarms import prefix as alarm_prefix
+from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.deploying.template import alarm_pattern, patterns
-from stoker.governor.foreign_account import ForeignAccount
+from stoker.governor.foreign.account import ForeignAccount
 from stoker.governor.serverless.events import (
     JobWake,
     MachineWake,

@@ -12,7 +12,7 @@ from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client, layout, log
 from stoker.errors import AuthDenied, StoreUnavailable, Transient
-from stoker.governor import foreign
+from stoker.governor.foreign import govern as foreign
 from stoker.governor.observe import active_jobs
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.schedule import Switch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from stoker.core.family import FamilyEvent
-    from stoker.governor.foreign import ForeignGovernor, Looked
+    from stoker.core.foreign.family import FamilyEvent
+    from stoker.governor.foreign.govern import ForeignGovernor, Looked
     from stoker.store import Store
     from stoker.summary import Summary
 
@@ -19,7 +19,7 @@ EVERY_S = 60.0
 
 def recent(store: Store, most: int | None) -> list[Summary]:
     """Those in progress, and the `most` that ended last."""
-    from stoker.governor.foreign_index import summaries
+    from stoker.governor.foreign.index import summaries
 
     found = summaries(store)
     ended = sorted((each for each in found if each.ended_at), key=lambda each: str(each.ended_at), reverse=True)
@@ -30,7 +30,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
     """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
     from stoker import codec
     from stoker.cli.printing import clock, legible, phase, print_json, table
-    from stoker.governor import families, foreign_index
+    from stoker.governor.foreign import families, index
     from stoker.store import can_be_key
 
     found = families.find(store, name) if can_be_key(name) and "/" not in name else []
@@ -39,7 +39,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
     documents = []
     for region, origin in found:
         entries = list(families.entries(store, region, origin))
-        rows = foreign_index.read(store, region).rows
+        rows = index.read(store, region).rows
         members = [row for row in rows.values() if row.origin == origin]
         if as_json:
             decisions = [
@@ -66,7 +66,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
 
 def describe(event: FamilyEvent) -> str:
     """An entry of a family's log in words."""
-    from stoker.core.family import Cloned, Cloning, GaveUp, Over, Relented, Seen, Stopping, Told
+    from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Over, Relented, Seen, Stopping, Told
 
     match event:
         case Seen():
@@ -100,7 +100,7 @@ class Others:
         """If it is time. What goes wrong is told, and ends nothing."""
         from stoker.cli.printing import legible
         from stoker.errors import StokerError
-        from stoker.governor.foreign import ForeignGovernor
+        from stoker.governor.foreign.govern import ForeignGovernor
 
         if self._looked_s is not None and time.monotonic() - self._looked_s < EVERY_S:
             return
@@ -113,7 +113,7 @@ class Others:
 
     def plan(self) -> bool:
         """Print what a look would do now, and do nothing. False: nothing."""
-        from stoker.governor.foreign import ForeignGovernor
+        from stoker.governor.foreign.govern import ForeignGovernor
 
         looked = ForeignGovernor(self._store).plan()
         _print(looked)

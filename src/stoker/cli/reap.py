@@ -28,7 +28,7 @@ def command(dry_run: bool, as_json: bool) -> None:
     and alarms of training jobs of others that are over."""
     from stoker.cli.printing import print_json, whole
     from stoker.governor.fleet import Fleet
-    from stoker.governor.foreign import sweep as sweep_alarms
+    from stoker.governor.foreign.govern import sweep as sweep_alarms
     from stoker.governor.leftovers import sweep
 
     store = opened_store()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import layout
-from stoker.core.alarms import prefix as alarm_prefix
+from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.deploying import forwarding, record
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed

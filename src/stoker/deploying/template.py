@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.core.alarms import prefix as alarm_prefix
+from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.governor.serverless import events
 from stoker.governor.serverless.aws import RULE, STORE, TOPIC
 

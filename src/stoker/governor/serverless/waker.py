@@ -20,7 +20,7 @@ from stoker.providers.base import Recognises
 from stoker.store import Store
 
 if TYPE_CHECKING:
-    from stoker.governor.foreign import Looked
+    from stoker.governor.foreign.govern import Looked
 
 _log = logging.getLogger("stoker")
 

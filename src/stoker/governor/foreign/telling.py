@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 
-from stoker.core import foreign_news
-from stoker.core.foreign_news import Whose
+from stoker.core.foreign import news as foreign_news
+from stoker.core.foreign.news import Whose
 from stoker.core.telling import Told
 from stoker.errors import StokerError, StoreError
-from stoker.governor import families
-from stoker.governor.foreign_index import Row
+from stoker.governor.foreign import families
+from stoker.governor.foreign.index import Row
 from stoker.governor.telling import Teller
 from stoker.rules import House
 from stoker.store import Store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from stoker.core import budgets, governance
-from stoker.core.clone import clone_name
-from stoker.core.diagnosis import Cause, diagnose
-from stoker.core.family import Cloning, GaveUp, Stopping
-from stoker.core.foreign import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on, refusals
+from stoker.core.foreign.clone import clone_name
+from stoker.core.foreign.diagnosis import Cause, diagnose
+from stoker.core.foreign.family import Cloning, GaveUp, Stopping
+from stoker.core.foreign.sight import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on, refusals
 from stoker.core.governance import Subject
 from stoker.model import Known
 from stoker.rules import House

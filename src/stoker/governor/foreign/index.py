@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker import codec, layout
-from stoker.core.foreign import ForeignPlan, Sight
-from stoker.core.obeying import cost_of
+from stoker.core.foreign.obeying import cost_of
+from stoker.core.foreign.sight import ForeignPlan, Sight
 from stoker.errors import CodecError
-from stoker.governor.foreign_account import Listed
+from stoker.governor.foreign.account import Listed
 from stoker.model import Phase
 from stoker.rules import House
 from stoker.store import Store

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from stoker import codec, layout
-from stoker.core.family import Family, FamilyEntry, FamilyRecord, fold
+from stoker.core.foreign.family import Family, FamilyEntry, FamilyRecord, fold
 from stoker.errors import CodecError, StoreError, StoreUnavailable
 from stoker.store import Store
 

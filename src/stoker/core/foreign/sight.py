@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import governance
-from stoker.core.alarms import Alarm, Readings, WantedAlarm
 from stoker.core.budgets import Books
-from stoker.core.family import Cloning, Family, FamilyEvent, Stopping
+from stoker.core.foreign.alarms import Alarm, Readings, WantedAlarm
+from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
+from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Bounded, Finding, Subject
-from stoker.core.training_job import TrainingJob
 from stoker.model import Observed
 from stoker.rules import House
 from stoker.spec import Limits

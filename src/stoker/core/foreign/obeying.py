@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from stoker.core import alarms, governance
-from stoker.core.alarms import WantedAlarm
+from stoker.core import governance
 from stoker.core.experiments import broken_by
-from stoker.core.family import Family, Over, Relented, Seen, Stopping, Told
-from stoker.core.foreign import (
+from stoker.core.foreign import alarms
+from stoker.core.foreign.alarms import WantedAlarm
+from stoker.core.foreign.family import Family, Over, Relented, Seen, Stopping, Told
+from stoker.core.foreign.going_on import after_the_end
+from stoker.core.foreign.sight import (
     LOOK_S,
     ON_DEMAND,
     Clone,
@@ -30,7 +32,6 @@ from stoker.core.foreign import (
     refusals,
     subject_of,
 )
-from stoker.core.going_on import after_the_end
 from stoker.core.governance import PREFIX, Bounded, Finding, Subject
 from stoker.model import Known
 from stoker.rules import House, Then

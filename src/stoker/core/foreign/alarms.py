@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject, applies
-from stoker.core.training_job import TrainingJob
 from stoker.rules import House, Rule, Stall, Utilization
 
 # CloudWatch has a figure a minute of every host, and has it a little late.

@@ -16,24 +16,25 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from stoker import layout
-from stoker.core import alarms as alarming
-from stoker.core import budgets, obeying, training_job
-from stoker.core.alarms import Alarm
+from stoker.core import budgets
 from stoker.core.budgets import Books
-from stoker.core.clone import ORIGIN
-from stoker.core.family import Family
-from stoker.core.foreign import ForeignPlan, Sight
+from stoker.core.foreign import alarms as alarming
+from stoker.core.foreign import obeying, training_job
+from stoker.core.foreign.alarms import Alarm
+from stoker.core.foreign.clone import ORIGIN
+from stoker.core.foreign.family import Family
+from stoker.core.foreign.sight import ForeignPlan, Sight
+from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT
-from stoker.core.training_job import TrainingJob
 from stoker.errors import ProviderError, StokerError, StoreUnavailable
-from stoker.governor import families, foreign_index
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign_account import Described, ForeignAccount, gpus_of, price_of
-from stoker.governor.foreign_apply import ForeignApplier
-from stoker.governor.foreign_index import Row
-from stoker.governor.foreign_telling import ForeignTeller
+from stoker.governor.foreign import families, index
+from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
+from stoker.governor.foreign.apply import ForeignApplier
+from stoker.governor.foreign.index import Row
+from stoker.governor.foreign.telling import ForeignTeller
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import STUMBLES, Memory, active_jobs
 from stoker.governor.past import Past
@@ -132,11 +133,11 @@ class ForeignGovernor:
         clock = self._clock()
         row = self._look(looked, house, region, name, clock(), None)
         if row is not None:
-            rows = foreign_index.read(self.store, region).rows
+            rows = index.read(self.store, region).rows
             self._teller.gather(house, row, rows.get(name))
             # Before it is written how far it was told.
             looked.problems |= self._teller.send(house, clock)
-            foreign_index.write(self.store, region, {**rows, name: row})
+            index.write(self.store, region, {**rows, name: row})
         return looked
 
     def tick(self) -> Looked:
@@ -203,9 +204,9 @@ class ForeignGovernor:
             looked.problems[f"sagemaker {region}"] = str(error)
             return
         listed = {each.name: each for each in (*ended, *running)}
-        rows = dict(foreign_index.read(self.store, region).rows)
+        rows = dict(index.read(self.store, region).rows)
         ringing = {_job_of(alarm) for alarm in alarms if alarm.ringing}
-        due = [name for name, each in listed.items() if foreign_index.is_due(rows.get(name), each, house, now)]
+        due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, house, now)]
         # Whoever cannot be looked at is not always the first: the others come to their turn.
         random.shuffle(due)
         # What is listed nowhere may be over for long, or gone: its alarms are not.
@@ -223,7 +224,7 @@ class ForeignGovernor:
         rows |= changed
         looked.problems |= self._teller.send(house, clock)
         if changed:
-            foreign_index.write(self.store, region, rows)
+            index.write(self.store, region, rows)
         looked.active += sum(1 for name in listed if name not in rows or not rows[name].settled)
 
     def _look(
@@ -242,10 +243,10 @@ class ForeignGovernor:
                     return None
                 sight = self._sight(house, account, found, now, listed, applier.made)
                 if _is_own(found):
-                    return replace(foreign_index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
+                    return replace(index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
                 plan = obeying.decide(sight, house, now)
                 if not plan.actions:
-                    return foreign_index.row_of(sight, plan, house, now)
+                    return index.row_of(sight, plan, house, now)
                 # Where a rival wrote something meanwhile, it is decided anew all the same.
                 applier.apply(plan, sight, found)
                 listed = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.core import clone
-from stoker.core.family import Cloned, FamilyEvent, FamilyRecord, GaveUp
-from stoker.core.foreign import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
+from stoker.core.foreign import clone
+from stoker.core.foreign.family import Cloned, FamilyEvent, FamilyRecord, GaveUp
+from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
 from stoker.errors import InvalidRequest
-from stoker.governor import families
-from stoker.governor.foreign_account import Described, ForeignAccount
+from stoker.governor.foreign import families
+from stoker.governor.foreign.account import Described, ForeignAccount
 from stoker.store import Store
 
 

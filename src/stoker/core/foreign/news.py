@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker.core.family import Cloned, FamilyEntry, FamilyEvent, Over, Seen, Stopping
-from stoker.core.family import Told as Warning_
-from stoker.core.foreign import ON_DEMAND
+from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, Over, Seen, Stopping
+from stoker.core.foreign.family import Told as Warning_
+from stoker.core.foreign.sight import ON_DEMAND
 from stoker.core.governance import PREFIX
 from stoker.core.telling import Told, shortened
 from stoker.rules import EventKind, House
