@@ -92,18 +92,21 @@ def write(store: Store, text: str, author: str, note: str = "", *, token: Callab
     """Make this text the policy. Raises SpecError for a mistake in it, and UserError when it is the policy already."""
     parse_policy(text.encode(), "policy")
     mine = Written(text, author, note, token())
+    tried: list[int] = []
     for _ in range(_TRIES):
+        # A reply may be lost, and another version may follow at once: only the very ones that were tried can tell.
+        for kept in (_readable(store, number) for number in tried):
+            if kept is not None and kept.written.token == mine.token:
+                return kept
         version = newest(store)
         before = _readable(store, version) if version else None
         if before is not None and before.written.text == text:
-            if before.written.token == mine.token:
-                return before
             raise UserError(f"this is the policy already, as version {before.version}, by {before.written.author}")
+        tried.append(version + 1)
         try:
             store.create(layout.rules(version + 1), codec.dumps(mine))
         except StoreUnavailable:
-            # It may have been written all the same: the next look tells.
-            continue
+            continue  # It may have been written all the same.
     raise StoreUnavailable("the policy could not be written: the store does not answer, or others write all the time")
 
 

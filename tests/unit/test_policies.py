@@ -50,6 +50,24 @@ def test_a_reply_that_is_lost_makes_no_second_version() -> None:
     assert lost and policies.newest(store) == 1
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_written_is_not_written_again_after_a_rival(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store()
+    create = store.create
+
+    def and_then_a_rival(key: str, data: bytes) -> bool:
+        made = create(key, data)
+        if made and b"max_nodes: 1" in data:
+            policies.write(store, TWO, "bob")
+            if lost:
+                raise StoreUnavailable("no answer")
+        return made
+
+    monkeypatch.setattr(store, "create", and_then_a_rival)
+    assert policies.write(store, ONE, "alice").version == 1
+    assert [kept.written.author for kept in policies.history(store)] == ["alice", "bob"]
+
+
 def test_a_governor_reads_it_when_it_changes_and_tells_what_it_cannot_read() -> None:
     store = make_store()
     reader = HouseReader(store, DEFAULT)
