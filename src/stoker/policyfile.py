@@ -10,7 +10,7 @@ from dataclasses import replace
 from stoker import codec
 from stoker.errors import SpecError
 from stoker.jobfile.document import Layer, read_layer
-from stoker.jobfile.fields import public_name
+from stoker.jobfile.fields import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
 from stoker.notify import address
 from stoker.rules import SUBJECTS, Channel, House, Rule, SageMaker
@@ -27,7 +27,7 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     if len(data) > MOST_BYTES:
         raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MOST_BYTES}")
     layer = read_layer(data, source)
-    reader = SectionReader(House)
+    reader = SectionReader(House, alone=True)
     house: House = reader.section(House, layer.root, "")
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
     notify = _named_channels(house.notify, reader, layer)
@@ -96,6 +96,8 @@ def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
         told = [rule.failure.log, rule.failure.exit_code, rule.failure.evidence]
         if all(each is None for each in told):
             raise _where(reader, layer, path, "failure", "has at least one of log, exit_code and evidence")
+    if rule.stall is not None and rule.stall.span_s > LONGEST_S:
+        raise _where(reader, layer, f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
     if rule.market is not None and rule.market.over_s > LONGEST_LOOK_BACK_S:
         raise _where(reader, layer, f"{path}.market", "over", "is more than a week, which nobody looks back on")
     for subject in ("providers", "regions", "machines", "images", "tags"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import ClassVar, Literal, get_args
 
-from stoker.spec import part
+from stoker.spec import MOST_DOLLARS, part
 
 # What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
 # attempt is on-demand, or may be; no further launch for now.
@@ -125,10 +125,11 @@ class Diagnosis:
 class Budget:
     """Dollars that jobs may cost together in a calendar period, in UTC. From there on nothing new is launched."""
 
-    dollars: float = part("so much in one period", above=0)
+    dollars: float = part("so much in one period", above=0, most=MOST_DOLLARS)
     period: Literal["day", "week", "month"] = part("which begins at midnight, on Monday, or on the first; in UTC")
     by: str | None = part(
         "a budget for each value of this tag; jobs without it share one. Default: one for all jobs of the rule",
+        form="label",
         default=None,
     )
     warn_at: float = part("a word when so much of it is spent", form="percent", default=0.8, above=0)
@@ -163,7 +164,7 @@ class Rule:
     max_nodes: int | None = part("most nodes of a job", default=None, least=1)
     max_runtime_s: float | None = part("longest training time of a job", form="duration", default=None, above=0)
     max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
-    max_cost: float | None = part("most dollars for a job", default=None, above=0)
+    max_cost: float | None = part("most dollars for a job", default=None, above=0, most=MOST_DOLLARS)
     budget: Budget | None = part("what jobs may cost together in a day, a week or a month", default=None)
     max_retries: int | None = part("how often a failing script may be started again", default=None, least=0)
     stall: Stall | None = part("jobs that stand still", default=None)

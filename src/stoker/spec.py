@@ -21,6 +21,12 @@ Scalar = str | int | float | bool | None
 Spot = Literal["never", "prefer", "only"]
 InputMode = Literal["copy", "mount", "stream"]
 
+# More than any cloud asks for an hour of a machine, than anybody has, and than ever trained together: so large a number
+# is a mistake, and what is reckoned with it would be no number any more.
+MOST_PRICE = 1e6
+MOST_DOLLARS = 1e9
+MOST_NODES = 10_000
+
 # Where `MASTER_PORT` is when the provider gives each node an address of its own; the job's `env` may name another.
 DEFAULT_MASTER_PORT = 29500
 
@@ -33,13 +39,15 @@ def part(
     factory: Any = dataclasses.MISSING,
     least: float | None = None,
     above: float | None = None,
+    most: float | None = None,
     key: str = "",
 ) -> Any:
-    """A field of a file that people write: what it means, the form it is written in, and how small a number may be.
+    """A field of a file that people write: what it means, the form it is written in, and how small and how large a
+    number may be. Durations and sizes have a most of their own.
 
     `key` is what people write where that is no name for Python.
     """
-    metadata = {"doc": doc, "form": form, "least": least, "above": above, "key": key}
+    metadata = {"doc": doc, "form": form, "least": least, "above": above, "most": most, "key": key}
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     if default is not dataclasses.MISSING:
@@ -63,14 +71,20 @@ class Gpus:
 class LocalResources:
     """This computer as a small cloud, with a spot market to practise on."""
 
-    capacity: int | None = part("most nodes at once on this computer; more find no capacity", default=None, least=1)
+    capacity: int | None = part(
+        "most nodes at once on this computer; more find no capacity", default=None, least=1, most=MOST_NODES
+    )
     reclaim_mean_s: float | None = part(
         "spot nodes are reclaimed after this long on average", form="duration", default=None, above=0
     )
     grace_s: float = part("time between a simulated notice and the reclaim", form="duration", default=30.0, least=0)
     seed: int = part("the simulated market repeats itself with the same seed", default=0)
-    price: float = part("on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0, least=0)
-    spot_price: float | None = part("spot price of a local node, $/h; default: 32 % of `price`", default=None, least=0)
+    price: float = part(
+        "on-demand price of a local node, $/h, so that cost is real arithmetic", default=0.0, least=0, most=MOST_PRICE
+    )
+    spot_price: float | None = part(
+        "spot price of a local node, $/h; default: 32 % of `price`", default=None, least=0, most=MOST_PRICE
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,7 @@ class Resources:
     spot: Spot = part("true, false, or prefer (on-demand when there is none)", form="spot", default="never")
     region: str | None = part("region of the cloud", default=None)
     zones: tuple[str, ...] = part("zones to use; any by default", form="zones", default=())
-    max_price: float | None = part("most $/h for a node", default=None, above=0)
+    max_price: float | None = part("most $/h for a node", default=None, above=0, most=MOST_PRICE)
     disk_bytes: int | None = part("size of the node's disk", form="size", default=None, above=0)
     image: str | None = part("machine image: id, name, family or alias", default=None)
     ec2: Ec2Resources | None = part("what only EC2 has", default=None)
@@ -256,7 +270,7 @@ class Limits:
     max_runtime_s: float | None = part(
         "longest training time, summed over attempts", form="duration", default=None, above=0
     )
-    max_cost: float | None = part("most dollars, summed over attempts", default=None, above=0)
+    max_cost: float | None = part("most dollars, summed over attempts", default=None, above=0, most=MOST_DOLLARS)
     max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
     stall_s: float | None = part(
         "longest time without a new step or line of the log; then it is ended, and goes on from its last checkpoint",
@@ -335,7 +349,7 @@ class Spec:
         form="secrets",
         factory=dict,
     )
-    nodes: int = part("how many machines train together", default=1, least=1)
+    nodes: int = part("how many machines train together", default=1, least=1, most=MOST_NODES)
     resources: Resources = part("the machines", factory=Resources)
     environment: Environment = part("what is installed on them", factory=Environment)
     inputs: dict[str, Input] = part("data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict)

@@ -61,6 +61,13 @@ def test_mistakes_are_one_line_without_keys(store: Store) -> None:
         assert expected in told(result) and "s3cr3t" not in told(result)
 
 
+def test_a_provider_that_nobody_has_is_remarked_upon(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("rules: [{providers: [ec3, gce, 'sage*']}]")
+    done = stoker("policy", "set", "p.yaml")
+    assert "warning: policy providers: no provider here is called ec3; did you mean ec2?" in told(done)
+    assert told(done).count("warning") == 1 and policies.newest(store) == 1
+
+
 def test_a_policy_with_a_key_in_it_is_remarked_upon(store: Store, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("notify: ['https://hooks.example/s3cr3t']\n")
     done = stoker("policy", "set", "p.yaml")

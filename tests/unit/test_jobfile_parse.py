@@ -470,10 +470,12 @@ _jobs = st.fixed_dictionaries(
                 "memory": st.integers(1, 2**50).map(lambda size: f"{size}B"),
                 "gpus": st.sampled_from(["A100:8", "H100", 4]),
                 "zones": st.lists(st.sampled_from(["a", "b"])),
-                "local": st.fixed_dictionaries({}, optional={"seed": st.integers(), "grace": st.floats(0, 1e6)}),
+                "local": st.fixed_dictionaries(
+                    {}, optional={"seed": st.integers(-(10**18), 10**18), "grace": st.floats(0, 1e6)}
+                ),
             },
         ),
-        "limits": st.fixed_dictionaries({}, optional={"max_runtime": st.floats(0.001, 1e9), "stall": st.just("1h30m")}),
+        "limits": st.fixed_dictionaries({}, optional={"max_runtime": st.floats(0.001, 3e8), "stall": st.just("1h30m")}),
         "retry": st.fixed_dictionaries({}, optional={"on_demand_after": st.none() | st.integers(1, 9)}),
     },
 )
@@ -506,3 +508,24 @@ def test_more_nodes_than_this_computer_may_have() -> None:
     job = Job(run="x", nodes=5, resources={"local": {"capacity": 2}})
     with pytest.raises(SpecError, match=r"resources\.local\.capacity: is 2, so 5 nodes never fit"):
         job.spec()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("checkpoints: {grace: 1000000000000s}", "checkpoints.grace: must be at most 10 years, found 1000000000000s"),
+        ("resources: {local: {price: 1.7e308}}", "resources.local.price: must be at most 1000000, found 1.7e308"),
+        ("resources: {local: {spot_price: 1000001}}", "resources.local.spot_price: must be at most 1000000"),
+        ("resources: {max_price: 1e7}", "resources.max_price: must be at most 1000000"),
+        (f"limits: {{max_runtime: {'9' * 400}h}}", "limits.max_runtime: must be at most 10 years"),
+        (f"limits: {{max_cost: {'9' * 400}}}", "limits.max_cost: expected a number"),
+        (f"nodes: {'9' * 400}", "nodes: expected a whole number of at most 18 digits"),
+        ("nodes: 1000000", "nodes: must be at most 10000, found 1000000"),
+        (f"resources: {{disk: {'9' * 400}GB}}", "resources.disk: must be at most 1024PiB"),
+    ],
+)
+def test_numbers_beyond_all_bounds_are_one_line(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as error:
+        parse_job([read_layer(f"run: x\n{text}", "job.yaml")])
+    assert str(error.value).startswith(f"job.yaml:2: {told}"), error.value
+    assert len(str(error.value)) < 200

@@ -191,3 +191,59 @@ def test_channels_that_are_none(text: str, problem: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_policy(text.encode(), "p.yaml")
     assert problem in str(caught.value) and "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+NINES = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (
+            f"max_cost: {NINES}",
+            "rules[0].max_cost: expected a number that is not beyond all bounds, found the number 999",
+        ),
+        ("max_cost: 1.0e+308", "rules[0].max_cost: must be at most 1000000000, found 1.0e+308"),
+        (f"max_runtime: {NINES}", "rules[0].max_runtime: expected a duration"),
+        (f"max_runtime: {NINES}h", "rules[0].max_runtime: must be at most 10 years, found 999"),
+        ("max_wait: 1.0e+300", "rules[0].max_wait: must be at most 10 years, found 1.0e+300"),
+        (f"max_nodes: {NINES}", "rules[0].max_nodes: expected a whole number of at most 18 digits"),
+        (f"stall: {{windows: {NINES}}}", "rules[0].stall.windows: expected a whole number of at most 18 digits"),
+        ("stall: {windows: 100000000}", "rules[0].stall.windows: together are more than 10 years"),
+        (f"metric: {{name: l, above: {NINES}}}", "rules[0].metric.above: expected a number"),
+        (f"budget: {{dollars: {NINES}, period: day}}", "rules[0].budget.dollars: expected a number"),
+        ("budget: {dollars: 1.0e+12, period: day}", "rules[0].budget.dollars: must be at most 1000000000"),
+        ("budget: {dollars: 5, period: day, by: 'a b=c'}", "rules[0].budget.by: expected the name of a tag, without"),
+        ("budget: {dollars: 5, period: day, warn_at: 1}", "rules[0].budget.warn_at: 1 may be 1% or 100%; write which"),
+        ("min_gpu_utilization: {value: 1}", "rules[0].min_gpu_utilization.value: 1 may be 1% or 100%"),
+    ],
+)
+def test_numbers_that_cannot_be_meant(rule: str, told: str) -> None:
+    with pytest.raises(SpecError) as error:
+        parse_policy(f"rules: [{{{rule}}}]".encode(), "p.yaml")
+    assert str(error.value).startswith(f"p.yaml:1: {told}"), error.value
+    assert len(str(error.value)) < 200 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "field"),
+    [
+        ("max_nodes: 1, for: {team: null}", "for.team"),
+        ("max_nodes: 1, for: null", "for"),
+        ("max_nodes: 1, for: ", "for"),
+        ("max_nodes: 1, then: ~", "then"),
+        ("tags: {project: null}", "tags.project"),
+        ("max_cost: null, max_nodes: 1", "max_cost"),
+        ("budget: {dollars: 5, period: day, by: null}", "budget.by"),
+    ],
+)
+def test_a_null_makes_no_rule_wider(rule: str, field: str) -> None:
+    with pytest.raises(SpecError, match=f"p.yaml:1: rules.0..{field}: says nothing; leave it out, or write"):
+        parse_policy(f"rules: [{{{rule}}}]".encode(), "p.yaml")
+
+
+def test_a_null_that_means_something_and_an_empty_list() -> None:
+    (rule,) = parse_policy(b"rules: [{spot: {on_demand_after: null}}]\nnotify:\n", "p.yaml").rules
+    assert rule.spot is not None and rule.spot.on_demand_after is None
+    (rule,) = parse_policy(b"rules: [{min_gpu_utilization: {value: 100%}}]", "p.yaml").rules
+    assert rule.min_gpu_utilization is not None and rule.min_gpu_utilization.value == 1.0

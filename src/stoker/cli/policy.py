@@ -35,7 +35,8 @@ def set_(file: str, note: str) -> None:
     from stoker.submitting import submitter
 
     text, source = _read(file)
-    for line in checking.remarks(channel.to for channel in _parsed(text, source).notify):
+    house = _parsed(text, source)
+    for line in (*checking.remarks(channel.to for channel in house.notify), *_unknown_providers(house)):
         say(line)
     kept = policies.write(opened_store(), text, submitter(), note)
     rules = len(policies.house(kept).rules)
@@ -92,7 +93,7 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
 
     No cloud is asked: machines are those of the tables that come with Stoker.
     """
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.printing import print_json, say, whole
 
     store = opened_store()
     if policy is not None:
@@ -101,6 +102,8 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
         from stoker import policies
 
         house = policies.house(policies.current(store))
+    for line in _unknown_providers(house):
+        say(line)
     spec = _spec(store, job_file, sets)
     findings, bounds, budgets = _held(house, store, spec)
     heard = _heard(house, spec)
@@ -125,6 +128,24 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
         if not findings and not budgets:
             click.echo(f"allowed by {len(house.rules)} rules" if house.rules else "allowed: there are no rules")
     sys.exit(1 if refused else 0)
+
+
+def _unknown_providers(house: House) -> list[str]:
+    """A warning for each name that no provider here has. Other computers may have more of them."""
+    from difflib import get_close_matches
+    from fnmatch import fnmatchcase
+
+    from stoker.providers import registry
+
+    known = registry.names()
+    found = []
+    for rule in house.about("providers"):
+        for pattern in rule.providers or ():
+            if not any(fnmatchcase(name, pattern) for name in known):
+                close = get_close_matches(pattern, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+                found.append(f"warning: policy {rule.name}: no provider here is called {pattern}; {hint}")
+    return found
 
 
 def _heard(house: House, spec: Spec) -> dict[str, dict[str, Any]]:

@@ -161,9 +161,13 @@ def describe(node: Node) -> str:
     if isinstance(value, tuple):
         return "a list"
     if isinstance(value, str):
-        shown = value if len(value) <= 40 else value[:37] + "..."
-        return "text " + repr(shown)
-    return f"the number {node.text or value}"
+        return "text " + repr(short(value))
+    return f"the number {short(node.text or str(value))}"
+
+
+def short(text: str) -> str:
+    """What somebody wrote, for an error message."""
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def plain(node: Node) -> Any:

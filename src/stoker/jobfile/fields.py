@@ -32,6 +32,7 @@ class Field:
     optional: bool
     least: float | None = None
     above: float | None = None
+    most: float | None = None
 
     @property
     def section(self) -> type | None:
@@ -44,6 +45,10 @@ class Field:
     def choices(self) -> tuple[str, ...]:
         return get_args(self.hint) if get_origin(self.hint) is typing.Literal else ()
 
+
+# No training takes ten years, and sums of such spans still make times; no disk has an exbibyte.
+LONGEST_S = 10 * 365 * 86400.0
+_MOST = {"duration": LONGEST_S, "size": 2.0**60}
 
 _TABLES: dict[type, dict[str, Field]] = {}
 
@@ -78,6 +83,7 @@ def _table(cls: type) -> dict[str, Field]:
             optional=optional,
             least=field.metadata["least"],
             above=field.metadata["above"],
+            most=field.metadata["most"] if field.metadata["most"] is not None else _MOST.get(form),
         )
     return found
 

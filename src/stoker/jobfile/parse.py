@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker.jobfile import values
-from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers
+from stoker.jobfile import forms, values
+from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers, short
 from stoker.jobfile.fields import Field, fields_of, provider_sections, walk
 from stoker.jobfile.names import default_name
 from stoker.jobfile.rules import check_rules
@@ -126,6 +126,8 @@ class SectionReader:
 
     # What the whole file is: a name that is unknown here may be known elsewhere in it.
     root: type = Spec
+    # Whether a null is a mistake: there is no other layer from which it could take anything back.
+    alone: bool = False
     origins: dict[str, Origin] = field(default_factory=dict)
 
     def section(self, cls: type, node: Node, path: str) -> Any:
@@ -144,6 +146,8 @@ class SectionReader:
         for key, info in infos.items():
             dotted = _join(path, key)
             child = node.value.get(key)
+            if self.alone and child is not None and child.value is None and not _meant(info, child, path):
+                raise child.origin.error(dotted, f"{values.NULL}, or write a value")
             # A null takes back what an earlier layer said, unless null is itself something to say.
             if child is None or child.nothing or (child.value is None and not info.optional):
                 if info.required and dotted != "name":
@@ -172,6 +176,8 @@ class SectionReader:
             raise node.origin.error(path, f"must be at least {info.least:g}, found {_shown(node)}")
         if info.above is not None and value is not None and value <= info.above:
             raise node.origin.error(path, f"must be more than {info.above:g}, found {_shown(node)}")
+        if info.most is not None and value is not None and value > info.most:
+            raise node.origin.error(path, f"must be at most {_most(info)}, found {_shown(node)}")
         return value
 
     def _sections(self, info: Field, node: Node, path: str) -> tuple[Any, ...]:
@@ -203,6 +209,13 @@ class SectionReader:
         return found
 
 
+def _meant(info: Field, null: Node, path: str) -> bool:
+    """Whether a null says something other than what holds without it. At the top an empty list is often left behind."""
+    if null.nothing:
+        return not path
+    return info.optional and info.default is not None
+
+
 _MISSING = {"run": "; say what to run, such as `run: python train.py`"}
 
 
@@ -211,7 +224,15 @@ def _join(path: str, key: str) -> str:
 
 
 def _shown(node: Node) -> str:
-    return node.text or describe(node).removeprefix("the number ")
+    return short(node.text) if node.text else describe(node).removeprefix("the number ")
+
+
+def _most(info: Field) -> str:
+    """The largest value, as people write it."""
+    assert info.most is not None
+    if info.form == "duration":
+        return f"{info.most / (365 * 86400):g} years"
+    return forms.write_size(int(info.most)) if info.form == "size" else f"{info.most:.0f}"
 
 
 def _nearest(root: type, cls: type, key: str) -> str:

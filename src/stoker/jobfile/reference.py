@@ -162,7 +162,7 @@ the job file's folder.
 
 ## How values are written
 
-- **Durations**: `90s`, `15m`, `24h`, `1h30m`, `2d`, `1w`; a number alone is seconds.
+- **Durations**: `90s`, `15m`, `24h`, `1h30m`, `2d`, `1w`; a number alone is seconds; at most 10 years.
 - **Sizes**: `200GB` (10⁹), `64GiB` (2³⁰); a `+` says "at least" and changes nothing.
 - `3e-4` is a number. `yes`, `no`, `on` and `off` are text; `true` and `false` are not. What is quoted is text.
 - A key that is written twice is an error, and so is a field that does not exist.
@@ -240,8 +240,11 @@ def _how(info: Field) -> str:
     else:
         how = _TYPE_NAMES.get(info.hint, "text or list")
     if info.least is not None:
-        return f"{how}, at least {info.least:g}"
-    return f"{how}, more than 0" if info.above is not None else how
+        how = f"{how}, at least {info.least:g}"
+    elif info.above is not None:
+        how = f"{how}, more than 0"
+    # Durations and sizes have a most of their own, which the page tells once.
+    return f"{how}, at most {info.most:.0f}" if info.most is not None and not info.form else how
 
 
 def _default(info: Field) -> str:

@@ -91,7 +91,7 @@ def _section(cls: type) -> Schema:
 
 def _field(info: Field) -> Schema:
     schema = _bare(info)
-    bounds = {"minimum": info.least, "exclusiveMinimum": info.above}
+    bounds = {"minimum": info.least, "exclusiveMinimum": info.above, "maximum": info.most}
     numeric = schema["anyOf"][0] if "anyOf" in schema else schema
     if numeric.get("type") in ("integer", "number"):
         numeric.update({key: bound for key, bound in bounds.items() if bound is not None})

@@ -45,8 +45,13 @@ _IMAGE = re.compile(
 )
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
 
+# What a computer's own whole numbers hold.
+_MOST_WHOLE = 10**18
+
 _EMPTY_COMMAND = "is empty; say what to run, such as `run: python train.py`"
 # YAML 1.1 took these for true and false, and many people still do.
+# Where there is one layer, a null takes nothing back. It would make a rule wider than whoever wrote it meant.
+NULL = "says nothing; leave it out"
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -74,13 +79,18 @@ def boolean(node: Node, path: str) -> bool:
 
 def whole(node: Node, path: str) -> int:
     if isinstance(node.value, int) and not isinstance(node.value, bool):
+        if abs(node.value) > _MOST_WHOLE:
+            raise wrong(node, path, "a whole number of at most 18 digits")
         return node.value
     raise wrong(node, path, "a whole number")
 
 
 def number(node: Node, path: str) -> float:
     if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-        return float(node.value)
+        try:
+            return float(node.value)
+        except OverflowError:
+            raise wrong(node, path, "a number that is not beyond all bounds") from None
     raise wrong(node, path, "a number")
 
 
@@ -300,7 +310,9 @@ def _compiled(node: Node, path: str, pattern: str) -> re.Pattern[str]:
 def _wanted(node: Node, path: str) -> dict[str, tuple[str, ...]]:
     """Values of tags: `any`, some of them, or `/patterns/`."""
     found = {}
-    for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
+    for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE, nulls=True):
+        if child.value is None:
+            raise child.origin.error(dotted, f"{NULL}, or write `any`, values, or a pattern between slashes")
         parts = child.value if isinstance(child.value, tuple) else (child,)
         found[key] = tuple(_as_written(part, dotted) for part in parts)
         if not found[key]:
@@ -309,6 +321,20 @@ def _wanted(node: Node, path: str) -> dict[str, tuple[str, ...]]:
             if len(value) > 1 and value[0] == value[-1] == "/":
                 _compiled(child, dotted, value[1:-1])
     return found
+
+
+def _label(node: Node, path: str) -> str:
+    found = text(node, path)
+    if not _LABEL.fullmatch(found):
+        raise wrong(node, path, f"the name of a tag, {_LABEL_RULE}")
+    return found
+
+
+def _percent(node: Node, path: str) -> float:
+    if str(node.value).strip() == "1":
+        raise node.origin.error(path, "1 may be 1% or 100%; write which")
+    share: float = _formed(forms.read_percent, forms.PERCENT_HELP)(node, path)
+    return share
 
 
 def _mapping(node: Node, path: str) -> dict[str, Any]:
@@ -324,7 +350,7 @@ def _formed(read: Callable[[Any], Any], wanted: str) -> Reader:
             raise wrong(node, path, wanted)
         try:
             return read(node.value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise wrong(node, path, wanted) from None
 
     return reader
@@ -364,13 +390,14 @@ FORMS: dict[str, Reader] = {
     "size": _formed(forms.read_size, forms.SIZE_HELP),
     "gpus": _formed(forms.read_gpus, forms.GPUS_HELP),
     "at-least": _formed(forms.read_at_least, forms.AT_LEAST_HELP),
-    "percent": _formed(forms.read_percent, forms.PERCENT_HELP),
+    "percent": _percent,
     "date": _formed(forms.read_date, forms.DATE_HELP),
     "spot": _spot,
     "words": words,
     "zones": _zones,
     "version": _version,
     "name": _name,
+    "label": _label,
     "folder": text,
     "command": _command,
     "params": params,
