@@ -2,6 +2,7 @@
 
     StokerError
     ├─ UserError              the person's mistake: one clear line, exit code 2
+    │   ├─ NoSuchJob          a name that no job has
     │   └─ SpecError          … in a job file: names the field and, where known, the line
     ├─ CodecError             bytes that do not decode to what they should be
     ├─ StoreError             the bucket
@@ -37,6 +38,14 @@ class UserError(StokerError):
 
 class NotInstalled(UserError):
     """A part of Stoker needs packages that are not there; the message says how to have them."""
+
+
+class NoSuchJob(UserError):
+    """No job of the store is called that. `text` is what was asked for."""
+
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__(problem)
+        self.text = text
 
 
 class SpecError(UserError):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from stoker import layout
-from stoker.errors import UserError
+from stoker.errors import NoSuchJob, UserError
 from stoker.store import Store, can_be_key
 
 # An id is the job's name, a dash, and so many characters.
@@ -26,7 +26,7 @@ def all_jobs(store: Store) -> list[str]:
 
 
 def find_job(store: Store, text: str) -> str:
-    """The id of the job that `text` names. Raises UserError, in one line, when it is none or more than one.
+    """The id of the job that `text` names. Raises UserError, in one line, when it is none (NoSuchJob) or more than one.
 
     Of several with that very name it is the one that is active, where only one is.
     """
@@ -56,7 +56,7 @@ def choose_job(text: str, jobs: Iterable[str]) -> str:
             return found[0]
         if found:
             raise UserError(f"{text!r} could be any of {len(found)} jobs: {_listed(found)}; give more of the id")
-    raise UserError(f"there is no job {text!r}; {_nearest(text, known)}")
+    raise NoSuchJob(text, f"there is no job {text!r}; {_nearest(text, known)}")
 
 
 def _exists(store: Store, job: str) -> bool:

@@ -18,6 +18,10 @@ _MOST_BYTES = 3 * MOST_BYTES
 _TRIES = 20
 
 
+class Unchanged(UserError):
+    """The text is the policy already."""
+
+
 @dataclass(frozen=True)
 class Written:
     """One version, as it is kept."""
@@ -89,7 +93,7 @@ def house(kept: Kept | None) -> House:
 
 
 def write(store: Store, text: str, author: str, note: str = "", *, token: Callable[[], str] = new_token) -> Kept:
-    """Make this text the policy. Raises SpecError for a mistake in it, and UserError when it is the policy already."""
+    """Make this text the policy. Raises SpecError for a mistake in it, and Unchanged when it is the policy already."""
     parse_policy(text.encode(), "policy")
     mine = Written(text, author, note, token())
     tried: list[int] = []
@@ -101,7 +105,7 @@ def write(store: Store, text: str, author: str, note: str = "", *, token: Callab
         version = newest(store)
         before = _readable(store, version) if version else None
         if before is not None and before.written.text == text:
-            raise UserError(f"this is the policy already, as version {before.version}, by {before.written.author}")
+            raise Unchanged(f"this is the policy already, as version {before.version}, by {before.written.author}")
         tried.append(version + 1)
         try:
             store.create(layout.rules(version + 1), codec.dumps(mine))

@@ -19,7 +19,7 @@ from stoker.rules import SUBJECTS, Channel, House, Rule, SageMaker
 MOST_BYTES = 256 * 1024
 # Of the market. Each day is another list to read before a job gets a machine.
 LONGEST_LOOK_BACK_S = 7 * 86400.0
-_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
+REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
 def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
@@ -110,7 +110,7 @@ def _check_regions(wanted: SageMaker, reader: SectionReader, layer: Layer) -> No
     if not wanted.regions:
         raise _where(reader, layer, "sagemaker", "regions", "names none; leave `sagemaker` out, or name some")
     for region in wanted.regions:
-        if _REGION.fullmatch(region) is None:
+        if REGION.fullmatch(region) is None:
             raise _where(reader, layer, "sagemaker", "regions", f"{region} is no region; write one such as us-east-1")
 
 

@@ -226,7 +226,9 @@ if isolated():
             "somebody-elses"
         ]
         assert not list(store.list(layout.DEPLOYED)) and record.find(store) is None
+        capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0, "again does no harm"
+        assert capsys.readouterr().err == f"there is no stack {name} in {REGION}; nothing to remove\n"
 
     def topics() -> list[str]:
         return [each["TopicArn"] for each in boto("sns").list_topics()["Topics"]]

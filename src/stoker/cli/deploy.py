@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stoker.cli.options import json_option, opened_store, store_option, yes_option
+from stoker.cli.options import help_alone, json_option, opened_store, store_option, yes_option
 
 if TYPE_CHECKING:
     from stoker.deploying.package import Package
     from stoker.store import Store
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@click.group("deploy")
-def command() -> None:
+
+@click.group("deploy", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """A governor in a cloud, without a machine: woken by events, and once a minute while a job is active."""
+    help_alone(ctx)
 
 
-def _common(function: Any) -> Any:
+def _notify_option(about: str) -> Callable[[F], F]:
+    return click.option("--notify", metavar="TO", multiple=True, help=about)
+
+
+def _common(function: F) -> F:
     for option in (
-        click.option(
-            "--notify",
-            metavar="TO",
-            multiple=True,
-            help="Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME.",
-        ),
         click.option("--dry-run", is_flag=True, help="Print everything that would be made or removed; ask nobody."),
         click.option("--remove", is_flag=True, help="Remove it with all that belongs to it."),
         yes_option,
@@ -49,6 +52,7 @@ def _common(function: Any) -> Any:
 @click.option(
     "--sagemaker", is_flag=True, help="Let it stop, clone and watch training jobs that others started on SageMaker."
 )
+@_notify_option("Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME.")
 @_common
 def aws(
     region: str | None,
@@ -69,6 +73,9 @@ def aws(
     from stoker.submitting import submitter
 
     store = opened_store()
+    for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
+        _check_region(flag, named)
+    checking.check_granted(notify, "--notify", "AWS")
     where = _region(store, region, offline=dry_run)
     if remove:
         there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
@@ -82,10 +89,11 @@ def aws(
             click.echo(f"s3 DeleteObject {store.url}/deployed/*")
             return
         _agree(f"Remove {name} from {where}?", yes=yes)
-        deploying.remove(store, where, others, say)
+        if not deploying.remove(store, where, others, say):
+            say(f"there is no stack {name} in {where}; nothing to remove")
+            return
         say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
         return
-    checking.check_written(notify, "--notify")
     built = package.for_lambda(offline=dry_run)
     planned = deploying.planned(store, built, where, elsewhere, training=sagemaker, notify=notify)
     if dry_run:
@@ -103,6 +111,7 @@ def aws(
 @command.command()
 @click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
 @click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
+@_notify_option("Let it read this secret that is an address, as gcp-sm:NAME.")
 @_common
 def gcp(
     region: str | None,
@@ -123,7 +132,7 @@ def gcp(
     from stoker.surroundings import store_environ
 
     store = opened_store()
-    checking.check_written(notify, "--notify")
+    checking.check_granted(notify, "--notify", "Google Cloud")
     there = None if dry_run or not store.url.startswith("gs://") else record.read(store, deploying.CLOUD)
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))
@@ -131,14 +140,14 @@ def gcp(
     plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), notify)
     if remove:
         if dry_run:
-            _print_steps(planning.removals(plan), as_json=as_json)
+            _print_steps(planning.removals(plan), "remove", as_json=as_json)
             return
         _agree(f"Remove {plan.name} from {whose}?", yes=yes)
         deploying.remove(store, plan, say)
         say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
         return
     if dry_run:
-        _print_steps(planning.steps(plan), as_json=as_json)
+        _print_steps(planning.steps(plan), "add", as_json=as_json)
         return
     _tell_lacking(built)
     _agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
@@ -167,20 +176,28 @@ def _google_region(named: str | None) -> str:
     return found
 
 
-def _print_steps(steps: Any, *, as_json: bool) -> None:
-    """Every request in order. A binding is added to a policy, or taken from it, that is read before."""
+def _print_steps(steps: Any, change: str, *, as_json: bool) -> None:
+    """Every request in order. Bindings are added to a policy that is read before, or removed from it: what else is in
+    it stays, so only they are shown."""
     from stoker.deploying.project import Bound, Made
     from stoker.providers.base import HttpRequest
 
     shown = []
     for step in steps:
         if isinstance(step, Bound):
-            shown.append(
-                HttpRequest(step.put.service, step.put.method, step.put.path, {"bindings": list(step.bindings)})
-            )
+            bindings = {f"{change} these bindings": list(step.bindings)}
+            shown.append(HttpRequest(step.put.service, step.put.method, step.put.path, bindings))
         else:
             shown.append(step.make if isinstance(step, Made) else step)
     _print_requests(shown, as_json=as_json)
+
+
+def _check_region(flag: str, named: str | None) -> None:
+    from stoker.errors import UserError
+    from stoker.policyfile import REGION
+
+    if named is not None and REGION.fullmatch(named) is None:
+        raise UserError(f"{flag}: {named} is no region; write one such as us-east-1")
 
 
 def _region(store: Store, named: str | None, *, offline: bool) -> str:

@@ -64,6 +64,29 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
     return True
 
 
+def whose(store: Store, name: str, command: str) -> str | None:
+    """That `name` is a training job of others, and what does there what `command` does here. None: it is none."""
+    from stoker.errors import StoreError
+    from stoker.governor.foreign.index import summaries
+
+    try:
+        rows = [each for each in summaries(store) if each.id == name]
+    except StoreError:
+        return None
+    if not rows:
+        return None
+    region = rows[0].attempts[0].zone
+    told = f"{name} is a training job of others, on SageMaker in {region}"
+    where = f"--region {region}"
+    if command == "logs":
+        group = f"`aws logs tail /aws/sagemaker/TrainingJobs --log-stream-name-prefix {name}/ {where}`"
+        return f"{told}; its log is CloudWatch's: {group}"
+    if command == "stop":
+        return f"{told}; `aws sagemaker stop-training-job --training-job-name {name} {where}` stops it"
+    look = f"`aws sagemaker describe-training-job --training-job-name {name} {where}`"
+    return f"{told}, which `stoker {command}` is not for; `stoker show {name}` and {look} tell about it"
+
+
 def describe(event: FamilyEvent) -> str:
     """An entry of a family's log in words."""
     from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Over, Relented, Seen, Stopping, Told

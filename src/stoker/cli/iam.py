@@ -67,6 +67,7 @@ def command(
     checking.check_written(notify, "--notify")
     granting, url = registry.iam(provider), open_store(named or default_store_url()).url
     registry.check_store(provider, url, "--bucket" if bucket else "--store")
+    checking.check_granted(notify, "--notify", "Google Cloud" if url.startswith("gs://") else "AWS")
     found = granting.grants(url, job=job, inputs=inputs, logs=logs, secrets=secrets, notify=notify)
     if policy is not None:
         chosen = [grant for grant in found.grants if grant.name == policy]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stoker.errors import UserError
+from stoker.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -52,11 +53,37 @@ def yes_option(command: F) -> F:
 
 
 def job_argument(command: F) -> F:
-    return click.argument("job", metavar="JOB", shell_complete=complete_job)(command)
+    return click.argument("job", metavar="JOB", shell_complete=complete_job)(_knowing_others(command))
 
 
 def jobs_argument(required: bool = True) -> Callable[[F], F]:
-    return click.argument("jobs", metavar="JOB…", nargs=-1, required=required, shell_complete=complete_job)
+    argument = click.argument("jobs", metavar="JOB…", nargs=-1, required=required, shell_complete=complete_job)
+    return lambda command: argument(_knowing_others(command))
+
+
+def _knowing_others(command: F) -> F:
+    """`ps` lists training jobs of others, too. Who names one here is told whose it is, and what helps."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        try:
+            return command(*arguments, **named)
+        except NoSuchJob as error:
+            from stoker.cli.foreign import whose
+
+            told = whose(opened_store(), error.text, str(click.get_current_context().info_name))
+            if told is None:
+                raise
+            raise UserError(told) from None
+
+    return cast("F", wrapped)
+
+
+def help_alone(ctx: click.Context) -> None:
+    """For groups: named alone, they print their help, as `stoker` does."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(UserError.exit_code)
 
 
 def opened_store() -> Store:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.options import json_option, opened_store, set_option, store_option
+from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
     from stoker.core.governance import Finding
@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from stoker.store import Store
 
 
-@click.group("policy")
-def command() -> None:
+_NONE = "there is no policy; `stoker policy set FILE` makes one"
+
+
+@click.group("policy", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """The rules that every job of the store obeys: kept in it, and held against each job by whoever governs it."""
+    help_alone(ctx)
 
 
 @command.command("set")
@@ -30,7 +35,7 @@ def command() -> None:
 def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""
     from stoker import policies
-    from stoker.cli.printing import say
+    from stoker.cli.printing import counted, say
     from stoker.notify import checking
     from stoker.submitting import submitter
 
@@ -38,9 +43,13 @@ def set_(file: str, note: str) -> None:
     house = _parsed(text, source)
     for line in (*checking.remarks(channel.to for channel in house.notify), *_unknown_providers(house)):
         say(line)
-    kept = policies.write(opened_store(), text, submitter(), note)
-    rules = len(policies.house(kept).rules)
-    say(f"policy version {kept.version}: {rules} rule{'' if rules == 1 else 's'}, from now on, for all jobs")
+    try:
+        kept = policies.write(opened_store(), text, submitter(), note)
+    except policies.Unchanged as same:
+        say(str(same))
+        return
+    rules = counted(len(policies.house(kept).rules), "rule")
+    say(f"policy version {kept.version}: {rules}, from now on, for all jobs")
 
 
 @command.command()
@@ -58,7 +67,7 @@ def show(version: int | None, as_json: bool) -> None:
         print_json(_told(kept) | {"text": kept.written.text} if kept else None)
         return
     if kept is None:
-        say("there is no policy; `stoker policy set FILE` makes one")
+        say(_NONE)
         return
     policies.house(kept)
     click.echo(kept.written.text, nl=not kept.written.text.endswith("\n"))
@@ -70,11 +79,14 @@ def show(version: int | None, as_json: bool) -> None:
 def history(as_json: bool) -> None:
     """List the versions of the policy: when, by whom, and what for."""
     from stoker import policies
-    from stoker.cli.printing import clock, legible, print_json, table
+    from stoker.cli.printing import clock, legible, print_json, say, table
 
     found = policies.history(opened_store())
     if as_json:
         print_json([_told(kept) for kept in found])
+        return
+    if not found:
+        say(_NONE)
         return
     rows = [
         [str(kept.version), clock(kept.at), legible(kept.written.author), legible(kept.written.note)] for kept in found
@@ -93,7 +105,7 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
 
     No cloud is asked: machines are those of the tables that come with Stoker.
     """
-    from stoker.cli.printing import print_json, say, whole
+    from stoker.cli.printing import counted, print_json, say, whole
 
     store = opened_store()
     if policy is not None:
@@ -126,7 +138,8 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
         for name, each in heard.items():
             click.echo(f"told: {name} ({each['to']}): {', '.join(each['events']) or 'everything'}")
         if not findings and not budgets:
-            click.echo(f"allowed by {len(house.rules)} rules" if house.rules else "allowed: there are no rules")
+            rules = counted(len(house.rules), "rule")
+            click.echo(f"allowed by {rules}" if house.rules else "allowed: there are no rules")
     sys.exit(1 if refused else 0)
 
 

@@ -87,7 +87,7 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
 
 
 def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: bool) -> None:
-    from stoker.cli.printing import print_json
+    from stoker.cli.printing import print_json, say
     from stoker.errors import UserError
 
     for region in regions:
@@ -108,6 +108,10 @@ def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: b
             told[region if region not in told else f"{name}/{region}"] = _told(name, found)
         print_json(told)
         return
+    for name, table in tables.items():
+        if not table.tables():
+            cloud = "Google" if name == "gce" else "AWS"
+            say(f"no prices of {name} are kept here; `stoker prices --provider {name} --refresh` asks {cloud}")
     for place, (name, region, found) in enumerate(shown):
         if place:
             click.echo()

@@ -205,6 +205,8 @@ def _abridged(value: Any, name: str = "") -> Any:
         pair = set(value) == {"key", "value"}
         return {key: _abridged(each, str(value["key"]) if pair else key) for key, each in value.items()}
     if isinstance(value, list):
+        if all(isinstance(each, str) for each in value) and len("".join(value)) > _MOST_TEXT:
+            return _abridged("".join(value), name)  # A text in pieces, since each may only be so long.
         return [_abridged(each, name) for each in value]
     if isinstance(value, str) and len(value) > _MOST_TEXT:
         return f"({size(len(value.encode()))} of {_in_words(name)}; --json shows it)"

@@ -179,26 +179,30 @@ def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
 # ── Removing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> None:
+def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> bool:
     """Take it away with everything that it made, and look whether anything is left. Idempotent.
 
-    Raises StokerError naming what is left.
+    False: there was nothing. Raises StokerError naming what is left.
     """
     clients = Clients()
     name = layout.deployment(store.url)
     # First, so that nobody relies on it any more.
+    found = record.read(store, CLOUD) is not None
     store.delete([layout.deployed(CLOUD)])
     for other in elsewhere:
-        _delete_stack(clients, name, other)
-        say(f"stack {name} in {other}: removed")
+        if _delete_stack(clients, name, other):
+            found = True
+            say(f"stack {name} in {other}: removed")
     for each in (region, *elsewhere):
         alarms = _alarms(clients, name, alarm_prefix(store.url), each)
         if alarms:
+            found = True
             _delete_alarms(clients, alarms, each)
             say(f"alarms in {each}: {len(alarms)} removed")
     resources = _resources(clients, name, region)
-    _delete_stack(clients, name, region)
-    say(f"stack {name} in {region}: removed")
+    if _delete_stack(clients, name, region):
+        found = True
+        say(f"stack {name} in {region}: removed")
     # A call that was under way makes its log again.
     _delete_log(clients, f"/aws/lambda/{name}", region)
     store.delete([meta.key for meta in store.list(layout.DEPLOYED)])
@@ -208,6 +212,7 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> N
     ]
     if left:
         raise ProviderError(f"left of {name} in {region}: {', '.join(left)}; remove them by hand")
+    return found
 
 
 def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[str]:
@@ -276,15 +281,17 @@ def _delete_log(clients: Clients, group: str, region: str) -> None:
         pass
 
 
-def _delete_stack(clients: Clients, name: str, region: str) -> None:
+def _delete_stack(clients: Clients, name: str, region: str) -> bool:
+    """False: there is none."""
     cloudformation = clients.get("cloudformation", region)
     stack = _find(cloudformation, name)
     if stack is None:
-        return
+        return False
     # By its id: a stack that is gone is not told of by name any more.
     where = stack["StackId"]
     calling(name, lambda: cloudformation.delete_stack(StackName=where))
     _waited(cloudformation, where, "DELETE_COMPLETE")
+    return True
 
 
 # ── Stacks ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from stoker import references
 from stoker.errors import UserError
@@ -16,6 +17,29 @@ def check_written(addresses: Iterable[str], where: str) -> None:
             address.kind_of(to)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
+
+
+# What each cloud can allow a governor. The others it reaches without, or not at all.
+_GRANTED = {"AWS": ("sns", "aws-sm", "aws-ssm"), "Google Cloud": ("gcp-sm",)}
+_WRITTEN = {"sns": "sns:ARN", "aws-sm": "aws-sm:NAME", "aws-ssm": "aws-ssm:NAME", "gcp-sm": "gcp-sm:NAME"}
+
+
+def check_granted(addresses: Iterable[str], where: str, cloud: Literal["AWS", "Google Cloud"]) -> None:
+    """Raise UserError for an address that `cloud` has nothing to allow for: naming it would change nothing."""
+    addresses = tuple(addresses)
+    check_written(addresses, where)
+    for to in addresses:
+        kind = "sns" if address.topic_of(to) is not None else to.partition(":")[0]
+        if kind in _GRANTED[cloud]:
+            continue
+        may = " or ".join(_WRITTEN[each] for each in _GRANTED[cloud])
+        if kind == "env":
+            problem = "is a variable, which no grant gives to a governor; keep the address as a secret"
+        elif kind in _WRITTEN:
+            problem = f"is nothing that {cloud} keeps; use a channel of this cloud's"
+        else:
+            problem = "needs no grant; the policy's `notify` alone names it"
+        raise UserError(f"{where}: {address.masked(to)} {problem}. Here: {may}")
 
 
 def remarks(addresses: Iterable[str]) -> tuple[str, ...]:

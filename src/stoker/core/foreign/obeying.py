@@ -85,19 +85,23 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     return ForeignPlan(tuple(actions), look_in_s=look_in_s, note=stop.reason if stop is not None else "")
 
 
-def told(action: ForeignAction) -> str:
-    """An action in words."""
+def told(action: ForeignAction, job: str) -> str:
+    """An action about the training job `job` in words."""
     match action:
         case Note():
-            return f"{action.event.kind}: {action.reason}"
+            return f"{job}: {action.event.kind}: {action.reason}"
         case Stop():
-            return f"{action.event.job}: stop: {action.reason}"
+            return f"{job}: stop: {action.reason}"
         case Clone():
-            return f"{action.event.of}: clone as {action.event.name}: {action.reason}"
+            return f"{job}: clone as {action.event.name}: {action.reason}"
         case MakeAlarms():
-            return f"make {len(action.alarms)} alarms: {action.alarms[0].name}, …"
+            return f"{job}: make {_few_alarms([alarm.name for alarm in action.alarms])}"
         case RemoveAlarms():
-            return f"remove {len(action.names)} alarms: {action.names[0]}, …"
+            return f"{job}: remove {_few_alarms(list(action.names))}"
+
+
+def _few_alarms(names: list[str]) -> str:
+    return f"the alarm {names[0]}" if len(names) == 1 else f"{len(names)} alarms: {names[0]}, …"
 
 
 # ── While it is in progress ───────────────────────────────────────────────────────────────────────────────────────────

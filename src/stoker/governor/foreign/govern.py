@@ -164,7 +164,8 @@ class ForeignGovernor:
                     found = account.describe(name)
                     if found is not None and not _is_own(found):
                         sight = self._sight(house, account, found, now, None, set())
-                        looked.done += map(obeying.told, obeying.decide(sight, house, now).actions)
+                        actions = obeying.decide(sight, house, now).actions
+                        looked.done += [obeying.told(action, name) for action in actions]
             except (StokerError, *STUMBLES) as error:
                 looked.problems[f"sagemaker {region}"] = str(error)
         return looked
