@@ -64,10 +64,13 @@ def append_next(
     decide: Callable[[JobState | None], tuple[Event, str] | None],
     by: str,
     before: Callable[[int], None] | None = None,
+    *,
+    policy: str = "",
 ) -> JobState | None:
     """Append what `decide` wants for the newest state, reading on and asking again after every lost race.
 
-    `before(seq)` runs before each try, for what must be written first. Returns the state after the append, or the
+    `before(seq)` runs before each try, for what must be written first. `policy` is the digest of the rules by
+    which it was decided. Returns the state after the append, or the
     newest one if `decide` had nothing to add.
     """
     lost_the_first = False
@@ -82,7 +85,7 @@ def append_next(
         seq = state.seq + 1 if state else 1
         if before is not None:
             before(seq)
-        if append(store, job, seq, Record(token=new_token(), by=by, reason=reason, event=event)):
+        if append(store, job, seq, Record(token=new_token(), by=by, reason=reason, event=event, policy=policy)):
             return read(store, job, state)
         lost_the_first = seq == 1
 

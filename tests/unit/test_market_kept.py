@@ -232,6 +232,14 @@ def test_a_job_avoids_the_zone_that_took_others_back(world: World) -> None:
     assert claim.offering == SPOT_B and "rather than m1 spot in a (" in claim.reason
 
 
+def test_a_market_that_is_only_rehearsed_is_not_written_down(world: World) -> None:
+    world.cloud.capabilities = replace(CAPABILITIES, paid=False)
+    world.cloud.dry = {SPOT_A.key, SPOT_B.key, ON_DEMAND.key}
+    world.submit("a-1", make_spec())
+    world.governor().run_pass()
+    assert world.state("a-1").claims and world.sightings() == []
+
+
 def test_one_look_serves_all_jobs_of_a_pass_and_those_without_spot_need_none(world: World) -> None:
     for number in range(5):
         world.submit(f"a-{number}", make_spec())

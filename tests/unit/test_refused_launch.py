@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from stoker import Job, client, log
-from stoker.errors import QuotaExceeded, Transient, UserError
+from stoker import Job, client, log, policies
+from stoker.cli import cli
+from stoker.errors import NoCapacity, QuotaExceeded, Transient, UserError
 from stoker.governor.govern import Governor
 from stoker.model import Claimed, Closed, Launched, NodeRef, Record
 from stoker.providers import registry
@@ -39,6 +42,24 @@ def test_a_request_that_cannot_be_built_is_told_and_not_looped_on(job: str, monk
     assert state.ended.outcome == "failed"
     assert "there is no such image" in client.summary(job).reason
     assert len(state.claims) == 1
+
+
+def test_what_comes_of_a_launch_tells_the_rules_it_was_decided_by(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise NoCapacity("there is none")
+
+    store = open_store(os.environ["STOKER_STORE"])
+    kept = policies.write(store, "rules: [{max_nodes: 4}]", "jane")
+    monkeypatch.setattr(LocalProvider, "launch", none)
+    Governor(store).run_pass()
+    closed = next(entry for entry in log.entries(store, job) if isinstance(entry.event, Closed))
+    assert closed.policy == policies.digest(kept)
+    told = CliRunner().invoke(cli, ["explain", job]).stdout
+    assert f"policy: version 1 ({closed.policy[:12]}), entries 2 to {closed.seq}" in told
+    decisions = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)["decisions"]
+    assert (decisions[0]["policy"], decisions[0]["rule"]) == (None, None)
+    last = next(each for each in decisions if each["seq"] == closed.seq)
+    assert (last["rule"], last["policy"]) == ("no-capacity", closed.policy)
 
 
 def test_what_may_pass_is_told_meanwhile(job: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
 from stoker.cli.options import job_argument, json_option, opened_store, store_option
+
+if TYPE_CHECKING:
+    from stoker.model import Entry
+    from stoker.store import Store
 
 
 @click.command("explain")
@@ -38,14 +45,42 @@ def command(job: str, as_json: bool) -> None:
     if as_json:
         decisions = [
             {"seq": entry.seq, "at": codec.dump(entry.at), "what": what, "reason": entry.reason, "by": entry.by}
+            | {"rule": _rule(entry), "policy": entry.policy or None}
             for entry, what in told
         ]
         print_json({"id": found, "decisions": decisions, "next": coming, "waiting": waiting})
         return
     click.echo(table((), [[clock(entry.at), legible(what), legible(entry.reason)] for entry, what in told]))
+    for text in _policies(store, [entry for entry, _ in told]):
+        click.echo(text)
     for text in coming:
         click.echo(f"next: {legible(text)}")
     if waiting:
         click.echo(f"waiting: {legible(waiting)}")
     elif not coming:
         click.echo("nothing is left to decide" if state is not None and state.ended else "nothing to decide now")
+
+
+def _rule(entry: Entry) -> str | None:
+    """The rule that decided, or that was warned of."""
+    return getattr(entry.event, "rule", None) or getattr(entry.event, "code", None)
+
+
+def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
+    """Which rules of the house the decisions were made by, one line for each version."""
+    from stoker import policies
+    from stoker.errors import StoreError
+
+    used = list(dict.fromkeys(entry.policy for entry in entries if entry.policy))
+    if not used:
+        return []
+    try:
+        versions = {policies.digest(kept): f"version {kept.version}" for kept in policies.history(store)}
+    except StoreError:
+        versions = {}  # Its digest alone will do.
+    found = []
+    for digest in used:
+        by = [entry.seq for entry in entries if entry.policy == digest]
+        which = f"{by[0]}" if by[0] == by[-1] else f"{by[0]} to {by[-1]}"
+        found.append(f"policy: {versions.get(digest, 'unknown version')} ({digest[:12]}), entries {which}")
+    return found

@@ -55,8 +55,15 @@ class Applier:
         self.token = token
         # What the plans that are applied were decided by.
         self.policy = DEFAULT
-        self.market = MarketWriter(store)
+        self.market = MarketWriter(store, self._is_paid)
         self._places: set[str] = set()
+
+    def _is_paid(self, provider: str) -> bool:
+        """Who is not installed here had its claims closed by somebody else, who knows."""
+        try:
+            return self.fleet.capabilities(provider).paid
+        except StokerError:
+            return False
 
     def apply(self, plan: Plan) -> Applied:
         """Do what the plan says. After a lost race or a failure the rest of that job's actions are dropped."""
@@ -208,7 +215,7 @@ class Applier:
                 return None
             return event, reason
 
-        newest = log.append_next(self.store, job, state, still_wanted, self.by)
+        newest = log.append_next(self.store, job, state, still_wanted, self.by, policy=self.policy.house.digest)
         if newest is not None:
             self.memory.states[job] = newest
 

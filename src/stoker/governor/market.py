@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 
 from stoker import layout
@@ -51,10 +52,14 @@ def _span_s(house: House) -> float:
 
 
 class MarketWriter:
-    """Writes the sightings of closed claims: at once, as well as it can, and again before a job is forgotten."""
+    """Writes the sightings of closed claims: at once, as well as it can, and again before a job is forgotten.
 
-    def __init__(self, store: Store) -> None:
+    `real` tells of a provider whether its market is one: what a rehearsal takes back says nothing of any.
+    """
+
+    def __init__(self, store: Store, real: Callable[[str], bool] = lambda _provider: True) -> None:
         self._store = store
+        self._real = real
         # What need not be written again, by job.
         self._written: dict[str, set[int]] = {}
         self._swept: date | None = None
@@ -89,7 +94,7 @@ class MarketWriter:
     def _write(self, job: str, claim: Claim) -> None:
         key = market.key_of(job, claim)
         written = self._written.setdefault(job, set())
-        if key is None or claim.number in written or claim.closed_at is None:
+        if key is None or claim.number in written or claim.closed_at is None or not self._real(claim.offering.provider):
             return
         self._store.create(key, b"")
         written.add(claim.number)
