@@ -417,19 +417,25 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     """What a governor would do about the job now, and what it waits for. Does nothing."""
     from stoker.core.decide import decide
     from stoker.core.policy import DEFAULT
+    from stoker.governor.bookkeeping import Bookkeeper
     from stoker.governor.house import HouseReader
     from stoker.governor.market import MarketReader
     from stoker.governor.observe import Memory, list_clouds, observe
 
     fleet, memory = Fleet(store.url), Memory()
-    markers = {job: active_jobs(store).get(job, ())}
+    active = active_jobs(store)
+    markers = {job: active.get(job, ())}
+    keeper = Bookkeeper(store, memory)
+    keeper.begin(tuple(active), whole=False)
     listing = list_clouds(store, fleet, memory, markers)
     policy = HouseReader(store, DEFAULT).read()
     now = datetime.now(timezone.utc)
     markets = MarketReader(store, now, policy.house)
     observation = observe(store, fleet, memory, markers, listing.narrowed({job}), markets)
-    plan = decide(observation.snapshot, policy, now)
-    return plan.actions, plan.waiting.get(job, "") or observation.problems.get(job, "")
+    snapshot = keeper.with_books(replace(observation.snapshot, partial=True), policy.house, now, 0.0)
+    plan = decide(replace(snapshot, partial=False), policy, now)
+    problems = observation.problems | plan.problems
+    return plan.actions, plan.waiting.get(job, "") or problems.get(job, "")
 
 
 def _state(store: Store, job: str) -> JobState:

@@ -23,6 +23,10 @@ Expected outcomes are return values; these are for what a caller cannot plan for
 
 from __future__ import annotations
 
+# What a bug raises, or something absurd that somebody's machine or job file says. At the edge of a loop over jobs it
+# concerns that job alone. No AssertionError: where one fails, nothing may go on.
+STUMBLES = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+
 
 class StokerError(Exception):
     """The root. `exit_code` is what the command line exits with: 2 for what a person can put right."""
@@ -119,3 +123,8 @@ class Throttled(ProviderError):
 
 class Transient(ProviderError):
     """An unclear or passing failure. Nothing may be concluded from it."""
+
+
+def in_words(error: BaseException) -> str:
+    """One line: the message of an error that was meant, the kind of one that was not."""
+    return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"

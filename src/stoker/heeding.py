@@ -54,7 +54,7 @@ def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], 
     if not budgets.concerned(house, spec.tags):
         return ()
     keeper = Bookkeeper(store, Memory())
-    keeper.begin(tuple(active_jobs(store)))
+    keeper.begin(tuple(active_jobs(store)), whole=False)
     # By this computer's clock: whoever governs goes by the store's.
     now = datetime.now(timezone.utc)
     return budgets.forecast(house, Subject(spec, now.date()), keeper.look(house, now), now)

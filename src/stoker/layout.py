@@ -21,8 +21,9 @@
         manifest.json  <digest>  used
     told/<channel>/<n, 8 digits>.json                 governors, create-only: what was told through a channel, and waits
     active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
-    spent/<year-month>/<day>/<job>/<seq>.<µ$>.<µ$ on-demand>.<tags>
+    spent/<year-month>/<day>/<job>/<seq>.<µ$>-<µ$ on-demand>-<µ$ that count>.<tags>
                                                       governors, create-only: what an ended job spent on a day; it stays
+    spent/told/<rule>/<first day>/<value, hashed>     governors, create-only: that this budget is nearly spent was told
     foreign/sagemaker/<region>/<origin>/<seq>.json    governors, create-only: training jobs of others, and clones
     foreign/index/sagemaker/<region>.json             derived, by governors
     dry/<offering>                                    governors: found dry, when this was written
@@ -166,6 +167,11 @@ def spent_month(day: date) -> str:
 
 def spent_day(day: date) -> str:
     return f"{SPENT}{day:%Y-%m/%d}/"
+
+
+def budget_told(rule: str, start: date, value: str) -> str:
+    """Beside the months: nobody who lists those meets it."""
+    return f"{SPENT}told/{_quoted(rule)}/{start.isoformat()}/{hashlib.sha256(value.encode()).hexdigest()[:16]}"
 
 
 def markets(day: date, provider: str) -> str:

@@ -16,7 +16,7 @@ from stoker.core.costs import job_cost
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.core.spending import by_day, dearest, spells
+from stoker.core.spending import by_day, spells
 from stoker.fold import JobState
 from stoker.model import Claimed, Ended, Exit, Known, Observed, Offering, Unknown, Warned
 from stoker.policyfile import parse_policy
@@ -81,7 +81,7 @@ class House:
             self.record(snapshot)
         if snapshot.state.ended is not None and not snapshot.markers:
             found = by_day(spells(snapshot.state, self.now))
-            self.forgotten += [Expense(job, snapshot.spec.tags, day, dearest(cost)) for day, cost in found.items()]
+            self.forgotten += [Expense(job, snapshot.spec.tags, day, sums.counted.known) for day, sums in found.items()]
             del self.jobs[job]
 
     def check(self, job: JobSnapshot) -> None:
@@ -167,7 +167,7 @@ def test_a_budget_that_is_only_watched_changes_nothing(
     state, now = drawn_state(data)
     policy = rules(bodies, audit=True)
     job = make_snapshot(state, spec=replace(make_spec(), tags=tags))
-    kept = [Expense("other-1", tags, now.date(), dollars)]
+    kept = [Expense("other-1", tags, now.date(), dollars or 0.0, whole=dollars is not None)]
     for _ in range(20):
         books: Observed[object] = Known(close_books(policy.house, kept, [(job.state, job.spec)], now))
         plan = decide_job(replace(job, books=books), policy, now)  # type: ignore[arg-type]
@@ -202,8 +202,8 @@ def test_the_days_of_a_job_sum_to_its_cost(data: st.DataObject) -> None:
     now += timedelta(days=data.draw(st.integers(0, 70)))
     days = by_day(spells(state, now))
     total = job_cost(state, now)
-    assert abs(sum(cost.spent or 0.0 for cost in days.values()) - (total.spent or 0.0)) < 1e-6
-    assert abs(sum(cost.on_demand or 0.0 for cost in days.values()) - (total.on_demand or 0.0)) < 1e-6
+    assert abs(sum(sums.spent.known for sums in days.values()) - (total.spent or 0.0)) < 1e-6
+    assert abs(sum(sums.on_demand.known for sums in days.values()) - (total.on_demand or 0.0)) < 1e-6
     half = state.submitted_at + (now - state.submitted_at) / 2
     whole_s = sum(spell.machine_s for spell in spells(state, now))
     later_s = sum(spell.machine_s for spell in spells(state, now, since=half))

@@ -41,7 +41,7 @@ def policy(*texts: str) -> Policy:
 
 
 def spent(dollars: float | None, *, day: date = TODAY, job: str = "other-1", **tags: str) -> Expense:
-    return Expense(job, tags, day, dollars)
+    return Expense(job, tags, day, dollars or 0.0, whole=dollars is not None)
 
 
 def tagged(**tags: str) -> Spec:
@@ -261,8 +261,8 @@ def test_days_sum_to_what_the_job_cost() -> None:
     now = at(400000.0)
     days = by_day(spells(state, now))
     assert sorted(days) == [TODAY + timedelta(days=n) for n in range(5)]
-    assert sum(cost.spent or 0.0 for cost in days.values()) == pytest.approx(job_cost(state, now).spent)
-    assert days[TODAY].spent == pytest.approx(6400 / 3600 * 2 * 3.0)
+    assert sum(sums.spent.known for sums in days.values()) == pytest.approx(job_cost(state, now).spent)
+    assert days[TODAY].spent.known == pytest.approx(6400 / 3600 * 2 * 3.0)
     assert sum(each.machine_s for each in spells(state, now, since=at(399000.0))) == pytest.approx(1000.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker import client, codec, layout, log
 from stoker.cli import main
-from stoker.core.costs import Cost
+from stoker.core.spending import Sum, Sums
 from stoker.index import IndexRecord, write_index
 from stoker.jobfile import Job
 from stoker.model import Claimed, Closed, Ended, Event, Launched, Offering, Record, Waste
@@ -122,7 +122,7 @@ def test_since_a_moment_counts_what_came_after_it() -> None:
 
 
 def test_jobs_that_were_removed_are_in_the_sum() -> None:
-    gone = Spent("old-1", date(2026, 1, 3), 9, Cost(5.0, 8.0), {"team": "nlp"})
+    gone = Spent("old-1", date(2026, 1, 3), 9, Sums(Sum(5.0), Sum(8.0), Sum(5.0)), {"team": "nlp"})
     found = report([ran(waste=WASTE, team="nlp")], [gone], "team", NOW)
     (row,) = found.rows
     assert row.spent.known == pytest.approx(25.0) and row.spent.complete
@@ -190,7 +190,7 @@ def test_what_was_spent_is_in_the_names_of_keys(tmp_path: Path) -> None:
             for _ in range(2):
                 write_spent(store, record.state, spec, NOW)
             found = [each for each in read_spent(store, [layout.SPENT]) if each.job == record.state.job]
-            assert [(each.day, each.cost.spent) for each in found] == [
+            assert [(each.day, each.sums.spent.known) for each in found] == [
                 (date(2026, 1, 1), pytest.approx(48.0)),
                 (date(2026, 1, 2), pytest.approx(12.0)),
             ]
@@ -207,10 +207,10 @@ def test_one_that_was_resumed_is_counted_once_and_the_dearest_is_right() -> None
     for key in ("00000005.3000000.9000000.", "00000009.7000000.9000000.", "00000009.6900000.9000000."):
         store.put(f"{layout.spent_day(day)}job-1/{key}", b"")
     (only,) = read_spent(store, [layout.SPENT])
-    assert only.cost == Cost(7.0, 9.0)
+    assert only.sums == Sums(Sum(7.0), Sum(9.0), Sum(7.0))
     store.put(f"{layout.spent_day(day)}job-1/00000012.x.9500000.", b"")
     (only,) = read_spent(store, [layout.SPENT])
-    assert only.cost == Cost(None, 9.5), "what is not known stays so"
+    assert only.sums == Sums(Sum(0.0, whole=False), Sum(9.5), Sum(9.5)), "what is not known stays so"
 
 
 def test_accounts_are_of_all_jobs_that_are_there_or_were() -> None:

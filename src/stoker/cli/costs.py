@@ -38,15 +38,15 @@ def command(by: str, since: str, as_json: bool) -> None:
     Idle: all accelerators did nothing during the training. Lost: trained after the last checkpoint that the next
     attempt could go on from. Start-up: before and after the training. Waiting: until the attempt before it had left.
     """
-    from stoker.cli.printing import print_json, say, warn
+    from stoker.cli.printing import counted, print_json, say, warn
     from stoker.reading.accounts import read_accounts
-    from stoker.reading.costs import report
+    from stoker.reading.costs import report, whole_days
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)
     accounts = read_accounts(opened_store(), now, start)
-    # As in `--set`.
-    found = report(accounts.records, accounts.removed, by.removeprefix("tags."), now, start)
+    found = report(accounts.records, accounts.removed, by, now, start)
+    whole = whole_days(accounts.removed, start)
     if as_json:
         print_json(
             {
@@ -55,6 +55,8 @@ def command(by: str, since: str, as_json: bool) -> None:
                 "rows": [_told(row) for row in found.rows],
                 "total": _told(found.total),
                 "unread": list(accounts.unread),
+                # Removed jobs that are counted with all of the first day, though the span begins later on it.
+                "whole_day": whole,
             }
         )
         return
@@ -64,6 +66,9 @@ def command(by: str, since: str, as_json: bool) -> None:
         say("nothing was spent" + (f" since {start:%Y-%m-%d %H:%M} UTC" if start else ""))
         return
     click.echo(_table(found, by))
+    if whole and start is not None:
+        told = f"of {counted(len(whole), 'removed job')} all of {start:%Y-%m-%d} is counted"
+        say(f"{told}: what they spent is kept by the day")
     if not all(getattr(found.total, name).complete for name in _names()):
         say("≥: some of it is not known; –: nothing of it is")
 

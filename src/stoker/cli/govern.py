@@ -28,7 +28,7 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
     governor, others = Governor(store), Others(store)
     if dry_run:
         plan, observation = governor.plan()
-        _print(plan.actions, plan.waiting, observation.problems)
+        _print(plan.actions, plan.waiting, observation.problems | plan.problems)
         if not others.plan() and not plan.actions:
             click.echo("nothing to do")
         return

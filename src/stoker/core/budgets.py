@@ -5,14 +5,16 @@ A budget stops launches, never what runs: it is exceeded by what already ran whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
+from stoker.core.costs import burn_rate, per_s
 from stoker.core.governance import PREFIX, Subject, applies, in_scope
-from stoker.core.hold import hold_of
-from stoker.core.spending import by_day, dearest, midnight, spells
-from stoker.fold import JobState
+from stoker.core.hold import longest_held
+from stoker.core.spending import by_day, midnight, spells
+from stoker.errors import STUMBLES, in_words
+from stoker.fold import Claim, JobState
 from stoker.model import Known, Observed, Unknown
 from stoker.rules import Budget, House, Rule
 from stoker.spec import Spec
@@ -25,12 +27,31 @@ NEARLY, FULL, UNPRICED = "warning", "full", "unpriced"
 
 @dataclass(frozen=True)
 class Expense:
-    """What one job spent on one day. `dollars` is None where no price was known."""
+    """What one job spent on one day, as far as it is known. Not `whole`: it had machines without a price, too."""
 
     job: str
     tags: Mapping[str, str]
     day: date
-    dollars: float | None
+    dollars: float
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A job of which nobody knows what it spent. Without its tags it may be in any budget."""
+
+    job: str
+    why: str
+    tags: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """Machines that were launched after the books were closed, in the same pass."""
+
+    tags: Mapping[str, str]
+    since: datetime
+    per_s: float
 
 
 @dataclass(frozen=True)
@@ -65,13 +86,25 @@ class Standing:
     unpriced: tuple[str, ...] = ()
     # The job in whose log it is to be told that it is nearly spent; None where that is not so, or was told already.
     herald: str | None = None
+    # Dollars a second, of what runs.
+    per_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Books:
-    """How all budgets stand, by the name of their rule and the value of its tag."""
+    """How all budgets stood at a moment, by the name of their rule and the value of its tag."""
 
+    at: datetime
     standings: Mapping[tuple[str, str], Standing] = field(default_factory=dict)
+    unread: tuple[Unread, ...] = ()
+
+    def unread_of(self, rule: Rule, tags: Mapping[str, str]) -> Unread | None:
+        """The first job that may be in this budget and nobody knows what it spent."""
+        value = _value(rule, tags)
+        for each in self.unread:
+            if each.tags is None or (in_scope(rule, each.tags) and _value(rule, each.tags) == value):
+                return each
+        return None
 
     def of(self, rule: Rule, tags: Mapping[str, str]) -> Standing:
         return self.standings.get((rule.name, _value(rule, tags)), Standing())
@@ -84,23 +117,66 @@ def concerned(house: House, tags: Mapping[str, str]) -> bool:
 
 def expenses(state: JobState, spec: Spec, now: datetime) -> Iterator[Expense]:
     """What a job that is not forgotten yet has spent. Machines that may be held count as held."""
-    hold = hold_of(state, spec)
-    claim = state.claim(hold.claim) if hold is not None else None
-    held = {} if hold is None or claim is None else {hold.claim: (min(now, hold.until),) * len(claim.launched or ())}
-    for day, cost in by_day(spells(state, now, held)).items():
-        yield Expense(state.job, spec.tags, day, dearest(cost))
+    until = longest_held(state, spec, now)
+    held = {
+        claim.number: (until[claim.number],) * len(claim.launched or ())
+        for claim in state.claims
+        if claim.number in until
+    }
+    for day, sums in by_day(spells(state, now, held)).items():
+        yield Expense(state.job, spec.tags, day, sums.counted.known, sums.counted.whole)
 
 
-def close_books(house: House, kept: Iterable[Expense], active: Iterable[tuple[JobState, Spec]], now: datetime) -> Books:
-    """How the budgets stand. `kept` is what jobs spent that are forgotten; of a job that is active its log counts."""
+def close_books(
+    house: House,
+    kept: Iterable[Expense],
+    active: Iterable[tuple[JobState, Spec]],
+    now: datetime,
+    unread: Iterable[Unread] = (),
+) -> Books:
+    """How the budgets stand. `kept` is what jobs spent that are forgotten; of a job that is active its log counts.
+
+    A job whose log makes no sums is `unread` as well: it concerns the budgets that it is in, and no others.
+    """
     jobs = {state.job: (state, spec) for state, spec in active}
     found = [each for each in kept if each.job not in jobs]
-    found += [each for state, spec in jobs.values() for each in expenses(state, spec, now)]
+    lost = list(unread)
+    for state, spec in jobs.values():
+        try:
+            found += expenses(state, spec, now)
+        except STUMBLES as error:
+            lost.append(Unread(state.job, in_words(error), spec.tags))
     standings: dict[tuple[str, str], Standing] = {}
     for rule in house.about("budget"):
         assert rule.budget is not None
         standings |= _standings(rule, rule.budget, found, jobs.values(), now)
-    return Books(standings)
+    return Books(now, standings, tuple(lost))
+
+
+def later(house: House, books: Books, started: Iterable[Started], subject: Subject, now: datetime) -> Observed[Books]:
+    """How the budgets of one job stand some time after the books were closed: what ran has gone on, and what was
+    `started` since runs as well. What ended since counts as running: that is at most a pass."""
+    passed_s = max(0.0, (now - books.at).total_seconds())
+    recent = list(started)
+    standings = {}
+    for rule in house.about("budget"):
+        if not applies(rule, subject):
+            continue
+        assert rule.budget is not None
+        if period_of(rule.budget, now) != period_of(rule.budget, books.at):
+            return Unknown("its next period has begun since somebody looked")
+        value, before = _value(rule, subject.spec.tags), books.of(rule, subject.spec.tags)
+        more = before.per_s * passed_s
+        for each in recent:
+            if in_scope(rule, each.tags) and _value(rule, each.tags) == value:
+                more += each.per_s * max(0.0, (now - each.since).total_seconds())
+        standings[rule.name, value] = replace(before, spent=before.spent + more)
+    return Known(replace(books, at=now, standings=standings))
+
+
+def started(claim: Claim, spec: Spec) -> Started | None:
+    """What a claim spends from its launch on; None before."""
+    return None if claim.launched_at is None else Started(spec.tags, claim.launched_at, per_s(claim))
 
 
 @dataclass(frozen=True)
@@ -141,6 +217,10 @@ def judge(house: House, subject: Subject, books: Observed[Books] | None, now: da
     for rule in rules:
         assert rule.budget is not None
         standing, period = books.value.of(rule, subject.spec.tags), period_of(rule.budget, now)
+        unread = books.value.unread_of(rule, subject.spec.tags)
+        if unread is not None and _holds(rule):
+            why = f"{unread.job} cannot be read: {unread.why}"
+            held.append(Held(_code(rule), f"policy {rule.name}: what was spent is not known: {why}"))
         told = f"{_title(rule)}: {_told(rule, rule.budget, standing, subject.spec.tags, period)}"
         if standing.unpriced:
             words.append(Word(_code(rule, period, UNPRICED), f"{told}; {_unpriced(standing)}"))
@@ -168,6 +248,30 @@ def heralded(
             yield Word(_code(rule, period, NEARLY), f"{_title(rule)}: {told}{_without_consequence(rule)}")
 
 
+def told_by(house: House, tags: Mapping[str, str], code: str) -> tuple[str, date, str] | None:
+    """Which budget was told to be spent, or nearly, by a word with this code: its rule, its period's first day and its
+    value. None for any other word."""
+    for rule in house.about("budget"):
+        found = code.removeprefix(f"{_code(rule)}:").split(":")
+        if code.startswith(f"{_code(rule)}:") and len(found) == 2 and found[1] in (NEARLY, FULL):
+            return rule.name, date.fromisoformat(found[0]), _value(rule, tags)
+    return None
+
+
+def without_heralds(house: House, books: Books, was_told: Callable[[str, date, str], bool]) -> Books:
+    """Of what was told in this period by a job that is forgotten since, nobody tells again."""
+    starts = {rule.name: period_of(rule.budget, books.at).start for rule in house.about("budget") if rule.budget}
+    return replace(
+        books,
+        standings={
+            (name, value): replace(standing, herald=None)
+            if standing.herald is not None and was_told(name, starts[name], value)
+            else standing
+            for (name, value), standing in books.standings.items()
+        },
+    )
+
+
 def forecast(house: House, subject: Subject, books: Observed[Books], now: datetime) -> tuple[tuple[str, bool], ...]:
     """What a submission is told, each with whether it is refused for it."""
     found = judge(house, subject, books, now)
@@ -193,31 +297,37 @@ def _standings(
         if not period.start <= each.day < period.end or not in_scope(rule, each.tags):
             continue
         value = _value(rule, each.tags)
-        spent[value] = spent.get(value, 0.0) + (each.dollars or 0.0)
-        if each.dollars is None:
+        spent[value] = spent.get(value, 0.0) + each.dollars
+        if not each.whole:
             unpriced.setdefault(value, set()).add(each.job)
     told: dict[str, set[str]] = {}
+    rates: dict[str, float] = {}
     alive: dict[str, list[str]] = {}
     for state, spec in active:
         if in_scope(rule, spec.tags):
             value = _value(rule, spec.tags)
             told.setdefault(value, set()).update(state.warned)
+            rates[value] = rates.get(value, 0.0) + burn_rate(state)
             if state.ended is None and state.stop is None:
                 alive.setdefault(value, []).append(state.job)
     return {
         (rule.name, value): Standing(
-            spent=amount,
+            spent=spent.get(value, 0.0),
             unpriced=tuple(sorted(unpriced.get(value, ()))),
-            herald=_herald(rule, budget, amount, told.get(value, ()), alive.get(value, ()), period),
+            herald=_herald(rule, budget, spent.get(value, 0.0), told.get(value, ()), alive.get(value, ()), period),
+            per_s=rates.get(value, 0.0),
         )
-        for value, amount in spent.items()
+        for value in {**spent, **rates}
     }
 
 
 def _herald(
     rule: Rule, budget: Budget, spent: float, told: Iterable[str], alive: Iterable[str], period: Period
 ) -> str | None:
-    if spent < budget.dollars * budget.warn_at or _code(rule, period, NEARLY) in told:
+    if spent < budget.dollars * budget.warn_at:
+        return None
+    # Who was told that it is full need not hear that it nearly is.
+    if any(_code(rule, period, kind) in told for kind in (NEARLY, FULL)):
         return None
     return min(alive, default=None)
 

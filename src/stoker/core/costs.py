@@ -26,6 +26,11 @@ class Cost:
             return None
         return 1.0 - self.spent / self.on_demand
 
+    @property
+    def dearest(self) -> float | None:
+        """What it cost at most, where that is known: spot is never dearer than on-demand where nobody bids for it."""
+        return self.on_demand if self.spent is None else self.spent
+
 
 def machine_hours(claim: Claim, now: datetime) -> float:
     """Hours that the claim's machines were held, from `launched` to `closed`, by the store's clock."""
@@ -59,15 +64,21 @@ def job_cost(
     )
 
 
-def burn_rate(state: JobState) -> float | None:
-    """Dollars per second at this moment; None when a price is unknown."""
-    total = 0.0
-    for claim in state.open_claims:
-        if claim.launched:
-            if claim.offering.price is None:
-                return None
-            total += claim.offering.price * len(claim.launched) / 3600
-    return total
+def known_cost(state: JobState, now: datetime) -> float:
+    """What the job cost since it was last opened, at most, as far as that is known: one price that nobody knows does
+    not make the others unknown."""
+    return sum(claim_cost(claim, now).dearest or 0.0 for claim in state.since_opened())
+
+
+def burn_rate(state: JobState) -> float:
+    """Dollars per second at this moment, at most, as far as prices are known."""
+    return sum(per_s(claim) for claim in state.open_claims)
+
+
+def per_s(claim: Claim, machines: int | None = None) -> float:
+    """Dollars per second of its machines, or of so many of them, at most; none where no price is known."""
+    price = Cost(claim.offering.price, claim.offering.on_demand_price).dearest
+    return (price or 0.0) * (len(claim.launched or ()) if machines is None else machines) / 3600
 
 
 def span_s(told: float) -> float:

@@ -16,6 +16,7 @@ from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since,
 from stoker.core.policy import Policy
 from stoker.core.silence import mass_silence, silent_etag
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snapshot, Terminate, Unmark
+from stoker.errors import STUMBLES, in_words
 from stoker.fold import Claim
 from stoker.model import (
     PROTOCOL_VERSION,
@@ -46,14 +47,20 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
     actions: list[Action] = []
     wakes: list[datetime] = []
     waiting: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for job in sorted(snapshot.jobs, key=lambda job: job.state.job):
-        plan = decide_job(job, policy, now, blind=blind)
+        try:
+            plan = decide_job(job, policy, now, blind=blind)
+        except STUMBLES as error:
+            # Whatever is wrong with one job, the others are governed.
+            problems[job.state.job] = in_words(error)
+            continue
         actions += plan.actions
         waiting |= plan.waiting
         if plan.wake_at is not None:
             wakes.append(plan.wake_at)
     actions += orphans.strays(snapshot, now)
-    return Plan(actions=tuple(actions), wake_at=min(wakes, default=None), waiting=waiting)
+    return Plan(actions=tuple(actions), wake_at=min(wakes, default=None), waiting=waiting, problems=problems)
 
 
 def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False) -> Plan:
@@ -464,7 +471,7 @@ class _Decision:
     @property
     def _save_s(self) -> float:
         """How long ranks may take to save and leave, once they were asked to."""
-        return self.job.spec.checkpoints.grace_s + self.policy.leave_s
+        return span_s(self.job.spec.checkpoints.grace_s) + self.policy.leave_s
 
     def _end_after_grace(self, claim: Claim, asked_at: datetime, reason: str) -> None:
         deadline = asked_at + timedelta(seconds=self._save_s)

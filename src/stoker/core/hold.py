@@ -7,8 +7,9 @@ over, or somebody asks for the end (`stoker stop`, `stoker resume`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import zip_longest
 
 from stoker.core.costs import job_cost, span_s
 from stoker.fold import Claim, JobState
@@ -51,6 +52,38 @@ def hold_of(state: JobState, spec: Spec) -> Hold | None:
     if longest_s <= 0:
         return None
     return Hold(claim.number, since=claim.closed_at, until=claim.closed_at + timedelta(seconds=longest_s))
+
+
+def longest_held(state: JobState, spec: Spec, now: datetime) -> dict[int, datetime]:
+    """By the claims' numbers: until when machines were held at most, from the log alone, whatever came after.
+
+    A hold ends when somebody asks for that. When that was, before the job was opened again, the log's fold does not
+    keep: until then it counts as held. What the machines themselves said of it is in their facts.
+    """
+    found = {}
+    hold, stop = hold_of(replace(state, stop=None), spec), state.stop
+    if hold is not None:
+        found[hold.claim] = min(now, hold.until, *(() if stop is None else (max(stop.at, hold.since),)))
+    for claim, following in zip_longest(state.claims, state.claims[1:]):
+        if claim.number in found or not may_have_been_held(claim, spec) or claim.number > state.opened_seq:
+            continue
+        assert claim.closed_at is not None
+        opened_at = following.at if following is not None else state.opened_at or now
+        longest_s = span_s(spec.retry.hold_on_failure_s)
+        found[claim.number] = min(now, opened_at, claim.closed_at + timedelta(seconds=longest_s))
+    return found
+
+
+def may_have_been_held(claim: Claim, spec: Spec) -> bool:
+    """Whether this attempt ended its job in a way that machines are kept for."""
+    closed = claim.closed
+    return (
+        bool(claim.launched)
+        and closed is not None
+        and not closed.restart
+        and closed.rule in HELD_RULES
+        and span_s(spec.retry.hold_on_failure_s) > 0
+    )
 
 
 def is_kept(state: JobState, spec: Spec, instance: str, now: datetime) -> bool:

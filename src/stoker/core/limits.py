@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.costs import burn_rate, job_cost, span_s
+from stoker.core.costs import burn_rate, known_cost, span_s
 from stoker.core.governance import Bounded
 from stoker.core.snapshot import JobSnapshot
 
@@ -36,15 +36,14 @@ def reached(job: JobSnapshot, bounds: Bounded, now: datetime, save_s: float) -> 
         if job.state.open_claims:
             due.append(left)
     if limits.max_cost is not None:
-        spent = job_cost(job.state, now, since_opened=True).spent
-        rate = burn_rate(job.state)
-        if spent is not None and rate is not None:
-            # What the grace will burn is set aside.
-            left = limits.max_cost - spent - rate * save_s
-            if left <= 0 and (spent > 0 or limits.max_cost <= 0):
-                return Reached(bounds.rule("max_cost"), f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached")
-            if rate > 0:
-                due.append(left / rate)
+        # Of what has no price nothing is known; the rest counts all the same.
+        spent, rate = known_cost(job.state, now), burn_rate(job.state)
+        # What the grace will burn is set aside.
+        left = limits.max_cost - spent - rate * save_s
+        if left <= 0 and (spent > 0 or limits.max_cost <= 0):
+            return Reached(bounds.rule("max_cost"), f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached")
+        if rate > 0:
+            due.append(left / rate)
     return Far(min(due, default=None))
 
 

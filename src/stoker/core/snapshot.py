@@ -196,3 +196,5 @@ class Plan:
     wake_at: datetime | None = None
     # Why nothing more was done, by job: what `explain` and `ps` say about waiting.
     waiting: dict[str, str] = field(default_factory=dict)
+    # Jobs that nothing could be decided about.
+    problems: dict[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -12,6 +13,33 @@ from stoker.fold import Claim, JobState
 # By the claims' numbers: until when machines of theirs were held for a look after their close, one moment for each.
 Held = Mapping[int, tuple[datetime, ...]]
 NOT_HELD: Held = {}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Dollars, as far as they are known. Not `whole`: there is more to it that nobody knows."""
+
+    known: float = 0.0
+    whole: bool = True
+
+    def plus(self, dollars: float | None) -> Sum:
+        """What can be no amount is not known either."""
+        if dollars is None or not math.isfinite(dollars):
+            return Sum(self.known, whole=False)
+        return Sum(self.known + dollars, self.whole)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What was spent on a day, what that would have cost on-demand, and what of it counts against budgets: where no
+    spot price is known, the on-demand price does."""
+
+    spent: Sum = Sum()
+    on_demand: Sum = Sum()
+    counted: Sum = Sum()
+
+    def plus(self, cost: Cost) -> Sums:
+        return Sums(self.spent.plus(cost.spent), self.on_demand.plus(cost.on_demand), self.counted.plus(cost.dearest))
 
 
 @dataclass(frozen=True)
@@ -54,18 +82,12 @@ def spells(state: JobState, now: datetime, held: Held = NOT_HELD, since: datetim
                     yield Spell(claim, first, last, machines)
 
 
-def by_day(found: Iterable[Spell]) -> dict[date, Cost]:
-    """The sum of each day. One price that is not known makes its day's sum unknown."""
-    days: dict[date, Cost] = {}
+def by_day(found: Iterable[Spell]) -> dict[date, Sums]:
+    """The sums of each day. One price that is not known leaves the others known."""
+    days: dict[date, Sums] = {}
     for spell in found:
-        before, cost = days.get(spell.day, Cost(0.0, 0.0)), spell.cost
-        days[spell.day] = Cost(_plus(before.spent, cost.spent), _plus(before.on_demand, cost.on_demand))
+        days[spell.day] = days.get(spell.day, Sums()).plus(spell.cost)
     return days
-
-
-def dearest(cost: Cost) -> float | None:
-    """What it cost at most, where that is known: spot is never dearer than on-demand where nobody bids for it."""
-    return cost.on_demand if cost.spent is None else cost.spent
 
 
 def midnight(day: date) -> datetime:
@@ -81,7 +103,3 @@ def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]
         last = min(end, midnight(start.date() + timedelta(days=1)))
         yield start, last
         start = last
-
-
-def _plus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol
 
 from stoker import layout, log
 from stoker.core import governance
@@ -12,6 +13,7 @@ from stoker.core.hold import hold_of
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.errors import (
+    STUMBLES,
     AuthDenied,
     InvalidRequest,
     NoCapacity,
@@ -25,8 +27,8 @@ from stoker.fold import Claim, JobState
 from stoker.governor import leftovers
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketWriter
-from stoker.governor.observe import STUMBLES, Memory
-from stoker.model import AttemptOutcome, Closed, Event, Instance, Launched, NodeRef, Record
+from stoker.governor.observe import Memory
+from stoker.model import AttemptOutcome, Claimed, Closed, Event, Instance, Launched, NodeRef, Record
 from stoker.providers.base import LaunchOrder
 from stoker.spec import Spec
 from stoker.store import Store
@@ -40,6 +42,18 @@ class Applied:
     moved: set[str] = field(default_factory=set)
     done: list[Action] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+    # Jobs that may have no machine any more, by what happened since the plan was made.
+    waiting: dict[str, str] = field(default_factory=dict)
+
+
+class Purse(Protocol):
+    """Knows, without looking anything up, what budgets say at this very moment."""
+
+    def keeps_back(self, job: str, *, claimed: bool) -> str | None:
+        """Why the job may not have a machine now; `claimed`: to finish a claim that was made before."""
+
+    def launched(self, job: str, number: int) -> None:
+        """A claim has its machines from now on."""
 
 
 class Applier:
@@ -65,15 +79,16 @@ class Applier:
         except StokerError:
             return False
 
-    def apply(self, plan: Plan) -> Applied:
-        """Do what the plan says. After a lost race or a failure the rest of that job's actions are dropped."""
+    def apply(self, plan: Plan, purse: Purse | None = None) -> Applied:
+        """Do what the plan says, save for launches that the `purse` holds back by then. After a lost race or a failure
+        the rest of that job's actions are dropped."""
         applied = Applied()
         dropped: set[str] = set()
         for action in plan.actions:
             if action.job in dropped:
                 continue
             try:
-                carried_on = self._act(action, applied)
+                carried_on = self._act(action, applied, purse)
             except (StokerError, *STUMBLES) as error:
                 # Nothing may be concluded from it; the next pass observes anew and decides again. Also of a provider
                 # that is not installed here: that is no reason to leave the other jobs alone.
@@ -83,7 +98,9 @@ class Applier:
                 dropped.add(action.job)
         return applied
 
-    def _act(self, action: Action, applied: Applied) -> bool:
+    def _act(self, action: Action, applied: Applied, purse: Purse | None) -> bool:
+        if purse is not None and self._kept_back(action, applied, purse):
+            return False
         match action:
             case Append(job=job, seq=seq, event=event, reason=reason):
                 applied.moved.add(job)
@@ -94,6 +111,8 @@ class Applier:
             case Launch(job=job, claim=number):
                 applied.moved.add(job)
                 self._launch(job, number)
+                if purse is not None:
+                    purse.launched(job, number)
             case Terminate(instance=instance, provider=provider, region=region):
                 try:
                     self.fleet.provider(provider).terminate(instance, region)
@@ -108,6 +127,20 @@ class Applier:
                 self.memory.forget([job])
         applied.done.append(action)
         return True
+
+    def _kept_back(self, action: Action, applied: Applied, purse: Purse) -> bool:
+        """Launches take their time, and what they got costs money meanwhile: a plan may be old by its last ones."""
+        match action:
+            case Append(event=Claimed()):
+                claimed = False
+            case Launch() if action.job not in applied.moved:
+                claimed = True
+            case _:
+                return False
+        why = purse.keeps_back(action.job, claimed=claimed)
+        if why is not None:
+            applied.waiting[action.job] = why
+        return why is not None
 
     def _clear(self, job: str) -> None:
         """Before a job is forgotten, nothing of it may be left. Raises Transient while something is."""

@@ -3,22 +3,24 @@ from what those have left in `spent/` that are forgotten."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 
-from stoker import log
-from stoker.core.budgets import Books, Expense, close_books, concerned, period_of
-from stoker.core.snapshot import JobSnapshot, Snapshot
-from stoker.core.spending import dearest
-from stoker.errors import StokerError
+from stoker import codec, layout, log
+from stoker.core import budgets
+from stoker.core.budgets import Books, Expense, Held, Started, Unread, close_books, concerned, period_of
+from stoker.core.governance import Subject
+from stoker.core.snapshot import Append, JobSnapshot, Snapshot
+from stoker.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
 from stoker.fold import JobState
-from stoker.governor.observe import STUMBLES, Memory, for_each
+from stoker.governor.observe import Memory, for_each
 from stoker.index import read_index, read_submission
 from stoker.layout import spent_day, spent_month
-from stoker.model import PROTOCOL_VERSION, Known, Observed, Unknown
+from stoker.model import PROTOCOL_VERSION, Known, Observed, Unknown, Warned
 from stoker.rules import House
-from stoker.spec import Spec
-from stoker.spent import read_spent
+from stoker.spec import Spec, Submission
+from stoker.spent import Parsed, read_spent
 from stoker.store import Store
 
 # Where nobody wants a machine, budgets are only looked at to warn of them in time.
@@ -26,22 +28,35 @@ WARN_EVERY_S = 300.0
 
 
 class Bookkeeper:
-    """Looks for one governor. What was read in a pass is kept for its further rounds."""
+    """Looks for one governor. What was read in a pass is kept for its further rounds.
+
+    A pass over all jobs reads all their logs anyway. One over a few counts the others by their records in `index/`,
+    which every pass writes after what it did: they lack at most what was launched since, and a whole pass puts that
+    right. A claim that was closed since counts as running.
+    """
 
     def __init__(self, store: Store, memory: Memory) -> None:
         self.store = store
         self.memory = memory
         self._jobs: tuple[str, ...] = ()
+        self._whole = True
         self._read: dict[str, JobState] = {}
         self._kept: tuple[tuple[str, ...], list[Expense]] | None = None
         self._warned_s: float | None = None
+        # Keys of `spent/` never change: over the passes, each is read once.
+        self._parsed: Parsed = {}
+        self._told: set[tuple[str, date, str]] = set()
+        self._books: Observed[Books] | None = None
+        self._started: dict[tuple[str, int], Started] = {}
 
-    def begin(self, jobs: tuple[str, ...]) -> None:
+    def begin(self, jobs: tuple[str, ...], *, whole: bool = True) -> None:
         """A new pass. `jobs` are all that are active, listed before anything else is read here: one that is forgotten
-        meanwhile is then counted by its log."""
+        meanwhile is then counted by its log. `whole`: it is about all of them."""
         self._jobs = jobs
+        self._whole = whole
         self._read = {}
         self._kept = None
+        self._books = None
 
     def with_books(self, snapshot: Snapshot, house: House, now: datetime, passed_s: float) -> Snapshot:
         """The snapshot with what the budgets need, where any is about a job that wants a machine, or it is time to
@@ -59,10 +74,79 @@ class Bookkeeper:
     def look(self, house: House, now: datetime) -> Observed[Books]:
         """How they stand. Unknown when anything could not be read that belongs to the sum."""
         try:
-            found = [each for each in for_each(self._account, list(self._jobs), near=self.store.near) if each]
-            return Known(close_books(house, self._forgotten(house, now), found, now))
+            found = for_each(self._account_or_why_not, list(self._jobs), near=self.store.near)
+            accounts = [each for each in found if isinstance(each, tuple)]
+            unread = [each for each in found if isinstance(each, Unread)]
+            books = close_books(house, self._forgotten(house, now), accounts, now, unread)
+            self._books = Known(budgets.without_heralds(house, books, self._was_told))
         except (StokerError, *STUMBLES) as error:
-            return Unknown(str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}")
+            self._books = Unknown(in_words(error))
+        self._started = {}
+        return self._books
+
+    def keeps_back(self, house: House, job: str, now: datetime, *, claimed: bool = False) -> str | None:
+        """What keeps a job from a machine at this moment, of what was looked up in this pass and of what was launched
+        since. Reads nothing: a pass may launch many, one after the other, and each costs money while the next waits.
+
+        `claimed`: it is about a claim that somebody made. What is not known does not hold that back.
+        """
+        submission = self.memory.submissions.get(job)
+        if submission is None or not concerned(house, submission.spec.tags):
+            return None
+        subject, books = Subject(submission.spec, now.date(), job), self._books
+        if isinstance(books, Known):
+            books = budgets.later(house, books.value, self._started.values(), subject, now)
+        if claimed and not isinstance(books, Known):
+            return None
+        found = budgets.judge(house, subject, books, now)
+        return next((each.reason for each in found if isinstance(each, Held)), None)
+
+    def launched(self, job: str, number: int) -> None:
+        """Somebody's claim was launched in this pass: it counts from here on."""
+        state, submission = self.memory.states.get(job), self.memory.submissions.get(job)
+        claim = state.claim(number) if state else None
+        if claim is None or submission is None or not claim.open:
+            return
+        since = budgets.started(claim, submission.spec)
+        if state is not None and since is not None:
+            self._started[job, number] = since
+            self._read[job] = state
+
+    def note_words(self, house: House, done: Append) -> None:
+        """Remember that a budget was told to be nearly spent, after it was told: jobs that say so may be forgotten.
+        Raises StoreError."""
+        submission = self.memory.submissions.get(done.job)
+        if submission is None or not isinstance(done.event, Warned):
+            return
+        which = budgets.told_by(house, submission.spec.tags, done.event.code)
+        if which is not None and which not in self._told:
+            self.store.create(layout.budget_told(*which), b"")
+            self._told.add(which)
+
+    def _was_told(self, rule: str, start: date, value: str) -> bool:
+        which = (rule, start, value)
+        if which not in self._told and self.store.head(layout.budget_told(*which)) is not None:
+            self._told.add(which)
+        return which in self._told
+
+    def _account_or_why_not(self, job: str) -> tuple[JobState, Spec] | Unread | None:
+        try:
+            return self._account(job)
+        except (StoreUnavailable, StoreDenied):
+            raise  # Nobody knows anything then.
+        except (StokerError, *STUMBLES) as error:
+            return Unread(job, in_words(error), self._tags(job))
+
+    def _tags(self, job: str) -> Mapping[str, str] | None:
+        """Of a job whose log cannot be read: its spec may tell which budgets it is in."""
+        known = self.memory.submissions.get(job)
+        if known is not None:
+            return known.spec.tags
+        found = self.store.get(layout.spec(job))
+        try:
+            return None if found is None else codec.loads(Submission, found.data, where=layout.spec(job)).spec.tags
+        except (StokerError, *STUMBLES):
+            return None
 
     def _account(self, job: str) -> tuple[JobState, Spec] | None:
         state = self._read.get(job) or self._state(job)
@@ -77,10 +161,12 @@ class Bookkeeper:
 
     def _state(self, job: str) -> JobState | None:
         known = self.memory.states.get(job)
-        if known is None:
+        if known is None or not self._whole:
             record = read_index(self.store, job)
-            known = record.state if record else None
-        state = log.read(self.store, job, known)
+            if record is not None and (known is None or record.state.seq > known.seq):
+                known = record.state
+        # The log is not read for every job that the pass is not about.
+        state = known if known is not None and not self._whole else log.read(self.store, job, known)
         if state is not None:
             self._read[job] = self.memory.states[job] = state
         return state
@@ -88,8 +174,9 @@ class Bookkeeper:
     def _forgotten(self, house: House, now: datetime) -> list[Expense]:
         prefixes = _prefixes(house, now)
         if self._kept is None or self._kept[0] != prefixes:
-            found = read_spent(self.store, prefixes)
-            self._kept = (prefixes, [Expense(each.job, each.tags, each.day, dearest(each.cost)) for each in found])
+            found = read_spent(self.store, prefixes, self._parsed)
+            kept = [Expense(e.job, e.tags, e.day, e.sums.counted.known, e.sums.counted.whole) for e in found]
+            self._kept = (prefixes, kept)
         return self._kept[1]
 
     def _is_due(self, passed_s: float) -> bool:

@@ -10,9 +10,9 @@ from datetime import datetime
 
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT, Policy
-from stoker.core.snapshot import Action, JobSnapshot, Plan, Snapshot, Terminate, Unmark
+from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Terminate, Unmark
 from stoker.core.telling import Told, leftover_name, orphan
-from stoker.errors import StokerError, StoreError, StoreUnavailable
+from stoker.errors import STUMBLES, StokerError, StoreError, StoreUnavailable, in_words
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
@@ -22,7 +22,6 @@ from stoker.governor.indexing import Indexer
 from stoker.governor.leftovers import sweep
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import (
-    STUMBLES,
     Memory,
     Observation,
     active_jobs,
@@ -34,6 +33,7 @@ from stoker.governor.observe import (
 from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.log import new_token
 from stoker.providers.base import Wakes
+from stoker.rules import House
 from stoker.spent import write_spent
 from stoker.store import Store
 
@@ -117,7 +117,7 @@ class Governor:
         """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
         self.policy = self.applier.policy = self._house.read()
         markers = active_jobs(self.store)
-        self.bookkeeper.begin(tuple(markers))
+        self.bookkeeper.begin(tuple(markers), whole=only is None)
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = self._clock = record_pass(self.store, self.name, len(markers), self.monotonic)
@@ -133,21 +133,24 @@ class Governor:
         actions: list[Action] = []
         problems: dict[str, str] = dict(observation.problems)
         plan = self._decide(replace(observation.snapshot, partial=only is not None), clock)
+        problems |= plan.problems
         newest = {job.state.job: job for job in observation.snapshot.jobs}
         waiting = dict(plan.waiting)
         wakes = [plan.wake_at]
         for _ in range(MOST_ROUNDS):
             plan = self._recorded_first(plan, newest, waiting, problems, clock)
             plan = self._noted_first(plan, newest, clock)
-            applied = self.applier.apply(plan)
+            applied = self.applier.apply(plan, _Purse(self.bookkeeper, self.policy.house, clock))
             actions += applied.done
+            waiting |= applied.waiting
+            self._note_words(applied.done, problems)
             problems |= applied.problems
             again = {job: markers.get(job, ()) for job in applied.moved if job not in applied.problems}
             if not again:
                 break
             part = self._observe_again(again, observation)
             plan = self._decide(replace(part.snapshot, partial=True), clock)
-            problems |= part.problems
+            problems |= part.problems | plan.problems
             for job in part.snapshot.jobs:
                 before = newest.get(job.state.job)
                 self.applier.market.note(before.state if before else None, job.state)
@@ -298,6 +301,15 @@ class Governor:
         known = self.bookkeeper.with_books(snapshot, self.policy.house, now, self.monotonic())
         return decide(known, self.policy, now)
 
+    def _note_words(self, done: list[Action], problems: dict[str, str]) -> None:
+        for action in done:
+            if isinstance(action, Append):
+                try:
+                    self.bookkeeper.note_words(self.policy.house, action)
+                except (StokerError, *STUMBLES) as error:
+                    # At worst it is told twice.
+                    problems.setdefault(action.job, in_words(error))
+
     def _recorded_first(
         self,
         plan: Plan,
@@ -315,10 +327,10 @@ class Governor:
                     job = newest[action.job]
                     write_spent(self.store, job.state, job.spec, clock.now())
                     self.indexer.update(job, waiting.get(action.job, ""), clock.now())
-                except StoreError as error:
+                except (StokerError, *STUMBLES) as error:
                     # It stays active: were it forgotten, its money would never count. A role that may not write there
                     # yet is a reason to tell.
-                    problems[action.job] = str(error)
+                    problems[action.job] = in_words(error)
                     continue
             kept.append(action)
         return replace(plan, actions=tuple(kept))
@@ -331,6 +343,21 @@ class Governor:
                 pass  # Derived: the next pass, or `stoker reindex`, writes it.
 
         for_each(update, list(jobs), near=self.store.near)
+
+
+@dataclass(frozen=True)
+class _Purse:
+    """The books of this pass, at the present time."""
+
+    keeper: Bookkeeper
+    house: House
+    clock: StoreClock
+
+    def keeps_back(self, job: str, *, claimed: bool) -> str | None:
+        return self.keeper.keeps_back(self.house, job, self.clock.now(), claimed=claimed)
+
+    def launched(self, job: str, number: int) -> None:
+        self.keeper.launched(job, number)
 
 
 def _ended_lately(job: JobSnapshot, now: datetime) -> bool:

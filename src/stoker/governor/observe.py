@@ -16,7 +16,7 @@ from typing import TypeVar
 from stoker import facts, layout, log
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
-from stoker.errors import ProviderError, StokerError
+from stoker.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketReader
@@ -39,10 +39,6 @@ from stoker.store import Store
 
 S = TypeVar("S")
 T = TypeVar("T")
-
-# What a bug raises, or something absurd that somebody's machine wrote. At the edge of a loop over jobs it concerns that
-# job alone. No AssertionError: where one fails, nothing may go on.
-STUMBLES = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 
 # Where a provider's machines are listed: one list per provider and region, shared by all jobs of a pass.
 Place = tuple[str, str | None]
@@ -178,7 +174,7 @@ def observe(
                 i for part in listing.instances.values() if isinstance(part, Known) for i in part.value if i.job == job
             ]
         else:
-            problems[job] = str(found) if isinstance(found, StokerError) else f"{type(found).__name__}: {found}"
+            problems[job] = in_words(found)
     newborn = {name: fleet.capabilities(name).newborn_s for name in {stray.provider for stray in strays}}
     return Observation(Snapshot(tuple(snapshots), tuple(strays), newborn), listing, problems)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.costs import Cost, span_s
-from stoker.core.spending import Spell, spells
+from stoker.core.spending import Spell, Sums, midnight, spells
 from stoker.fold import Claim
 from stoker.index import IndexRecord
 from stoker.model import Waste
@@ -69,6 +69,18 @@ class Row:
         self.saved.add(cost.on_demand - cost.spent if known else None)  # type: ignore[operator]
         self._basis += (cost.on_demand or 0.0) if known else 0.0
 
+    def add_sums(self, job: str, sums: Sums) -> None:
+        """What is only known by the day."""
+        self.jobs.add(job)
+        for amount, each in ((self.spent, sums.spent), (self.on_demand, sums.on_demand)):
+            if each.whole or each.known > 0:
+                amount.add(each.known)
+            if not each.whole:
+                amount.add(None)
+        known = sums.spent.whole and sums.on_demand.whole
+        self.saved.add(sums.on_demand.known - sums.spent.known if known else None)
+        self._basis += sums.on_demand.known if known else 0.0
+
     def waste(self, shares: Shares, spent: float | None) -> None:
         for name in ("idle", "lost", "startup", "waiting"):
             share = getattr(shares, name)
@@ -99,7 +111,8 @@ class Report:
 def report(
     records: Iterable[IndexRecord], removed: Iterable[Spent], by: str, now: datetime, since: datetime | None = None
 ) -> Report:
-    """The rows by `day`, `job`, `provider`, `machine`, or a tag's name. `removed` is of jobs that are in no record."""
+    """The rows by `day`, `job`, `provider`, `machine`, or a tag's name, with `tags.` before it where it is one of
+    these. `removed` is of jobs that are in no record."""
     rows: dict[str, Row] = {}
     total = Row("total")
     for record in records:
@@ -115,10 +128,17 @@ def report(
             continue
         name = _name_of_removed(each_spent, by)
         for each in (rows.setdefault(name, Row(name)), total):
-            each.add(each_spent.job, each_spent.cost)
-            each.waste(_UNKNOWN, each_spent.cost.spent)
+            each.add_sums(each_spent.job, each_spent.sums)
+            each.waste(_UNKNOWN, None)
     ordered = sorted(rows.values(), key=lambda row: row.name if by == "day" else (-(row.spent.known or 0.0), row.name))
     return Report(tuple(ordered), total)
+
+
+def whole_days(removed: Iterable[Spent], since: datetime | None) -> list[str]:
+    """The removed jobs of which more is counted than there was since then: what they spent is only kept by the day."""
+    if since is None or since == midnight(since.date()):
+        return []
+    return sorted({each.job for each in removed if each.day == since.date()})
 
 
 def _spells(record: IndexRecord, now: datetime, since: datetime | None) -> Iterator[tuple[Spell, Shares]]:
@@ -171,7 +191,7 @@ def _naming(record: IndexRecord, by: str) -> Callable[[Spell], str]:
         return lambda spell: spell.claim.offering.provider
     if by == "machine":
         return lambda spell: spell.claim.offering.machine
-    name = record.state.job if by == "job" else record.summary.tags.get(by, NONE)
+    name = record.state.job if by == "job" else record.summary.tags.get(_tag(by), NONE)
     return lambda _spell: name
 
 
@@ -180,4 +200,9 @@ def _name_of_removed(spent: Spent, by: str) -> str:
         return spent.day.isoformat()
     if by in ("provider", "machine"):
         return REMOVED
-    return spent.job if by == "job" else spent.tags.get(by, NONE)
+    return spent.job if by == "job" else spent.tags.get(_tag(by), NONE)
+
+
+def _tag(by: str) -> str:
+    """As in `--set`."""
+    return by.removeprefix("tags.")

@@ -27,7 +27,7 @@ from stoker.core.foreign.sight import ForeignPlan, Sight
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT
-from stoker.errors import ProviderError, StokerError, StoreUnavailable
+from stoker.errors import STUMBLES, ProviderError, StokerError, StoreUnavailable
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
 from stoker.governor.foreign import families, index
@@ -36,7 +36,7 @@ from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.foreign.index import Row
 from stoker.governor.foreign.telling import ForeignTeller
 from stoker.governor.house import HouseReader
-from stoker.governor.observe import STUMBLES, Memory, active_jobs
+from stoker.governor.observe import Memory, active_jobs
 from stoker.governor.past import Past
 from stoker.governor.telling import Teller
 from stoker.log import new_token
@@ -337,7 +337,7 @@ class ForeignGovernor:
         if not budgets.concerned(house, job.tags):
             return None
         keeper = Bookkeeper(self.store, Memory())
-        keeper.begin(tuple(active_jobs(self.store)))
+        keeper.begin(tuple(active_jobs(self.store)), whole=False)
         return keeper.look(house, now)
 
     def _wanted_since(self, house: House, region: str) -> datetime | None:

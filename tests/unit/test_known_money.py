@@ -1,0 +1,357 @@
+"""Money that is known stays known, whatever else is not: a price, a log, a hold that somebody ended, a bad key."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+
+from stoker import codec, layout, log
+from stoker.core.budgets import Expense, Unread, close_books, expenses, judge, without_heralds
+from stoker.core.decide import decide, decide_job
+from stoker.core.governance import Subject
+from stoker.core.policy import DEFAULT, Policy
+from stoker.core.snapshot import Append, Snapshot
+from stoker.core.spending import Sum, Sums
+from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.observe import Memory
+from stoker.index import IndexRecord, read_submission, write_index
+from stoker.model import (
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Event,
+    Known,
+    Launched,
+    Offering,
+    ResumeAsked,
+    StopAsked,
+    Submitted,
+    Warned,
+)
+from stoker.policyfile import parse_policy
+from stoker.reading.costs import report, whole_days
+from stoker.spec import Limits, Retry, Spec, Submission
+from stoker.spent import Parsed, Spent, _key, read_spent, write_spent
+from stoker.summary import summarize
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_data import (
+    EPOCH,
+    ON_DEMAND,
+    SPOT_A,
+    at,
+    make_beat,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
+
+HOUR = 3600.0
+TODAY = EPOCH.date()
+UNPRICED = replace(ON_DEMAND, price=None, on_demand_price=None)
+BUDGET = "name: money, budget: {dollars: 10, period: day}"
+
+
+def policy(*texts: str) -> Policy:
+    text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
+    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+
+
+def attempt(offering: Offering, claim: int, start_s: float, hours: float | None) -> list[tuple[Event, float]]:
+    found: list[tuple[Event, float]] = [
+        (Claimed(offering=offering, nodes=1), start_s),
+        (Launched(claim=claim, nodes=nodes(claim)), start_s),
+    ]
+    if hours is not None:
+        closed = Closed(claim=claim, outcome="reclaimed", rule="x", restart=True)
+        found.append((closed, start_s + hours * HOUR))
+    return found
+
+
+# ── One unknown price ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_machine_without_a_price_leaves_the_rest_of_the_day_known() -> None:
+    state = make_state(*attempt(ON_DEMAND, 2, 0.0, 4.0), *attempt(UNPRICED, 5, 5 * HOUR, None))
+    now = at(6 * HOUR)
+    assert list(expenses(state, make_spec(), now)) == [Expense("job-1", {}, TODAY, 12.0, whole=False)]
+    books = close_books(policy(BUDGET).house, [], [(state, make_spec())], now)
+    standing = books.standings["money", ""]
+    assert standing.spent == 12.0 and standing.unpriced == ("job-1",)
+
+
+def test_each_spell_counts_by_the_dearest_that_is_known_of_it() -> None:
+    """One has a spot price alone, another an on-demand price alone: both are known."""
+    spot, full = replace(SPOT_A, price=5.0, on_demand_price=None), replace(SPOT_A, price=None, on_demand_price=9.0)
+    state = make_state(*attempt(spot, 2, 0.0, 2.0), *attempt(full, 5, 3 * HOUR, 1.0))
+    assert list(expenses(state, make_spec(), at(5 * HOUR))) == [Expense("job-1", {}, TODAY, 19.0)]
+
+
+def ended(*events: tuple[Event, float], at_s: float, claim: int = 5) -> list[tuple[Event, float]]:
+    return [*events, (Ended(outcome="succeeded", rule="finished", claim=claim), at_s)]
+
+
+def test_what_is_kept_of_a_removed_job_says_what_is_known() -> None:
+    store = MemoryStore(lambda: at(9 * HOUR))
+    events = [*attempt(ON_DEMAND, 2, 0.0, 4.0), *attempt(UNPRICED, 5, 5 * HOUR, None)]
+    state = make_state(*ended(*events, at_s=6 * HOUR))
+    write_spent(store, state, make_spec(), at(9 * HOUR))
+    (found,) = read_spent(store, [layout.SPENT])
+    assert found.sums == Sums(*(Sum(12.0, whole=False),) * 3)
+    total = report([], [found], "day", at(9 * HOUR)).total
+    assert total.spent.known == 12.0 and not total.spent.complete
+
+
+@pytest.mark.parametrize("price", [1.7e308, 1e300, math.inf, math.nan])
+def test_an_absurd_price_makes_a_key_all_the_same(price: float) -> None:
+    store = MemoryStore(lambda: at(9 * HOUR))
+    state = make_state(*ended(*attempt(replace(ON_DEMAND, price=price), 2, 0.0, None), at_s=20 * HOUR, claim=2))
+    write_spent(store, state, make_spec(), at(21 * HOUR))
+    (found,) = read_spent(store, [layout.SPENT])
+    assert len(next(iter(store.list(layout.SPENT))).key.rpartition("/")[2]) < 255
+    assert math.isfinite(found.sums.spent.known) and (found.sums.spent.known > 1e11 or not found.sums.spent.whole)
+
+
+@pytest.mark.parametrize("then", ["limit", "od"])
+def test_the_bound_on_money_holds_after_an_attempt_without_a_price(then: str) -> None:
+    running = ON_DEMAND if then == "limit" else replace(ON_DEMAND, price=None)
+    state = make_state(*attempt(UNPRICED, 2, 0.0, 0.01), *attempt(running, 5, 100.0, None))
+    job = make_snapshot(state, make_facts(5, beat=make_beat(100 * HOUR)), spec=make_spec(limits=Limits(max_cost=100.0)))
+    (action,) = decide_job(job, DEFAULT, at(100 * HOUR)).actions
+    assert isinstance(action, Append) and isinstance(action.event, Draining) and action.event.rule == "max_cost"
+
+
+# ── Holds ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def held_spec() -> Spec:
+    return replace(make_spec(), retry=Retry(hold_on_failure_s=8 * HOUR))
+
+
+def test_a_machine_that_was_held_stays_paid_for_when_somebody_ends_the_hold() -> None:
+    closing = Closed(claim=2, outcome="failed", rule="user-error")
+    end = Ended(outcome="failed", rule="user-error", claim=2, closing=closing)
+    events = [*attempt(ON_DEMAND, 2, 0.0, None), (end, HOUR)]
+
+    def dollars(*more: tuple[Event, float], now_s: float) -> float:
+        return sum(each.dollars for each in expenses(make_state(*events, *more), held_spec(), at(now_s)))
+
+    assert dollars(now_s=8 * HOUR) == pytest.approx(24.0)
+    assert dollars((StopAsked(by="joe"), 8 * HOUR), now_s=20 * HOUR) == pytest.approx(24.0)
+    assert dollars((ResumeAsked(by="joe"), 8 * HOUR), now_s=20 * HOUR) == pytest.approx(24.0)
+    again = attempt(ON_DEMAND, 6, 20 * HOUR, 1.0)
+    assert dollars((ResumeAsked(by="joe"), 8 * HOUR), *again, now_s=22 * HOUR) == pytest.approx(27.0 + 3.0), "at most"
+    assert dollars(now_s=30 * HOUR) == pytest.approx(27.0), "the hold is over by itself"
+
+
+def test_what_is_written_counts_the_hold_of_an_attempt_before_a_resume() -> None:
+    now_s = [0.0]
+    store = MemoryStore(lambda: at(now_s[0]))
+    closing = Closed(claim=2, outcome="failed", rule="user-error")
+    end = Ended(outcome="failed", rule="user-error", claim=2, closing=closing)
+    events = [*attempt(ON_DEMAND, 2, 0.0, None), (end, HOUR), (ResumeAsked(by="joe"), 3 * HOUR)]
+    state = make_state(*events, (Ended(outcome="stopped", rule="stop"), 4 * HOUR))
+    now_s[0] = 3 * HOUR
+    node = layout.node("job-1", 2, 0, layout.boot(nodes(2)[0].instance, 0))
+    store.put(layout.heartbeat(node), codec.dumps(make_beat(3 * HOUR, "held").value))
+    write_spent(store, state, held_spec(), at(5 * HOUR))
+    (found,) = read_spent(store, [layout.SPENT])
+    assert found.sums.spent == Sum(9.0)
+
+
+# ── Keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "00000004.-900000000000.-900000000000.",
+        f"00000004.{'9' * 320}.0.",
+        "00000004.1_000.1.",
+        "4.1.1.",
+        "٠٠٠٠٠٠٠٤.1.1.",
+        "00000004.1.1.a=b&a=c",
+        "00000004.1.1.nonsense",
+        "00000004.1-1.a=b",
+        "00000004.1-1--1.a=b",
+        "00000004.1.1.~",
+        "1.2",
+    ],
+)
+def test_a_key_that_nobody_here_wrote_is_passed_over(name: str) -> None:
+    store = MemoryStore(lambda: EPOCH)
+    store.put(f"{layout.spent_day(TODAY)}evil-1/{name}", b"no tags")
+    store.put(f"{layout.SPENT}2026-13/77/evil-1/00000004.1.1.", b"")
+    key, data = _key(Spent("job-1", TODAY, 4, Sums(*(Sum(1.0),) * 3), {"a": "1.5"}))
+    store.put(key, data)
+    assert [each.job for each in read_spent(store, [layout.SPENT])] == ["job-1"]
+
+
+def test_a_key_is_read_once() -> None:
+    class Counting(MemoryStore):
+        gets = 0
+
+        def get(self, key: str, **rest: object) -> object:  # type: ignore[override]
+            type(self).gets += 1
+            return super().get(key, **rest)  # type: ignore[arg-type]
+
+    store = Counting(lambda: EPOCH)
+    long = {f"tag-{n}": "value" * 9 for n in range(9)}
+    for n in range(20):
+        key, data = _key(Spent(f"job-{n}", TODAY, 4, Sums(*(Sum(1.0),) * 3), long))
+        store.put(key, data)
+    known: Parsed = {}
+    for _ in range(3):
+        assert len(read_spent(store, [layout.spent_day(TODAY)], known)) == 20
+    assert Counting.gets == 20
+    assert all(each.tags == long for each in read_spent(store, [layout.spent_day(TODAY)], known))
+
+
+# ── Costs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tag_may_be_called_as_a_column_is() -> None:
+    gone = Spent("old-1", date(2026, 1, 3), 9, Sums(*(Sum(5.0),) * 3), {"day": "monday"})
+    assert [row.name for row in report([], [gone], "tags.day", at(0)).rows] == ["monday"]
+    assert [row.name for row in report([], [gone], "day", at(0)).rows] == ["2026-01-03"]
+    assert [row.name for row in report([], [gone], "tags.job", at(0)).rows] == ["(none)"]
+
+
+def test_who_is_counted_with_more_than_was_asked_for() -> None:
+    gone = [Spent(f"old-{n}", date(2026, 1, n), 9, Sums(), {}) for n in (1, 2)]
+    assert whole_days(gone, at(HOUR)) == ["old-1"]
+    assert whole_days(gone, EPOCH) == whole_days(gone, None) == []
+
+
+# ── Jobs that make no sense ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_that_nothing_can_be_decided_about_concerns_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.core import decide as deciding
+
+    real = deciding.decide_job
+
+    def stumbling(job: object, *rest: object, **more: object) -> object:
+        if job.state.job == "job-1":  # type: ignore[attr-defined]
+            raise OverflowError("date value out of range")
+        return real(job, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(deciding, "decide_job", stumbling)
+    jobs = tuple(make_snapshot(make_state(job=f"job-{n}")) for n in (1, 2))
+    plan = decide(Snapshot(jobs), DEFAULT, at(100))
+    assert {action.job for action in plan.actions} == {"job-2"}
+    assert plan.problems == {"job-1": "OverflowError: date value out of range"}
+
+
+def test_a_grace_past_the_end_of_the_calendar_is_no_error() -> None:
+    spec = make_spec()
+    spec = replace(spec, checkpoints=replace(spec.checkpoints, grace_s=1e300))
+    state = make_state(*attempt(ON_DEMAND, 2, 0.0, None), (StopAsked(by="joe"), 10.0))
+    job = make_snapshot(state, make_facts(2, beat=make_beat(90.0)), spec=spec)
+    assert decide_job(job, DEFAULT, at(100)).actions == ()
+
+
+def test_one_that_cannot_be_read_holds_the_budgets_that_it_can_be_in() -> None:
+    by = policy("name: mine, budget: {dollars: 10, period: day, by: team}").house
+    now = at(100)
+
+    def held(team: str, unread: Unread) -> bool:
+        books = close_books(by, [], [], now, [unread])
+        subject = Subject(replace(make_spec(), tags={"team": team}), now.date(), "job-1")
+        return bool(judge(by, subject, Known(books), now))
+
+    assert held("a", Unread("bad-1", "nonsense", {"team": "a"}))
+    assert not held("b", Unread("bad-1", "nonsense", {"team": "a"}))
+    assert held("b", Unread("bad-1", "nonsense", None)), "it may be in any"
+
+
+def put_job(store: MemoryStore, job: str, spec: Spec, *events: Event) -> None:
+    data = codec.dumps(Submission(job=job, spec=spec, submitter="jane"))
+    store.put(layout.spec(job), data)
+    for event in (Submitted(codec.digest(data), "jane"), *events):
+        log.append_next(store, job, None, lambda _state, event=event: (event, "for the test"), "jane")  # type: ignore[misc]
+    store.put(layout.active(job, 1), b"")
+
+
+def test_an_unreadable_log_is_told_with_its_tags() -> None:
+    store = MemoryStore(lambda: EPOCH)
+    put_job(store, "bad-1", replace(make_spec(), tags={"team": "a"}))
+    put_job(store, "job-1", replace(make_spec(), tags={"team": "b"}))
+    store.put(layout.log_entry("bad-1", 2), b"garbage")
+    keeper = Bookkeeper(store, Memory())
+    keeper.begin(("bad-1", "job-1"))
+    books = keeper.look(policy(BUDGET).house, at(100))
+    assert isinstance(books, Known)
+    (unread,) = books.value.unread
+    assert (unread.job, unread.tags) == ("bad-1", {"team": "a"}) and "not a log entry" in unread.why
+
+
+def test_a_pass_over_a_few_reads_no_log_of_the_others() -> None:
+    read: list[str] = []
+
+    class Counting(MemoryStore):
+        def get(self, key: str, **rest: object) -> object:  # type: ignore[override]
+            read.append(key)
+            return super().get(key, **rest)  # type: ignore[arg-type]
+
+    store = Counting(lambda: EPOCH)
+    for n in range(3):
+        put_job(store, f"job-{n}", make_spec(), Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
+        state = log.read(store, f"job-{n}")
+        assert state is not None
+        write_index(store, IndexRecord(state, summarize(state, read_submission(store, state), {}, EPOCH)))
+    keeper = Bookkeeper(store, Memory())
+    for _ in range(2):
+        read.clear()
+        keeper.begin(tuple(f"job-{n}" for n in range(3)), whole=False)
+        books = keeper.look(policy(BUDGET).house, at(HOUR))
+        assert isinstance(books, Known) and books.value.standings["money", ""].spent == pytest.approx(9.0)
+        assert not [key for key in read if "/log/" in key]
+    assert len(read) == 3, "and of what never changes, nothing twice"
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_is_told_once_a_period_though_the_job_that_told_it_is_forgotten() -> None:
+    house = policy(BUDGET).house
+    store = MemoryStore(lambda: EPOCH)
+    put_job(store, "short-1", make_spec())
+    key, data = _key(Spent("old-1", TODAY, 4, Sums(*(Sum(9.0),) * 3), {}))
+    store.put(key, data)
+
+    def herald(day: int = 0) -> str | None:
+        keeper = Bookkeeper(store, Memory())
+        keeper.begin(("short-1",))
+        books = keeper.look(house, at(100 + day * 86400.0))
+        assert isinstance(books, Known)
+        standing = books.value.standings.get(("money", ""))
+        return standing.herald if standing else None
+
+    assert herald() == "short-1"
+    keeper = Bookkeeper(store, Memory())
+    keeper.begin(("short-1",))
+    keeper.look(house, at(100))
+    for code in ("policy:other:2026-01-01:warning", "policy:money:2026-01-01:unpriced"):
+        keeper.note_words(house, Append("short-1", 2, Warned(code=code), ""))
+    assert herald() == "short-1"
+    keeper.note_words(house, Append("short-1", 2, Warned(code="policy:money:2026-01-01:warning"), ""))
+    assert herald() is None
+    key, data = _key(Spent("old-2", TODAY + timedelta(days=1), 4, Sums(*(Sum(9.0),) * 3), {}))
+    store.put(key, data)
+    assert herald(day=1) == "short-1", "the next period is another"
+
+
+def test_nobody_who_knows_that_it_is_full_hears_that_it_nearly_is() -> None:
+    house = policy(BUDGET).house
+    full = make_state(Warned(code="policy:money:2026-01-01:full"))
+    kept = [Expense("old-1", {}, TODAY, 11.0)]
+    assert close_books(house, kept, [(make_state(), make_spec())], at(100)).standings["money", ""].herald == "job-1"
+    books = close_books(house, kept, [(full, make_spec())], at(100))
+    assert books.standings["money", ""].herald is None
+    assert without_heralds(house, books, lambda *_: True) == books
