@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+from pathlib import Path
+
 import pytest
 
-from stoker.errors import UserError
+from stoker.errors import SpecError, UserError
+from stoker.jobfile import parse_job, read_layer
 from stoker.notify import address, chat, checking
 from stoker.notify.senders import NotHere, follow
 
@@ -52,6 +56,45 @@ def test_what_others_say_is_scrubbed() -> None:
     url = "https://joe:s3cr3tpass@hooks.example/T0/s3cr3t%2Dkey?token=s3cr3tquery"
     said = f"cannot reach {url}: s3cr3t-key, s3cr3tpass and s3cr3tquery\n at hooks.example"
     assert address.scrubbed(said, url) == "cannot reach https://hooks.example/…: …, … and … at hooks.example"
+
+
+def test_a_header_that_is_repeated_and_what_cannot_be_seen() -> None:
+    url = "https://joe:hunter2secret@hooks.example/"
+    header = base64.b64encode(b"joe:hunter2secret").decode()
+    said = address.scrubbed(f"401: Authorization: Basic {header}\x1b]0;pwned\x07", url)
+    assert header not in said and said.isprintable() and said.startswith("401: Authorization: Basic …")
+    for text in ("https://hooks.example/s3cr3t\x01", "slack://a/b\u202e/c", "env:A\x00"):
+        with pytest.raises(ValueError, match="cannot be seen"):
+            address.kind_of(text)
+
+
+def test_a_topic_is_one_channel_however_it_is_written() -> None:
+    assert address.digest(TOPIC) == address.digest(f"sns:{TOPIC}") != address.digest(f"sns:{TOPIC}2")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["169.254.169.254", "169.254.170.2", "2852039166", "0xa9fea9fe", "169.254.43518", "[::ffff:169.254.169.254]",
+     "[fe80::1]", "[fd00:ec2::254]", "metadata.google.internal", "Metadata.Google.Internal.", "metadata"],
+)  # fmt: skip
+def test_where_no_job_sends_a_governor(host: str) -> None:
+    for scheme in ("http", "json"):
+        assert address.inside(f"{scheme}://{host}/x") and address.inside(f"{scheme}://joe:pw@{host}:80/x")
+    with pytest.raises(SpecError, match=r"notify\[0\]: is inside a cloud's machines"):
+        parse_job([read_layer(f"run: [python, train.py]\nnotify: ['http://{host}/x']\n", "stoker.yaml")], folder=Path())
+
+
+def test_loopback_is_the_governors_own_only_where_that_is_somebody_elses() -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "localhost", "a.localhost", "[::1]", "0.0.0.0", "2130706433"):
+        assert not address.inside(f"http://{host}/") and address.inside(f"http://{host}/", loopback=True)
+    for host in ("10.0.0.1", "hooks.example", "8.8.8.8"):
+        assert not address.inside(f"http://{host}/", loopback=True)
+
+
+def test_a_job_has_few_addresses() -> None:
+    many = ", ".join(f"env:A{n}" for n in range(11))
+    with pytest.raises(SpecError, match="notify: at most 10 addresses"):
+        parse_job([read_layer(f"run: [python, train.py]\nnotify: [{many}]\n", "stoker.yaml")], folder=Path())
 
 
 def test_remarks() -> None:

@@ -35,6 +35,8 @@ _LABEL_RULE = "without spaces and `=`, at most 128 long"
 _SECRET = re.compile(references.PATTERN)
 # For what has no name of its own that a variable could share.
 _REFERENCE = re.compile(references.NAMELESS_PATTERN)
+# Each is a channel of its own, that every governor looks after.
+_MOST_ADDRESSES = 10
 # A name that ends in `-` would tell apt to remove the package.
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](?::[a-z0-9-]+)?(?:[=/][A-Za-z0-9.+:~-]+)?")
 # https://pkg.go.dev/github.com/distribution/reference: a registry, a path in lower case, a tag, a digest.
@@ -226,7 +228,14 @@ def _address(node: Node, path: str) -> str:
 
 def _addresses(node: Node, path: str) -> tuple[str, ...]:
     parts = node.value if isinstance(node.value, tuple) else (node,)
-    found = (_address(part, f"{path}[{index}]" if part is not node else path) for index, part in enumerate(parts))
+    if len(parts) > _MOST_ADDRESSES:
+        raise node.origin.error(path, f"at most {_MOST_ADDRESSES} addresses; a chat or a topic reaches many people")
+    found = []
+    for index, part in enumerate(parts):
+        where = f"{path}[{index}]" if part is not node else path
+        found.append(_address(part, where))
+        if address.inside(found[-1]):
+            raise part.origin.error(where, "is inside a cloud's machines, where no governor sends anything for a job")
     return tuple(dict.fromkeys(found))
 
 

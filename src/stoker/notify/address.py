@@ -10,8 +10,11 @@ Addresses of chat services hold their own keys. So none is ever repeated in a me
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import ipaddress
 import re
+import socket
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +27,8 @@ REFERENCES = ("env", "aws-sm", "aws-ssm", "gcp-sm")
 _TOPIC = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}(?:\.fifo)?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s]+")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Where machines of clouds are given their keys, beside every address of a link.
+_METADATA = ("metadata", "metadata.google.internal", "metadata.goog", "instance-data", "fd00:ec2::254", "fd20:ce::254")
 # What is shorter than this is a word, not a key.
 _SHORTEST_KEY = 6
 
@@ -35,6 +40,8 @@ EXPECTED = (
 
 def kind_of(text: str) -> Kind:
     """What stands there. Raises ValueError, which does not repeat it: it may hold a key."""
+    if not text.isprintable():
+        raise ValueError("holds characters that cannot be seen; write it again, without what came along")
     if topic_of(text) is not None:
         return "sns"
     if text.startswith(("sns:", "arn:")):
@@ -64,7 +71,9 @@ def topic_of(text: str) -> str | None:
 
 
 def digest(text: str) -> str:
-    """What a channel is called in the store. Tells nothing of its address."""
+    """What a channel is called in the store, however a topic is written. Tells nothing of its address."""
+    topic = topic_of(text)
+    text = f"sns:{topic}" if topic is not None else text
     return hashlib.sha256(f"stoker-channel:{text}".encode(errors="backslashreplace")).hexdigest()[:16]
 
 
@@ -112,16 +121,44 @@ def in_clear(text: str) -> bool:
 
 
 def scrubbed(said: str, address: str) -> str:
-    """What a service or a library said, without any part of the address that may be a key."""
+    """What a service or a library said, without any part of the address that may be a key; nor anything unseen."""
+    said = "".join(char if char.isprintable() else " " for char in said)
     scheme, _, rest = address.partition("://")
     shown = masked(address)
-    for part in sorted({rest, *re.split(r"[/?&=:@#,]", rest)}, key=len, reverse=True):
+    pair = unquote(rest.partition("/")[0].rpartition("@")[0])
+    # As some repeat the header that it becomes.
+    header = base64.b64encode((pair if ":" in pair else f"{pair}:").encode(errors="replace")).decode() if pair else ""
+    for part in sorted({rest, header, *re.split(r"[/?&=:@#,]", rest)}, key=len, reverse=True):
         if part in shown:
             continue
         for form in {part, unquote(part)}:
             if len(form) >= _SHORTEST_KEY:
                 said = said.replace(form, "…")
     return " ".join(said.replace(f"{scheme}://…", shown).split())
+
+
+def inside(text: str, *, loopback: bool = False) -> bool:
+    """Whether it is where no job may send a governor: links, and where clouds keep keys; with `loopback` the governor's
+    own computer, too. Looks at what is written alone: a name is asked of nobody."""
+    try:
+        host = (urlsplit(text).hostname or "").rstrip(".").lower()
+    except ValueError:
+        return True
+    if host in _METADATA or (loopback and (host == "localhost" or host.endswith(".localhost"))):
+        return True
+    try:
+        # As resolvers read it: also 0xa9fea9fe, and numbers without dots.
+        found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        try:
+            found = ipaddress.IPv6Address(host.partition("%")[0])
+        except ValueError:
+            return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    if found.is_link_local or str(found) in _METADATA:
+        return True
+    return loopback and (found.is_loopback or found.is_unspecified)
 
 
 def _reference(text: str) -> references.Reference | None:
