@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import boto3
 import pytest
+import requests
 
 from stoker import codec
 from stoker.core.telling import Told, compose
+from stoker.notify import webhook as webhook_module
 from stoker.notify.body import body
-from stoker.notify.senders import NotHere, NotSent, open_sender
+from stoker.notify.chat import cut
+from stoker.notify.senders import NotHere, NotSent, PartlySent, open_sender
+from stoker.notify.sns import _message
 from stoker.testing.servers import moto_server, s3_server
 from stoker.testing.sim_data import at
 from stoker.testing.webhooks import webhook
@@ -67,6 +76,105 @@ def test_apprise_carries_words() -> None:
         assert "500" in str(caught.value) and "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(NotHere, match=r"slack://… is no address that Apprise knows"):
         open_sender("slack://s3cr3t")
+
+
+class _Answer:
+    content, text, headers, reason = b"ok", "ok", dict[str, str](), "OK"
+
+    def __init__(self, status_code: int = 200) -> None:
+        self.status_code = status_code
+
+    def json(self) -> dict[str, Any]:
+        return {"ok": True}
+
+
+CHATS = {
+    "discord": "discord://123456789012345678/" + "a" * 68,
+    "slack": "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#general",
+    "tgram": "tgram://123456789:ABCdefghijklmnopqrstuvwxyz123456789/12345",
+}
+
+
+@pytest.fixture
+def posts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What services of the network would have been sent."""
+    found: list[str] = []
+
+    def post(*_: Any, **named: Any) -> _Answer:
+        sent = named.get("data") or named.get("json")
+        found.append(sent if isinstance(sent, str) else json.dumps(sent))
+        return _Answer(404 if "#gone" in found[-1] else 200)
+
+    for name in ("post", "request"):
+        monkeypatch.setattr(requests, name, post)
+    return found
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_what_a_script_said_is_words_and_calls_nobody(chat: str, posts: list[str]) -> None:
+    reason = (
+        'File "t.py" in <module>: <!channel> @everyone <@U123> <https://evil.example|here> [x](https://evil.example)'
+    )
+    open_sender(CHATS[chat])(compose("m", "s3://b/p", (replace(EVENT, reason=reason),)))
+    (sent,) = posts
+    for call in ("!channel", "@everyone", "@U123", "evil.example|", "]("):
+        assert call not in sent
+    assert "<module>" not in sent or chat != "tgram", "HTML there"
+    assert "module" in sent
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_what_is_too_long_comes_in_parts(chat: str, posts: list[str]) -> None:
+    storm = tuple(replace(EVENT, job=f"gpt-{n:04d}", reason="x" * 300) for n in range(20))
+    letter = compose("m", "s3://b/p", storm)
+    open_sender(CHATS[chat])(letter)
+    assert 1 <= len(posts) <= 5 and "gpt-0000" in "".join(posts[:2])
+    assert "gpt-0019" in posts[-1] or "more lines" in posts[-1]
+    assert all(len(post) < {"discord": 2500, "tgram": 5000}.get(chat, 40000) for post in posts)
+
+
+def test_of_several_behind_one_address_one_is_gone(posts: list[str]) -> None:
+    with pytest.raises(PartlySent, match=r"^not everybody there was reached: .*404"):
+        open_sender(CHATS["slack"] + "/#gone")(LETTER)
+    posts.clear()
+    with pytest.raises(NotSent) as caught:
+        open_sender(CHATS["slack"].replace("#general", "#gone"))(LETTER)
+    assert not isinstance(caught.value, PartlySent)
+
+
+def test_cut_to_whole_lines() -> None:
+    text = "\n".join(f"line {n} {'x' * 50}" for n in range(20))
+    short = cut(text, 400)
+    assert len(short) <= 400 and short.splitlines()[-1] == "… and 14 more lines"
+    assert cut(text, 5000) == text and len(cut("y" * 900, 100)) <= 100
+
+
+@pytest.mark.parametrize("how", ["head", "body", "continue"])
+def test_who_answers_a_letter_at_a_time_is_cut_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_module, "ALL_S", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            line, _ = server.accept()
+            line.recv(65536)
+            with suppress(OSError):
+                line.sendall({"body": b"HTTP/1.1 500 no\r\nContent-Length: 150\r\n\r\n"}.get(how, b""))
+                line.sendall(b"HTTP/1.1 200 OK\r\nX: " if how == "head" else b"")
+                while not over.wait(0.05):
+                    line.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" if how == "continue" else b"a")
+            line.close()
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        began_s = time.monotonic()
+        # One that said 200 has it, whatever else it meant to say.
+        said = {"continue": "no whole answer within 0.5 s", "body": "answers with 500"}.get(how)
+        with pytest.raises(NotSent, match=said) if said else nullcontext():
+            open_sender(f"http://127.0.0.1:{server.getsockname()[1]}/x")(LETTER)
+        assert time.monotonic() - began_s < 4.0
+        over.set()
+        thread.join()
 
 
 # ── SNS ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,6 +231,15 @@ def test_a_storm_fits_into_a_message(clients: tuple[Any, Any]) -> None:
     data = json.loads(got["Message"])
     assert data["more"]["resumed"] == 5
     assert len(data["events"]) + data["more"]["reclaimed"] == 400
+
+
+@pytest.mark.parametrize("reason", ['"' * 299, "\\" * 300, "ж" * 300, "exit code 1"])
+def test_quotes_within_quotes_fit_too(reason: str) -> None:
+    storm = tuple(Told("failed", f"job-{n}", at(0), reason, seq=3, tags={"team": "nlp"}) for n in range(400))
+    message = _message(compose("m-2", "s3://b/p", storm))
+    data = json.loads(json.loads(message)["sqs"])
+    assert len(message) <= 250_000 and len(data["events"]) + data["more"].get("failed", 0) == 400
+    assert len(message) > 150_000 or data["more"] == {}, "no more is dropped than need be"
 
 
 def test_a_fifo_topic_drops_what_it_has_seen(clients: tuple[Any, Any]) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, tell, wants
+from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, shortened, tell, wants
 from stoker.model import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Submitted, Warned
 from stoker.policyfile import parse_policy
 from stoker.rules import Channel, House
@@ -136,3 +136,10 @@ def test_a_reason_is_one_line_and_no_novel() -> None:
     found = tell(replace(entry, reason="a\nb " * 1000), state, make_spec(), HOUSE)
     assert found is not None and len(found.reason) == 300 and "\n" not in found.reason
     assert found.at == at(0) + timedelta(seconds=10)
+
+
+def test_reasons_steer_no_terminal_and_turn_no_text_around() -> None:
+    assert shortened("a\x1b[31mb\x08\x00c\td\u202ee\u2066f\ud800 \x85g") == "a[31mbc def g"
+    assert shortened("жé – “NaN”") == "жé – “NaN”"
+    told = orphan("j", "t", "mail jane@example.com, @here", at(0))
+    assert line(told).count("\u200b") == 1 and "jane@example.com" in line(told)

@@ -50,7 +50,7 @@ def command(addresses: tuple[str, ...]) -> int:
 
 
 def _problem(errand: object, until_s: float) -> str:
-    from stoker.cli.printing import one_line
+    from stoker.cli.printing import legible, one_line
     from stoker.governor.errands import Errand
 
     assert isinstance(errand, Errand)
@@ -59,5 +59,5 @@ def _problem(errand: object, until_s: float) -> str:
     try:
         errand.result()
     except Exception as error:  # noqa: BLE001 - any library's: which it was is told, and the others are tried
-        return one_line(str(error) or type(error).__name__, 300)
+        return one_line(legible(str(error) or type(error).__name__), 300)
     return ""

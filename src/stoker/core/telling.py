@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +18,14 @@ from stoker.spec import Spec
 
 # Reasons may quote what a script said; the log has the whole of it.
 _MOST_REASON = 300
+
+# Controls, formats (such as those that turn text around), halves of characters, and what nobody has defined.
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
+_BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
+# What chats make calls to everybody, people or links of.
+_CALLS = re.compile(r"<(?=[@#])|!(?=\w)|(?<![\w.])@(?=\w)|\](?=\()")
+_LABELLED = re.compile(r"(\w+://[^\s|]+)\|")
+_NOTHING_SEEN = "\u200b"
 
 _ENDS: Mapping[str, EventKind] = {"succeeded": "finished", "failed": "failed", "stopped": "stopped"}
 # Subjects of rules that have a kind of their own, and codes of warnings that are no rule's.
@@ -148,9 +158,15 @@ def _where(offering: Offering, nodes: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """One line of a letter."""
-    flat = " ".join(text.split())
+    """One line of a letter, without what steers terminals or turns text around."""
+    shown = (char if unicodedata.category(char) not in _UNSEEN else " " if char in _BLANKS else "" for char in text)
+    flat = " ".join("".join(shown).split())
     return flat if len(flat) <= _MOST_REASON else f"{flat[: _MOST_REASON - 1]}…"
+
+
+def calling_nobody(text: str) -> str:
+    """What a script said, as chats are given it: `@everyone` in it is nobody's name."""
+    return _CALLS.sub(lambda found: f"{found[0]}{_NOTHING_SEEN}", _LABELLED.sub(r"\1¦", text))
 
 
 # ── In words ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +239,7 @@ def line(told: Told) -> str:
     if told.audit:
         text += " (audit: nothing is done)"
     if told.reason:
-        text += f": {told.reason}"
+        text += f": {calling_nobody(told.reason)}"
     beside = [told.where] if told.where else []
     if told.thing and told.thing != told.job:
         beside.append(f"of {told.job}")

@@ -8,8 +8,10 @@ import threading
 
 from stoker.core.telling import Letter
 from stoker.notify import address
-from stoker.notify.senders import NotHere, NotSent, Send
+from stoker.notify.senders import NotHere, NotSent, PartlySent, Send
 
+# What a service does not take at once comes in parts, so many at most: some are paid for by the part.
+_MOST_PARTS = 4
 INSTALL = "pip install 'stoker[notify]'"
 
 
@@ -38,31 +40,54 @@ def open_chat(url: str) -> Send:
     asset = apprise.AppriseAsset(app_id="Stoker", app_desc="Stoker", async_mode=False)
 
     def send(letter: Letter) -> None:
+        plugin = apprise.Apprise.instantiate(url, asset=asset)
+        assert plugin is not None, "it was known a moment ago"
+        plugin.overflow_mode = apprise.OverflowMode.SPLIT
         target = apprise.Apprise(asset=asset)
-        target.add(url)
+        target.add(plugin)
         heard = _Heard()
         log = logging.getLogger("apprise")
+        # What was taken, it tells at this level.
+        log.setLevel(logging.INFO)
         log.addHandler(heard)
         try:
-            sent = target.notify(title=letter.title, body=letter.text)
+            # Reasons quote scripts: `<module>` is a word there, and no tag.
+            text = cut(letter.text, _MOST_PARTS * max(100, plugin.body_maxlen - len(letter.title) - 20))
+            sent = target.notify(title=letter.title, body=text, body_format=apprise.NotifyFormat.TEXT)
         finally:
             log.removeHandler(heard)
         if not sent:
             # It tells why in its log alone.
-            why = heard.last or "Apprise could not deliver it"
-            raise NotSent(address.scrubbed(why, url))
+            why = address.scrubbed(heard.last or "Apprise could not deliver it", url)
+            raise PartlySent(f"not everybody there was reached: {why}") if heard.taken else NotSent(why)
 
     return send
 
 
+def cut(text: str, most: int) -> str:
+    """Whole lines, as many as fit; the last says how many are missing."""
+    if len(text) <= most:
+        return text
+    lines = text.splitlines()
+    kept = len(lines) - 1
+    while kept > 1 and len("\n".join(lines[:kept])) > most - 30:
+        kept -= 1
+    return f"{chr(10).join(lines[:kept])[: most - 30]}\n… and {len(lines) - kept} more lines"
+
+
 class _Heard(logging.Handler):
-    """The last complaint of this thread's."""
+    """The last complaint of this thread's, and whether anybody took anything."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.last = ""
+        self.taken = False
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
+        if record.thread != self._thread:
+            return
+        if record.levelno >= logging.WARNING:
             self.last = record.getMessage()
+        elif record.levelno == logging.INFO and record.getMessage().startswith("Sent "):
+            self.taken = True

@@ -19,6 +19,10 @@ class NotSent(StokerError):
     """It was refused, or nobody answered. Says why, without any part of the address that may be a key."""
 
 
+class PartlySent(NotSent):
+    """Some of those behind the address have it, so it is not sent again. Says who has not."""
+
+
 class NotHere(StokerError):
     """This computer cannot use the channel: something is not installed or set. Another one may."""
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from stoker.core.telling import Letter
 from stoker.notify.address import topic_of
 from stoker.notify.body import body
 from stoker.notify.senders import TIMEOUT_S, NotHere, NotSent, Send
 
-# A message with all its forms has 256 KiB at most; the JSON is in it once for each kind of subscriber.
-_MOST_JSON = 40 * 1024
+# A message with all its forms has 256 KiB at most, and its attributes count, too.
+_MOST_BYTES = 250_000
 _MOST_SUBJECT = 99
 
 
@@ -47,7 +48,7 @@ def open_topic(to: str) -> Send:
             client.publish(
                 TopicArn=arn,
                 Subject=_subject(letter.title),
-                Message=json.dumps(_forms(letter)),
+                Message=_message(letter),
                 MessageStructure="json",
                 MessageAttributes={"id": {"DataType": "String", "StringValue": letter.id}},
                 **fifo,
@@ -58,12 +59,20 @@ def open_topic(to: str) -> Send:
     return send
 
 
-def _forms(letter: Letter) -> dict[str, str]:
-    """The message as each kind of subscriber gets it; `default` is for those that are not named."""
+def _message(letter: Letter) -> str:
+    """What is published. The last events of too many are only counted: each is in it once for every kind of
+    subscriber, and quotes within quotes grow."""
     tree = body(letter)
-    while len(json.dumps(tree)) > _MOST_JSON and tree["events"]:
-        dropped = tree["events"].pop()
-        tree["more"] = {**tree["more"], dropped["kind"]: tree["more"].get(dropped["kind"], 0) + 1}
+    while len(message := json.dumps(_forms(tree, letter))) > _MOST_BYTES and tree["events"]:
+        keep = min(len(tree["events"]) - 1, len(tree["events"]) * _MOST_BYTES // len(message))
+        for dropped in tree["events"][keep:]:
+            tree["more"] = {**tree["more"], dropped["kind"]: tree["more"].get(dropped["kind"], 0) + 1}
+        del tree["events"][keep:]
+    return message
+
+
+def _forms(tree: dict[str, Any], letter: Letter) -> dict[str, str]:
+    """The message as each kind of subscriber gets it; `default` is for those that are not named."""
     data = json.dumps(tree)
     words = f"{letter.title}\n\n{letter.text}"
     return {"default": words, "sqs": data, "lambda": data, "http": data, "https": data, "firehose": data}

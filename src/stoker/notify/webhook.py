@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -15,6 +18,8 @@ from stoker.notify import address
 from stoker.notify.body import body
 from stoker.notify.senders import TIMEOUT_S, NotSent, Send
 
+# For all of it, however slowly somebody answers. Shorter than a governor waits.
+ALL_S = 2 * TIMEOUT_S
 # What an answer says is told to people, as far as anybody reads it.
 _MOST_ANSWER = 200
 
@@ -35,21 +40,68 @@ def open_webhook(url: str) -> Send:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     bare = urlunsplit((parts.scheme, host, parts.path or "/", parts.query, ""))
-    opener = urllib.request.build_opener(_Stay)
 
     def send(letter: Letter) -> None:
         data = json.dumps(body(letter), ensure_ascii=False).encode(errors="backslashreplace")
         request = urllib.request.Request(bare, data, {**headers, "X-Stoker-Message": letter.id}, method="POST")
+        line = _Line()
+        cut_off = threading.Timer(ALL_S, line.cut)
+        cut_off.daemon = True
+        cut_off.start()
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
+            with line.opener.open(request, timeout=TIMEOUT_S) as answer:
                 answer.read(1)
         except urllib.error.HTTPError as error:
             raise NotSent(address.scrubbed(_refusal(error), url)) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
+            why = f"no whole answer within {ALL_S:g} s" if line.is_cut else why
             raise NotSent(address.scrubbed(f"does not answer: {why}", url)) from None
+        finally:
+            cut_off.cancel()
 
     return send
+
+
+class _Line:
+    """What one message goes through. Timeouts alone end no answer that comes a letter at a time."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._sockets: list[socket.socket] = []
+        self.opener = urllib.request.build_opener(_Stay, self._Plain(self), self._Secure(self))
+
+    def cut(self) -> None:
+        self.is_cut = True
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def remember(self, kind: type[http.client.HTTPConnection]) -> Any:
+        line = self
+
+        class Remembered(kind):  # type: ignore[valid-type,misc]
+            def connect(self) -> None:
+                super().connect()
+                line._sockets.append(self.sock)
+
+        return Remembered
+
+    class _Plain(urllib.request.HTTPHandler):
+        def __init__(self, line: _Line) -> None:
+            super().__init__()
+            self._kind = line.remember(http.client.HTTPConnection)
+
+        def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(self._kind, req)
+
+    class _Secure(urllib.request.HTTPSHandler):
+        def __init__(self, line: _Line) -> None:
+            super().__init__()
+            self._kind = line.remember(http.client.HTTPSConnection)
+
+        def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(self._kind, req)
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:
