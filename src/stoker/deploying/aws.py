@@ -160,9 +160,8 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     # The stack may have switched it off, and jobs may be waiting since before there was a governor.
     switch = Switch(store, Rule(tick_name(deployment.name), deployment.region, clients))
-    if not switch.rest_if_idle():
-        switch.wanted(surely=True)
-        say("its clock is on: there are active jobs")
+    if switch.begin():
+        say("its clock is on: there are active jobs, or may be some of others")
     return deployed
 
 

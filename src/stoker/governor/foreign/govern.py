@@ -27,7 +27,7 @@ from stoker.core.foreign.sight import ForeignPlan, Sight
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT
-from stoker.errors import STUMBLES, ProviderError, StokerError, StoreUnavailable
+from stoker.errors import STUMBLES, AuthDenied, NotInstalled, ProviderError, StokerError, StoreUnavailable
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
 from stoker.governor.foreign import families, index
@@ -64,6 +64,8 @@ class Looked:
     problems: dict[str, str] = field(default_factory=dict)
     # Training jobs that have to be looked at again, as far as they were listed.
     active: int = 0
+    # Nobody could tell how many these are: no reason to rest.
+    unknown: bool = False
 
 
 @dataclass
@@ -132,6 +134,8 @@ class ForeignGovernor:
             return looked
         clock = self._clock()
         row = self._look(looked, house, region, name, clock(), None)
+        # What could not be looked at is to be looked at again.
+        looked.active = int(bool(looked.problems) if row is None else not row.settled)
         if row is not None:
             rows = index.read(self.store, region).rows
             self._teller.gather(house, row, rows.get(name))
@@ -201,8 +205,9 @@ class ForeignGovernor:
             ended = account.changed_since(now - _ENDED_FOR)
             alarms = account.alarms(self.start)
         except StokerError as error:
-            # A list that failed proves nothing.
+            # A list that failed proves nothing. Who may not see any will not see some in a minute.
             looked.problems[f"sagemaker {region}"] = str(error)
+            looked.unknown |= not isinstance(error, (AuthDenied, NotInstalled))
             return
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(index.read(self.store, region).rows)
@@ -329,6 +334,8 @@ class ForeignGovernor:
         policy = self._house.read()
         if policy.unread:
             looked.problems["policy"] = policy.unread
+            if isinstance(looked, Looked):
+                looked.unknown = True
             return None
         return policy.house
 

@@ -8,8 +8,11 @@ wakes a governor later.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
+from stoker.core.policy import DEFAULT
+from stoker.governor.house import HouseReader
 from stoker.governor.observe import is_idle
 from stoker.store import Store
 
@@ -40,13 +43,23 @@ class Switch:
         self._schedule.on()
         self._on_at_s = time.monotonic()
 
-    def rest_if_idle(self) -> bool:
-        """Switch it off where no job is active. True: it is off."""
+    def begin(self) -> bool:
+        """After a deployment. True: it is on. Where the house governs jobs of others, only a tick can tell whether
+        there are some."""
+        policy = HouseReader(self._store, DEFAULT).read()
+        if policy.unread or policy.house.sagemaker is not None or not self.rest_if_idle():
+            self.wanted(surely=True)
+            return True
+        return False
+
+    def rest_if_idle(self, others: Callable[[], bool] = lambda: False) -> bool:
+        """Switch it off where no job is active. True: it is off. `others`: whether there are jobs of others, asked once
+        it is off."""
         if not is_idle(self._store):
             return False
         self._on_at_s = None
         self._schedule.off()
-        if is_idle(self._store):
+        if is_idle(self._store) and not others():
             return True
         self.wanted(surely=True)
         return False

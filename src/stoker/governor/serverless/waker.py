@@ -103,8 +103,9 @@ class Waker:
     def _look_at_others(self, wake: TrainingWake, done: Done) -> None:
         looked = self.foreign.wake(wake)
         self._take(looked, done)
-        if looked.active:
-            self._attempt(done, "schedule", self.switch.wanted)
+        if looked.active or looked.unknown:
+            # Another function may have switched it off since: these jobs are in no list that it looks at again.
+            self._attempt(done, "schedule", self.switch.wanted, surely=True)
 
     def _listen(self, job: str, instance: str) -> None:
         """Until the machine's agent has passed the warning on; not for ever, for it may be the one that is ill."""
@@ -130,8 +131,12 @@ class Waker:
         self._tell(passed, done)
         looked = self.foreign.tick()
         self._take(looked, done)
-        if passed.idle and looked.active == 0:
-            self._attempt(done, "schedule", self.switch.rest_if_idle)
+        if passed.idle and _rests(looked):
+            self._attempt(done, "schedule", self.switch.rest_if_idle, self._has_others)
+
+    def _has_others(self) -> bool:
+        """Whether one of others came while it was switched off: what told of it found it switched on."""
+        return not _rests(self.foreign.tick())
 
     def _take(self, looked: Looked, done: Done) -> None:
         done.actions += looked.done
@@ -160,6 +165,10 @@ class Waker:
             call(*given, **named)
         except ProviderError as error:
             done.problems[what] = str(error)
+
+
+def _rests(looked: Looked) -> bool:
+    return looked.active == 0 and not looked.unknown
 
 
 def tell(done: Done) -> dict[str, object]:

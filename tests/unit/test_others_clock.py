@@ -1,0 +1,123 @@
+"""The clock of a deployed governor and the training jobs of others: on while there are some, or nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from foreign_world import HOUSE, REGION, START, World
+from woken_world import Clock
+
+from stoker import policies
+from stoker.errors import AuthDenied, ProviderError, Throttled
+from stoker.governor.foreign.govern import Looked
+from stoker.governor.serverless.events import Tick, TrainingWake
+from stoker.governor.serverless.foreign import Foreign
+from stoker.governor.serverless.schedule import Switch
+from stoker.governor.serverless.waker import Waker
+from stoker.testing.memory import MemoryStore
+
+WAKE = TrainingWake("bert", REGION)
+
+
+class Others(Foreign):
+    """As a function has it, with the governor of a world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store, "test")
+        self._governor = world.governor
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    return World("- max_runtime: 1h")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def waker(world: World, clock: Clock) -> Waker:
+    return Waker(world.store, clock, name="test", foreign=Others(world))
+
+
+def refusing(error: ProviderError, operation: str) -> Callable[[str], bool]:
+    def trouble(asked: str) -> bool:
+        if asked == operation:
+            raise error
+        return False
+
+    return trouble
+
+
+def test_one_of_others_switches_the_clock_on_and_its_bounds_hold(world: World, clock: Clock, waker: Waker) -> None:
+    world.account.start(training_s=60)
+    waker.handle([WAKE])
+    assert clock.told == ["on"]
+    world.account.clock.move(2 * 3600)
+    waker.handle([Tick()])
+    assert world.account.job().status == "Stopping" and clock.told == ["on"]
+
+
+def test_one_that_is_over_leaves_the_clock_alone(world: World, clock: Clock, waker: Waker) -> None:
+    world.account.start(training_s=60)
+    world.account.jobs.advance(world.account.job(), "Completed")
+    waker.handle([WAKE])
+    assert clock.told == []
+    waker.handle([Tick()])
+    assert clock.told == ["off"]
+
+
+def test_one_that_could_not_be_looked_at_switches_the_clock_on(world: World, clock: Clock, waker: Waker) -> None:
+    world.account.start(training_s=60)
+    world.account.trouble = refusing(Throttled("Rate exceeded"), "DescribeTrainingJob")
+    assert waker.handle([WAKE]).problems
+    assert clock.told == ["on"]
+
+
+def test_a_list_that_fails_switches_nothing_off(world: World, clock: Clock, waker: Waker) -> None:
+    world.account.start(training_s=60)
+    world.account.trouble = refusing(Throttled("Rate exceeded"), "ListTrainingJobs")
+    assert waker.handle([Tick()]).problems
+    assert clock.told == []
+
+
+def test_who_may_see_none_does_not_look_for_ever(world: World, clock: Clock, waker: Waker) -> None:
+    world.account.trouble = refusing(AuthDenied("not allowed"), "ListTrainingJobs")
+    assert waker.handle([Tick()]).problems
+    assert clock.told == ["off"]
+
+
+def test_a_policy_that_nobody_can_read_switches_nothing_off(
+    world: World, clock: Clock, waker: Waker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.governor, "tick", lambda: Looked(problems={"policy": "newer"}, unknown=True))
+    waker.handle([Tick()])
+    assert clock.told == []
+
+
+def test_one_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
+    """Its event found the clock on."""
+
+    class Racing(Clock):
+        def off(self) -> None:
+            super().off()
+            world.account.start(training_s=60)
+
+    clock = Racing()
+    Waker(world.store, clock, name="test", foreign=Others(world)).handle([Tick()])
+    assert clock.told == ["off", "on"]
+
+
+@pytest.mark.parametrize(("house", "told"), [(HOUSE, ["on"]), ("rules: []\n", ["off"])])
+def test_a_deployment_leaves_it_to_the_first_tick_where_others_are_governed(
+    clock: Clock, house: str, told: list[str]
+) -> None:
+    store = MemoryStore(clock=lambda: START)
+    policies.write(store, house, "jane@desk")
+    assert Switch(store, clock).begin() is (told == ["on"])
+    assert clock.told == told
