@@ -80,6 +80,7 @@ _CLIENT_ONLY = (
     "surroundings.py",
     "testing/",
     "tools.py",
+    "unreadable.py",
     "uploads.py",
     "web/",
     "wheels.py",

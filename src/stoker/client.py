@@ -21,7 +21,7 @@ from pathlib import Path
 from stoker import facts, index, layout, log
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action
-from stoker.errors import NotFound, StoreUnavailable, UserError
+from stoker.errors import NotFound, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
 from stoker.gathering import taken_over
@@ -68,6 +68,7 @@ from stoker.submitting import (
 )
 from stoker.summary import Summary, summarize
 from stoker.surroundings import localise, store_environ
+from stoker.unreadable import check_gone, keep_money
 
 # A job that has ended is waited for until its machines are gone too, but no longer than this.
 RETIRE_S = 20.0
@@ -395,11 +396,18 @@ def reach(found: OnDuty, visit: Visit, store: str | Store | None = None) -> Iter
 def remove(job: str, store: str | Store | None = None) -> str:
     """Delete an ended job with its checkpoints, outputs and logs. Answers its id; safe to repeat after a crash.
 
-    Raises UserError while it is active. Code that it shared is collected by `removing.collect_code`.
+    Raises UserError while it is active, or machines of it may be left. One whose log makes no sense goes as well, once
+    none of its machines is listed anywhere. Code that it shared is collected by `removing.collect_code`.
     """
     opened = open_any(store)
     found = find_job(opened, job)
-    state = log.read(opened, found)
+    try:
+        state = log.read(opened, found)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError as error:
+        check_gone(opened, found, error)
+        state = None
     if state is not None and state.ended is None:
         raise UserError(f"{found} is active; `stoker stop {found}` first")
     if state is not None and found in active_jobs(opened):
@@ -409,6 +417,7 @@ def remove(job: str, store: str | Store | None = None) -> str:
             if may_be_held(opened, state):
                 raise UserError(f"{found} has failed and its machine is held; `stoker stop {found}` gives it back")
             raise UserError(f"{found} has ended, but its machines are not known to be gone yet; try again soon")
+    keep_money(opened, found, state)
     remove_job(opened, found)
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from stoker import facts, index, layout, log
-from stoker.errors import ProviderError, StokerError
+from stoker.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.finding import all_jobs
 from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
@@ -39,8 +39,8 @@ def reindex(store: Store, progress: Callable[[int, int], None] | None = None) ->
     for number, job in enumerate(jobs, 1):
         try:
             _reindex_job(store, fleet, job, done)
-        except StokerError as error:
-            done.problems[job] = str(error)  # One that cannot be read must not keep the others from it.
+        except (StokerError, *STUMBLES) as error:
+            done.problems[job] = in_words(error)  # One that cannot be read must not keep the others from it.
         if progress is not None:
             progress(number, len(jobs))
     _forget_absent(store, done)

@@ -55,15 +55,16 @@ Parsed = dict[str, Spent | None]
 
 
 def write_spent(store: Store, state: JobState, spec: Spec, now: datetime) -> None:
-    """Write down what an ended job spent, from its log. Raises StoreError when the store does not take it."""
-    assert state.ended is not None
+    """Write down what an ended job spent, from its log, and until now what it does if it has not ended. Raises
+    StoreError when the store does not take it."""
+    seq = state.ended.seq if state.ended is not None else state.seq
     held = {
         claim.number: held_until(claim, facts.read_claim(store, state.job, claim), now)
         for claim in state.claims
         if may_have_been_held(claim, spec)
     }
     for day, sums in by_day(spells(state, now, held)).items():
-        key, data = _key(Spent(state.job, day, state.ended.seq, sums, spec.tags))
+        key, data = _key(Spent(state.job, day, seq, sums, spec.tags))
         # If somebody's is there, it is the same: it is all in the key.
         store.create(key, data)
 

@@ -35,7 +35,7 @@ def add(store: Store, *events: Event) -> str:
     return job
 
 
-def test_index_and_markers_come_back_from_the_logs(store: Store) -> None:
+def test_index_and_markers_come_back_from_the_logs(store: Store, tmp_path: Path) -> None:
     running = add(store, Claimed(offering=OFFERING, nodes=1))
     ended = add(store, Ended(outcome="failed", rule="test"))
     gone = add(
@@ -44,6 +44,9 @@ def test_index_and_markers_come_back_from_the_logs(store: Store) -> None:
         Launched(claim=2, nodes=(NodeRef(0, "never-was"),)),
         Ended(outcome="succeeded", rule="finished", claim=2),
     )
+    # The clock of a folder's files ticks slowly: it ran for a while.
+    os.utime(tmp_path / "store" / layout.log_entry(gone, 3), (1.8e9, 1.8e9))
+    os.utime(tmp_path / "store" / layout.log_entry(gone, 4), (1.8e9 + 60, 1.8e9 + 60))
     store.delete([meta.key for prefix in (layout.ACTIVE, layout.INDEX) for meta in store.list(prefix)])
     done = reindex(store)
     assert {each.job for each in read_spent(store, [layout.SPENT])} == {gone}, "what it spent, too"

@@ -26,14 +26,17 @@ UNGOVERNED_AFTER = timedelta(minutes=5)
 def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
     """List active jobs and the latest that ended, newest first."""
     from stoker.cli.foreign import recent
-    from stoker.cli.printing import print_json, whole
+    from stoker.cli.printing import print_json, warn, whole
     from stoker.governor.clock import last_pass
 
     _check_phases(phases)
     store = opened_store()
-    active, summaries = job_summaries(store, None if everything else RECENT)
+    unread: dict[str, str] = {}
+    active, summaries = job_summaries(store, None if everything else RECENT, unread)
     summaries = sorted([*summaries, *recent(store, None if everything else RECENT)], key=_age, reverse=True)
     shown = [summary for summary in summaries if not phases or summary.phase in phases]
+    for job, why in sorted(unread.items()):
+        warn(f"{job} cannot be read: {why}; `stoker rm {job}` removes it, once it has no machines")
     if as_json:
         print_json([whole(summary) for summary in shown])
         return
@@ -51,34 +54,43 @@ def _age(summary: Summary) -> datetime:
     return summary.submitted_at
 
 
-def job_summaries(store: Store, recent: int | None) -> tuple[set[str], list[Summary]]:
-    """The active jobs, and the summaries of these and of the `recent` that ended last, newest first."""
+def job_summaries(
+    store: Store, recent: int | None, unread: dict[str, str] | None = None
+) -> tuple[set[str], list[Summary]]:
+    """The active jobs, and the summaries of these and of the `recent` that ended last, newest first.
+
+    Why of some there is none, is in `unread`.
+    """
     from stoker import index, layout
 
     active = {meta.key.split("/")[1] for meta in store.list(layout.ACTIVE)}
     ended = [(meta.modified, index.job_of(meta)) for meta in index.list_index(store)]
     # The record of an ended job was last written at its end.
     ended = sorted((pair for pair in ended if pair[1] not in active), reverse=True)[:recent]
-    found = [_summary(store, job) for job in (*active, *(job for _, job in ended))]
+    lost: dict[str, str] = {} if unread is None else unread
+    found = [_summary(store, job, lost) for job in (*active, *(job for _, job in ended))]
     summaries = [summary for summary in found if summary is not None]
     return active, sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
 
 
-def _summary(store: Store, job: str) -> Summary | None:
+def _summary(store: Store, job: str, unread: dict[str, str]) -> Summary | None:
     from stoker import index, log
-    from stoker.errors import StoreError
+    from stoker.errors import StoreDenied, StoreError, StoreUnavailable
     from stoker.summary import summarize
 
     found = index.read_summary(store, job)
     if found is not None:
         return found
     # Not indexed yet: submitted moments ago.
-    state = log.read(store, job)
-    if state is None:
-        return None
     try:
+        state = log.read(store, job)
+        if state is None:
+            return None
         return summarize(state, index.read_submission(store, state), {}, datetime.now(timezone.utc))
-    except StoreError:
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError as error:
+        unread[job] = str(error)
         return None
 
 
