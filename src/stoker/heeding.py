@@ -61,16 +61,13 @@ def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], 
 
 
 def heed(house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None) -> Heeded:
-    """Raises UserError for the first rule that refuses the job. How budgets and markets stand is asked of the store."""
+    """Raises UserError with all the rules that refuse the job. How budgets and markets stand is asked of the store."""
     subject = _subject(spec)
     found = governance.broken(house, subject, offerings)
-    for finding in found:
-        if finding.refuses:
-            raise UserError(str(finding))
     coming = forecast(store, house, spec) if store is not None else ()
-    for reason, refused in coming:
-        if refused:
-            raise UserError(reason)
+    refusals = [str(each) for each in found if each.refuses] + [reason for reason, refused in coming if refused]
+    if refusals:
+        raise UserError("; ".join(refusals))
     bounds = governance.bounded(house, subject)
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
     told = (*map(str, found), *(reason for reason, _ in coming))

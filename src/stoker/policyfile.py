@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from stoker import codec
 from stoker.errors import SpecError
-from stoker.jobfile.document import Layer, read_layer
+from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.fields import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
 from stoker.notify import address
@@ -27,6 +27,7 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     if len(data) > MOST_BYTES:
         raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MOST_BYTES}")
     layer = read_layer(data, source)
+    _check_then(layer)
     reader = SectionReader(House, alone=True)
     house: House = reader.section(House, layer.root, "")
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
@@ -40,6 +41,39 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
             raise _where(reader, layer, f"rules[{number}]", "name", problem)
         seen[rule.name] = number
     return replace(house, rules=rules, notify=notify, digest=codec.digest(data), version=version)
+
+
+def places_of_channels(text: str, source: str) -> tuple[str, ...]:
+    """Where each channel's address is written, for messages: `policy.yaml:3: notify[0].to`."""
+    top = read_layer(text, source).root.value
+    node = top.get("notify") if isinstance(top, dict) else None
+    if node is None or node.value is None:
+        return ()
+    found = []
+    for number, each in enumerate(node.value if isinstance(node.value, tuple) else (node,)):
+        to = each.value.get("to") if isinstance(each.value, dict) else None
+        path = "notify" if each is node else f"notify[{number}]"
+        found.append(f"{(to or each).origin}: {path}{'.to' if to else ''}")
+    return tuple(found)
+
+
+def _check_then(layer: Layer) -> None:
+    """What happens is one of the subject's own: told before a reader that knows no subjects names all there is."""
+    top = layer.root.value
+    rules = top.get("rules") if isinstance(top, dict) else None
+    for number, rule in enumerate(rules.value if rules is not None and isinstance(rules.value, tuple) else ()):
+        then = rule.value.get("then") if isinstance(rule.value, dict) else None
+        if then is None or then.value is None:
+            continue
+        subjects = [each for each in SUBJECTS if subject_key(each) in rule.value]  # type: ignore[operator]
+        if len(subjects) == 1 and then.value not in SUBJECTS[subjects[0]]:
+            what = short(then.value) if isinstance(then.value, str) else describe(then)
+            problem = f"{what} cannot be what happens for {subject_key(subjects[0])}; write {_one_of(subjects[0])}"
+            raise then.origin.error(f"rules[{number}].then", problem)
+
+
+def _one_of(subject: str) -> str:
+    return " or ".join(SUBJECTS[subject])
 
 
 def _named_channels(channels: tuple[Channel, ...], reader: SectionReader, layer: Layer) -> tuple[Channel, ...]:
@@ -77,10 +111,6 @@ def _checked(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> Rule
         names = " and ".join(map(subject_key, found))
         raise _where(reader, layer, path, subject_key(found[1]), f"is about {names}; make them two rules")
     (subject,) = found
-    if rule.then is not None and rule.then not in SUBJECTS[subject]:
-        may = " or ".join(SUBJECTS[subject])
-        problem = f"{rule.then} cannot be what happens for {subject_key(subject)}; write {may}"
-        raise _where(reader, layer, path, "then", problem)
     _check_parts(rule, path, reader, layer)
     return rule if rule.name else replace(rule, name=subject_key(subject).replace("_", "-"))
 

@@ -108,6 +108,15 @@ def test_the_policy_that_is_the_policy_already(stoker: Stoker, store: Store, tmp
     assert stoker("policy", "test", "job.yaml")[1].splitlines()[-1] == "allowed by 1 rule"
 
 
+def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    policies.write(store, "rules: [{tags: {team: any}}, {max_nodes: 1}, {max_retries: 0}]", "jane")
+    (tmp_path / "stoker.yaml").write_text("run: 'true'\nnodes: 2\nresources: {provider: local}\n")
+    code, _, said = stoker("run", "--dry-run")
+    assert code == 2 and said.count("\n") == 1
+    assert "policy tags: tags.team is missing" in said and "; policy max-nodes: 2 nodes are more than 1" in said
+    assert "max-retries" not in said
+
+
 def test_a_provider_without_prices_says_so(stoker: Stoker) -> None:
     assert not registry.prices("sagemaker").tables()
     code, told, said = stoker("prices", "--provider", "sagemaker")

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from stoker import policies
 from stoker.cli import cli
-from stoker.core.outbox import begun, failed, noted
+from stoker.core.outbox import Outbox, begun, failed, noted
 from stoker.core.telling import Told
 from stoker.governor.mailbox import Mailbox
 from stoker.notify import address, chat
@@ -68,13 +68,41 @@ def test_a_provider_that_nobody_has_is_remarked_upon(store: Store, tmp_path: Pat
     assert told(done).count("warning") == 1 and policies.newest(store) == 1
 
 
+def test_what_is_not_set_here_is_told_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOPE", raising=False)
+    assert stoker("notify", "env:NOPE").output == "✗ env:NOPE: NOPE is not set here\n"
+    policies.write(store, "notify: [{to: 'env:NOPE', name: team}]", "jane")
+    assert stoker("notify").output == "✗ team (env:NOPE): NOPE is not set here\n"
+
+
+def test_what_waits_is_sent_when_somebody_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.now(timezone.utc)
+    event = Told("failed", "gpt-1", now, "it broke", seq=3)
+    with webhook() as hook:
+        monkeypatch.setenv("CHAT", hook.url)
+        box = Outbox(to="env:CHAT", name="team", own=True)
+        waiting = noted(box, [event, replace(event, seq=4)], {}, now)
+        mailbox, channel = Mailbox(store), address.digest("env:CHAT")
+        mailbox.change(channel, lambda _: waiting, now)
+        assert "notify team: 2 events wait for a governor that can send them; `stoker govern` sends them" in (
+            stoker("ps").output
+        ), "nobody governs, so that nothing should wait"
+        mailbox.change(channel, lambda box: failed(begun(box, "m", "g", now), "answers with 503", now), now)  # type: ignore[arg-type]
+        assert "failed 1×, 2 events wait; `stoker govern` sends them" in stoker("ps").output
+        assert stoker("govern").exit_code == 0
+        assert hook.events == [("failed", "gpt-1"), ("failed", "gpt-1")], "not in 20 seconds, but now"
+    assert "notify team" not in stoker("ps").output
+
+
 def test_a_policy_with_a_key_in_it_is_remarked_upon(store: Store, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("notify: ['https://hooks.example/s3cr3t']\n")
     done = stoker("policy", "set", "p.yaml")
     assert "https://hooks.example/… stands in the store as it is" in done.output and "s3cr3t" not in done.output
-    (tmp_path / "p.yaml").write_text("notify: ['nosuch://s3cr3t']\n")
+    (tmp_path / "p.yaml").write_text("rules: []\nnotify:\n- {to: 'nosuch://s3cr3t'}\n")
     refused = stoker("policy", "set", "p.yaml")
-    assert "nosuch://… is no address that Apprise knows" in told(refused) and "s3cr3t" not in told(refused)
+    assert "p.yaml:3: notify[0].to: nosuch://… is no address that Apprise knows" in told(
+        refused
+    ) and "s3cr3t" not in told(refused)
     assert policies.newest(store) == 1
 
 
@@ -115,14 +143,15 @@ def test_ps_tells_what_nobody_is_told(store: Store) -> None:
     mailbox = Mailbox(store)
 
     def broken(box: object) -> object:
-        from stoker.core.outbox import Outbox
-
         empty = Outbox(to="slack://s3cr3t", name="team")
         return failed(begun(noted(empty, [event], {}, now), "m", "g", now), "answers with 401", now)
 
     mailbox.change("c1", broken, now)  # type: ignore[arg-type]
     shown = stoker("ps").output
-    assert "notify team: answers with 401; failed 1×, 1 events wait" in shown and "s3cr3t" not in shown
+    assert (
+        "notify team: answers with 401; failed 1×, 1 event waits; `stoker govern` sends it" in shown
+        and "s3cr3t" not in shown
+    )
     late = now + timedelta(hours=9)
     mailbox.change("c1", lambda box: replace(box, lost=3, lost_at=late, waiting=(), failures=0), now)  # type: ignore[arg-type, type-var]
     assert "notify team: 3 events were given up" in stoker("ps").output

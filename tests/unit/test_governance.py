@@ -38,9 +38,16 @@ def told(house: House, spec: Spec = SPEC, *offerings: Offering) -> list[str]:
         ("tags: {project: any}", None),
         ("tags: {project: [speech, vision]}", None),
         ("tags: {project: /v.*n/}", None),
-        ("tags: {project: /vis/}", "tags.project: vision is not allowed; write /vis/"),
+        ("tags: {project: /vis/}", "tags.project: vision is not allowed; write something that matches /vis/"),
         ("tags: {project: speech}", "tags.project: vision is not allowed; write speech"),
         ("tags: {cost: any}", "tags.cost is missing; add it to the job file, or give --set tags.cost=…"),
+        (
+            "tags: {project: any, cost: any, who: any, ticket: any}",
+            (
+                "tags cost, who and ticket are missing; add them to the job file, or give "
+                "--set tags.cost=… --set tags.who=… --set tags.ticket=…"
+            ),
+        ),
         ("max_nodes: 1", None),
         ("max_retries: 0", None),
         ("max_runtime: 1h, then: refuse", "limits.max_runtime is missing; set it to at most 3600 s"),

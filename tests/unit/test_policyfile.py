@@ -81,7 +81,12 @@ def test_every_subject_and_every_field() -> None:
             "rules:\n- max_nodes: 3\n  then: stop",
             "p.yaml:3: rules[0].then: stop cannot be what happens for max_nodes; write refuse or warn",
         ),
-        ("rules:\n- max_nodes: 3\n  then: explode", "p.yaml:3: rules[0].then: expected warn or refuse or stop"),
+        (
+            "rules:\n- max_nodes: 3\n  then: explode",
+            "p.yaml:3: rules[0].then: explode cannot be what happens for max_nodes; write refuse or warn",
+        ),
+        ("rules:\n- max_nodes: 3\n  then: [stop]", "p.yaml:3: rules[0].then: a list cannot be what happens for"),
+        ("rules:\n- budget: {dollars: 5}", "rules[0].budget.period: is missing; write day, week or month"),
         ("rules:\n- max_nodes: 0", "p.yaml:2: rules[0].max_nodes: must be at least 1, found 0"),
         (
             "rules:\n- max_nodes: 1\n- max_nodes: 2",

@@ -319,7 +319,7 @@ def test_a_channel_that_fails_is_told_of_and_holds_nobody_up(how: str) -> None:
             teller.finish(world.now, patience_s=0.1)
             problems = one_pass(Teller(world.store, "h", open_=open_sender), world.store, at(1), house)
         (name,), (problem,) = problems, problems.values()
-        assert name == "notify bad" and "s3cr3t" not in problem and "1 events wait" in problem
+        assert name == "notify bad" and "s3cr3t" not in problem and "1 event waits" in problem
         expected = {"500": "answers with 500: oops", "redirects": "elsewhere", "hangs": "nobody waited"}
         assert expected.get(how, "does not answer") in problem
 
@@ -331,7 +331,7 @@ def test_it_is_tried_again_and_given_up_and_people_are_told() -> None:
     world.problem = NotSent("answers with 401")
     teller = world.teller()
     assert one_pass(teller, world.store, world.now()) == {
-        "notify json": "answers with 401; failed 1×, 1 events wait",
+        "notify json": "answers with 401; failed 1×, 1 event waits",
     }
     assert teller.pending, "it is worth staying for"
     world.now_s = 5.0
@@ -342,7 +342,7 @@ def test_it_is_tried_again_and_given_up_and_people_are_told() -> None:
     assert world.now_s > GIVE_UP.total_seconds()
     assert not teller.pending
     fresh = one_pass(world.teller(), world.store, world.now())
-    assert fresh == {"notify json": "1 events were given up"} and problems == {}
+    assert fresh == {"notify json": "1 event was given up"} and problems == {}
     world.problem = None
     finished(world.store, "a")
     one_pass(teller, world.store, world.now())
@@ -358,7 +358,7 @@ def test_who_cannot_send_leaves_it_to_who_can(monkeypatch: pytest.MonkeyPatch) -
         rich = Teller(world.store, "rich", open_=lambda to: open_sender(to, {"TEAM_CHAT": hook.url}))
         problems = one_pass(poor, world.store, at(0), House())
         assert problems == {
-            "notify env:TEAM_CHAT": "env:TEAM_CHAT: TEAM_CHAT is not set where the governor runs",
+            "notify env:TEAM_CHAT": "TEAM_CHAT is not set where the governor runs",
         }
         assert not poor.pending, "it need not stay for what it cannot do"
         assert one_pass(rich, world.store, at(1), House()) == {}

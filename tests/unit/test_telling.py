@@ -108,7 +108,12 @@ def test_words_for_one_event() -> None:
         "gpt-7f3k failed: exit code 1 (m1 spot in a, $1.23 so far); `stoker logs gpt-7f3k`",
         "(s3://b/p)",
     ]
-    assert "audit" in line(replace(event, kind="rule", audit=True))
+    audited = replace(event, kind="rule", audit=True, cost=0.0022)
+    assert line(audited).startswith(
+        "gpt-7f3k breaks a rule (audit: nothing is done): exit code 1 (m1 spot in a, $0.0022 "
+    )
+    said = line(replace(audited, reason="too long; audit: nothing is done"))
+    assert said.startswith("gpt-7f3k breaks a rule (audit): too long; audit: nothing is done (m1"), "once is enough"
     (removed,) = compose("id", "s", (orphan("gpt-1", "ec2 i-1", "its job is not in the store", at(0)),)).events
     assert line(removed) == "ec2 i-1 was nobody's, and was removed: its job is not in the store (of gpt-1)"
 

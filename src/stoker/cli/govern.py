@@ -33,6 +33,7 @@ def command(watch: bool, until_idle: bool, dry_run: bool) -> None:
             click.echo("nothing to do")
         return
     if not (watch or until_idle):
+        governor.teller.at_once = True
         _print_pass(governor.run_pass())
         others.look()
         return

@@ -10,6 +10,7 @@ from stoker.cli.options import opened_store, store_option
 
 # Longer than any of them has.
 _MOST_S = 30.0
+_THERE = "where the governor runs"
 
 
 @click.command("notify")
@@ -41,7 +42,8 @@ def command(addresses: tuple[str, ...]) -> int:
     errands = [Errand(lambda to=to: open_sender(to)(letter)) for _, to in channels]  # type: ignore[misc]
     until_s, failed = time.monotonic() + _MOST_S, False
     for (name, to), errand in zip(channels, errands, strict=True):
-        problem = _problem(errand, until_s)
+        # A governor elsewhere may have what is not set here, and the line begins with the address.
+        problem = _problem(errand, until_s).removeprefix(f"{address.masked(to)}: ").replace(_THERE, "here")
         failed = failed or bool(problem)
         sign = click.style("✗", fg="red") if problem else click.style("✓", fg="green")
         shown = "" if name == address.masked(to) else f" ({address.masked(to)})"

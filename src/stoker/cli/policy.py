@@ -37,11 +37,13 @@ def set_(file: str, note: str) -> None:
     from stoker import policies
     from stoker.cli.printing import counted, say
     from stoker.notify import checking
+    from stoker.policyfile import places_of_channels
     from stoker.submitting import submitter
 
     text, source = _read(file)
     house = _parsed(text, source)
-    for line in (*checking.remarks(channel.to for channel in house.notify), *_unknown_providers(house)):
+    channels = checking.remarks((each.to for each in house.notify), places_of_channels(text, source))
+    for line in (*channels, *_unknown_providers(house)):
         say(line)
     try:
         kept = policies.write(opened_store(), text, submitter(), note)

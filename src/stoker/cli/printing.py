@@ -116,10 +116,10 @@ def as_of(heard_at: datetime | None, now: datetime | None = None) -> str:
 
 
 def dollars(amount: float | None) -> str:
-    """Small sums keep their digits: a demo on this computer costs parts of a cent."""
-    if amount is None:
-        return "–"
-    return f"${amount:.4f}" if 0 < abs(amount) < 0.1 else f"${amount:,.2f}"
+    """As messages have it; `–` where it is not known."""
+    from stoker.core.costs import in_dollars
+
+    return "–" if amount is None else in_dollars(amount)
 
 
 def counted(count: int, noun: str) -> str:

@@ -42,8 +42,9 @@ def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
         return
     # An ended job keeps its marker until none of its machines can show up any more.
     ended = {summary.id for summary in summaries if summary.ended_at is not None}
-    _print_governor(last_pass(store), len(active - ended), len(active & ended))
-    _print_channels(store)
+    passed = last_pass(store)
+    _print_governor(passed, len(active - ended), len(active & ended))
+    _print_channels(store, governed=not _is_long_ago(passed))
     if shown:
         click.echo(_table(shown, active))
     elif not summaries:
@@ -114,19 +115,23 @@ def _print_governor(passed: datetime | None, active: int, watched: int) -> None:
     whose = "its" if watched == 1 else "their"
     also = f" ({counted(watched, 'ended job')} watched until {whose} machines are surely gone)" if watched else ""
     click.secho(f"{counted(active, 'active job')}{also}; {told}", dim=True)
-    if active + watched and (passed is None or now - passed > UNGOVERNED_AFTER):
+    if active + watched and _is_long_ago(passed):
         what = "nobody governs these jobs: until somebody does, no machine is launched or replaced"
         click.secho(f"{what}; `stoker govern --watch` does it, on any computer", fg="yellow")
 
 
-def _print_channels(store: Store) -> None:
+def _is_long_ago(passed: datetime | None) -> bool:
+    return passed is None or datetime.now(timezone.utc) - passed > UNGOVERNED_AFTER
+
+
+def _print_channels(store: Store, *, governed: bool) -> None:
     """What nobody can be told, since no message would tell that."""
     from stoker.cli.printing import legible
     from stoker.errors import StoreError
     from stoker.governor.mailbox import troubles
 
     try:
-        for name, text in troubles(store, datetime.now(timezone.utc)).items():
+        for name, text in troubles(store, datetime.now(timezone.utc), governed=governed).items():
             click.secho(legible(f"notify {name}: {text}"), fg="yellow")
     except StoreError:
         pass  # The jobs are what was asked for.

@@ -93,3 +93,8 @@ def _sum(parts: list[float | None]) -> float | None:
             return None
         total += part
     return total
+
+
+def in_dollars(amount: float) -> str:
+    """Small sums keep their digits: a demo on one computer costs parts of a cent."""
+    return f"${amount:.4f}" if 0 < abs(amount) < 0.1 else f"${amount:,.2f}"

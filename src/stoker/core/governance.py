@@ -207,11 +207,19 @@ def _tags(wanted: Mapping[str, Wanted], tags: Mapping[str, str]) -> str | None:
     missing = [name for name in wanted if not tags.get(name)]
     if missing:
         given = " ".join(f"--set tags.{name}=…" for name in missing)
-        return f"tags.{missing[0]} is missing; add it to the job file, or give {given}"
+        if len(missing) == 1:
+            return f"tags.{missing[0]} is missing; add it to the job file, or give {given}"
+        named = f"{', '.join(missing[:-1])} and {missing[-1]}"
+        return f"tags {named} are missing; add them to the job file, or give {given}"
     for name, values in wanted.items():
         if not fits(values, tags[name]):
-            return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(values)}"
+            return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(map(_written, values))}"
     return None
+
+
+def _written(wanted: str) -> str:
+    """What to write, in words."""
+    return f"something that matches {wanted}" if _pattern(wanted) is not None else wanted
 
 
 def _too_much(field: str, own: float | None, most: float, unit: str) -> str | None:
@@ -240,9 +248,13 @@ def _any(patterns: Iterable[str], name: str) -> bool:
 
 
 def _matches(wanted: str, value: str) -> bool:
-    if len(wanted) > 1 and wanted[0] == wanted[-1] == "/":
-        return _compiled(wanted[1:-1]).fullmatch(value) is not None
-    return wanted == value
+    pattern = _pattern(wanted)
+    return wanted == value if pattern is None else _compiled(pattern).fullmatch(value) is not None
+
+
+def _pattern(wanted: str) -> str | None:
+    """What stands between slashes."""
+    return wanted[1:-1] if len(wanted) > 1 and wanted[0] == wanted[-1] == "/" else None
 
 
 @lru_cache(maxsize=256)

@@ -65,6 +65,6 @@ def unnamed_left(job: JobSnapshot, now: datetime) -> Retiring | None:
         return Retiring(waiting=told, wake_at=max(now, born + newborn) + timedelta(seconds=1))
     for claim in job.state.claims:
         if claim.launched is None and claim.closed_at is not None and now < claim.closed_at + newborn:
-            told = "ended; a machine of a claim that was not launched may still show up"
+            told = "ended; still looking whether a machine of a claim that was not launched shows up"
             return Retiring(waiting=told, wake_at=claim.closed_at + newborn)
     return None

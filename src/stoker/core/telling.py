@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from stoker.core.costs import job_cost
+from stoker.core.costs import in_dollars, job_cost
 from stoker.core.governance import PREFIX, fits
 from stoker.core.watching import OWN
 from stoker.fold import Claim, JobState
@@ -237,14 +237,15 @@ def line(told: Told) -> str:
     """One event: which job, what, why, where, what it has cost, and how to look."""
     text = f"{told.thing or told.job} {_VERBS[told.kind][0]}"
     if told.audit:
-        text += " (audit: nothing is done)"
+        # Some reasons say it themselves.
+        text += " (audit)" if "nothing is done" in told.reason else " (audit: nothing is done)"
     if told.reason:
         text += f": {calling_nobody(told.reason)}"
     beside = [told.where] if told.where else []
     if told.thing and told.thing != told.job:
         beside.append(f"of {told.job}")
     if told.cost:
-        beside.append(f"${told.cost:.2f} so far")
+        beside.append(f"{in_dollars(told.cost)} so far")
     if beside:
         text += f" ({', '.join(beside)})"
     look = _LOOK.get(told.kind)

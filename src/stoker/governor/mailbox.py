@@ -115,25 +115,37 @@ class Mailbox:
             shelf.older = [meta for meta in shelf.older if meta.key not in old]
 
 
-def trouble(box: Outbox, now: datetime) -> str:
-    """What is wrong with a channel, in one line; empty when nothing is."""
+def trouble(box: Outbox, now: datetime, late: timedelta = HOUR) -> str:
+    """What is wrong with a channel, in one line; empty when nothing is. What waits longer than `late` should not."""
     parts = []
+    waits = len(box.waiting) + sum(box.more.values())
     if box.failures and box.pending:
-        waits = len(box.waiting) + sum(box.more.values())
-        parts.append(f"{box.problem}; failed {box.failures}×, {waits} events wait")
+        parts.append(f"{box.problem}; failed {box.failures}×, {_events(waits, 'waits', 'wait')}")
     if box.lost:
-        parts.append(f"{box.lost} events were given up")
-    late = [told for told in box.waiting if now - told.at > HOUR]
-    if not parts and late:
-        parts.append(f"{len(late)} events wait for a governor that can send them")
+        parts.append(_events(box.lost, "was given up", "were given up"))
+    if not parts and any(now - told.at > late for told in box.waiting):
+        parts.append(f"{_events(waits, 'waits', 'wait')} for a governor that can send {'it' if waits == 1 else 'them'}")
     return "; ".join(parts)
 
 
-def troubles(store: Store, now: datetime) -> dict[str, str]:
-    """What is wrong with the channels of a store, by their names. Raises StoreError."""
+def troubles(store: Store, now: datetime, *, governed: bool = True) -> dict[str, str]:
+    """What is wrong with the channels of a store, by their names. Where nobody governs, nothing should wait at all.
+
+    Raises StoreError.
+    """
     mailbox = Mailbox(store)
     mailbox.refresh()
-    return {box.name: told for box in mailbox.all().values() if (told := trouble(box, now))}
+    found = {}
+    for box in mailbox.all().values():
+        told = trouble(box, now, HOUR if governed else timedelta(0))
+        if told:
+            waits = len(box.waiting) + sum(box.more.values())
+            found[box.name] = f"{told}; `stoker govern` sends {'it' if waits == 1 else 'them'}" if waits else told
+    return found
+
+
+def _events(count: int, one: str, many: str) -> str:
+    return f"1 event {one}" if count == 1 else f"{count} events {many}"
 
 
 def _number(name: str) -> int:

@@ -119,6 +119,8 @@ class Teller:
         self._opened: dict[str, Errand[Send]] = {}
         self._flights: dict[str, tuple[str, Errand[None]]] = {}
         self._complained: dict[str, tuple[str, float]] = {}
+        # Somebody asked for a pass: what failed is tried now, not when its turn comes.
+        self.at_once = False
         # Something is noted that this governor may yet send.
         self.pending = False
 
@@ -221,7 +223,7 @@ class Teller:
 
         Waits no longer than `patience_s`. What is under way then is looked at by the next call. Raises StoreError.
         """
-        if not self._named and not self._flights and not self.pending:
+        if not self._named and not self._flights and not self.pending and not self.at_once:
             return {}
         self._look()
         until_s = time.monotonic() + patience_s
@@ -248,7 +250,8 @@ class Teller:
     def _is_due(self, channel: str, box: Outbox, now: datetime) -> bool:
         if channel in self._flights or not self._may_send(channel, box):
             return False
-        at = outbox.sendable_at(box, self._at_most(channel), now)
+        waits = replace(box, retry_at=None) if self.at_once else box
+        at = outbox.sendable_at(waits, self._at_most(channel), now)
         return at is not None and at <= now
 
     def _may_send(self, channel: str, box: Outbox) -> bool:
@@ -357,7 +360,8 @@ class Teller:
             if problem != before or time.monotonic() - at_s > _COMPLAINED_S:
                 self._complained[channel] = (problem, time.monotonic())
                 box, named = self._mailbox.get(channel), self._named.get(channel)
-                found[f"notify {named.name if named else box.name if box else channel}"] = problem
+                name = named.name if named else box.name if box else channel
+                found[f"notify {name}"] = problem.removeprefix(f"{name}: ")
         return found
 
 

@@ -151,7 +151,7 @@ class SectionReader:
             # A null takes back what an earlier layer said, unless null is itself something to say.
             if child is None or child.nothing or (child.value is None and not info.optional):
                 if info.required and dotted != "name":
-                    raise (child or node).origin.error(dotted, f"is missing{_MISSING.get(dotted, '')}")
+                    raise (child or node).origin.error(dotted, f"is missing{_missing(info, dotted)}")
                 continue
             self.origins[dotted] = child.origin
             found[info.name] = None if child.value is None else self._value(info, child, dotted)
@@ -216,7 +216,12 @@ def _meant(info: Field, null: Node, path: str) -> bool:
     return info.optional and info.default is not None
 
 
-_MISSING = {"run": "; say what to run, such as `run: python train.py`"}
+def _missing(info: Field, dotted: str) -> str:
+    """What to do about it."""
+    if dotted == "run":
+        return "; say what to run, such as `run: python train.py`"
+    *most, last = info.choices or ("",)
+    return f"; write {', '.join(most)} or {last}" if most else ""
 
 
 def _join(path: str, key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Literal
 
 from stoker import references
@@ -42,24 +43,24 @@ def check_granted(addresses: Iterable[str], where: str, cloud: Literal["AWS", "G
         raise UserError(f"{where}: {address.masked(to)} {problem}. Here: {may}")
 
 
-def remarks(addresses: Iterable[str]) -> tuple[str, ...]:
-    """What is no mistake and should be known, a line each. Asks nobody.
+def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, ...]:
+    """What is no mistake and should be known, a line each. `places` are where they are written. Asks nobody.
 
     Raises UserError for an address that Apprise, where it is installed, makes nothing of.
     """
     found = []
-    for to in addresses:
+    for to, where in zip_longest(addresses, places, fillvalue="notify"):
         shown = address.masked(to)
         if address.kind_of(to) == "apprise":
             if not chat.installed():
-                found.append(f"notify: {shown} needs Apprise wherever a governor runs; {chat.INSTALL}")
+                found.append(f"{where}: {shown} needs Apprise wherever a governor runs; {chat.INSTALL}")
             elif not chat.known(to):
                 raise UserError(
-                    f"notify: {shown} is no address that Apprise knows; its documentation lists how they are written"
+                    f"{where}: {shown} is no address that Apprise knows; its documentation lists how they are written"
                 )
         if address.in_clear(to):
             found.append(
-                f"notify: {shown} stands in the store as it is, for every machine to read; "
+                f"{where}: {shown} stands in the store as it is, for every machine to read; "
                 f"keep it as a secret, and write {references.expected(address.REFERENCES)}"
             )
     return tuple(found)
