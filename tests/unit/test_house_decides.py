@@ -147,7 +147,8 @@ def test_the_house_knows_what_a_failure_means() -> None:
     nccl = make_snapshot(make_state(*RUNNING), failed(2, "NCCL error"))
     ((event, _),) = decided(nccl, by)
     assert isinstance(event, Ended) and event.rule == "policy:ours"
-    ((event, _),) = decided(nccl, policy("name: ours, failure: {log: NCCL}, then: stop, audit: true"))
+    told = replace(nccl, state=make_state(*RUNNING, Warned(code="policy:ours")))
+    ((event, _),) = decided(told, policy("name: ours, failure: {log: NCCL}, then: stop, audit: true"))
     assert isinstance(event, Closed) and event.rule == "nccl"
 
 
@@ -239,3 +240,43 @@ def test_rules_that_together_allow_nothing_refuse_the_job() -> None:
     assert reason == (
         "policy small: together these rules allow nothing that would do: small allows m1; large allows m2"
     )
+
+
+def test_of_two_bounds_that_are_only_watched_both_are_told() -> None:
+    by = policy("name: long, max_runtime: 10s, audit: true", "name: dear, max_cost: 0.01, audit: true")
+    facts = make_facts(2, beat=make_beat(3000.0, trained_s=2000.0))
+    ((event, reason),) = decided(make_snapshot(make_state(*RUNNING), facts), by, 3000.0)
+    assert (event, reason) == (
+        Warned(code="policy:long"),
+        "policy long (10 s of training) is reached; audit: nothing is done",
+    )
+    told = make_state(*RUNNING, Warned(code="policy:long"))
+    ((event, _),) = decided(make_snapshot(told, facts), by, 3000.0)
+    assert event == Warned(code="policy:dear")
+    both = make_state(*RUNNING, Warned(code="policy:long"), Warned(code="policy:dear"))
+    ((event, _),) = decided(make_snapshot(both, facts), by, 3000.0)
+    assert event == Warned(code="no-checkpoint:2"), "what else there is to tell"
+
+
+def test_what_watched_rules_would_make_of_a_failure_is_told_once() -> None:
+    facts = failed(2, trained_s=50.0)
+    for rule, reason in (
+        ("name: known, failure: {exit_code: 1}", "policy known (audit): attempt 1 would be followed by another: "),
+        ("name: short, resume: {min_runtime: 1s}", "policy short (audit): attempt 1 would be followed by another: "),
+    ):
+        by, name = policy(f"{rule}, audit: true"), rule.split(",")[0].removeprefix("name: ")
+        ((event, why),) = decided(make_snapshot(make_state(*RUNNING), facts), by)
+        assert event == Warned(code=f"policy:{name}") and why.startswith(reason), why
+        told = make_state(*RUNNING, Warned(code=f"policy:{name}"))
+        ((event, _),) = decided(make_snapshot(told, facts), by)
+        assert isinstance(event, Ended) and event.outcome == "failed", "and nothing is done"
+
+
+def test_that_a_watched_rule_would_give_spot_up_is_told_once() -> None:
+    by = policy("spot: {on_demand_after: 0}, audit: true")
+    taken = (*RUNNING, Closed(2, "reclaimed", "notice", restart=True))
+    ((event, reason),) = decided(make_snapshot(make_state(*taken)), by)
+    assert event == Warned(code="policy:spot")
+    assert reason == "policy spot (audit): the next attempt would get m1 on-demand in a: on-demand after 1 reclaims"
+    ((event, _),) = decided(make_snapshot(make_state(*taken, Warned(code="policy:spot"))), by)
+    assert event == Claimed(offering=SPOT_A, nodes=1)

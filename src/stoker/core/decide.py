@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, gate, governance, limits, orphans, retiring, retry, watching
+from stoker.core import auditing, budgets, gate, governance, limits, orphans, retiring, retry, watching
 from stoker.core.costs import span_s
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
@@ -129,8 +129,10 @@ class _Decision:
             if not self._over(claim) or not retry.facts_complete(self.job, claim):
                 continue
             diagnoses = governance.that_count(self.policy.house, self.subject, "failure")
-            case = retry.case_of(replace(self.job, spec=self.bounds.spec), claim, self.policy, diagnoses)
+            case = retry.case_of(self._bounded_job, claim, self.policy, diagnoses)
             verdict = retry.verdict(case)
+            if self._tell(auditing.of_verdict(self._bounded_job, claim, self.policy, self._bounded_subject, verdict)):
+                return True
             if verdict.outcome == "failed" and not verdict.restart and self._cannot_read_rules():
                 continue  # One of them may know better.
             closed = retry.closing(case, verdict)
@@ -206,12 +208,12 @@ class _Decision:
         return False
 
     def _audit_limits(self) -> bool:
-        """Tell, once, that a rule which is only watched would have ended the job."""
-        bounds = governance.bounded(self.policy.house, self.subject, audit=True)
-        found = self._reached(bounds) if bounds.by_rule else None
-        if found is None or found.rule in self.state.warned or not found.rule.startswith(governance.PREFIX):
-            return False
-        return self._append(Warned(code=found.rule), f"{found.reason}; audit: nothing is done")
+        """Tell, once for each rule which is only watched, that it would have ended the job."""
+        for _, bounds in auditing.watched(self.policy.house, self._bounded_subject, "max_runtime_s", "max_cost"):
+            found = self._reached(bounds) if bounds.by_rule else None
+            if found is not None and found.rule not in self.state.warned and found.rule.startswith(governance.PREFIX):
+                return self._append(Warned(code=found.rule), f"{found.reason}; audit: nothing is done")
+        return False
 
     def _reached(self, bounds: governance.Bounded) -> limits.Reached | None:
         found = limits.reached(self.job, bounds, self.now, self._save_s)
@@ -361,11 +363,13 @@ class _Decision:
         may = governance.allowed(self.policy.house, self.subject, offerings)
         often = governance.taken_too_often(self.policy.house, self.subject, may, self.job.market, self.now)
         shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
-        job, whose = replace(self.job, spec=self.bounds.spec), self.bounds.named("spot_wait")
+        job, whose = self._bounded_job, self.bounds.named("spot_wait")
         most = self.bounds.named("max_cost")
         match place(job, may, self.policy, self.now, bound=whose, cost_bound=most, shunned=shunned):
             case Chosen(offering=offering, reason=why):
-                if self._tell([finding for one, finding in often if one == offering]):
+                told = [finding for one, finding in often if one == offering]
+                audited = auditing.of_place(job, may, self.policy, self._bounded_subject, self.now, offering, shunned)
+                if self._tell((*told, *audited)):
                     return
                 seq = self.state.seq + 1
                 noticed = None if alone else self.state.open_claims[0].number
@@ -441,16 +445,16 @@ class _Decision:
         return self._append(ended, reason)
 
     def _audit_wait(self) -> bool:
-        """Tell, once, that a rule which is only watched would have ended the waiting."""
-        bounds = governance.bounded(self.policy.house, self.subject, audit=True)
-        most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
-        for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
-            longest, code = most[field], bounds.rule(field)
-            if field not in bounds.by_rule or longest is None or code in self.state.warned:
-                continue
-            if self._waited_s >= longest:
-                reason = f"{bounds.named(field)} ({longest:g} s without a machine) {what}; audit: nothing is done"
-                return self._append(Warned(code=code), reason)
+        """Tell, once for each rule which is only watched, that it would have ended the waiting."""
+        for _, bounds in auditing.watched(self.policy.house, self._bounded_subject, "max_wait_s"):
+            most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
+            for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
+                longest, code = most[field], bounds.rule(field)
+                if field not in bounds.by_rule or longest is None or code in self.state.warned:
+                    continue
+                if self._waited_s >= longest:
+                    reason = f"{bounds.named(field)} ({longest:g} s without a machine) {what}; audit: nothing is done"
+                    return self._append(Warned(code=code), reason)
         return False
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -462,6 +466,14 @@ class _Decision:
     def _wake_in(self, seconds: float) -> None:
         # Bounds are people's numbers: some reach past the end of the calendar.
         self.wakes.append(self.now + timedelta(seconds=min(seconds, _FARTHEST_WAKE_S)))
+
+    @property
+    def _bounded_job(self) -> JobSnapshot:
+        return replace(self.job, spec=self.bounds.spec)
+
+    @property
+    def _bounded_subject(self) -> governance.Subject:
+        return replace(self.subject, spec=self.bounds.spec)
 
     @property
     def _waited_s(self) -> float:
