@@ -32,6 +32,7 @@ from stoker.notify import checking
 from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
+from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
 from stoker.rules import House
 from stoker.spec import Code, Resources, Spec
 from stoker.store import Store
@@ -39,7 +40,6 @@ from stoker.surroundings import localise, missing_script, store_environ, submitt
 
 if TYPE_CHECKING:
     from stoker.bundle import Built
-    from stoker.providers.imaging import Python
     from stoker.tools import Tool
     from stoker.uploads import Upload
     from stoker.wheels import Gathered
@@ -304,7 +304,12 @@ def pack_agents(
     # It needs the metadata of installed packages, which takes longer to import than most commands run.
     from stoker.bundle import build_all
 
-    return build_all(architectures(provider, offerings), offline=offline, oldest=_oldest_python(spec, offerings))
+    oldest = _oldest_python(spec, offerings)
+    built, unserved = build_all(architectures(provider, offerings), offline=offline, oldest=oldest)
+    if IMAGE not in provider.capabilities.honours:
+        # Its agents run inside the container.
+        unserved = tuple(line.replace(IMAGE, CONTAINER_IMAGE) for line in unserved)
+    return built, unserved
 
 
 def pack_tools(

@@ -10,14 +10,18 @@ import zipfile
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stoker import bundle, layout
 from stoker.boot.script import Boot, render
 from stoker.bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
+from stoker.providers import registry
 from stoker.providers.imaging import newer_image
+from stoker.spec import Resources, Spec
 from stoker.store import Store
+from stoker.submitting import pack_agents
 from stoker.testing.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +265,22 @@ def test_one_python_that_is_not_served_is_a_line_and_all_of_them_an_error(
     assert build_all({"x86_64"}, offline=True)[0] == ()
     assert "resources.machine" in build_all({"x86_64"}, offline=True)[1][0]
     assert tags_for("arm64") == ("cp310-arm64", "cp311-arm64")
+
+
+@pytest.mark.parametrize(("name", "field"), [("ec2", "resources.image"), ("sagemaker", "environment.container.image")])
+def test_a_line_names_the_image_that_the_provider_takes(
+    name: str, field: str, no_pip: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_newer(tag: str, *, offline: bool) -> Built:
+        if tag.startswith("cp310"):
+            return build(tag, offline=True)
+        return Built(tag, "0" * 64, Path(), 1)
+
+    monkeypatch.setattr(bundle, "build", only_newer)
+    provider = SimpleNamespace(capabilities=registry.capabilities(name))
+    spec = Spec(name="x", run="x", resources=Resources(provider=name))
+    _, (line,) = pack_agents(provider, spec, (), offline=True)  # type: ignore[arg-type]
+    assert line.endswith(f"; choose a {field} with Python 3.11 or newer")
 
 
 # ── Into the store ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -461,7 +461,9 @@ _jobs = st.fixed_dictionaries(
         ),
         "env": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), _words),
         "nodes": st.integers(1, 100),
-        "notify": st.lists(st.from_regex(r"(env:[A-Z]{1,5}|json://[a-z]{1,9})", fullmatch=True), unique=True, max_size=10),
+        "notify": st.lists(
+            st.from_regex(r"(env:[A-Z]{1,5}|json://[a-z]{1,9})", fullmatch=True), unique=True, max_size=10
+        ),
         "resources": st.fixed_dictionaries(
             {},
             optional={

@@ -12,6 +12,11 @@ Python = tuple[int, int]
 SERVED: dict[str, Python] = {"cp310": (3, 10), "cp311": (3, 11)}
 
 
+# Which field names the image that an agent finds its Python in: most machines are booted from one of their own.
+IMAGE = "resources.image"
+CONTAINER_IMAGE = "environment.container.image"
+
+
 def version_text(python: Python) -> str:
     return f"{python[0]}.{python[1]}"
 
@@ -24,7 +29,7 @@ def newer_image(tags: Iterable[str]) -> str:
         served = SERVED.get(python, max(SERVED.values()))
         oldest[arch] = min(served, oldest.get(arch, served))
     enough = max(oldest.values(), default=min(SERVED.values()))
-    return f"choose a resources.image with Python {version_text(enough)} or newer"
+    return f"choose a {IMAGE} with Python {version_text(enough)} or newer"
 
 
 class Images(Protocol):
