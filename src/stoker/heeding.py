@@ -7,13 +7,14 @@ from datetime import datetime, timezone
 
 from stoker import policies
 from stoker.core import budgets, governance
+from stoker.core.budgets import Books
 from stoker.core.governance import Subject
 from stoker.core.market import ordered
 from stoker.errors import UserError
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
-from stoker.model import Offering
+from stoker.model import Observed, Offering
 from stoker.rules import NO_RULES, House
 from stoker.spec import Spec
 from stoker.store import Store
@@ -53,11 +54,16 @@ def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], 
     """What the budgets of the house say to this job as they stand now, each with whether it is refused for it."""
     if not budgets.concerned(house, spec.tags):
         return ()
-    keeper = Bookkeeper(store, Memory())
-    keeper.begin(tuple(active_jobs(store)), whole=False)
     # By this computer's clock: whoever governs goes by the store's.
     now = datetime.now(timezone.utc)
-    return budgets.forecast(house, Subject(spec, now.date()), keeper.look(house, now), now)
+    return budgets.forecast(house, Subject(spec, now.date()), books_of(store, house, now), now)
+
+
+def books_of(store: Store, house: House, now: datetime) -> Observed[Books]:
+    """How the budgets of the house stand, as of the last pass over each job."""
+    keeper = Bookkeeper(store, Memory())
+    keeper.begin(tuple(active_jobs(store)), whole=False)
+    return keeper.look(house, now)
 
 
 def heed(house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None) -> Heeded:

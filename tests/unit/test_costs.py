@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from stoker import client, codec, layout, log
+from stoker import client, codec, layout, log, policies
 from stoker.cli import main
 from stoker.core.spending import Sum, Sums
 from stoker.index import IndexRecord, write_index
@@ -279,7 +279,45 @@ def test_what_was_removed_is_still_in_the_total(store_url: str, capsys: pytest.C
     assert after["total"]["on_demand"] == pytest.approx(60.0)
 
 
-@pytest.mark.parametrize("when", ["yesterday", "", "2026-13-01", "99999999999999w"])
+def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store, today = open_store(store_url), datetime.now(timezone.utc).date()
+    rules = (
+        "- {name: house, budget: {dollars: 4000, period: day}}\n"
+        "- {name: each-team, budget: {dollars: 20, period: day, by: team}}\n"
+        "- {name: students, budget: {dollars: 5, period: day}, for: {stage: student}}\n"
+    )
+    policies.write(store, f"rules:\n{rules}", "jane")
+    tomorrow = (today + timedelta(days=1)).isoformat()
+    lines = costs(store_url, capsys).splitlines()
+    assert lines[0] == f"budget house: $0.00 of $4,000.00 (0%), until {tomorrow}", "also where nothing was spent"
+    began_s = (datetime.combine(today, time(), timezone.utc) - EPOCH).total_seconds()
+    for job, hours, tags in (("job-1", 15.79, {"team": "vision"}), ("job-2", 1.0, {})):
+        record = ran(hours, job=job, start_s=began_s, **tags)
+        write_spent(store, record.state, replace(make_spec(2), tags=tags), NOW)
+    shown = costs(store_url, capsys)
+    assert [line for line in shown.splitlines() if line.startswith("budget")] == [
+        f"budget house: $33.58 of $4,000.00 (1%), until {tomorrow}",
+        f"budget each-team, jobs without team: $2.00 of $20.00 (10%), until {tomorrow}",
+        f"budget each-team, team=vision: $31.58 of $20.00 (158%), until {tomorrow}",
+        f"budget students: $0.00 of $5.00 (0%), until {tomorrow}",
+    ]
+    told = json.loads(costs(store_url, capsys, "--json"))["budgets"]
+    assert told[2] == {
+        "rule": "each-team",
+        "by": "team",
+        "value": "vision",
+        "spent": pytest.approx(31.58),
+        "dollars": 20.0,
+        "period": "day",
+        "until": tomorrow,
+        "incomplete": False,
+    }
+    store.put(layout.rules(2), codec.dumps(policies.Written("rules: [{vibes: 3}]", "joe")))
+    assert "how the budgets stand is not known: policy version 2" in costs(store_url, capsys)
+    assert json.loads(costs(store_url, capsys, "--json"))["budgets"] is None
+
+
+@pytest.mark.parametrize("when", ["7", "7.5", "yesterday", "", "2026-13-01", "99999999999999w"])
 def test_a_moment_that_is_none(store_url: str, capsys: pytest.CaptureFixture[str], when: str) -> None:
     told = costs(store_url, capsys, "--since", when)
     assert told.startswith(f"2: stoker: --since {when}".rstrip()) and "expected a span such as 7d" in told

@@ -11,6 +11,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.reading.costs import Amount, Report, Row
+    from stoker.store import Store
 
 _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
 
@@ -44,7 +45,9 @@ def command(by: str, since: str, as_json: bool) -> None:
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)
-    accounts = read_accounts(opened_store(), now, start)
+    store = opened_store()
+    accounts = read_accounts(store, now, start)
+    standings, unknown = _budgets(store, now)
     found = report(accounts.records, accounts.removed, by, now, start)
     whole = whole_days(accounts.removed, start)
     if as_json:
@@ -57,20 +60,82 @@ def command(by: str, since: str, as_json: bool) -> None:
                 "unread": list(accounts.unread),
                 # Removed jobs that are counted with all of the first day, though the span begins later on it.
                 "whole_day": whole,
+                # As they stand now, whatever the span; null where nobody can know it.
+                "budgets": None if unknown else standings,
             }
         )
         return
     for job in accounts.unread:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` tells why")
-    if not found.rows:
+    if found.rows:
+        click.echo(_table(found, by))
+    else:
         say("nothing was spent" + (f" since {start:%Y-%m-%d %H:%M} UTC" if start else ""))
+    for standing in standings:
+        click.echo(_budget_line(standing))
+    if unknown:
+        warn(f"how the budgets stand is not known: {unknown}")
+    if not found.rows:
         return
-    click.echo(_table(found, by))
     if whole and start is not None:
         told = f"of {counted(len(whole), 'removed job')} all of {start:%Y-%m-%d} is counted"
         say(f"{told}: what they spent is kept by the day")
     if not all(getattr(found.total, name).complete for name in _names()):
         say("≥: some of it is not known; –: nothing of it is")
+
+
+def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
+    """How the budgets of the house stand in their present periods, and why that is not known, where it is not.
+
+    Of a budget for each value of a tag, those in which something was spent, or runs.
+    """
+    from stoker.core.budgets import NO_VALUE, Standing, period_of
+    from stoker.errors import SpecError
+    from stoker.heeding import books_of, house_of
+    from stoker.model import Known
+
+    try:
+        house = house_of(store)
+    except SpecError as error:
+        return [], str(error)
+    rules = house.about("budget")
+    books = books_of(store, house, now) if rules else None
+    if books is None or not isinstance(books, Known):
+        return [], "" if books is None else books.error
+    found = []
+    for rule in rules:
+        assert rule.budget is not None
+        values = sorted(value for name, value in books.value.standings if name == rule.name)
+        for value in values or ([NO_VALUE] if rule.budget.by is None else []):
+            standing = books.value.standings.get((rule.name, value), Standing())
+            tags = {} if rule.budget.by is None or value == NO_VALUE else {rule.budget.by: value}
+            found.append(
+                {
+                    "rule": rule.name,
+                    "by": rule.budget.by,
+                    "value": value or None,
+                    "spent": standing.spent,
+                    "dollars": rule.budget.dollars,
+                    "period": rule.budget.period,
+                    "until": period_of(rule.budget, now).end.isoformat(),
+                    "incomplete": bool(standing.unpriced) or books.value.unread_of(rule, tags) is not None,
+                }
+            )
+    return found, ""
+
+
+def _budget_line(told: dict[str, Any]) -> str:
+    """`budget each-team, team=vision: $31.58 of $20.00 (158%), until 2026-11-17`."""
+    from stoker.cli.printing import dollars, legible
+
+    whose = ""
+    if told["by"] is not None:
+        whose = f", {told['by']}={told['value']}" if told["value"] else f", jobs without {told['by']}"
+    spent = f"{'≥' if told['incomplete'] else ''}{dollars(told['spent'])}"
+    share = told["spent"] / told["dollars"]
+    return legible(
+        f"budget {told['rule']}{whose}: {spent} of {dollars(told['dollars'])} ({share:.0%}), until {told['until']}"
+    )
 
 
 def _since(text: str, now: datetime) -> datetime | None:
@@ -84,6 +149,8 @@ def _since(text: str, now: datetime) -> datetime | None:
     except ValueError:
         pass
     try:
+        if text.strip().replace(".", "", 1).isdigit():
+            raise ValueError("seven of what?")  # In a job file these are seconds, which nobody means here.
         return now - timedelta(seconds=read_duration(text))
     except (ValueError, OverflowError):
         raise UserError(f"--since {text}: expected a span such as 7d, a date such as 2026-11-01, or all") from None
