@@ -162,7 +162,9 @@ if isolated():
         assert google.messages == [] and len(google.asked) == asked == 1
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
         node = GceMachine(tmp_path, metadata=Told())  # type: ignore[arg-type]
+        google.trouble[f"POST /v1/{plan_of(gcs_url).topic}:publish"] = Refused(503, "UNAVAILABLE")
         node.wake_governors()
+        node.wake_governors()  # A moment's trouble says nothing about the next word.
         assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"jobs": ["x-bcdf"]}})]
 
     def test_a_machine_without_a_way_there_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ from stoker import client, layout, log
 from stoker.errors import AuthDenied, StoreUnavailable, Transient
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.observe import active_jobs
+from stoker.governor.serverless import schedule
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
-from stoker.governor.serverless.schedule import Switch
-from stoker.governor.serverless.waker import Waker
+from stoker.governor.serverless.schedule import NotOn, Switch
+from stoker.governor.serverless.waker import Waker, tell
 from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
@@ -232,10 +233,10 @@ def test_whose_a_training_job_is_stands_in_its_name() -> None:
 def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: foreign.Looked(active=1))
     world.waker.handle([Tick()])
-    assert world.clock.told == []
+    assert world.clock.told == ["on"]
     monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: foreign.Looked())
     world.waker.handle([Tick()])
-    assert world.clock.told == ["off"]
+    assert world.clock.told == ["on", "off"]
 
 
 # ── The clock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +254,7 @@ def test_the_clock_stays_on_while_somebody_is_to_be_told(world: World, monkeypat
     passing = world.waker.governor.run_pass
     monkeypatch.setattr(world.waker.governor, "run_pass", lambda: replace(passing(), untold=True))
     world.waker.handle([Tick()])
-    assert world.clock.told == []
+    assert world.clock.told == ["on"]
 
 
 def test_a_job_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
@@ -297,3 +298,62 @@ def test_a_clock_that_cannot_be_switched_harms_no_job(world: World, monkeypatch:
     done = world.waker.handle([JobWake(job)])
     assert attempts(world, job) == 1
     assert done.problems == {"schedule": "events:EnableRule is not allowed"}
+    with pytest.raises(NotOn, match="EnableRule"):
+        tell(done)
+
+
+def test_a_clock_that_could_not_be_switched_on_is_by_whoever_looks_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise Transient("tick: throttled")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.clock, "on", fail)
+        job = submit(world.store, world.folder)
+        assert world.waker.handle([JobWake(job)]).unswitched is not None
+    assert tell(world.waker.handle([Tick()]))["active"] == 1
+    assert world.clock.is_on
+
+
+def test_off_whose_reply_was_lost_leaves_no_job_alone(world: World) -> None:
+    class Lost(Clock):
+        def off(self) -> None:
+            super().off()
+            submit(world.store, world.folder)
+            raise Transient("events: no answer in time")
+
+    clock = Lost()
+    with pytest.raises(Transient, match="no answer in time"):
+        Switch(world.store, clock).rest_if_idle()
+    assert clock.told == ["off", "on"]
+
+
+def test_off_without_a_second_look_is_no_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((True, StoreUnavailable("503")))
+
+    def look(_store: object) -> bool:
+        found = next(looks)
+        if isinstance(found, StoreUnavailable):
+            raise found
+        return found
+
+    monkeypatch.setattr(schedule, "is_idle", look)
+    with pytest.raises(StoreUnavailable):
+        Switch(world.store, world.clock).rest_if_idle()
+    assert world.clock.told == ["off", "on"]
+
+
+def test_what_is_over_is_forgotten_by_events_too(world: World) -> None:
+    """No whole pass may come for months."""
+    first, instance = world.training()
+    other = submit(world.store, world.folder)
+    client.stop(first, world.store)
+    world.cloud.end(instance)
+    until_idle = 0
+    while first in active_jobs(world.store):
+        world.waker.handle([JobWake(first)])
+        until_idle += 1
+        assert until_idle < 20
+    world.waker.handle([JobWake(other)])
+    assert set(world.waker.governor.memory.states) == {other}

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 
 from stoker import codec, layout
 from stoker.errors import StoreUnavailable
+from stoker.log import new_token
 from stoker.store import Store
 
 
@@ -24,6 +25,8 @@ class PassRecord:
     governor: str
     pid: int
     active: int
+    # Tells two passes of one second apart.
+    token: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,15 @@ def governor_name() -> str:
 
 def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], float]) -> StoreClock:
     """Write down that this governor passes now, and take the store's time from it."""
-    return _stamp(store, layout.governor(name), PassRecord(governor=name, pid=os.getpid(), active=active), monotonic)
+    return _stamp(store, layout.governor(name), PassRecord(name, os.getpid(), active, new_token()), monotonic)
 
 
 def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> StoreClock:
     """The store's time for somebody who only looks: what has to be written for it is taken away again."""
-    key = layout.probe(f"{name}-{os.getpid()}")
+    # Everybody's own: governors in a cloud share a name, and often the number of their process.
+    key = layout.probe(f"{name}-{os.getpid()}-{new_token()}")
     try:
-        return _stamp(store, key, PassRecord(governor=name, pid=os.getpid(), active=0), monotonic)
+        return _stamp(store, key, PassRecord(name, os.getpid(), active=0), monotonic)
     finally:
         store.delete([key])
 

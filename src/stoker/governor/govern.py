@@ -118,6 +118,7 @@ class Governor:
         self.policy = self.applier.policy = self._house.read()
         markers = active_jobs(self.store)
         self.bookkeeper.begin(tuple(markers), whole=only is None)
+        active = set(markers)
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = self._clock = record_pass(self.store, self.name, len(markers), self.monotonic)
@@ -125,11 +126,11 @@ class Governor:
         self._look_at_markets(clock)
         sweeping = only is None and self._sweep_is_due()
         observation = self._observe(markers, everywhere=sweeping, only=only)
-        if only is None:
-            # Who was not looked at is over, or was removed by somebody else: an id that comes again is another job.
-            seen = {*markers, *observation.listing.jobs()}
-            self.memory.keep(seen)
-            self.applier.market.keep(seen)
+        # Who is neither active nor has machines is over, or was removed by somebody else: an id that comes again is
+        # another job. Also where events alone call: no whole pass may come for months.
+        seen = {*active, *observation.listing.jobs()}
+        self.memory.keep(seen)
+        self.applier.market.keep(seen)
         actions: list[Action] = []
         problems: dict[str, str] = dict(observation.problems)
         plan = self._decide(replace(observation.snapshot, partial=only is not None), clock)

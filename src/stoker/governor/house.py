@@ -25,16 +25,20 @@ class HouseReader:
         """
         version = policies.newest(self._store)
         if version != self._version:
-            self._policy = _with_rules(self._store, version, self._policy)
-            self._version = version
+            self._take(version)
         return self._policy
 
-
-def _with_rules(store: Store, version: int, policy: Policy) -> Policy:
-    try:
-        kept = policies.read(store, version) if version else None
-        return replace(policy, house=policies.house(kept), unread="")
-    except StoreUnavailable:
-        raise
-    except (SpecError, StoreError) as error:
-        return replace(policy, unread=str(error))
+    def _take(self, version: int) -> None:
+        try:
+            kept = policies.read(self._store, version) if version else None
+            self._policy = replace(self._policy, house=policies.house(kept), unread="")
+        except StoreUnavailable:
+            raise
+        except SpecError as error:
+            # It stays as it is written.
+            self._policy = replace(self._policy, unread=str(error))
+        except StoreError as error:
+            # What was refused, or garbled on its way, may be read the next time.
+            self._policy = replace(self._policy, unread=str(error))
+            return
+        self._version = version

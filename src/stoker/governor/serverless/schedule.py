@@ -12,12 +12,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stoker.core.policy import DEFAULT
+from stoker.errors import ProviderError
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import is_idle
 from stoker.store import Store
 
 # What switched it on a moment ago need not do so for every event that follows.
 _SURE_FOR_S = 300.0
+
+
+class NotOn(ProviderError):
+    """The tick could not be switched on, so nobody may ever look again: whoever asked has to ask again."""
 
 
 class Schedule(Protocol):
@@ -37,10 +42,15 @@ class Switch:
         self._on_at_s: float | None = None
 
     def wanted(self, *, surely: bool = False) -> None:
-        """Something is to be governed. `surely`: nobody may rely on what was switched on before, a new job did it."""
+        """Something is to be governed. `surely`: nobody may rely on what was switched on before, a new job did it.
+
+        Raises NotOn."""
         if not surely and self._on_at_s is not None and time.monotonic() - self._on_at_s < _SURE_FOR_S:
             return
-        self._schedule.on()
+        try:
+            self._schedule.on()
+        except ProviderError as error:
+            raise NotOn(str(error)) from error
         self._on_at_s = time.monotonic()
 
     def begin(self) -> bool:
@@ -54,12 +64,18 @@ class Switch:
 
     def rest_if_idle(self, others: Callable[[], bool] = lambda: False) -> bool:
         """Switch it off where no job is active. True: it is off. `others`: whether there are jobs of others, asked once
-        it is off."""
+        it is off. Raises ProviderError, and StoreError: then it is on where a job is active, or nobody can tell."""
         if not is_idle(self._store):
             return False
         self._on_at_s = None
-        self._schedule.off()
-        if is_idle(self._store) and not others():
-            return True
-        self.wanted(surely=True)
-        return False
+        idle = False
+        try:
+            self._schedule.off()
+        finally:
+            # Whatever came of it: where only the reply was lost, it is off.
+            try:
+                idle = is_idle(self._store) and not others()
+            finally:
+                if not idle:
+                    self.wanted(surely=True)
+        return idle

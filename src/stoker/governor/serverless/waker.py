@@ -14,7 +14,7 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.foreign import Foreign
-from stoker.governor.serverless.schedule import Schedule, Switch
+from stoker.governor.serverless.schedule import NotOn, Schedule, Switch
 from stoker.model import Known
 from stoker.providers.base import Recognises
 from stoker.store import Store
@@ -39,6 +39,8 @@ class Done:
     actions: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    # Why the clock could not be switched on: the call has not done all that it was for.
+    unswitched: NotOn | None = None
 
 
 class Waker:
@@ -62,7 +64,8 @@ class Waker:
 
     def handle(self, woken: Iterable[Woken]) -> Done:
         """Look at what these are about, each job once. Raises StoreError when the store does not answer: whoever called
-        calls again. Everything else that goes wrong is told, and left to the next tick."""
+        calls again. Everything else that goes wrong is told, and left to the next tick; where there may be none, for
+        the clock could not be switched on, `tell` raises."""
         events = list(dict.fromkeys(woken))
         done = Done(ignored=[each.why for each in events if isinstance(each, Nothing)])
         jobs = self._jobs(events, done)
@@ -105,7 +108,7 @@ class Waker:
         self._take(looked, done)
         if looked.active or looked.unknown:
             # Another function may have switched it off since: these jobs are in no list that it looks at again.
-            self._attempt(done, "schedule", self.switch.wanted, surely=True)
+            self._keep_on(done, surely=True)
 
     def _listen(self, job: str, instance: str) -> None:
         """Until the machine's agent has passed the warning on; not for ever, for it may be the one that is ill."""
@@ -131,8 +134,17 @@ class Waker:
         self._tell(passed, done)
         looked = self.foreign.tick()
         self._take(looked, done)
-        if passed.idle and _rests(looked):
-            self._attempt(done, "schedule", self.switch.rest_if_idle, self._has_others)
+        if not (passed.idle and _rests(looked)):
+            # A clock that ticked is on; whoever was called by anything else heals one that is off.
+            self._keep_on(done)
+            return
+        try:
+            self.switch.rest_if_idle(self._has_others)
+        except NotOn as error:
+            self._not_on(error, done)
+        except ProviderError as error:
+            # It ticks on, so this is tried again.
+            done.problems["schedule"] = str(error)
 
     def _has_others(self) -> bool:
         """Whether one of others came while it was switched off: what told of it found it switched on."""
@@ -148,23 +160,27 @@ class Waker:
             passed = self.governor.run_pass(only=jobs)
         except BaseException:
             # Whatever it was, the tick is to go on from there.
-            self._attempt(done, "schedule", self.switch.wanted, surely=new)
+            self._keep_on(done, surely=new)
             raise
         self._tell(passed, done)
         if not passed.idle:
-            self._attempt(done, "schedule", self.switch.wanted, surely=new)
+            self._keep_on(done, surely=new)
 
     def _tell(self, passed: Pass, done: Done) -> None:
         done.active = passed.active
         done.actions = [f"{each.job}: {type(each).__name__}: {each.reason}" for each in passed.actions]
         done.problems |= passed.problems
 
-    def _attempt(self, done: Done, what: str, call: Callable[..., object], *given: object, **named: object) -> None:
-        """Something beside the pass: what goes wrong with it is told and harms nothing."""
+    def _keep_on(self, done: Done, *, surely: bool = False) -> None:
+        """The clock, after a pass that it can harm no more."""
         try:
-            call(*given, **named)
-        except ProviderError as error:
-            done.problems[what] = str(error)
+            self.switch.wanted(surely=surely)
+        except NotOn as error:
+            self._not_on(error, done)
+
+    def _not_on(self, error: NotOn, done: Done) -> None:
+        done.problems["schedule"] = str(error)
+        done.unswitched = error
 
 
 def _rests(looked: Looked) -> bool:
@@ -172,13 +188,16 @@ def _rests(looked: Looked) -> bool:
 
 
 def tell(done: Done) -> dict[str, object]:
-    """Log what was done, and answer it in short."""
+    """Log what was done, and answer it in short. Raises NotOn where the clock could not be switched on: without
+    it nobody looks again, so the call is to be repeated."""
     for line in done.actions:
         _log.info("%s", line)
     for what, text in done.problems.items():
         _log.warning("%s: %s", what, text)
     for line in done.ignored:
         _log.info("ignored: %s", line)
+    if done.unswitched is not None:
+        raise done.unswitched
     return {
         "jobs": done.jobs,
         "active": done.active,

@@ -21,7 +21,7 @@ from typing import Any
 
 from stoker import layout
 from stoker.google.metadata import Metadata, MetadataError
-from stoker.google.pubsub import publish
+from stoker.google.pubsub import PublishError, publish
 from stoker.model import NoticeFact
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ _PAUSE_S = 0.5
 _ADDRESS_LIMIT_S = 30.0
 # Most stores have no governor to be woken, which is asked for once, not at every step of an end.
 _UNHEARD_S = 60.0
+# There is no such topic, which Google also tells by refusing. Any other failure may be over with the next word.
+_NOBODY_THERE = (403, 404)
 # Maintenance is announced hours ahead, often days.
 UPCOMING_POLL_S = 60.0
 
@@ -117,7 +119,8 @@ class GceMachine:
         try:
             self._call_governor()
         except Exception as error:  # noqa: BLE001 - nobody depends on it: the governor looks by itself, only later
-            self._unheard_until_s = time.monotonic() + _UNHEARD_S
+            if isinstance(error, PublishError) and error.status in _NOBODY_THERE:
+                self._unheard_until_s = time.monotonic() + _UNHEARD_S
             _log.info("no governor was woken: %s", error)
 
     def _call_governor(self) -> None:

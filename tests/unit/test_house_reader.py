@@ -1,0 +1,54 @@
+"""The house's rules and the store's clock, as a governor that runs for months reads them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from stoker import policies
+from stoker.core.policy import DEFAULT
+from stoker.errors import StoreDenied
+from stoker.governor.clock import read_clock
+from stoker.governor.house import HouseReader
+from stoker.store import Meta
+from stoker.testing.memory import MemoryStore
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def test_rules_that_were_refused_once_are_read_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(clock=_now)
+    policies.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
+    reader = HouseReader(store, DEFAULT)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreDenied("403")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get", refuse)
+        assert "403" in reader.read().unread
+    found = reader.read()
+    assert found.unread == "" and found.house.sagemaker is not None
+
+
+def test_governors_that_share_a_name_do_not_take_each_others_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is done between the first one's write and its look."""
+    store = MemoryStore(clock=_now)
+    look: Callable[[str], Meta | None] = store.head
+    nested = threading.Lock()
+
+    def rival(key: str) -> Any:
+        if nested.acquire(blocking=False):
+            read_clock(store, "aws-lambda", time.monotonic)
+        return look(key)
+
+    monkeypatch.setattr(store, "head", rival)
+    read_clock(store, "aws-lambda", time.monotonic)
+    assert nested.locked() and not list(store.list("probes/"))
