@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, codec, layout, log, sending
+from stoker import client, codec, layout, log, policies, sending
+from stoker.core.snapshot import Append
 from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import Ended, Event, Record, StopAsked, Submitted
+from stoker.model import Claimed, Ended, Event, Record, StopAsked, Submitted
 from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.spec import Spec, Submission
 from stoker.store import Store, open_store
@@ -426,3 +427,10 @@ def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None
     actions, waiting = client.planned(job, store)
     assert [type(action).__name__ for action in actions] == ["Append", "Launch"] and waiting == ""
     assert keys(store) == before
+
+
+def test_what_would_be_done_goes_by_the_budgets(store: Store) -> None:
+    policies.write(store, "rules: [{budget: {dollars: 10, period: day}}]", "jane")
+    job = submit(store)
+    actions, waiting = client.planned(job, store)
+    assert waiting == "" and any(isinstance(a, Append) and isinstance(a.event, Claimed) for a in actions)

@@ -22,7 +22,7 @@ _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
     metavar="WHAT",
     default="day",
     show_default=True,
-    help="A row for each day, job, provider, machine, or value of the tag of this name.",
+    help="A row for each day, job, provider, machine, or value of the tag of this name (or tags.NAME).",
 )
 @click.option(
     "--since",

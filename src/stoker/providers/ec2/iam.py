@@ -32,7 +32,7 @@ _DERIVED = (
     *(layout.DRY, layout.MARKET, layout.PLACES, layout.FOREIGN_INDEX, "probes/"),
 )
 _GOVERNED = (f"{layout.JOBS}*/log/", *_DERIVED)
-# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
+# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
 _SPENT = layout.SPENT
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
 

@@ -45,7 +45,7 @@ _GOVERNED = (
     *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
     *(layout.DRY, layout.MARKET, layout.PLACES, layout.FOREIGN_INDEX, "probes/"),
 )
-# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex`.
+# What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
 _SPENT = layout.SPENT
 _NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
 
