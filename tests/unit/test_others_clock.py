@@ -83,7 +83,7 @@ def test_a_list_that_fails_switches_nothing_off(world: World, clock: Clock, wake
     world.account.start(training_s=60)
     world.account.trouble = refusing(Throttled("Rate exceeded"), "ListTrainingJobs")
     assert waker.handle([Tick()]).problems
-    assert clock.told == []
+    assert clock.told == ["on"]
 
 
 def test_who_may_see_none_does_not_look_for_ever(world: World, clock: Clock, waker: Waker) -> None:
@@ -97,7 +97,7 @@ def test_a_policy_that_nobody_can_read_switches_nothing_off(
 ) -> None:
     monkeypatch.setattr(world.governor, "tick", lambda: Looked(problems={"policy": "newer"}, unknown=True))
     waker.handle([Tick()])
-    assert clock.told == []
+    assert clock.told == ["on"]
 
 
 def test_one_that_comes_while_it_is_switched_off_is_seen(world: World) -> None:
