@@ -313,6 +313,14 @@ def test_a_pass_over_a_few_reads_no_log_of_the_others() -> None:
         assert isinstance(books, Known) and books.value.standings["money", ""].spent == pytest.approx(9.0)
         assert not [key for key in read if "/log/" in key]
     assert len(read) == 3, "and of what never changes, nothing twice"
+    waits = make_snapshot(make_state(job="new-1"))
+    for passed_s, gets in ((0.0, 3), (30.0, 0), (61.0, 3)):
+        read.clear()
+        keeper.begin((*(f"job-{n}" for n in range(3)), "new-1"), whole=False)
+        snapshot = Snapshot((replace(waits, offerings=Known((ON_DEMAND,))),), partial=True)
+        (job,) = keeper.with_books(snapshot, policy(BUDGET).house, at(HOUR), passed_s).jobs
+        assert isinstance(job.books, Known) and job.books.value.standings["money", ""].spent == pytest.approx(9.0)
+        assert len([key for key in read if key.startswith(layout.INDEX)]) == gets
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,6 +23,8 @@ from stoker.spec import Spec, Submission
 from stoker.spent import Parsed, read_spent
 from stoker.store import Store
 
+# In a pass that is not about a job, what was read of it so lately will do.
+FRESH_S = 60.0
 # Where nobody wants a machine, budgets are only looked at to warn of them in time.
 WARN_EVERY_S = 300.0
 
@@ -30,9 +32,10 @@ WARN_EVERY_S = 300.0
 class Bookkeeper:
     """Looks for one governor. What was read in a pass is kept for its further rounds.
 
-    A pass over all jobs reads all their logs anyway. One over a few counts the others by their records in `index/`,
-    which every pass writes after what it did: they lack at most what was launched since, and a whole pass puts that
-    right. A claim that was closed since counts as running.
+    A pass over all jobs reads all their logs anyway. One over a few counts the others by what was read of them in the
+    last minute, or by their records in `index/`, which every pass writes after what it did. What such a fold says runs
+    counts until now, so it lacks at most what was launched since: in a minute, or, where a governor died before it
+    wrote the record, until the next whole pass. A claim that was closed since counts as running.
     """
 
     def __init__(self, store: Store, memory: Memory) -> None:
@@ -40,6 +43,9 @@ class Bookkeeper:
         self.memory = memory
         self._jobs: tuple[str, ...] = ()
         self._whole = True
+        # When each job was last read, by the governor's own clock.
+        self._seen_s: dict[str, float] = {}
+        self._passed_s: float | None = None
         self._read: dict[str, JobState] = {}
         self._kept: tuple[tuple[str, ...], list[Expense]] | None = None
         self._warned_s: float | None = None
@@ -54,6 +60,8 @@ class Bookkeeper:
         meanwhile is then counted by its log. `whole`: it is about all of them."""
         self._jobs = jobs
         self._whole = whole
+        active = set(jobs)
+        self._seen_s = {job: seen_s for job, seen_s in self._seen_s.items() if job in active}
         self._read = {}
         self._kept = None
         self._books = None
@@ -63,8 +71,10 @@ class Bookkeeper:
         see whether a warning is due."""
         if not house.about("budget"):
             return snapshot
+        self._passed_s = passed_s
         for job in snapshot.jobs:
             self._read[job.state.job] = job.state
+            self._seen_s[job.state.job] = passed_s
         wanted = any(_launches(job) and concerned(house, job.spec.tags) for job in snapshot.jobs)
         if not wanted and (snapshot.partial or not self._is_due(passed_s)):
             return snapshot
@@ -161,6 +171,8 @@ class Bookkeeper:
 
     def _state(self, job: str) -> JobState | None:
         known = self.memory.states.get(job)
+        if known is not None and not self._whole and self._is_fresh(job):
+            return known
         if known is None or not self._whole:
             record = read_index(self.store, job)
             if record is not None and (known is None or record.state.seq > known.seq):
@@ -169,7 +181,13 @@ class Bookkeeper:
         state = known if known is not None and not self._whole else log.read(self.store, job, known)
         if state is not None:
             self._read[job] = self.memory.states[job] = state
+            if self._passed_s is not None:
+                self._seen_s[job] = self._passed_s
         return state
+
+    def _is_fresh(self, job: str) -> bool:
+        seen_s = self._seen_s.get(job)
+        return seen_s is not None and self._passed_s is not None and self._passed_s - seen_s < FRESH_S
 
     def _forgotten(self, house: House, now: datetime) -> list[Expense]:
         prefixes = _prefixes(house, now)

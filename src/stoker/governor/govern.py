@@ -154,8 +154,11 @@ class Governor:
             problems |= part.problems | plan.problems
             for job in part.snapshot.jobs:
                 before = newest.get(job.state.job)
-                self.applier.market.note(before.state if before else None, job.state)
                 newest[job.state.job] = job
+                try:
+                    self.applier.market.note(before.state if before else None, job.state)
+                except STUMBLES as error:
+                    problems[job.state.job] = in_words(error)
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.

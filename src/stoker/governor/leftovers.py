@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from stoker import log
 from stoker.core.hold import hold_of
 from stoker.core.orphans import is_orphan, why_left
-from stoker.errors import NotFound, ProviderError, StokerError, StoreError, Transient
+from stoker.errors import STUMBLES, NotFound, ProviderError, StokerError, StoreError, Transient, in_words
 from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.index import read_submission
@@ -67,8 +67,8 @@ def sweep(
             # A machine that is held for a person still uses it.
             if not _is_held(store, states[each.job], now):
                 swept.problems[each.job] = str(error)
-        except (ProviderError, StoreError) as error:
-            swept.problems[each.job] = str(error)
+        except (ProviderError, StoreError, *STUMBLES) as error:
+            swept.problems[each.job] = in_words(error)
     return swept
 
 
