@@ -21,7 +21,7 @@ from pathlib import Path
 from stoker import facts, index, layout, log
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action
-from stoker.errors import NotFound, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
 from stoker.gathering import taken_over
@@ -149,6 +149,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         folder=Path.cwd(),
         told=(*resolved.told, *heeded.told, *checking.remarks(spec.notify), *unserved),
         noted=heeded.noted,
+        bounds=heeded.bounds,
         code=submission.code,
         environ=submission.environ if provider.capabilities.here else store_environ(store.url),
         bundles=bundles,
@@ -293,7 +294,7 @@ def may_be_held(store: Store, state: JobState) -> bool:
 def resume(job: str, store: str | Store | None = None) -> str:
     """Let an ended job go on from its last checkpoint: the same job, next attempt. Answers its id.
 
-    Raises UserError when it has not ended, or has succeeded.
+    Raises UserError when it has not ended, or has succeeded, or a rule of the house refuses it.
     """
     opened = open_any(store)
     found = find_job(opened, job)
@@ -310,6 +311,8 @@ def resume(job: str, store: str | Store | None = None) -> str:
             raise UserError(f"{found} has succeeded; `stoker clone {found}` starts a new job like it")
         return ResumeAsked(by=me), f"resumed by {me}"
 
+    wanted(state)
+    _heed_again(opened, state)
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
     after = log.append_next(
         opened, found, state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b"")
@@ -320,6 +323,23 @@ def resume(job: str, store: str | Store | None = None) -> str:
         if opened.head(marker) is None:
             opened.put(marker, b"")
     return found
+
+
+def _heed_again(store: Store, state: JobState) -> None:
+    """Raise UserError where a rule of the house refuses the job now: it would end as soon as it is opened."""
+    house = house_of(store)
+    if not house.rules:
+        return
+    spec = index.read_submission(store, state).spec
+    fitting: tuple[Offering, ...] = ()
+    try:
+        provider = connect(spec, store)
+        offered = provider.offerings(spec.resources)
+    except (ProviderError, UserError):
+        pass  # What is on offer is for a governor to find out; the other rules need nobody's word.
+    else:
+        fitting = fitting_offerings(house, spec, provider, offered)
+    heed(house, spec, fitting, store, state.job)
 
 
 @dataclass(frozen=True)

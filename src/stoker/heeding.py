@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 
 from stoker import policies
 from stoker.core import budgets, governance
 from stoker.core.budgets import Books
 from stoker.core.governance import Subject
 from stoker.core.market import ordered
+from stoker.core.spans import span_text
 from stoker.errors import UserError
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
@@ -27,6 +28,8 @@ class Heeded:
     offerings: tuple[Offering, ...]
     told: tuple[str, ...] = ()
     noted: tuple[str, ...] = ()
+    # The house's bounds; None: nobody asked for them.
+    bounds: governance.Bounded | None = None
 
 
 def house_of(store: Store | None) -> House:
@@ -50,13 +53,13 @@ def cost_bound(house: House, spec: Spec) -> str:
     return governance.bounded(house, _subject(spec)).named("max_cost")
 
 
-def forecast(store: Store, house: House, spec: Spec) -> tuple[tuple[str, bool], ...]:
+def forecast(store: Store, house: House, spec: Spec, job: str | None = None) -> tuple[tuple[str, bool], ...]:
     """What the budgets of the house say to this job as they stand now, each with whether it is refused for it."""
     if not budgets.concerned(house, spec.tags):
         return ()
     # By this computer's clock: whoever governs goes by the store's.
     now = datetime.now(timezone.utc)
-    return budgets.forecast(house, Subject(spec, now.date()), books_of(store, house, now), now)
+    return budgets.forecast(house, Subject(spec, now.date(), job), books_of(store, house, now), now)
 
 
 def books_of(store: Store, house: House, now: datetime) -> Observed[Books]:
@@ -66,18 +69,23 @@ def books_of(store: Store, house: House, now: datetime) -> Observed[Books]:
     return keeper.look(house, now)
 
 
-def heed(house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None) -> Heeded:
-    """Raises UserError with all the rules that refuse the job. How budgets and markets stand is asked of the store."""
-    subject = _subject(spec)
+def heed(
+    house: House, spec: Spec, offerings: tuple[Offering, ...], store: Store | None = None, job: str | None = None
+) -> Heeded:
+    """Raises UserError with all the rules that refuse the job. How budgets and markets stand is asked of the store.
+
+    `job` is the id of one that was submitted before.
+    """
+    subject = Subject(spec, _today(), job)
     found = governance.broken(house, subject, offerings)
-    coming = forecast(store, house, spec) if store is not None else ()
+    coming = forecast(store, house, spec, job) if store is not None else ()
     refusals = [str(each) for each in found if each.refuses] + [reason for reason, refused in coming if refused]
     if refusals:
         raise UserError("; ".join(refusals))
     bounds = governance.bounded(house, subject)
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
     told = (*map(str, found), *(reason for reason, _ in coming))
-    return Heeded(_as_seen(house, spec, store, governance.allowed(house, subject, offerings)), told, noted)
+    return Heeded(_as_seen(house, spec, store, governance.allowed(house, subject, offerings)), told, noted, bounds)
 
 
 def _as_seen(house: House, spec: Spec, store: Store | None, offerings: tuple[Offering, ...]) -> tuple[Offering, ...]:
@@ -91,12 +99,29 @@ def _as_seen(house: House, spec: Spec, store: Store | None, offerings: tuple[Off
 
 
 def _noted(bounds: governance.Bounded, field: str) -> str:
-    if field == "spot_wait":
-        return (
-            f"{bounds.named(field)}: after {bounds.spec.retry.spot_wait_s:g} s without spot it takes on-demand machines"
-        )
-    return f"{bounds.named(field)}: its {field} is the house's"
+    value = bound_value(field, bounds.value(field))
+    told = {
+        "max_runtime": f"at most {value} of training",
+        "max_wait": f"at most {value} without a machine",
+        "max_cost": f"at most {value}",
+        "spot_wait": f"after {value} without spot it takes on-demand machines",
+        "on_demand_after": f"on-demand after more reclaims than {value}",
+    }
+    return f"{bounds.named(field)}: {told[field]}"
+
+
+def bound_value(field: str, value: float | None) -> str:
+    """A bound of the house as people read it: `72 h`, `$400.00`, `2`."""
+    if value is None:
+        return "none"
+    if field == "max_cost":
+        return f"${value:,.2f}"
+    return f"{value:g}" if field == "on_demand_after" else span_text(value)
 
 
 def _subject(spec: Spec) -> Subject:
-    return Subject(spec, datetime.now(timezone.utc).date())
+    return Subject(spec, _today())
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()

@@ -27,8 +27,12 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     if len(data) > MOST_BYTES:
         raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MOST_BYTES}")
     layer = read_layer(data, source)
+    # What is in the store already is read as it always was: a policy that nobody can read stops the house.
+    written_now = version == 0
+    if written_now and not layer.root.value:
+        raise SpecError(f'{source}: is empty; to have no rules write "rules: []"')
     _check_then(layer)
-    reader = SectionReader(House, alone=True)
+    reader = SectionReader(House, alone=True, units=written_now)
     house: House = reader.section(House, layer.root, "")
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
     notify = _named_channels(house.notify, reader, layer)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from stoker.choosing import check_conda, choose_requirements
-from stoker.core.placement import MAX_COST, acceptable
+from stoker.core.governance import Bounded
+from stoker.core.placement import MAX_COST, acceptable, that_pay
+from stoker.core.policy import DEFAULT
 from stoker.errors import (
     InvalidRequest,
     ProviderError,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from stoker.wheels import Gathered
 
 Say = Callable[[str], None]
+_HOUSE_NOT_ASKED = "a dry run asks nobody, not for the rules of the house either; `stoker policy test` does"
 
 
 @runtime_checkable
@@ -105,6 +108,8 @@ class Prepared:
     # What may not be as it was meant, and what the plan says besides; a line each.
     told: tuple[str, ...] = ()
     noted: tuple[str, ...] = ()
+    # The spec's own and the house's; None: nobody asked the house.
+    bounds: Bounded | None = None
     packed: Packed | None = None
     # Code that is in the store already: a clone's.
     code: Code | None = None
@@ -207,7 +212,8 @@ def prepare(
             *_spot_left_out(as_housed(house, spec), fitting, offered, cost_bound(house, spec)),
             *(provider.remarks(spec) if isinstance(provider, Remarks) else ()),
         ),
-        noted=(*heeded.noted, *chosen.noted),
+        noted=(*heeded.noted, *(() if asked is not None else (_HOUSE_NOT_ASKED,)), *chosen.noted),
+        bounds=heeded.bounds if asked is not None else None,
         packed=packed,
         environ=environ,
         bundles=bundles,
@@ -367,8 +373,12 @@ def fitting_offerings(
     """The offerings that the spec allows with the house's bounds in it, best first. Raises UserError with the reason
     when there are none."""
     whose = cost_bound(house, spec)
-    fitting, reason = acceptable(as_housed(house, spec), offered, unpriced=unpriced, cost_bound=whose)
+    housed = as_housed(house, spec)
+    fitting, reason = acceptable(housed, offered, unpriced=unpriced, cost_bound=whose)
     if fitting:
+        fitting, too_little = that_pay(housed, fitting, DEFAULT.leave_s, cost_bound=whose)
+        if not fitting:
+            raise UserError(too_little)
         return tuple(fitting)
     if not offered and isinstance(provider, ExplainsNone):
         reason = provider.why_none(spec.resources) or reason

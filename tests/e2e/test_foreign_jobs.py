@@ -179,7 +179,7 @@ def test_its_alarm_stops_a_wasteful_job(url: str, store: Store, sagemaker: SageM
     for host in ("waste/algo-1", "waste/algo-2"):
         measure(host, 40)
     wait_until(lambda: any(alarm["StateValue"] == "ALARM" for alarm in alarms()))
-    assert "its 8 accelerators were used 10% over 30 minutes" in stoker(url, "govern").output
+    assert "its 8 accelerators were used 10% over 30 min" in stoker(url, "govern").output
     assert sagemaker.status("waste")[0] == "Stopping" and alarms() == []
 
 

@@ -58,7 +58,7 @@ def test_nothing_is_governed_that_the_house_did_not_ask_for() -> None:
         ("machines: [ml.g5.xlarge]", "ml.g5.12xlarge may not be used"),
         ("images: ['*/house/*']", "the image 1234.dkr.ecr/bert:1 is not allowed"),
         ("max_nodes: 1", "2 nodes are more than 1"),
-        ("{max_runtime: 1h, then: refuse}", "432000 s is more than 3600 s"),
+        ("{max_runtime: 1h, then: refuse}", "5 d is more than 1 h"),
     ],
 )
 def test_what_would_have_been_refused_is_stopped_when_it_is_seen(rule: str, why: str) -> None:
@@ -106,7 +106,7 @@ def test_the_longest_runtime_is_of_a_job_and_its_clones() -> None:
     world.account.train(clone, 3 * HOUR_S)
     assert world.wake(clone) == []
     world.account.clock.move(1.1 * HOUR_S)
-    assert "max-runtime: 36000 s of training are reached" in world.wake(clone)[0]
+    assert "max-runtime: 10 h of training are reached" in world.wake(clone)[0]
 
 
 def test_the_longest_wait() -> None:
@@ -115,7 +115,7 @@ def test_the_longest_wait() -> None:
     world.account.clock.move(5 * HOUR_S)
     assert world.wake() == []
     world.account.clock.move(HOUR_S)
-    assert "it waited for a machine for 21600 s" in world.wake()[0]
+    assert "it waited for a machine for 6 h" in world.wake()[0]
 
 
 def test_the_most_dollars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def idle(world: World, gpu: float = 0.0, cpu: float = 0.0, silent_s: float = HOU
 def test_a_wasteful_job_is_stopped() -> None:
     world = World(WASTE)
     idle(world, gpu=200)
-    assert "its 8 accelerators were used 50% over 60 minutes" in world.wake()[0]
+    assert "its 8 accelerators were used 50% over 1 h" in world.wake()[0]
     assert world.account.job().status == "Stopping" and world.account.rings == {}
 
 
@@ -321,7 +321,7 @@ def test_an_alarm_alone_stops_nothing(spoil: Callable[[World], object]) -> None:
 def test_a_stalled_job_is_stopped_and_cloned() -> None:
     world = World(STALL)
     idle(world)
-    assert "no line of the log and no work of its GPUs for 60 minutes" in world.wake()[0]
+    assert "no line of the log and no work of its GPUs for 1 h" in world.wake()[0]
     assert world.clones == []
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.wake()
@@ -564,7 +564,7 @@ def test_no_spot_within_max_wait() -> None:
     world.account.clock.move(HOUR_S)
     assert world.wake() == []
     world.account.clock.move(HOUR_S)
-    assert "policy max-wait: it waited for spot machines for 7200 s" in world.wake()[0]
+    assert "policy max-wait: it waited for spot machines for 2 h" in world.wake()[0]
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.wake()
     (clone,) = world.clones

@@ -170,7 +170,7 @@ def test_one_idle_host_of_two_is_no_stall_and_half_the_use() -> None:
     busy = readings(figures(400)).hosts[0]
     mixed = Readings((busy, readings().hosts[1]), ago(60))
     assert not stalled(mixed) and wasteful(mixed)
-    assert alarms.reason(WASTE, TRAINING, 4, mixed, NOW) == "its 8 accelerators were used 50% over 30 minutes"
+    assert alarms.reason(WASTE, TRAINING, 4, mixed, NOW) == "its 8 accelerators were used 50% over 30 min"
 
 
 def test_a_young_training_is_not_judged() -> None:

@@ -50,8 +50,8 @@ def told(house: House, spec: Spec = SPEC, *offerings: Offering) -> list[str]:
         ),
         ("max_nodes: 1", None),
         ("max_retries: 0", None),
-        ("max_runtime: 1h, then: refuse", "limits.max_runtime is missing; set it to at most 3600 s"),
-        ("max_cost: 5, then: warn", "limits.max_cost is missing; set it to at most 5 dollars"),
+        ("max_runtime: 1h, then: refuse", "limits.max_runtime is missing; set it to at most 1 h"),
+        ("max_cost: 5, then: warn", "limits.max_cost is missing; set it to at most $5"),
         ("max_cost: 5", None),
         ("images: [dlami/*]", None),
     ],
@@ -77,8 +77,8 @@ def test_asking_for_too_much() -> None:
     assert told(house, spec) == [
         "policy max-nodes: 3 nodes are more than 2; ask for fewer",
         "policy max-retries: retry.user_errors: 5 is more than 4",
-        "policy max-runtime: limits.max_runtime: 7200 s is more than 3600 s",
-        "policy max-cost: limits.max_cost: 9 dollars is more than 5 dollars",
+        "policy max-runtime: limits.max_runtime: 2 h is more than 1 h",
+        "policy max-cost: limits.max_cost: $9 is more than $5",
         "policy images: the image evil:1 is not allowed; use ami-*, good",
     ]
 

@@ -111,7 +111,7 @@ def test_the_houses_bound_ends_a_job_that_has_none() -> None:
     job = make_snapshot(make_state(*RUNNING), facts)
     ((event, reason),) = decided(job, policy("max_runtime: 10m"))
     assert event == Draining(claim=2, outcome="limit", rule="policy:max-runtime")
-    assert reason == "policy max-runtime (600 s of training) is reached"
+    assert reason == "policy max-runtime (10 min of training) is reached"
     assert decided(job, policy("max_runtime: 20m")) == []
     own = make_snapshot(make_state(*RUNNING), facts, spec=make_spec(limits=Limits(max_runtime_s=100)))
     ((event, _),) = decided(own, policy("max_runtime: 10m"))

@@ -133,11 +133,11 @@ def test_one_that_finds_no_spot_is_on_demand_after_the_wait(world: World) -> Non
     world.later(300)
     governor.run_pass()
     world.later(699)
-    assert governor.run_pass().waiting["a-1"].endswith("after 1000 s without a machine (retry.spot_wait)")
+    assert governor.run_pass().waiting["a-1"].endswith("after 16 min 40 s without a machine (retry.spot_wait)")
     world.later(1)
     governor.run_pass()
     (claim,) = world.state("a-1").open_claims
-    assert claim.offering == ON_DEMAND and claim.reason.endswith("on-demand: no spot in 1000 s (retry.spot_wait)")
+    assert claim.offering == ON_DEMAND and claim.reason.endswith("on-demand: no spot in 16 min 40 s (retry.spot_wait)")
     dry = [key.removeprefix("market/2026-01-01/sim/m1/") for key in world.sightings()]
     assert dry == ["a/spot/00/00.dry", "a/spot/00/10.dry", "b/spot/00/00.dry", "b/spot/00/10.dry"]
     assert len([claim for claim in world.state("a-1").claims if claim.closed]) > 4, "it asked oftener than that"
@@ -152,7 +152,7 @@ def test_the_house_lets_it(world: World) -> None:
     world.later(600)
     governor.run_pass()
     (claim,) = world.state("a-1").open_claims
-    assert claim.reason.endswith("on-demand: no spot in 600 s (policy patience)")
+    assert claim.reason.endswith("on-demand: no spot in 10 min (policy patience)")
 
 
 def test_two_governors_that_close_the_same_claim_leave_one_sighting(world: World) -> None:

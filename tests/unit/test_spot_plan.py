@@ -63,8 +63,8 @@ def test_also_where_it_is_the_house_that_lets_it(store: Store, capsys: pytest.Ca
     policies.write(store, "rules:\n- {max_wait: 30m, then: on-demand}\n", "jane")
     plan = told(capsys, "run", "--dry-run")
     assert "worst case: $3.00 " in plan
-    assert "policy max-wait: after 1800 s without spot it takes on-demand machines" in plan
-    assert "bounded: spot_wait by policy max-wait" in told(capsys, "policy", "test")
+    assert "policy max-wait: after 30 min without spot it takes on-demand machines" in plan
+    assert "bounded: spot_wait 30 min by policy max-wait" in told(capsys, "policy", "test")
     assert [each["spot"] for each in json.loads(told(capsys, "offers", "--json"))] == [True, False]
 
 

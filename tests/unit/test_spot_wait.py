@@ -184,7 +184,7 @@ def test_whoever_plans_is_shown_what_it_may_come_to() -> None:
     fitting, _ = acceptable(waiting, OFFERINGS)
     assert fitting == [SPOT_A, SPOT_B, ON_DEMAND]
     assert heed(house, spec, tuple(fitting)).noted == (
-        "policy max-wait: after 3600 s without spot it takes on-demand machines",
+        "policy max-wait: after 1 h without spot it takes on-demand machines",
     )
     bounds = governance.bounded(house, governance.Subject(spec, at(0).date()))
     assert bounds.by_rule == {"spot_wait": "max-wait"}

@@ -77,7 +77,7 @@ def test_it_names_the_function_that_a_process_waits_in(child: int, tmp_path: Pat
     text = told(child, log=log, spy=spy, gpu_processes=lambda: ["0 H200: 5 has 10 MB"])
     assert "stands_still_here" in part_of(text, f"stack of {child}")
     processes = part_of(text, "processes")
-    assert processes.startswith(f"{child} of ") and ", S, 1 threads" in processes and "stands_still_here" in processes
+    assert processes.startswith(f"{child} of ") and ", S, 1 thread," in processes and "stands_still_here" in processes
     assert part_of(text, "processes on accelerators") == "0 H200: 5 has 10 MB\n\n"
     lines = part_of(text, "the last 50 lines of the log").split("\n")
     assert (lines[0], lines[49]) == ("step 50", "step 99")

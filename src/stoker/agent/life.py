@@ -41,6 +41,7 @@ from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
 from stoker.core.policy import DEFAULT as POLICY
+from stoker.core.spans import span_text
 from stoker.errors import StoreError, StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.index import read_submission
@@ -220,7 +221,7 @@ class Life:
                         _log.info("waiting: %s", reason)
                         said = reason
             if time.monotonic() - began_s > POLICY.wait_limit_s:
-                raise Left("waited", f"waited {POLICY.wait_limit_s:g} s to be allowed to train")
+                raise Left("waited", f"waited {span_text(POLICY.wait_limit_s)} to be allowed to train")
             self._leave_if_noticed()
             time.sleep(_NEAR_ASK_S if self.store.near else _FAR_ASK_S)
 
@@ -387,8 +388,8 @@ class Life:
         holding = not closing.pressing and hold.may_hold(left, self._spec)
         if holding:
             assert self._spec is not None
-            minutes = f"{self._spec.retry.hold_on_failure_s / 60:.3g} minutes"
-            self.node.say(f"if this ends the job, the machine is held for {minutes}; `stoker stop` gives it back")
+            span = span_text(self._spec.retry.hold_on_failure_s)
+            self.node.say(f"if this ends the job, the machine is held for {span}; `stoker stop` gives it back")
         else:
             self.enclosure.leave()
         left = self._flush_rest(left, closing)

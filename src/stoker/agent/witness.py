@@ -86,7 +86,8 @@ def _process(proc: Path, pid: int) -> str:
     with suppress(OSError):
         waits = (folder / "wchan").read_text().strip().strip("0")
     name = words[:_MOST_WORDS] or f"[{head.partition('(')[2]}]"
-    return f"{pid} of {parent}, {state}, {threads} threads{f', in {waits}' if waits else ''}: {name}"
+    counted = f"{threads} thread" if threads == "1" else f"{threads} threads"
+    return f"{pid} of {parent}, {state}, {counted}{f', in {waits}' if waits else ''}: {name}"
 
 
 def _is_python(proc: Path, pid: int) -> bool:

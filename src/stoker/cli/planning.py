@@ -10,6 +10,7 @@ import click
 
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.printing import counted, dollars, duration, say, size, table, warn, zone_text
+from stoker.core.governance import Bounded
 from stoker.errors import UserError
 from stoker.model import Offering
 from stoker.providers import registry
@@ -31,7 +32,7 @@ def show_plan(prepared: Prepared) -> None:
     say(table((), [[f"  {line}" for line in row] for row in rows[:_MOST_OFFERINGS]]))
     if len(rows) > _MOST_OFFERINGS:
         say(f"  … and {len(rows) - _MOST_OFFERINGS} more; `stoker offers` lists them")
-    say(f"  worst case: {worst_case(spec, prepared.offerings)}")
+    say(f"  worst case: {worst_case(spec, prepared.offerings, prepared.bounds)}")
     old = old_prices(prepared.offerings)
     if old:
         say(f"  {old}")
@@ -100,12 +101,13 @@ def old_prices(offerings: tuple[Offering, ...], today: date | None = None) -> st
     return f"{what} are {days} days old; `stoker prices --provider {best.provider} --refresh` asks for today's"
 
 
-def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:
-    """The most that the bounds allow to be spent, and which bound that is."""
+def worst_case(spec: Spec, offerings: tuple[Offering, ...], housed: Bounded | None = None) -> str:
+    """The most that the bounds (`housed`: with those of the house) allow to be spent, and which bound that is."""
     bounds: list[tuple[float, str]] = []
-    limits = spec.limits
+    housed = housed or Bounded(spec, {})
+    limits = housed.spec.limits
     if limits.max_cost is not None:
-        bounds.append((limits.max_cost, "limits.max_cost"))
+        bounds.append((limits.max_cost, housed.named("max_cost")))
     dearest, guessed = _dearest(offerings, spec.resources.max_price)
     if dearest == 0:
         return "it costs nothing"
@@ -113,6 +115,8 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...]) -> str:
     if limits.max_runtime_s is not None and dearest is not None:
         hours = limits.max_runtime_s / 3600
         what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h{if_so}"
+        if "max_runtime" in housed.by_rule:
+            what += f", {housed.named('max_runtime')}"
         bounds.append((dearest * spec.nodes * hours, what))
     if bounds:
         amount, why = min(bounds)

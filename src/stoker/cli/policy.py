@@ -11,9 +11,9 @@ import click
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
-    from stoker.core.governance import Finding
+    from stoker.core.governance import Bounded, Finding
     from stoker.policies import Kept
-    from stoker.rules import House
+    from stoker.rules import Exemption, House
     from stoker.spec import Spec
     from stoker.store import Store
 
@@ -41,17 +41,18 @@ def set_(file: str, note: str) -> None:
     from stoker.submitting import submitter
 
     text, source = _read(file)
-    house = _parsed(text, source)
+    house, store = _parsed(text, source), opened_store()
     channels = checking.remarks((each.to for each in house.notify), places_of_channels(text, source))
-    for line in (*channels, *_unknown_providers(house)):
+    for line in (*channels, *_unknown_providers(house), *_over(house)):
         say(line)
     try:
-        kept = policies.write(opened_store(), text, submitter(), note)
+        kept = policies.write(store, text, submitter(), note)
     except policies.Unchanged as same:
         say(str(same))
         return
-    rules = counted(len(policies.house(kept).rules), "rule")
-    say(f"policy version {kept.version}: {rules}, from now on, for all jobs")
+    rules, before = len(house.rules), _rules_before(store, kept.version)
+    fewer = f" ({before} before)" if before > rules else ""
+    say(f"policy version {kept.version}: {counted(rules, 'rule')}{fewer}, from now on, for all jobs")
 
 
 @command.command()
@@ -108,6 +109,7 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
     No cloud is asked: machines are those of the tables that come with Stoker.
     """
     from stoker.cli.printing import counted, print_json, say, whole
+    from stoker.heeding import bound_value
 
     store = opened_store()
     if policy is not None:
@@ -120,6 +122,7 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
         say(line)
     spec = _spec(store, job_file, sets)
     findings, bounds, budgets = _held(house, store, spec)
+    exempt = _exempt(house, spec)
     heard = _heard(house, spec)
     refused = any(finding.refuses for finding in findings) or any(refuses for _, refuses in budgets)
     if as_json:
@@ -128,15 +131,18 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
             for each in findings
         ]
         spent = [{"refused": refuses, "reason": reason} for reason, refuses in budgets]
-        beside = {"budgets": spent, "notify": heard, "policy": house.digest}
-        print_json({"refused": refused, "findings": told, "bounds": whole(bounds), **beside})
+        beside = {"exempt": whole(exempt), "budgets": spent, "notify": heard, "policy": house.digest}
+        tightest = {field: {"value": bounds.value(field), "rule": rule} for field, rule in bounds.by_rule.items()}
+        print_json({"refused": refused, "findings": told, "bounds": tightest, **beside})
     else:
         for finding in findings:
             click.echo(f"{'would be refused' if finding.refuses else 'warning'}: {finding}")
         for reason, refuses in budgets:
             click.echo(f"{'would be refused' if refuses else 'warning'}: {reason}")
-        for field, rule in bounds.items():
-            click.echo(f"bounded: {field} by policy {rule}")
+        for rule, exemption in exempt.items():
+            click.echo(f"not held against it: {rule}, until {exemption.until} ({exemption.why})")
+        for field, rule in bounds.by_rule.items():
+            click.echo(f"bounded: {field} {bound_value(field, bounds.value(field))} by policy {rule}")
         for name, each in heard.items():
             click.echo(f"told: {name} ({each['to']}): {', '.join(each['events']) or 'everything'}")
         if not findings and not budgets:
@@ -161,6 +167,30 @@ def _unknown_providers(house: House) -> list[str]:
                 hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
                 found.append(f"warning: policy {rule.name}: no provider here is called {pattern}; {hint}")
     return found
+
+
+def _rules_before(store: Store, version: int) -> int:
+    """How many rules the version before had, as far as that can be told."""
+    from stoker import policies
+    from stoker.errors import StokerError
+
+    try:
+        return len(policies.house(policies.read(store, version - 1)).rules) if version > 1 else 0
+    except StokerError:
+        return 0
+
+
+def _over(house: House) -> list[str]:
+    """A line for each exemption that is over."""
+    from datetime import datetime, timezone
+
+    today = datetime.now(timezone.utc).date()
+    return [
+        f"rule {rule.name}: its exemption of {each.job} is over since {each.until} ({each.why})"
+        for rule in house.rules
+        for each in rule.exempt
+        if each.until < today
+    ]
 
 
 def _heard(house: House, spec: Spec) -> dict[str, dict[str, Any]]:
@@ -192,9 +222,23 @@ def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
     return resolve(layers, registry.capabilities).spec
 
 
-def _held(
-    house: House, store: Store, spec: Spec
-) -> tuple[tuple[Finding, ...], dict[str, str], tuple[tuple[str, bool], ...]]:
+def _exempt(house: House, spec: Spec) -> dict[str, Exemption]:
+    """The exemptions that count today, by the names of their rules."""
+    from datetime import datetime, timezone
+
+    from stoker.core import governance
+
+    subject = governance.Subject(spec, datetime.now(timezone.utc).date())
+    return {
+        rule.name: each
+        for rule in house.rules
+        if governance.in_scope(rule, spec.tags)
+        for each in governance.exemptions(rule, subject)
+        if subject.today <= each.until
+    }
+
+
+def _held(house: House, store: Store, spec: Spec) -> tuple[tuple[Finding, ...], Bounded, tuple[tuple[str, bool], ...]]:
     from datetime import datetime, timezone
 
     from stoker.core import governance
@@ -206,7 +250,7 @@ def _held(
     fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
     subject = governance.Subject(spec, datetime.now(timezone.utc).date())
     bounds = governance.bounded(house, subject)
-    return governance.broken(house, subject, fitting), dict(bounds.by_rule), forecast(store, house, spec)
+    return governance.broken(house, subject, fitting), bounds, forecast(store, house, spec)
 
 
 def _read(file: str) -> tuple[str, str]:

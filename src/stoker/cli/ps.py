@@ -150,15 +150,24 @@ _DOING = {
 
 def note(summary: Summary, active: set[str], now: datetime) -> str:
     """Why it is where it is; first of all, that its machine is still paid for."""
-    from stoker.cli.printing import as_of, clock, dollars, one_line
+    from stoker.cli.printing import as_of, clock, dollars
 
     held = summary.held
     # The record of a job is not written again when a hold is over: its marker, and the time, tell that.
     if held is not None and summary.id in active and now < held.until:
         price = "a price that is not known" if held.price is None else f"{dollars(held.price)}/h"
-        return one_line(f"its machine is held until {clock(held.until)} at {price}; {summary.reason}", 80)
-    told = one_line(summary.reason or _doing(summary), 60)
+        return _cut(f"its machine is held until {clock(held.until)} at {price}; {summary.reason}", 80)
+    told = _cut(summary.reason or _doing(summary), 60)
     return "; ".join(part for part in (told, as_of(summary.heard_at, now)) if part)
+
+
+def _cut(text: str, most: int) -> str:
+    """One line that a terminal has room for; all of it where a program or a file reads it."""
+    import sys
+
+    from stoker.cli.printing import one_line
+
+    return one_line(text, most if sys.stdout.isatty() else len(text))
 
 
 def _doing(summary: Summary) -> str:

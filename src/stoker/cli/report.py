@@ -41,16 +41,23 @@ def last_words(state: JobState) -> tuple[str, ...]:
     return closed[-1].tail[-_TAIL_LINES:] if closed else ()
 
 
-def job_text(summary: Summary, tail: tuple[str, ...] = ()) -> str:
-    """The whole job: its state, its attempts as a timeline, its safety, its cost, and why it failed."""
+def job_text(summary: Summary, tail: tuple[str, ...] = (), *, witnessed: bool = False) -> str:
+    """The whole job: its state, its attempts as a timeline, its safety, its cost, and why it failed.
+
+    `witnessed`: what its processes did was written down when it stood still, or wasted its machines.
+    """
     summary, tail = legible(summary), legible(tail)
     head = f"{click.style(summary.id, bold=True)}  {phase(summary.phase)}"
-    lines = [f"{head}  {one_line(summary.reason, MOST_REASON)}" if summary.reason else head]
+    # Of one that failed, the whole reason stands below.
+    reason = one_line(summary.reason, MOST_REASON if summary.phase == "failed" else len(summary.reason))
+    lines = [f"{head}  {reason}" if reason else head]
     lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
     if summary.attempts:
         lines += ["", *(f"  {line}" for line in timeline(summary))]
     for text in (*summary.warnings, *_node_warnings(summary)):
         lines.append(click.style(f"  warning: {text}", fg="yellow"))
+    if witnessed:
+        lines.append(f"  what its processes did when a rule found fault with it: `stoker logs {summary.id} --evidence`")
     if summary.phase == "failed":
         lines += _failure(summary, tail)
     return "\n".join(lines)

@@ -32,4 +32,4 @@ def command(job: str, as_json: bool) -> None:
     if as_json:
         print_json(whole(record.summary))
         return
-    click.echo(job_text(record.summary, last_words(record.state)))
+    click.echo(job_text(record.summary, last_words(record.state), witnessed=bool(record.state.witnessed)))

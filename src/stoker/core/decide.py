@@ -16,6 +16,7 @@ from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since,
 from stoker.core.policy import Policy
 from stoker.core.silence import mass_silence, silent_etag
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snapshot, Terminate, Unmark
+from stoker.core.spans import span_text
 from stoker.errors import STUMBLES, in_words
 from stoker.fold import Claim
 from stoker.model import (
@@ -293,7 +294,7 @@ class _Decision:
                 continue
             suspicion = claim.suspicions.get(str(rank))
             if suspicion is None or suspicion.etag != etag:
-                reason = f"rank {rank} has not been heard of for {limit.total_seconds():g} s"
+                reason = f"rank {rank} has not been heard of for {span_text(limit.total_seconds())}"
                 return self._append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
             if self.now - suspicion.at >= limit:
                 self._end_rank(claim, rank, "its agent fell silent, and stayed silent")
@@ -306,7 +307,8 @@ class _Decision:
         for found in watching.findings(self.job, claim, self.policy.house, self.subject, self.now):
             code = f"{found.rule}:{claim.number}"
             if code not in self.state.warned:
-                return self._append(Warned(code=code, evidence=found.evidence), found.reason)
+                shown = f"; `stoker logs {self.state.job} --evidence` shows what it does" if found.evidence else ""
+                return self._append(Warned(code=code, evidence=found.evidence), found.reason + shown)
             if found.then == "warn" or not found.counts:
                 continue
             if found.evidence and not self._has_evidence(claim, code):
@@ -332,10 +334,9 @@ class _Decision:
             return False
         if beat.value.trained_s < self.policy.checkpoint_warning_s or beat.value.checkpoint is not None:
             return False
-        minutes = round(self.policy.checkpoint_warning_s / 60)
         reason = (
-            f"no checkpoint for {minutes} minutes on a spot machine: a reclaim would lose everything; "
-            f"the folder watched is {self.job.spec.checkpoints.dir}"
+            f"no checkpoint for {span_text(self.policy.checkpoint_warning_s)} on a spot machine: "
+            f"a reclaim would lose everything; the folder watched is {self.job.spec.checkpoints.dir}"
         )
         return self._append(Warned(code=code), reason)
 
@@ -365,7 +366,8 @@ class _Decision:
         shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
         job, whose = self._bounded_job, self.bounds.named("spot_wait")
         most = self.bounds.named("max_cost")
-        match place(job, may, self.policy, self.now, bound=whose, cost_bound=most, shunned=shunned):
+        by = self.bounds.named("on_demand_after") if "on_demand_after" in self.bounds.by_rule else ""
+        match place(job, may, self.policy, self.now, bound=whose, cost_bound=most, given_up_by=by, shunned=shunned):
             case Chosen(offering=offering, reason=why):
                 told = [finding for one, finding in often if one == offering]
                 audited = auditing.of_place(job, may, self.policy, self._bounded_subject, self.now, offering, shunned)
@@ -379,6 +381,9 @@ class _Decision:
             case Dry(until=until, reason=why):
                 self.waiting = why
                 self.wakes.append(until)
+            case Impossible(reason=why, bound=True) if alone:
+                ended = Ended(outcome="failed", rule=self.bounds.rule("max_cost"), claim=self._last_attempt())
+                self._append(ended, why)
             case Impossible(reason=why, unpriced=unpriced):
                 self.waiting = why
                 if unpriced and self.state.attempts:
@@ -440,7 +445,7 @@ class _Decision:
         if left > 0:
             self._wake_in(left)
             return False
-        reason = f"{self.bounds.named('max_wait')} ({longest:g} s without a machine) is reached"
+        reason = f"{self.bounds.named('max_wait')} ({span_text(longest)} without a machine) is reached"
         ended = Ended(outcome="failed", rule=self.bounds.rule("max_wait"), claim=self._last_attempt())
         return self._append(ended, reason)
 
@@ -453,8 +458,8 @@ class _Decision:
                 if field not in bounds.by_rule or longest is None or code in self.state.warned:
                     continue
                 if self._waited_s >= longest:
-                    reason = f"{bounds.named(field)} ({longest:g} s without a machine) {what}; audit: nothing is done"
-                    return self._append(Warned(code=code), reason)
+                    told = f"{bounds.named(field)} ({span_text(longest)} without a machine) {what}"
+                    return self._append(Warned(code=code), f"{told}; audit: nothing is done")
         return False
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────

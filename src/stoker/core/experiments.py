@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
+from stoker.core.spans import span_text
 from stoker.core.stalls import fresh
 from stoker.fold import Claim
 from stoker.model import Trend
@@ -41,4 +42,4 @@ def broken_by(wanted: Metric, metrics: Mapping[str, float], trends: Mapping[str,
     best, since_s = (trend.low, trend.low_s) if wanted.goal == "min" else (trend.high, trend.high_s)
     if not since_s >= longest_s:
         return None
-    return f"{wanted.name} has not improved on {best:g} for {since_s / 60:.3g} minutes"
+    return f"{wanted.name} has not improved on {best:g} for {span_text(since_s)}"

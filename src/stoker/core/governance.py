@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from fnmatch import fnmatchcase
@@ -11,8 +11,9 @@ from functools import lru_cache
 
 from stoker.core import spot
 from stoker.core.market import Market
+from stoker.core.spans import span_text
 from stoker.model import Offering
-from stoker.rules import ANY, House, Rule, Wanted
+from stoker.rules import ANY, Exemption, House, Rule, Wanted
 from stoker.spec import Spec
 
 # Before the name of a rule of the house, in decisions.
@@ -59,13 +60,18 @@ def applies(rule: Rule, subject: Subject) -> bool:
     """Whether the rule says anything to this job today."""
     if not in_scope(rule, subject.spec.tags):
         return False
-    named = {subject.job, subject.spec.name}
-    return not any(each.job in named and subject.today <= each.until for each in rule.exempt)
+    return not any(subject.today <= each.until for each in exemptions(rule, subject))
 
 
 def in_scope(rule: Rule, tags: Mapping[str, str]) -> bool:
     """Whether the rule is about jobs with these tags."""
     return all(name in tags and fits(wanted, tags[name]) for name, wanted in rule.scope.items())
+
+
+def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
+    """What the rule says of this very job, whether that is over or not."""
+    named = {subject.job, subject.spec.name}
+    return tuple(each for each in rule.exempt if each.job in named)
 
 
 def that_count(house: House, subject: Subject, about: str, *, audit: bool = False) -> tuple[Rule, ...]:
@@ -85,9 +91,9 @@ def broken(house: House, subject: Subject, offerings: Iterable[Offering] | None 
     found = []
     for rule in house.rules:
         if applies(rule, subject):
-            reason = _reason(rule, subject.spec, known)
+            reason = _reason(rule, subject, known)
             if reason is not None:
-                found.append(Finding(rule, reason))
+                found.append(Finding(rule, reason + _lapsed(rule, subject)))
     if known and not any(finding.refuses and finding.rule.about_machines for finding in found):
         found += _at_odds(_about_machines(house, subject), known)
     return tuple(found)
@@ -124,7 +130,7 @@ def taken_too_often(
             assert rule.market is not None
             seen = market.lately(offering, now, rule.market.over_s).reclaims if offering.spot else 0
             if seen > rule.market.most_reclaims:
-                what = f"{offering.title} was taken back {seen} times in {rule.market.over_s / 3600:g} h"
+                what = f"{offering.title} was taken back {seen} times in {span_text(rule.market.over_s)}"
                 found.append((offering, Finding(rule, what)))
     return tuple(found)
 
@@ -139,8 +145,20 @@ class Bounded:
     def named(self, field: str) -> str:
         """Whose bound it is, in words: `limits.max_cost`, or `policy max-cost`."""
         rule = self.by_rule.get(field)
-        section = "retry" if field == "spot_wait" else "limits"
+        section = "retry" if field in ("spot_wait", "on_demand_after") else "limits"
         return f"{section}.{field}" if rule is None else f"policy {rule}"
+
+    def value(self, field: str) -> float | None:
+        """The bound itself: seconds, dollars or a count."""
+        limits, retry = self.spec.limits, self.spec.retry
+        found: dict[str, float | None] = {
+            "max_runtime": limits.max_runtime_s,
+            "max_wait": limits.max_wait_s,
+            "max_cost": limits.max_cost,
+            "spot_wait": retry.spot_wait_s,
+            "on_demand_after": retry.on_demand_after,
+        }
+        return found[field]
 
     def rule(self, field: str) -> str:
         rule = self.by_rule.get(field)
@@ -171,16 +189,25 @@ def bounded(house: House, subject: Subject, *, audit: bool = False) -> Bounded:
     for rule in that_count(house, subject, "spot", audit=audit):
         assert rule.spot is not None
         retry = replace(retry, on_demand_after=rule.spot.on_demand_after, spot_again_s=rule.spot.back_after_s)
+        if subject.spec.resources.spot == "prefer":
+            by_rule["on_demand_after"] = rule.name
     return Bounded(replace(subject.spec, limits=limits, retry=retry), by_rule)
 
 
 # ── Rule by rule ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _reason(rule: Rule, spec: Spec, offerings: tuple[Offering, ...] | None) -> str | None:
+def _lapsed(rule: Rule, subject: Subject) -> str:
+    """A word for those who had an exemption, and wonder."""
+    ended = [each.until for each in exemptions(rule, subject)]
+    return f"; its exemption ended on {max(ended)}" if ended else ""
+
+
+def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None) -> str | None:
     """How the rule is broken; None where it is not, or nobody can know yet."""
+    spec = subject.spec
     if rule.tags is not None:
-        return _tags(rule.tags, spec.tags)
+        return _tags(rule.tags, spec.tags, subject.job)
     if rule.images is not None:
         container = spec.environment.container
         named = [name for name in (spec.resources.image, container.image if container else None) if name is not None]
@@ -191,9 +218,9 @@ def _reason(rule: Rule, spec: Spec, offerings: tuple[Offering, ...] | None) -> s
     if rule.max_retries is not None and spec.retry.user_errors > rule.max_retries:
         return f"retry.user_errors: {spec.retry.user_errors} is more than {rule.max_retries}"
     if rule.max_runtime_s is not None and rule.action != "stop":
-        return _too_much("limits.max_runtime", spec.limits.max_runtime_s, rule.max_runtime_s, " s")
+        return _too_much("limits.max_runtime", spec.limits.max_runtime_s, rule.max_runtime_s, span_text)
     if rule.max_cost is not None and rule.action != "stop":
-        return _too_much("limits.max_cost", spec.limits.max_cost, rule.max_cost, " dollars")
+        return _too_much("limits.max_cost", spec.limits.max_cost, rule.max_cost, lambda amount: f"${amount:g}")
     if offerings:
         other_than = [offering for offering in offerings if _forbids(rule, offering)]
         if len(other_than) == len(offerings):
@@ -203,14 +230,16 @@ def _reason(rule: Rule, spec: Spec, offerings: tuple[Offering, ...] | None) -> s
     return None
 
 
-def _tags(wanted: Mapping[str, Wanted], tags: Mapping[str, str]) -> str | None:
+def _tags(wanted: Mapping[str, Wanted], tags: Mapping[str, str], job: str | None) -> str | None:
     missing = [name for name in wanted if not tags.get(name)]
     if missing:
         given = " ".join(f"--set tags.{name}=…" for name in missing)
-        if len(missing) == 1:
-            return f"tags.{missing[0]} is missing; add it to the job file, or give {given}"
-        named = f"{', '.join(missing[:-1])} and {missing[-1]}"
-        return f"tags {named} are missing; add them to the job file, or give {given}"
+        what, them = f"tags.{missing[0]} is missing", "it"
+        if len(missing) > 1:
+            what, them = f"tags {', '.join(missing[:-1])} and {missing[-1]} are missing", "them"
+        if job is not None:
+            return f"{what}; `stoker clone {job} {given}` has {them}"  # What was submitted never changes.
+        return f"{what}; add {them} to the job file, or give {given}"
     for name, values in wanted.items():
         if not fits(values, tags[name]):
             return f"tags.{name}: {tags[name]} is not allowed; write {' or '.join(map(_written, values))}"
@@ -222,10 +251,10 @@ def _written(wanted: str) -> str:
     return f"something that matches {wanted}" if _pattern(wanted) is not None else wanted
 
 
-def _too_much(field: str, own: float | None, most: float, unit: str) -> str | None:
+def _too_much(field: str, own: float | None, most: float, told: Callable[[float], str]) -> str | None:
     if own is None:
-        return f"{field} is missing; set it to at most {most:g}{unit}"
-    return f"{field}: {own:g}{unit} is more than {most:g}{unit}" if own > most else None
+        return f"{field} is missing; set it to at most {told(most)}"
+    return f"{field}: {told(own)} is more than {told(most)}" if own > most else None
 
 
 def _forbids(rule: Rule, offering: Offering) -> bool:

@@ -8,6 +8,7 @@ from datetime import datetime
 from stoker.core.costs import burn_rate, known_cost, span_s
 from stoker.core.governance import Bounded
 from stoker.core.snapshot import JobSnapshot
+from stoker.core.spans import span_text
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def reached(job: JobSnapshot, bounds: Bounded, now: datetime, save_s: float) -> 
     if limits.max_runtime_s is not None:
         left = limits.max_runtime_s - trained_s(job, now)
         if left <= 0:
-            told = f"{bounds.named('max_runtime')} ({limits.max_runtime_s:g} s of training) is reached"
+            told = f"{bounds.named('max_runtime')} ({span_text(limits.max_runtime_s)} of training) is reached"
             return Reached(bounds.rule("max_runtime"), told)
         if job.state.open_claims:
             due.append(left)
@@ -39,9 +40,13 @@ def reached(job: JobSnapshot, bounds: Bounded, now: datetime, save_s: float) -> 
         # Of what has no price nothing is known; the rest counts all the same.
         spent, rate = known_cost(job.state, now), burn_rate(job.state)
         # What the grace will burn is set aside.
-        left = limits.max_cost - spent - rate * save_s
+        set_aside = rate * save_s
+        left = limits.max_cost - spent - set_aside
         if left <= 0 and (spent > 0 or limits.max_cost <= 0):
-            return Reached(bounds.rule("max_cost"), f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached")
+            told = f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached: ${spent:,.2f} spent"
+            if set_aside > 0:
+                told += f", ${set_aside:,.2f} set aside for saving"
+            return Reached(bounds.rule("max_cost"), told)
         if rate > 0:
             due.append(left / rate)
     return Far(min(due, default=None))

@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from stoker.core import market, spot
+from stoker.core.costs import known_cost
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
+from stoker.core.spans import span_text
 from stoker.fold import JobState
 from stoker.model import Offering
 from stoker.spec import Spec
@@ -47,10 +49,12 @@ class Dry:
 
 @dataclass(frozen=True)
 class Impossible:
-    """Nothing on offer can serve this job. `unpriced`: a price that nobody knows today is all that is in the way."""
+    """Nothing on offer can serve this job. `unpriced`: a price that nobody knows today is all that is in the way;
+    `bound`: what the job may cost is."""
 
     reason: str
     unpriced: bool = False
+    bound: bool = False
 
 
 Placement = Chosen | Dry | Impossible
@@ -99,18 +103,20 @@ def place(
     *,
     bound: str = "retry.spot_wait",
     cost_bound: str = MAX_COST,
+    given_up_by: str = "",
     shunned: Mapping[str, str] = _NONE,
 ) -> Placement:
     """Choose among `offerings`, which come in order of preference.
 
-    `bound` is who says how long spot is waited for, `cost_bound` who says what the job may cost. `shunned` are keys of
-    offerings that are not to be had for now, and why.
+    `bound` is who says how long spot is waited for, `cost_bound` who says what the job may cost, `given_up_by` the rule
+    of the house that says after how many reclaims spot is given up. `shunned` are keys of offerings that are not to be
+    had for now, and why.
     """
-    look = _Look(job, offerings, policy, now, shunned, cost_bound)
+    look = _Look(job, offerings, policy, now, shunned, cost_bound, given_up_by)
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.alone_s(job.spec)
-        no_spot = f"on-demand: no spot in {wait_s:g} s ({bound})" if wait_s else _NO_SPOT
+        no_spot = f"on-demand: no spot in {span_text(wait_s)} ({bound})" if wait_s else _NO_SPOT
         return look.place(no_spot=no_spot)
     found = look.place(spot_alone=True)
     if isinstance(found, Chosen) or left_s == math.inf:
@@ -119,8 +125,8 @@ def place(
         return found  # What comes after the wait will not do either.
     until = now + timedelta(seconds=min(left_s, _FARTHEST_S))
     # No countdown: what a job waits for is written down again whenever it changes.
-    wait_s = spot.alone_s(job.spec)
-    reason = f"{found.reason}; on-demand will do after {wait_s:g} s without a machine ({bound})"
+    wait_s = spot.alone_s(job.spec) or 0.0
+    reason = f"{found.reason}; on-demand will do after {span_text(wait_s)} without a machine ({bound})"
     return Dry(min(found.until, until) if isinstance(found, Dry) else until, reason)
 
 
@@ -151,6 +157,7 @@ class _Look:
     now: datetime
     shunned: Mapping[str, str]
     cost_bound: str
+    given_up_by: str
 
     def place(self, *, spot_alone: bool = False, no_spot: str = _NO_SPOT) -> Placement:
         taken = _taken(self.job, self.now)
@@ -175,6 +182,12 @@ class _Look:
         if not fitting:
             known, _ = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, unpriced=True)
             return Impossible(reason, unpriced=bool(known))
+        spent = known_cost(state, now)
+        fitting, too_little = that_pay(spec, fitting, self.policy.leave_s, spent, cost_bound=self.cost_bound)
+        if not fitting:
+            return Impossible(too_little, bound=True)
+        if self.given_up_by and spot.given_up(spec, reclaimed) and not any(offering.spot for offering in fitting):
+            reason += f" ({self.given_up_by})"
         dry = _later(_dry(state, self.policy), _dry_for_all(job))
         refusals = _Refusals.of(state)
         usable = [offering for offering in fitting if not refusals.cover(offering)]
@@ -282,6 +295,29 @@ def _affordable(spec: Spec, offerings: list[Offering], unpriced: bool, cost_boun
             return [], f"{why}{_cheapest(kept)}"
         kept = cheap
     return kept, ""
+
+
+def that_pay(
+    spec: Spec, offerings: list[Offering], leave_s: float, spent: float = 0.0, *, cost_bound: str = MAX_COST
+) -> tuple[list[Offering], str]:
+    """The offerings on which the job can train at all before its bound on the cost ends it, or why there are none.
+
+    What saving and leaving may cost is set aside: where nothing is left beside it, a machine would be launched only to
+    be ended at once.
+    """
+    most, save_s = spec.limits.max_cost, spec.checkpoints.grace_s + leave_s
+    if most is None:
+        return offerings, ""
+    set_aside = {each.key: (_at_most(each) or 0.0) * spec.nodes * save_s / 3600 for each in offerings}
+    kept = [each for each in offerings if not set_aside[each.key] or set_aside[each.key] < most - spent]
+    if kept or not offerings:
+        return kept, ""
+    cheapest = min(set_aside.values())
+    what = f"({span_text(save_s)} at ${cheapest * 3600 / save_s:,.2f}/h: ${cheapest:,.2f})"
+    if spent:
+        return [], f"{cost_bound}: ${spent:,.2f} of ${most:g} is spent, and what is left does not pay for saving {what}"
+    advice = "raise it, shorten checkpoints.grace, or take a cheaper machine"
+    return [], f"{cost_bound}: ${most:g} does not even pay for saving {what}; {advice}"
 
 
 def _priced(offerings: list[Offering]) -> list[Offering]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
+from stoker.core.spans import span_text
 from stoker.fold import Claim
 from stoker.model import Activity, Heartbeat, Stamped
 from stoker.rules import Stall, Utilization
@@ -24,7 +25,7 @@ def stalled(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> str
     if told is None or not all(_stands_still(wanted, activity, claim.offering.gpus) for activity in told):
         return None
     silent_s = min(activity.silent_s for activity in told)
-    return f"no step, no line of the log and no work for {silent_s / 60:.3g} minutes"
+    return f"no step, no line of the log and no work for {span_text(silent_s)}"
 
 
 def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
@@ -32,7 +33,7 @@ def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> s
     told = _activities(job, claim, now, longest_s)
     if told is None or not all(activity.silent_s >= longest_s for activity in told):
         return None
-    return f"limits.stall: no step and no line of the log for {longest_s:g} s"
+    return f"limits.stall: no step and no line of the log for {span_text(longest_s)}"
 
 
 def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
@@ -49,7 +50,7 @@ def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime)
     mean = sum(means) / len(means)
     if mean >= wanted.value:
         return None
-    return f"its {len(means)} accelerators were used {mean:.0%} over {wanted.over_s / 60:.3g} minutes"
+    return f"its {len(means)} accelerators were used {mean:.0%} over {span_text(wanted.over_s)}"
 
 
 def fresh(beat: Stamped[Heartbeat], now: datetime) -> bool:

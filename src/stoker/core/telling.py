@@ -249,7 +249,9 @@ def line(told: Told) -> str:
     if beside:
         text += f" ({', '.join(beside)})"
     look = _LOOK.get(told.kind)
-    return f"{text}; `{look} {told.job}`" if look else text
+    if look is None or f"`{look} {told.job}" in told.reason:
+        return text  # The reason says where to look.
+    return f"{text}; `{look} {told.job}`"
 
 
 def _together(events: Iterable[Told]) -> list[str]:

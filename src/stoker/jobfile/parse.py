@@ -129,6 +129,8 @@ class SectionReader:
     # Whether a null is a mistake: there is no other layer from which it could take anything back.
     alone: bool = False
     origins: dict[str, Origin] = field(default_factory=dict)
+    # Whether a duration needs its unit: 72 seconds for all jobs of a house are seldom meant.
+    units: bool = False
 
     def section(self, cls: type, node: Node, path: str) -> Any:
         if not isinstance(node.value, dict):
@@ -168,6 +170,8 @@ class SectionReader:
             if node.value in info.choices:
                 return node.value
             raise values.wrong(node, path, " or ".join(info.choices))
+        if self.units and info.form == "duration":
+            values.check_unit(node, path)
         reader = values.FORMS[info.form] if info.form else values.TYPES[info.hint]
         value = reader(node, path)
         if isinstance(node.value, dict):

@@ -96,6 +96,13 @@ def number(node: Node, path: str) -> float:
     raise wrong(node, path, "a number")
 
 
+def check_unit(node: Node, path: str) -> None:
+    """Raise SpecError for a duration that is a number alone. Nothing is nothing in every unit."""
+    bare = re.fullmatch(r"\d+(\.\d+)?", str(node.value).strip())
+    if bare and float(bare[0]) and not isinstance(node.value, bool):
+        raise node.origin.error(path, f"{bare[0]} is seconds; write {bare[0]}s or {bare[0]}h")
+
+
 def words(node: Node, path: str) -> tuple[str, ...]:
     if isinstance(node.value, tuple):
         return tuple(text(part, f"{path}[{index}]") for index, part in enumerate(node.value))

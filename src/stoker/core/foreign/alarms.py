@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject, applies
+from stoker.core.spans import span_text
 from stoker.rules import House, Rule, Stall, Utilization
 
 # CloudWatch has a figure a minute of every host, and has it a little late.
@@ -149,7 +150,7 @@ def _stalled(wanted: Stall, gpus: int, readings: Readings, end: datetime, traine
     working = any(mean > _WAITING_CPU for host in cores for mean in host)
     if working and silent_s < wanted.span_s + wanted.working_s:
         return None
-    return f"no line of the log and no work of its GPUs for {silent_s / 60:.3g} minutes"
+    return f"no line of the log and no work of its GPUs for {span_text(silent_s)}"
 
 
 def _wasteful(wanted: Utilization, gpus: int, readings: Readings, end: datetime, trained_s: float) -> str | None:
@@ -162,7 +163,7 @@ def _wasteful(wanted: Utilization, gpus: int, readings: Readings, end: datetime,
     mean = sum(known) / len(known) / (100 * gpus)
     if mean >= wanted.value:
         return None
-    return f"its {gpus * len(known)} accelerators were used {mean:.0%} over {wanted.over_s / 60:.3g} minutes"
+    return f"its {gpus * len(known)} accelerators were used {mean:.0%} over {span_text(wanted.over_s)}"
 
 
 def _windows(figures: Figures, wanted: Stall, end: datetime) -> list[float]:

@@ -33,6 +33,7 @@ from stoker.core.foreign.sight import (
     subject_of,
 )
 from stoker.core.governance import PREFIX, Bounded, Finding, Subject
+from stoker.core.spans import span_text
 from stoker.model import Known
 from stoker.rules import House, Then
 
@@ -145,7 +146,7 @@ def _bounds(sight: Sight, bounds: Bounded, now: datetime, audit: bool) -> Iterat
     if limits.max_runtime_s is not None:
         trained_s = job.trained_s(now) + sum(over.trained_s for over in others)
         if trained_s >= limits.max_runtime_s:
-            reached.append(("max_runtime", f"{limits.max_runtime_s:g} s of training are reached"))
+            reached.append(("max_runtime", f"{span_text(limits.max_runtime_s)} of training are reached"))
     if limits.max_cost is not None:
         spent = _spent(sight, now)
         if spent is not None and spent >= limits.max_cost:
@@ -153,7 +154,7 @@ def _bounds(sight: Sight, bounds: Bounded, now: datetime, audit: bool) -> Iterat
     if limits.max_wait_s is not None and job.waiting_since is not None:
         waited_s = (now - job.waiting_since).total_seconds()
         if waited_s >= limits.max_wait_s:
-            reached.append(("max_wait", f"it waited for a machine for {waited_s:.0f} s"))
+            reached.append(("max_wait", f"it waited for a machine for {span_text(waited_s)}"))
     mode = " (audit)" if audit else ""
     for field, reason in reached:
         if field in bounds.by_rule:
@@ -215,7 +216,7 @@ def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -
     if keeps and "spot_wait" in bounds.by_rule and longest_s is not None and job.waiting_since is not None:
         waited_s = (now - job.waiting_since).total_seconds()
         if waited_s >= longest_s:
-            told = f"{bounds.named('spot_wait')}: it waited for spot machines for {waited_s:.0f} s; it goes on without"
+            told = f"{bounds.named('spot_wait')}: it waited for spot machines for {span_text(waited_s)}; it goes on without"
             return Stop(Stopping(job.name, bounds.rule("spot_wait"), ON_DEMAND), told)
     most = bounds.spec.retry.on_demand_after
     lost = job.interruptions + sum(over.interruptions for over in sight.family.others(job.name))
