@@ -170,10 +170,10 @@ class SectionReader:
             if node.value in info.choices:
                 return node.value
             raise values.wrong(node, path, " or ".join(info.choices))
-        if self.units and info.form == "duration":
-            values.check_unit(node, path)
         reader = values.FORMS[info.form] if info.form else values.TYPES[info.hint]
         value = reader(node, path)
+        if self.units and info.form == "duration":
+            values.check_unit(node, path)
         if isinstance(node.value, dict):
             self.origins.update({f"{path}.{key}": child.origin for key, child in node.value.items()})
         if info.least is not None and value is not None and value < info.least:

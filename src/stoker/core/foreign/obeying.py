@@ -216,7 +216,8 @@ def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -
     if keeps and "spot_wait" in bounds.by_rule and longest_s is not None and job.waiting_since is not None:
         waited_s = (now - job.waiting_since).total_seconds()
         if waited_s >= longest_s:
-            told = f"{bounds.named('spot_wait')}: it waited for spot machines for {span_text(waited_s)}; it goes on without"
+            waited = span_text(waited_s)
+            told = f"{bounds.named('spot_wait')}: it waited for spot machines for {waited}; it goes on without"
             return Stop(Stopping(job.name, bounds.rule("spot_wait"), ON_DEMAND), told)
     most = bounds.spec.retry.on_demand_after
     lost = job.interruptions + sum(over.interruptions for over in sight.family.others(job.name))
