@@ -10,6 +10,7 @@ from stoker.core.foreign.diagnosis import Cause, diagnose
 from stoker.core.foreign.family import Cloning, GaveUp, Stopping
 from stoker.core.foreign.sight import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on, refusals
 from stoker.core.governance import Subject
+from stoker.core.spans import span_text
 from stoker.model import Known
 from stoker.rules import House
 
@@ -63,7 +64,7 @@ def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: S
         return _as_meant(sight, house, subject, stop, now)
     least_s = bounds_of(house, subject).spec.retry.min_runtime_s
     if cause.blame != "house" and job.trained_s(now) < least_s:
-        trained = f"it had trained for {job.trained_s(now):.0f} s, less than {least_s:g}"
+        trained = f"it had trained for {span_text(job.trained_s(now))}, less than {span_text(least_s)}"
         return _gave_up(sight, "too-short", f"{trained}; {cause.reason}")
     if not job.checkpoints and cause.blame == "unexplained":
         return _gave_up(sight, "no-checkpoints", f"it saves no checkpoints to go on from; {cause.reason}")
