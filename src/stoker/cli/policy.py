@@ -97,7 +97,7 @@ def history(as_json: bool) -> None:
     click.echo(table(("VERSION", "SET", "BY", "NOTE"), rows))
 
 
-@command.command()
+@command.command(short_help="Tell what the policy would say to a job file.")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--policy", metavar="FILE", help="Not the store's policy, but this one, before it is set.")
 @set_option
