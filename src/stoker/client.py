@@ -271,6 +271,14 @@ def stop(job: str, store: str | Store | None = None) -> bool:
     """
     opened = open_any(store)
     found = find_job(opened, job)
+    asked = ask_to_stop(found, opened)
+    if asked:
+        call_deployed(opened, [found])
+    return asked
+
+
+def ask_to_stop(found: str, opened: Store) -> bool:
+    """`stop`, for who then sees to it that somebody governs."""
     me = submitter()
 
     def wanted(newest: JobState | None) -> tuple[Event, str] | None:
@@ -298,6 +306,13 @@ def resume(job: str, store: str | Store | None = None) -> str:
     """
     opened = open_any(store)
     found = find_job(opened, job)
+    ask_to_resume(found, opened)
+    call_deployed(opened, [found])
+    return found
+
+
+def ask_to_resume(found: str, opened: Store) -> None:
+    """`resume`, for who then sees to it that somebody governs."""
     me = submitter()
     state = _state(opened, found)
     if state.code_digest is not None and opened.head(layout.code(state.code_digest)) is None:
@@ -322,7 +337,6 @@ def resume(job: str, store: str | Store | None = None) -> str:
         marker = layout.active(found, after.opened_seq)
         if opened.head(marker) is None:
             opened.put(marker, b"")
-    return found
 
 
 def _heed_again(store: Store, state: JobState) -> None:

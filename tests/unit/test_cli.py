@@ -52,7 +52,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: None)
+    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path / "code")
@@ -399,7 +399,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     from stoker.cli import following
 
     carried: list[str] = []
-    monkeypatch.setattr(background, "carry_on", lambda _store, jobs: carried.extend(jobs))
+    monkeypatch.setattr(background, "carry_on", lambda _store, jobs: carried.extend(jobs) or background.Governed())
 
     def interrupted(_self: object, _tail: int | None) -> None:
         raise KeyboardInterrupt

@@ -3,18 +3,24 @@ computer can see to."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from woken_world import submit
 
-from stoker import layout
+from stoker import client, layout, log
+from stoker.cli import main, run
 from stoker.deploying import aws, record
 from stoker.deploying.record import Deployed
 from stoker.errors import AuthDenied
 from stoker.governor import background
 from stoker.governor.background import Governed, carry_on
+from stoker.governor.clock import record_pass
+from stoker.governor.serverless.aws import NAME as LAMBDA
+from stoker.governor.serverless.gcp import NAME as CLOUD_RUN
+from stoker.model import Ended
 from stoker.providers import registry
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store import Store, open_store
@@ -37,11 +43,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def woken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+def woken(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The jobs that the deployed governor was called for."""
     found: list[tuple[str, ...]] = []
+
+    def call(_deployed: Deployed, jobs: tuple[str, ...]) -> None:
+        found.append(jobs)
+        record_pass(store, LAMBDA, 0, time.monotonic)
+
     monkeypatch.setattr(record, "find", lambda _store: DEPLOYED)
-    monkeypatch.setattr(aws, "wake", lambda _deployed, jobs: found.append(jobs))
+    monkeypatch.setattr(aws, "wake", call)
     return found
 
 
@@ -87,6 +98,64 @@ def test_a_governor_that_cannot_be_woken_is_told_and_replaced(
     governed = carry_on(store, [job])
     assert governed.by is None and "lambda:InvokeFunction" in str(governed.problem)
     assert started == [store.url]
+
+
+def test_a_governor_that_is_called_and_does_nothing_is_told_and_replaced(
+    store: Store, tmp_path: Path, started: list[str], woken: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cloud takes every call, and nothing comes of it."""
+    job = submit(store, tmp_path)
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(aws, "wake", lambda _deployed, _jobs: None)
+    monkeypatch.setattr(record, "ANSWERS_WITHIN_S", 0.1)
+    monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
+    governed = carry_on(store, [job])
+    assert governed.by is None and "stoker-1 in us-east-1 was called and has done nothing" in str(governed.problem)
+    assert started == [store.url]
+
+
+def test_passes_are_looked_for_where_they_are_written() -> None:
+    assert record.SIGNS == {"aws": LAMBDA, "gcp": CLOUD_RUN}
+
+
+def test_stopping_and_resuming_from_python_wake_it(
+    store: Store, tmp_path: Path, woken: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(store, tmp_path)
+    elsewhere(monkeypatch)
+    client.stop(job, store)
+    assert woken == [(job,)] * 2
+    state = log.read(store, job)
+    log.append_next(store, job, state, lambda _state: (Ended("stopped", "stop-asked"), "test"), "test")
+    client.resume(job, store)
+    assert woken == [(job,)] * 3
+
+
+@pytest.mark.parametrize("words", [("stop",), ("resume",), ("resume", "-f")])
+def test_commands_tell_that_it_could_not_be_woken(
+    words: tuple[str, ...],
+    store: Store,
+    tmp_path: Path,
+    started: list[str],
+    woken: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = submit(store, tmp_path)
+    if words[0] == "resume":
+        state = log.read(store, job)
+        log.append_next(store, job, state, lambda _state: (Ended("stopped", "stop-asked"), "test"), "test")
+
+    def refuse(*_: object) -> None:
+        raise AuthDenied("lambda:InvokeFunction is not allowed")
+
+    monkeypatch.setattr(aws, "wake", refuse)
+    monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
+    monkeypatch.setattr(run, "follow_governing", lambda *_, **__: 0)
+    with pytest.raises(SystemExit) as left:
+        main(["--store", store.url, words[0], job, *words[1:]])
+    assert left.value.code == 0
+    assert "stoker-1 could not be woken: lambda:InvokeFunction is not allowed" in capsys.readouterr().err
 
 
 def test_a_record_that_makes_no_sense_is_no_governor() -> None:

@@ -399,7 +399,7 @@ def test_it_stays_no_longer_than_the_money_lasts() -> None:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: None)
+    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
     return open_store(str(tmp_path / "store"))
 
 

@@ -28,7 +28,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: None)
+    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
     (tmp_path / "train.py").write_text("print(1)\n")
     monkeypatch.chdir(tmp_path)
     return open_store(str(tmp_path / "store"))

@@ -16,6 +16,7 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     """Start a new job with the same code and spec, but for what --set changes. Prints its id."""
     from stoker import client
     from stoker.cli.planning import agree, show_plan
+    from stoker.cli.printing import tell_problem
     from stoker.governor.background import carry_on
     from stoker.sending import send
 
@@ -24,5 +25,5 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
         show_plan(prepared)
         agree(prepared, yes=yes)
         submitted = send(prepared, store)
-    carry_on(store, [submitted])
+    tell_problem(carry_on(store, [submitted]))
     click.echo(submitted)

@@ -20,12 +20,12 @@ def command(job: str, node: int, grace_s: float) -> None:
     that is not allowed, and for machines that are not spot, the machine is ended at once. It says which.
     """
     from stoker import client
-    from stoker.cli.printing import duration, legible, say
+    from stoker.cli.printing import duration, legible, say, tell_problem
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
 
     store = opened_store()
     found = client.find_node(find_job(store, job), store, node)
     told = client.rehearse(found, grace_s)
-    carry_on(store, [found.job])
+    tell_problem(carry_on(store, [found.job]))
     say(legible(told) if told else f"{found.instance} will be taken away in {duration(grace_s)}")

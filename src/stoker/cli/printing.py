@@ -9,9 +9,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+
+if TYPE_CHECKING:
+    from stoker.governor.background import Governed
 
 T = TypeVar("T")
 
@@ -182,6 +185,12 @@ def whole(value: Any) -> Any:
 def say(text: str = "") -> None:
     """A word of Stoker's own: on stderr, so that stdout holds what was asked for."""
     click.echo(text, err=True)
+
+
+def tell_problem(governed: Governed) -> None:
+    """Why a governor that is deployed does not see to it; one on this computer does."""
+    if governed.problem is not None:
+        say(governed.problem)
 
 
 def warn(text: str) -> None:

@@ -14,19 +14,22 @@ from stoker.cli.options import job_argument, opened_store, store_option
 def command(job: str, following: bool) -> int:
     """Let an ended job go on from its last checkpoint: the same job, next attempt."""
     from stoker import client, log
-    from stoker.cli.printing import say
+    from stoker.cli.printing import say, tell_problem
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
 
     store = opened_store()
-    before = log.read(store, find_job(store, job))
-    found = client.resume(job, store)
+    found = find_job(store, job)
+    before = log.read(store, found)
+    client.ask_to_resume(found, store)
     if following:
         from stoker.cli.run import follow_governing
+        from stoker.governor.background import call_deployed
         from stoker.providers import registry
 
+        tell_problem(call_deployed(store, [found]))
         paid = registry.capabilities(client.summary(found, store).provider).paid
         return follow_governing(store, found, paid=paid, since=before.seq if before is not None else 0)
-    carry_on(store, [found])
+    tell_problem(carry_on(store, [found]))
     say(f"{found} goes on; follow it with: stoker logs -f {found}")
     return 0

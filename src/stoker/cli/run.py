@@ -26,7 +26,7 @@ from stoker.cli.options import (
     yes_option,
 )
 from stoker.cli.planning import agree, show_plan
-from stoker.cli.printing import print_json, say, size, whole
+from stoker.cli.printing import print_json, say, size, tell_problem, whole
 from stoker.cli.progress import progress_bar, working
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
@@ -298,9 +298,7 @@ def _call_deployed(store: Store, job: str) -> None:
     """This process governs; should it end, somebody else knows of the job already."""
     from stoker.governor.background import call_deployed
 
-    problem = call_deployed(store, [job]).problem
-    if problem is not None:
-        say(problem)
+    tell_problem(call_deployed(store, [job]))
 
 
 def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None:
@@ -312,8 +310,7 @@ def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None
     if governed.by is not None:
         say(f"governed by {governed.by}")
         return
-    if governed.problem is not None:
-        say(governed.problem)
+    tell_problem(governed)
     what = "its governor runs on this computer: while that is off, nobody replaces a reclaimed machine"
     say(what if governed.problem else f"{what}; `stoker deploy` puts one into the cloud")
 

@@ -14,7 +14,7 @@ from stoker.cli.options import jobs_argument, opened_store, store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:
     """Let jobs save, then end them. Of a job that has failed, give back a machine that is held."""
     from stoker import client, log
-    from stoker.cli.printing import legible, say
+    from stoker.cli.printing import legible, say, tell_problem
     from stoker.cli.timeline import outcome_text
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
@@ -24,7 +24,7 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
     found = [find_job(store, job) for job in jobs]
     asked = []
     for job in found:
-        if client.stop(job, store):
+        if client.ask_to_stop(job, store):
             asked.append(job)
             state = log.read(store, job)
             ended = state is not None and state.ended is not None
@@ -32,7 +32,7 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
         else:
             say(f"{job} had ended already")
     if asked:
-        carry_on(store, asked)
+        tell_problem(carry_on(store, asked))
     for job in asked if waiting else ():
         summary = client.wait(job, store)
         say(legible(f"{job} {outcome_text(summary.phase, summary.reason)}"))

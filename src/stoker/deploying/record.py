@@ -7,6 +7,7 @@ allowed: the governor switches its own clock on, and decides.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -15,8 +16,12 @@ from stoker import codec, layout
 from stoker.errors import CodecError, StokerError, UserError
 from stoker.store import Store
 
-# By cloud, what wakes a governor there.
+# By cloud, what wakes a governor there, and how it signs its passes.
 _CLOUDS = {"aws": "stoker.deploying.aws", "gcp": "stoker.deploying.gcp"}
+SIGNS = {"aws": "aws-lambda", "gcp": "cloud-run"}
+# Between the call and its pass: a cold start takes seconds.
+ANSWERS_WITHIN_S = 15.0
+_LOOK_EVERY_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -66,15 +71,40 @@ def find(store: Store) -> Deployed | None:
     return next((each for each in found if each is not None), None)
 
 
-def wake(store: Store, jobs: Iterable[str]) -> Deployed | None:
-    """Wake the store's deployed governor; None where there is none. Raises StokerError where it cannot be reached."""
+def last_pass(store: Store, cloud: str) -> str | None:
+    """What is another one after each pass of the governor in this cloud; None before the first."""
+    found = store.head(layout.governor(SIGNS[cloud]))
+    return None if found is None else f"{found.modified} {found.etag}"
+
+
+def has_passed(store: Store, cloud: str, before: str | None, within_s: float) -> bool:
+    """Wait for a pass later than `before`. False: there was none in this time. Raises StoreError."""
+    until_s = time.monotonic() + within_s
+    while last_pass(store, cloud) == before:
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) -> Deployed | None:
+    """Wake the store's deployed governor; None where there is none.
+
+    With `within_s`, see that it does pass. Raises StokerError where it cannot be reached, or does not.
+    """
     deployed = find(store)
     if deployed is None:
         return None
+    before = last_pass(store, deployed.cloud) if within_s is not None else None
     cloud = cast("Cloud", importlib.import_module(_CLOUDS[deployed.cloud]))
     try:
         cloud.wake(deployed, tuple(jobs))
     except StokerError as error:
         kind = UserError if isinstance(error, UserError) else StokerError
         raise kind(f"the governor {deployed.name} could not be woken: {error}") from error
+    if within_s is not None and not has_passed(store, deployed.cloud, before, within_s):
+        raise StokerError(
+            f"the governor {deployed.name} in {deployed.region} was called and has done nothing for {within_s:.0f} s; "
+            f"its log there tells why, and `stoker deploy {deployed.cloud}` puts it up anew"
+        )
     return deployed

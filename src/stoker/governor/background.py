@@ -82,11 +82,12 @@ class Governed:
 def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
     """After a person's command: act on it at once, and see to it that somebody governs from here on.
 
-    A governor that is deployed does it, where there is one that can reach the jobs' machines.
+    A governor that is deployed does it, where there is one that can reach the jobs' machines, and that is seen to pass.
     """
     named = list(jobs)
-    governed = call_deployed(store, named)
-    if governed.by is not None and not any(_runs_here(store, job) for job in named):
+    here = any(_runs_here(store, job) for job in named)
+    governed = call_deployed(store, named, relied_on=not here)
+    if governed.by is not None and not here:
         return governed
     try:
         Governor(store).run_pass(only=set(named))
@@ -96,12 +97,15 @@ def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
     return Governed(problem=governed.problem)
 
 
-def call_deployed(store: Store, jobs: Iterable[str]) -> Governed:
-    """Wake the governor that is deployed for this store, if one is. Never raises: others may govern as well."""
+def call_deployed(store: Store, jobs: Iterable[str], *, relied_on: bool = False) -> Governed:
+    """Wake the governor that is deployed for this store, if one is. Never raises: others may govern as well.
+
+    `relied_on`: nobody else will, so wait until it is seen to do something.
+    """
     from stoker.deploying import record
 
     try:
-        found = record.wake(store, jobs)
+        found = record.wake(store, jobs, within_s=record.ANSWERS_WITHIN_S if relied_on else None)
     except StokerError as error:
         return Governed(problem=str(error))
     return Governed() if found is None else Governed(by=f"{found.name} in {found.region}")
