@@ -162,7 +162,7 @@ class MemoryAccount(ForeignAccount):
         ]
         return Readings(tuple(inside), self.line_at)
 
-    def tail(self, name: str) -> tuple[str, ...]:
+    def tail(self, name: str, since: datetime | None = None) -> tuple[str, ...]:
         self._meet("GetLogEvents", name)
         return self.lines
 

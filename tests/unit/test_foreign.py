@@ -11,7 +11,7 @@ from foreign_world import HOUR_S, HOUSE, REGION, World, asked
 
 from stoker import layout
 from stoker.core.foreign.alarms import WantedAlarm
-from stoker.core.foreign.family import Cloned, Cloning, FamilyRecord, GaveUp, Over, Seen, Stopping, Told
+from stoker.core.foreign.family import Cloned, Cloning, FamilyRecord, GaveUp, Heard, Over, Seen, Stopping, Told
 from stoker.core.telling import Letter, line
 from stoker.core.telling import Told as News
 from stoker.errors import AuthDenied, Transient
@@ -197,12 +197,6 @@ def test_rules_that_cannot_be_read_cause_nothing() -> None:
     looked = world.governor.wake(REGION, "bert")
     assert "update this one" in looked.problems["policy"] and world.account.calls == []
     assert "update this one" in world.governor.tick().problems["policy"]
-
-
-def test_what_stoker_itself_started_is_not_foreign() -> None:
-    world = World("- max_nodes: 1")
-    world.account.start(Tags=[{"Key": "stoker:job", "Value": "bert-4f2a"}])
-    assert world.wake() == [] and world.account.job().status == "InProgress"
 
 
 # ── Alarms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -555,7 +549,7 @@ def test_how_many_interruptions_are_too_many_is_the_houses() -> None:
     world.account.start(training_s=60)
     world.account.interrupt(times=2)
     world.wake()
-    assert events(world)[-1] == Stopping("bert", "policy:calm", "on-demand")
+    assert events(world)[-2:] == [Stopping("bert", "policy:calm", "on-demand"), Heard("bert")]
 
 
 def test_no_spot_within_max_wait() -> None:

@@ -15,7 +15,7 @@ from botocore.model import ListShape, MapShape, Shape, StructureShape
 from botocore.validate import ParamValidator
 from foreign_world import asked
 
-from stoker.core.foreign.clone import KEPT, UNTOLD, clone_name, request
+from stoker.core.foreign.clone import KEPT, UNTOLD, begin, clone_name, request
 
 GOLDEN = Path(__file__).parent / "golden" / "sagemaker_clone.json"
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
@@ -159,18 +159,15 @@ def test_there_is_room_for_its_tags() -> None:
 
 def test_names_are_unique_and_the_same_for_everybody() -> None:
     made = datetime(2026, 11, 2, tzinfo=timezone.utc)
-    name = clone_name("bert", "bert", made, 1)
-    assert name == clone_name("bert", "bert", made, 1) and re.fullmatch(r"bert-r1-[0-9a-f]{6}", name)
-    others = {
-        clone_name("bert", "bert", made.replace(day=3), 1),
-        clone_name("bert", "bert2", made, 1),
-        clone_name("bert", "bert", None, 1),
-        clone_name("bert", "bert", made, 2),
-    }
-    assert len(others | {name}) == 5
+    name = clone_name("bert", made)
+    assert name == clone_name("bert", made) and re.fullmatch(r"bert-r1-[0-9a-f]{6}", name)
+    others = {clone_name("bert", made.replace(day=3)), clone_name("bert2", made), clone_name("bert", None)}
+    assert len(others | {name}) == 4
+    again = clone_name(name, made)
+    assert re.fullmatch(r"bert-r2-[0-9a-f]{6}", again) and begin(again) == begin("bert") == "bert"
 
 
 @pytest.mark.parametrize("origin", ["a" * 63, f"{'a' * 52}-{'b' * 10}", "x"])
 def test_names_fit(origin: str) -> None:
-    name = clone_name(origin, origin, None, 12)
+    name = clone_name(clone_name(origin, None), None)
     assert len(name) <= 63 and re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name)

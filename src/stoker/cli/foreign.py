@@ -89,7 +89,7 @@ def whose(store: Store, name: str, command: str) -> str | None:
 
 def describe(event: FamilyEvent) -> str:
     """An entry of a family's log in words."""
-    from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Over, Relented, Seen, Stopping, Told
+    from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Heard, Over, Relented, Seen, Stopping, Told
 
     match event:
         case Seen():
@@ -99,6 +99,8 @@ def describe(event: FamilyEvent) -> str:
         case Stopping():
             then = {"": "", "restart": ", to go on as a clone", "on-demand": ", to go on without spot"}[event.after]
             return f"{event.job}: stopped, {event.rule}{then}"
+        case Heard():
+            return f"{event.job}: SageMaker stops it"
         case Relented():
             return f"{event.job}: goes on, not stopped"
         case Cloning():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -47,7 +48,10 @@ _READ_ONLY = {"ResourceConfig": ("SelectedInstanceType", "SelectedInstanceCount"
 # An empty one is how a description says that there is none.
 _KEYS = ("KmsKeyId", "VolumeKmsKeyId")
 _LONGEST_NAME = 63
+_CLONE = re.compile(r"(?P<begin>.+)-r(?P<number>[0-9]{1,4})-[0-9a-f]{6}")
 _MOST_TAGS = 50
+# How SageMaker refuses what it told itself.
+MAY_NOT_MEASURE = re.compile(r"override the metric definitions", re.IGNORECASE)
 
 
 def request(
@@ -81,15 +85,30 @@ def request(
     return wanted
 
 
-def clone_name(origin: str, of: str, created_at: datetime | None, number: int) -> str:
+def without_metrics(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request without definitions of metrics."""
+    algorithm = {key: value for key, value in request["AlgorithmSpecification"].items() if key != "MetricDefinitions"}
+    return {**request, "AlgorithmSpecification": algorithm}
+
+
+def clone_name(of: str, created_at: datetime | None) -> str:
     """The same for whoever clones this very job, and nobody else's: the end is of what it is a clone of.
 
-    The store has no part in it: two houses that govern one account make one clone between them.
+    Nothing else has a part in it, such as what a store knows of it: houses that govern one account make one clone
+    between them, whatever each saw before.
     """
+    found = _CLONE.fullmatch(of)
+    number = int(found["number"]) + 1 if found else 1
     # The moment of its making too: a name can be used again once a job is deleted.
     moment = "" if created_at is None else f"{created_at.timestamp():.0f}"
-    end = f"-r{number}-{hashlib.sha256(f'{of}/{moment}/{number}'.encode()).hexdigest()[:6]}"
-    return f"{origin[: _LONGEST_NAME - len(end)].rstrip('-')}{end}"
+    end = f"-r{number}-{hashlib.sha256(f'{of}/{moment}'.encode()).hexdigest()[:6]}"
+    return f"{begin(of)[: _LONGEST_NAME - len(end)].rstrip('-')}{end}"
+
+
+def begin(name: str) -> str:
+    """How the names of a job and of all its clones begin, as far as there is room."""
+    found = _CLONE.fullmatch(name)
+    return found["begin"] if found else name
 
 
 def _cleaned(key: str, value: Any) -> Any:

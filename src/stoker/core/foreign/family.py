@@ -46,6 +46,14 @@ class Stopping:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """SageMaker took the request to stop it so that it goes on: it did not end by another's word."""
+
+    kind: ClassVar[str] = "heard"
+    job: str
+
+
+@dataclass(frozen=True)
 class Relented:
     """It was to be stopped, was not yet, and no rule wants it any more. However it ends now is its own affair."""
 
@@ -95,7 +103,7 @@ class Over:
     interruptions: int = 0
 
 
-FamilyEvent = Seen | Told | Stopping | Relented | Cloning | Cloned | GaveUp | Over
+FamilyEvent = Seen | Told | Stopping | Heard | Relented | Cloning | Cloned | GaveUp | Over
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,8 @@ class FamilyEntry:
 
 @dataclass(frozen=True)
 class Family:
-    """What a log comes to. Of two entries about the same thing the first counts."""
+    """What a log comes to. Of two entries about the same thing the first counts. Nothing that was done about a job
+    counts for a later one of its name."""
 
     origin: str
     seq: int = 0
@@ -131,6 +140,8 @@ class Family:
     stops: dict[str, Stopping] = field(default_factory=dict)
     # When that was written, by the store's clock.
     stops_at: dict[str, datetime] = field(default_factory=dict)
+    # Those that SageMaker has taken.
+    heard: frozenset[str] = frozenset()
     # By what they are clones of.
     clones: dict[str, Cloning] = field(default_factory=dict)
     made: frozenset[str] = frozenset()
@@ -140,6 +151,13 @@ class Family:
     def holds(self, job: str) -> bool:
         """Whether this training job is of the family: the origin, or one that the log names."""
         return job == self.origin or any(clone.name == job for clone in self.clones.values())
+
+    def is_another(self, job: str, created_at: datetime | None) -> bool:
+        """Whether this is not the origin that the log tells of, but a later one: names may be used again."""
+        seen = self.seen.get(job)
+        if job != self.origin or seen is None or seen.created_at is None or created_at is None:
+            return False
+        return abs((created_at - seen.created_at).total_seconds()) >= 1
 
     def others(self, job: str) -> tuple[Over, ...]:
         """Those of the family that are over, but for this one."""
@@ -157,12 +175,16 @@ def fold(origin: str, entries: Iterable[FamilyEntry], state: Family | None = Non
 def _with(family: Family, event: FamilyEvent, at: datetime) -> Family:
     match event:
         case Seen():
+            if family.is_another(event.job, event.created_at):
+                return Family(family.origin, seen={event.job: event})
             return replace(family, seen={event.job: event, **family.seen})
         case Told():
             return replace(family, told=family.told | {(event.job, event.code)})
         case Stopping():
             stops_at = {event.job: at, **family.stops_at}
             return replace(family, stops={event.job: event, **family.stops}, stops_at=stops_at)
+        case Heard():
+            return replace(family, heard=family.heard | {event.job})
         case Relented():
             kept = {job: stop for job, stop in family.stops.items() if job != event.job}
             return replace(family, stops=kept, stops_at={job: family.stops_at[job] for job in kept})

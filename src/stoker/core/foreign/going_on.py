@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from stoker.core import budgets, governance
+from stoker.core import governance
 from stoker.core.foreign.clone import clone_name
 from stoker.core.foreign.diagnosis import Cause, diagnose
 from stoker.core.foreign.family import Cloning, GaveUp, Stopping
-from stoker.core.foreign.sight import ON_DEMAND, Clone, ForeignPlan, Note, Sight, bounds_of, may_go_on, refusals
-from stoker.core.governance import Subject
+from stoker.core.foreign.sight import (
+    ON_DEMAND,
+    Clone,
+    ForeignPlan,
+    Note,
+    Sight,
+    against_a_clone,
+    bounds_of,
+    may_go_on,
+)
+from stoker.core.governance import Finding, Subject
 from stoker.core.spans import span_text
 from stoker.model import Known
 from stoker.rules import House
@@ -26,12 +35,19 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     if meant is not None:
         if meant.name in family.made:
             return ForeignPlan(settled=True, note=f"goes on as {meant.name}")
-        if job.name in family.gave_up or not _wanted(house) or _is_late(sight, now):
-            return ForeignPlan(settled=True)
-        return _launched(sight, house, subject, meant, f"{meant.rule}: as {meant.name}", now)
+        if job.name in family.gave_up:
+            return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
+        if not _wanted(house):
+            return _gave_up(sight, "unwanted", f"the house wants no clones any more, and {meant.name} was not made yet")
+        if _is_late(sight, now):
+            return _gave_up(sight, "late", f"{meant.name} could not be made for a day")
+        return _launched(sight, house, meant, f"{meant.rule}: as {meant.name}", now)
     if job.name in family.gave_up:
         return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
     stop = family.stops.get(job.name)
+    if stop is not None and stop.after and job.name not in family.heard:
+        # Nobody knows that it was ours.
+        stop = None
     by_others = stop is None and (job.stop_asked or job.status == "Stopped")
     if job.status == "Completed" or by_others or (stop is not None and not stop.after):
         return ForeignPlan(settled=True)
@@ -48,7 +64,7 @@ def _as_meant(sight: Sight, house: House, subject: Subject, stop: Stopping, now:
         return _with_bounds(sight, house, subject, Cause("machine", "restart", f"ended by {stop.rule}"), now)
     if _is_late(sight, now):
         return _gave_up(sight, "late", "it has been over for too long")
-    return _cloned(sight, house, subject, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
+    return _cloned(sight, house, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
 
 
 def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: Stopping | None) -> ForeignPlan:
@@ -77,25 +93,23 @@ def _with_bounds(sight: Sight, house: House, subject: Subject, cause: Cause, now
         return _gave_up(sight, "bounded", f"{why_not}; {cause.reason}")
     if _is_late(sight, now):
         return _gave_up(sight, "late", f"it has been over for too long; {cause.reason}")
-    return _cloned(sight, house, subject, cause, now)
+    return _cloned(sight, house, cause, now)
 
 
-def _cloned(sight: Sight, house: House, subject: Subject, cause: Cause, now: datetime) -> ForeignPlan:
-    job, number = sight.job, len(sight.family.clones) + 1
-    name = clone_name(sight.family.origin, job.name, job.created_at, number)
+def _cloned(sight: Sight, house: House, cause: Cause, now: datetime) -> ForeignPlan:
+    job, number = sight.job, max(len(sight.family.clones), sight.job.clone) + 1
+    name = clone_name(job.name, job.created_at)
     spot = job.spot and cause.rule != ON_DEMAND
-    return _launched(sight, house, subject, Cloning(job.name, name, number, cause.rule, spot), cause.reason, now)
+    return _launched(sight, house, Cloning(job.name, name, number, cause.rule, spot), cause.reason, now)
 
 
-def _launched(sight: Sight, house: House, subject: Subject, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
+def _launched(sight: Sight, house: House, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
     """A rule that would refuse it does so now, as when a job is resumed. A budget that is spent only keeps it back."""
-    refused = refusals(house, sight.job, subject)
-    if refused:
-        return _gave_up(sight, refused[0].code, str(refused[0]))
-    found = budgets.judge(house, subject, sight.books, now)
-    held = next((each for each in found if isinstance(each, budgets.Held)), None)
-    if held is not None:
-        return ForeignPlan(look_in_s=_BUDGET_S, note=f"waits to go on: {held.reason}")
+    against = against_a_clone(sight, house, now, spot=meant.spot)
+    if isinstance(against, Finding):
+        return _gave_up(sight, against.code, str(against))
+    if against is not None:
+        return ForeignPlan(look_in_s=_BUDGET_S, note=f"waits to go on: {against.reason}")
     return ForeignPlan((Clone(meant, reason),), note=f"goes on as {meant.name}")
 
 

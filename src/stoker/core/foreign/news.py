@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, Over, Seen, Stopping
+from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, GaveUp, Over, Seen, Stopping
 from stoker.core.foreign.family import Told as Warning_
 from stoker.core.foreign.sight import ON_DEMAND
 from stoker.core.governance import PREFIX
 from stoker.core.telling import Told, shortened
 from stoker.rules import EventKind, House
 
+# Why a clone was not made that was meant to be.
+_BROKEN_OFF = ("late", "name-taken", "refused", "unheard", "unwanted")
 _ENDS: Mapping[str, EventKind] = {"Completed": "finished", "Failed": "failed", "Stopped": "stopped"}
 
 
@@ -63,6 +65,9 @@ def _about(event: FamilyEvent, whose: Whose, house: House) -> tuple[EventKind | 
             return "resumed", event.name, ""
         case Over():
             return _ENDS.get(event.status), event.job, ""
+        # It was to go on.
+        case GaveUp(rule=rule) if rule in _BROKEN_OFF:
+            return "failed", event.job, ""
         case _:
             return None, "", ""
 

@@ -27,6 +27,7 @@ from stoker.core.foreign.sight import (
     RemoveAlarms,
     Sight,
     Stop,
+    against_a_clone,
     bounds_of,
     may_go_on,
     refusals,
@@ -59,9 +60,13 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     """What follows. Deciding again after doing it comes to nothing more."""
     job = sight.job
     actions: list[ForeignAction] = []
-    if job.name not in sight.family.seen:
+    another = sight.family.is_another(job.name, job.created_at)
+    if another or job.name not in sight.family.seen:
         in_progress = job.status == "InProgress"
         actions.append(Note(Seen(job.name, in_progress, job.created_at), f"{job.status} when it was first seen"))
+    if another:
+        # All that is known is of the one that had its name before.
+        return ForeignPlan(tuple(actions))
     subject = subject_of(job, sight.family, now)
     if job.over:
         if job.name not in sight.family.over:
@@ -76,9 +81,13 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     faults = list(_faults(sight, house, subject, now))
     actions += _told(sight, faults)
     stop = _stop(sight, house, subject, faults, now)
-    if stop is not None:
+    if isinstance(stop, Note):
+        assert isinstance(stop.event, Told)
+        if (job.name, stop.event.code) not in sight.family.told:
+            actions.append(stop)
+    elif stop is not None:
         actions.append(stop)
-    elif _may_relent(sight.family, job.name, now):
+    if not isinstance(stop, Stop) and _may_relent(sight.family, job.name, now):
         actions.append(Note(Relented(job.name), "it was not stopped yet, and no rule wants that any more"))
     rules = alarms.watching(house, subject)
     actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start))
@@ -185,13 +194,16 @@ def _told(sight: Sight, faults: list[Fault]) -> Iterator[Note]:
             yield Note(Told(sight.job.name, fault.rule, code), fault.reason)
 
 
-def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault], now: datetime) -> Stop | None:
-    """By the first rule that wants it. What ends a job for good comes before what starts it again."""
+def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault], now: datetime) -> Stop | Note | None:
+    """By the first rule that wants it. What ends a job for good comes before what starts it again. A word where it
+    would be stopped to go on, and could not."""
     job = sight.job
     counting = [fault for fault in faults if fault.counts and fault.then != "warn"]
     for fault in sorted(counting, key=lambda fault: fault.then == "restart"):
         # What cannot go on where it was is not begun anew for this.
         again = fault.then == "restart" and job.checkpoints and not may_go_on(sight, house, subject)
+        # A budget that is spent only keeps the clone back, and it stands still anyway.
+        again = again and not isinstance(against_a_clone(sight, house, now, spot=job.spot), Finding)
         return Stop(Stopping(job.name, fault.rule, "restart" if again else ""), fault.reason)
     return _without_spot(sight, house, subject, now)
 
@@ -202,8 +214,21 @@ def _may_relent(family: Family, job: str, now: datetime) -> bool:
     return asked_at is not None and (now - asked_at).total_seconds() > _HEARD_S
 
 
-def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | None:
-    """Whether spot has failed it: taken away too often, or not to be had."""
+def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | Note | None:
+    """Whether spot has failed it. What may not go on without stays, and that is said."""
+    stop = _spot_failed(sight, house, subject, now)
+    against = against_a_clone(sight, house, now, spot=False) if stop is not None else None
+    if stop is None or against is None:
+        return stop
+    rule = stop.event.rule
+    why = str(against) if isinstance(against, Finding) else against.reason
+    return Note(
+        Told(sight.job.name, rule, f"{rule}/stays"), f"{stop.reason.partition(';')[0]}; it stays on spot: {why}"
+    )
+
+
+def _spot_failed(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | None:
+    """It was taken away too often, or is not to be had."""
     job = sight.job
     if not job.spot or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
         return None

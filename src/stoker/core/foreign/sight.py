@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from stoker.core import governance
+from stoker.core import budgets, governance
 from stoker.core.budgets import Books
 from stoker.core.foreign.alarms import Alarm, Readings, WantedAlarm
 from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
@@ -123,6 +123,20 @@ def bounds_of(house: House, subject: Subject, *, audit: bool = False) -> Bounded
     return governance.bounded(house, replace(subject, spec=spec), audit=audit)
 
 
+def against_a_clone(sight: Sight, house: House, now: datetime, *, spot: bool) -> Finding | budgets.Held | None:
+    """What the rules have against the clone, with spot or without: they would refuse it, or a budget is spent.
+
+    Where nobody has asked how the budgets stand, they are left to whoever has.
+    """
+    job = replace(sight.job, spot=spot)
+    subject = subject_of(job, sight.family, now)
+    refused = refusals(house, job, subject)
+    if refused:
+        return refused[0]
+    found = () if sight.books is None else budgets.judge(house, subject, sight.books, now)
+    return next((each for each in found if isinstance(each, budgets.Held)), None)
+
+
 def may_go_on(sight: Sight, house: House, subject: Subject) -> str:
     """Why this job may not be cloned, in words; empty where it may, as far as its family goes."""
     if house.sagemaker is None or not house.sagemaker.clone:
@@ -130,5 +144,7 @@ def may_go_on(sight: Sight, house: House, subject: Subject) -> str:
     if sight.job.parent:
         return f"{sight.job.parent} started it, and would not know of a clone"
     most = bounds_of(house, subject).spec.retry.resumes
-    done = sum(1 for clone in sight.family.clones.values() if clone.rule != ON_DEMAND)
+    without_spot = sum(1 for clone in sight.family.clones.values() if clone.rule == ON_DEMAND)
+    # Other stores may have made clones that this one knows of by their tags alone.
+    done = max(len(sight.family.clones), sight.job.clone) - without_spot
     return f"it was cloned {done} times already" if done >= most else ""

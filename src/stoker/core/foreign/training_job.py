@@ -3,11 +3,13 @@ against. Pure. What is not told, or not with sense, is left open and breaks no r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from stoker.core.foreign.clone import NUMBER
 from stoker.model import Offering
 from stoker.spec import Container, Environment, Limits, Resources, Spec
 
@@ -18,6 +20,11 @@ _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting", "Launc
 # Whoever starts these watches them, and would not know of a clone.
 _PARENTS = {"TuningJobArn": "tuning job", "AutoMLJobArn": "AutoML job", "LabelingJobArn": "labelling job"}
 _PIPELINE = ("sagemaker:pipeline", "aws:sagemaker:pipeline")
+_STATE_MACHINE = "AWS_STEP_FUNCTIONS_EXECUTION_ARN"
+_MANAGED = "MANAGED_BY_AWS"
+# What these call their jobs, whose tags may be of the person alone.
+_NAMED_BY = {"pipelines-": "pipeline", "AWSBatch": "AWS Batch"}
+_DIGITS = re.compile(r"[0-9]{1,4}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class TrainingJob:
     # The training that is over, and since when one goes on.
     trained_before_s: float = 0.0
     training_since: datetime | None = None
+    # When the last one began, that goes on or is over.
+    last_training_at: datetime | None = None
     waiting_since: datetime | None = None
     interruptions: int = 0
     # Somebody asked it to stop, however it ended then.
@@ -49,6 +58,8 @@ class TrainingJob:
     checkpoints: bool = False
     # Who started it and waits for it, in words.
     parent: str = ""
+    # Which clone it is by its tags, which anybody may write; 0: none.
+    clone: int = 0
     max_runtime_s: float | None = None
     billable_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -124,12 +135,14 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         tags={key: value for key, value in named.items() if not key.startswith("aws:")},
         trained_before_s=before_s,
         training_since=since,
+        last_training_at=max((start for name, start, _ in steps if name == "Training"), default=None),
         waiting_since=_waiting(steps) if status == "InProgress" else None,
         interruptions=sum(1 for name, _, _ in steps if name == "Interrupted"),
         stop_asked=any(name == "Stopping" for name, _, _ in steps),
         failure=str(description.get("FailureReason") or ""),
         checkpoints=bool(_mapping(description.get("CheckpointConfig")).get("S3Uri")),
         parent=_parent(description, named),
+        clone=int(named[NUMBER]) if _DIGITS.fullmatch(named.get(NUMBER, "")) else 0,
         max_runtime_s=_number(stopping.get("MaxRuntimeInSeconds")),
         billable_s=_number(description.get("BillableTimeInSeconds")),
         metrics=_metrics(description.get("FinalMetricDataList")),
@@ -189,8 +202,10 @@ def _parent(description: Mapping[str, Any], tags: Mapping[str, str]) -> str:
     found = next((value for key, value in tags.items() if key.startswith(_PIPELINE)), None)
     if found is not None:
         return f"pipeline {found.rpartition('/')[2]}"
-    # What pipelines call their jobs, whose tags may be of the person alone.
-    return "pipeline" if str(description.get("TrainingJobName", "")).startswith("pipelines-") else ""
+    if _STATE_MACHINE in tags or _MANAGED in tags:
+        return f"Step Functions {tags.get(_STATE_MACHINE, '').rpartition(':')[2]}".rstrip()
+    name = str(description.get("TrainingJobName", ""))
+    return next((what for begin, what in _NAMED_BY.items() if name.startswith(begin)), "")
 
 
 def _metrics(told: object) -> dict[str, float]:

@@ -5,6 +5,8 @@ Every method raises the errors of `ProviderError` where AWS refuses or does not 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +27,10 @@ _GPU, _CPU = "GPUUtilization", "CPUUtilization"
 # The ends of the logs of so many hosts, and so many lines of each, tell enough of a failure.
 _MOST_STREAMS = 16
 _TAIL_LINES = 100
+# A container may have said something before SageMaker says that it trains.
+_EARLY_S = 60.0
+# A host that trains again has a stream of its own for that: its end is when it began.
+_STREAM = re.compile(r"(?P<host>.+/algo-[0-9]+)-(?P<began>[0-9]+)")
 # What one call takes.
 _MOST_QUERIES = 400
 _MOST_NAMES = 100
@@ -169,12 +175,14 @@ class ForeignAccount:
         found = tuple(Host(host, figures[host, _GPU], figures[host, _CPU]) for host in hosts)
         return Readings(found, self._last_line_at(name))
 
-    def tail(self, name: str) -> tuple[str, ...]:
-        """The last lines of its hosts, in the order of their times. Empty where nothing was ever logged."""
+    def tail(self, name: str, since: datetime | None = None) -> tuple[str, ...]:
+        """The last lines of its hosts, in the order of their times: none of before `since`, when it was another
+        training that an interruption ended. Empty where nothing was logged."""
         lines: list[tuple[int, str]] = []
         for stream in self._streams(name)[:_MOST_STREAMS]:
             lines += self._events(stream, _TAIL_LINES)
-        return tuple(text for _, text in sorted(lines, key=lambda line: line[0]))
+        least = -math.inf if since is None else (since.timestamp() - _EARLY_S) * 1000
+        return tuple(text for at, text in sorted(lines, key=lambda line: line[0]) if at >= least)
 
     def _figures(
         self, wanted: list[tuple[str, str]], since: datetime, until: datetime
@@ -217,6 +225,7 @@ class ForeignAccount:
         return datetime.fromtimestamp(max(newest) / 1000, timezone.utc) if newest else None
 
     def _streams(self, name: str) -> list[str]:
+        """The newest of each host."""
         try:
             told = self._pages(
                 "logs",
@@ -227,7 +236,13 @@ class ForeignAccount:
             )
         except NotFound:
             return []
-        return [str(each["logStreamName"]) for each in told]
+        newest: dict[str, tuple[int, str]] = {}
+        for each in told:
+            stream = str(each["logStreamName"])
+            found = _STREAM.fullmatch(stream)
+            host, began = (found["host"], int(found["began"])) if found else (stream, 0)
+            newest[host] = max(newest.get(host, (0, stream)), (began, stream))
+        return [stream for _, stream in newest.values()]
 
     def _events(self, stream: str, most: int) -> list[tuple[int, str]]:
         client = self._clients.get("logs", self.region)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from stoker.core.foreign import clone
-from stoker.core.foreign.family import Cloned, FamilyEvent, FamilyRecord, GaveUp
+from stoker.core.foreign.family import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard
 from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
-from stoker.errors import InvalidRequest
+from stoker.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount
 from stoker.store import Store
@@ -35,6 +37,9 @@ class ForeignApplier:
         self.tell = tell
         # Alarms that were made here: their names and hosts.
         self.made: set[tuple[str, str]] = set()
+        # And removed; and what went wrong with either, by the alarm.
+        self.removed: set[str] = set()
+        self.troubles: dict[str, str] = {}
         self._seq = 0
 
     def apply(self, plan: ForeignPlan, sight: Sight, found: Described) -> bool:
@@ -53,8 +58,7 @@ class ForeignApplier:
             case Stop():
                 if job not in sight.family.stops and not self._written(sight, action.event, action.reason):
                     return False
-                if self.account.stop(job):
-                    self.tell(f"{job}: asked to stop: {action.reason}")
+                return self._stop(action, sight)
             case Clone():
                 if job not in sight.family.clones and not self._written(sight, action.event, action.reason):
                     return False
@@ -63,24 +67,35 @@ class ForeignApplier:
                 for wanted in action.alarms:
                     # Before it is asked for: a reply may be lost.
                     self.made.add((wanted.name, wanted.host))
-                    self.account.make_alarm(wanted, self.topic)
+                    self._alarm(wanted.name, partial(self.account.make_alarm, wanted, self.topic))
             case RemoveAlarms():
-                self.account.remove_alarms(action.names)
-                self.made = {made for made in self.made if made[0] not in action.names}
+                self._alarm(action.names[0], partial(self.account.remove_alarms, action.names))
+                self.removed |= set(action.names)
         return True
+
+    def _alarm(self, name: str, call: Callable[[], None]) -> None:
+        """One that cannot be set keeps nobody from the others, nor the job out of lists."""
+        try:
+            call()
+        except ProviderError as error:
+            self.troubles[name] = str(error)
+
+    def _stop(self, action: Stop, sight: Sight) -> bool:
+        job = sight.job.name
+        try:
+            taken = self.account.stop(job)
+        except Transient:
+            # At once, so that whoever stopped it was us, should the reply alone be lost.
+            taken = self.account.stop(job)
+        if not taken:
+            return True
+        self.tell(f"{job}: asked to stop: {action.reason}")
+        return not action.event.after or self._written(sight, Heard(job), "SageMaker has taken the request")
 
     def _clone(self, action: Clone, sight: Sight, found: Described) -> bool:
         event, job = action.event, sight.job.name
-        request = clone.request(
-            found.description,
-            found.tags,
-            name=event.name,
-            origin=sight.family.origin,
-            number=event.number,
-            spot=event.spot,
-        )
         try:
-            made = self.account.create(request)
+            made = self._created(event, sight, found)
         except InvalidRequest as error:
             return self._written(sight, GaveUp(job, "refused"), f"SageMaker refuses its clone: {error}")
         if not made and not self._is_clone(event.name, job):
@@ -88,6 +103,34 @@ class ForeignApplier:
             return self._written(sight, GaveUp(job, "name-taken"), told)
         self.tell(f"{job}: cloned as {event.name}: {action.reason}")
         return self._written(sight, Cloned(job, event.name), action.reason)
+
+    def _created(self, event: Cloning, sight: Sight, found: Described) -> bool:
+        """Ask for it as it is meant; where that cannot be had, as near to it as can be."""
+        request = partial(
+            clone.request,
+            found.description,
+            found.tags,
+            name=event.name,
+            origin=sight.family.origin,
+            number=event.number,
+        )
+        try:
+            return self._asked(request(spot=event.spot))
+        except QuotaExceeded as error:
+            if event.spot or not sight.job.spot:
+                raise
+            # Better on spot than not at all.
+            self.tell(f"{sight.job.name}: goes on with spot: {error}")
+            return self._asked(request(spot=True))
+
+    def _asked(self, request: dict[str, Any]) -> bool:
+        try:
+            return self.account.create(request)
+        except InvalidRequest as error:
+            if not clone.MAY_NOT_MEASURE.search(str(error)):
+                raise
+            # SageMaker's own algorithms tell theirs, and take none.
+            return self.account.create(clone.without_metrics(request))
 
     def _is_clone(self, name: str, of: str) -> bool:
         """Whether the job of that name is the clone that was meant, made by an earlier try or by a rival."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from stoker import codec, layout
+from stoker.core.foreign.clone import begin
 from stoker.core.foreign.family import Family, FamilyEntry, FamilyRecord, fold
 from stoker.errors import CodecError, StoreError, StoreUnavailable
 from stoker.store import Store
@@ -68,7 +69,7 @@ def find(store: Store, name: str) -> list[tuple[str, str]]:
     for region in store.folders(layout.FAMILIES):
         origins = store.folders(f"{layout.FAMILIES}{region}/")
         # A clone's name begins with its origin's, as far as there was room.
-        likely = [origin for origin in origins if origin == name or name.startswith(origin[:40])]
+        likely = [origin for origin in origins if origin == name or name.startswith(begin(origin)[:40])]
         found += [(region, origin) for origin in likely if read(store, region, origin).holds(name)]
     return found
 

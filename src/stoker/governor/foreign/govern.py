@@ -23,7 +23,7 @@ from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
 from stoker.core.foreign.clone import ORIGIN
 from stoker.core.foreign.family import Family
-from stoker.core.foreign.sight import ForeignPlan, Sight
+from stoker.core.foreign.sight import LOOK_S, ForeignPlan, Sight, Stop
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT
@@ -34,6 +34,7 @@ from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
 from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.foreign.index import Row
+from stoker.governor.foreign.owning import is_own
 from stoker.governor.foreign.telling import ForeignTeller
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import Memory, active_jobs
@@ -42,7 +43,6 @@ from stoker.governor.telling import Teller
 from stoker.log import new_token
 from stoker.model import Known, Observed, Unknown
 from stoker.providers.ec2.client import Clients
-from stoker.providers.sagemaker import tags
 from stoker.rules import House, Rule
 from stoker.store import Store
 
@@ -66,6 +66,8 @@ class Looked:
     active: int = 0
     # Nobody could tell how many these are: no reason to rest.
     unknown: bool = False
+    # Training jobs that are no more.
+    gone: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -136,6 +138,8 @@ class ForeignGovernor:
         row = self._look(looked, house, region, name, clock(), None)
         # What could not be looked at is to be looked at again.
         looked.active = int(bool(looked.problems) if row is None else not row.settled)
+        if name in looked.gone:
+            self._drop(region, name)
         if row is not None:
             rows = index.read(self.store, region).rows
             self._teller.gather(house, row, rows.get(name))
@@ -166,9 +170,9 @@ class ForeignGovernor:
                 account = self._at(region)
                 for name in {each.name for each in (*account.in_progress(), *account.changed_since(now - _ENDED_FOR))}:
                     found = account.describe(name)
-                    if found is not None and not _is_own(found):
-                        sight = self._sight(house, account, found, now, None, set())
-                        actions = obeying.decide(sight, house, now).actions
+                    if found is not None and not is_own(self.store, found):
+                        sight = self._sight(house, account, found, now, None, None)
+                        actions = self._plan(sight, house, now).actions
                         looked.done += [obeying.told(action, name) for action in actions]
             except (StokerError, *STUMBLES) as error:
                 looked.problems[f"sagemaker {region}"] = str(error)
@@ -215,8 +219,9 @@ class ForeignGovernor:
         due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, house, now)]
         # Whoever cannot be looked at is not always the first: the others come to their turn.
         random.shuffle(due)
-        # What is listed nowhere may be over for long, or gone: its alarms are not.
-        due += sorted({_job_of(alarm) for alarm in alarms} - set(listed))
+        # What is listed nowhere may be over for long, or gone: its alarms and its row are not.
+        lost = {name for name, row in rows.items() if not row.settled} - set(listed)
+        due += sorted(lost | ({_job_of(alarm) for alarm in alarms} - set(listed)))
         changed: dict[str, Row] = {}
         until_s = time.monotonic() + _TICK_S
         for name in dict.fromkeys((*sorted(ringing), *due)):
@@ -227,11 +232,13 @@ class ForeignGovernor:
             if row is not None:
                 self._teller.gather(house, row, rows.get(name))
                 changed[name] = row
-        rows |= changed
+        gone = looked.gone & set(rows)
+        rows = {name: row for name, row in {**rows, **changed}.items() if name not in gone}
         looked.problems |= self._teller.send(house, clock)
-        if changed:
+        if changed or gone:
             index.write(self.store, region, rows)
-        looked.active += sum(1 for name in listed if name not in rows or not rows[name].settled)
+        unsettled = {name for name, row in rows.items() if not row.settled}
+        looked.active += len(unsettled | {name for name in listed if name not in rows})
 
     def _look(
         self, looked: Looked, house: House, region: str, name: str, now: datetime, listed: Iterable[Alarm] | None
@@ -247,12 +254,12 @@ class ForeignGovernor:
                 if found is None:
                     self._forget(account, name, looked)
                     return None
-                sight = self._sight(house, account, found, now, listed, applier.made)
-                if _is_own(found):
+                sight = self._sight(house, account, found, now, listed, applier)
+                if is_own(self.store, found):
                     return replace(index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
-                plan = obeying.decide(sight, house, now)
+                plan = self._plan(sight, house, now)
                 if not plan.actions:
-                    return index.row_of(sight, plan, house, now)
+                    return _with_troubles(index.row_of(sight, plan, house, now), applier.troubles, looked)
                 # Where a rival wrote something meanwhile, it is decided anew all the same.
                 applier.apply(plan, sight, found)
                 listed = None
@@ -263,6 +270,14 @@ class ForeignGovernor:
             looked.problems[name] = str(error) or type(error).__name__
         return None
 
+    def _plan(self, sight: Sight, house: House, now: datetime) -> ForeignPlan:
+        """What follows. How the budgets stand is asked for where one would be stopped to go on: it needs a machine."""
+        plan = obeying.decide(sight, house, now)
+        if sight.books is None and any(isinstance(each, Stop) and each.event.after for each in plan.actions):
+            books = self._books(house, sight.job, now)
+            return plan if books is None else obeying.decide(replace(sight, books=books), house, now)
+        return plan
+
     def _sight(
         self,
         house: House,
@@ -270,11 +285,11 @@ class ForeignGovernor:
         found: Described,
         now: datetime,
         listed: Iterable[Alarm] | None,
-        made: set[tuple[str, str]],
+        applier: ForeignApplier | None,
     ) -> Sight:
         job = training_job.read(found.description, found.tags, account.region)
         family = self._family(job)
-        alarms = self._alarms(account, job, listed, made)
+        alarms = self._alarms(account, job, listed, applier)
         gpus = gpus_of(job)
         readings = tail = since = None
         if isinstance(alarms, Known) and job.training and any(alarm.ringing for alarm in alarms.value):
@@ -282,7 +297,7 @@ class ForeignGovernor:
             begin = now - timedelta(seconds=span_s + 1200)
             readings = _known(lambda: account.readings(job.name, job.hosts, begin, now))
         if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
-            tail = _known(lambda: account.tail(job.name))
+            tail = _known(lambda: account.tail(job.name, job.last_training_at))
             since = self._wanted_since(house, account.region)
         subject = obeying.subject_of(job, family, now)
         rules_since = {} if job.over else self._rules_since(house, job, subject)
@@ -311,17 +326,30 @@ class ForeignGovernor:
         return families.read(self.store, job.region, job.name)
 
     def _alarms(
-        self, account: ForeignAccount, job: TrainingJob, listed: Iterable[Alarm] | None, made: set[tuple[str, str]]
+        self,
+        account: ForeignAccount,
+        job: TrainingJob,
+        listed: Iterable[Alarm] | None,
+        applier: ForeignApplier | None,
     ) -> Observed[tuple[Alarm, ...]]:
         try:
             found = account.alarms(f"{self.start}{job.name}-") if listed is None else listed
         except ProviderError as error:
             return Unknown(str(error))
         mine = {alarm.name: alarm for alarm in found if _job_of(alarm) == job.name}
+        if applier is None:
+            return Known(tuple(mine.values()))
         # CloudWatch may not list at once what was made a moment ago.
-        return Known(tuple({**{name: Alarm(name, host) for name, host in made}, **mine}.values()))
+        known = {**{name: Alarm(name, host) for name, host in applier.made}, **mine}
+        return Known(tuple(alarm for name, alarm in known.items() if name not in applier.removed))
+
+    def _drop(self, region: str, name: str) -> None:
+        rows = index.read(self.store, region).rows
+        if name in rows:
+            index.write(self.store, region, {kept: row for kept, row in rows.items() if kept != name})
 
     def _forget(self, account: ForeignAccount, name: str, looked: Looked) -> None:
+        looked.gone.add(name)
         names = [alarm.name for alarm in account.alarms(f"{self.start}{name}-") if _job_of(alarm) == name]
         if names:
             account.remove_alarms(names)
@@ -348,13 +376,13 @@ class ForeignGovernor:
         return keeper.look(house, now)
 
     def _wanted_since(self, house: House, region: str) -> datetime | None:
-        return self._past.since(house, lambda each: each.sagemaker is not None and region in each.sagemaker.regions)
+        return self._past.since(house, partial(_governs, region))
 
     def _rules_since(self, house: House, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
-        """Since when there have been the rules, as they are, that would have refused this job."""
+        """Since when there have been the rules, as they are and for its region, that would have refused this job."""
         found = {}
         for finding in obeying.refusals(house, job, subject):
-            at = self._past.since(house, partial(_has, finding.rule))
+            at = self._past.since(house, partial(_has, finding.rule, job.region))
             if at is not None:
                 found[finding.rule.name] = at
         return found
@@ -379,16 +407,26 @@ def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:
     return f"{name} is {status}" if status in training_job.OVER else None
 
 
-def _has(rule: Rule, house: House) -> bool:
-    return rule in house.rules
+def _has(rule: Rule, region: str, house: House) -> bool:
+    return rule in house.rules and _governs(region, house)
+
+
+def _governs(region: str, house: House) -> bool:
+    return house.sagemaker is not None and region in house.sagemaker.regions
+
+
+def _with_troubles(row: Row, troubles: dict[str, str], looked: Looked) -> Row:
+    """Alarms that could not be made or removed: told, and tried again at the next look."""
+    if not troubles:
+        return row
+    told = f"{len(troubles)} alarms could not be set: {next(iter(troubles.values()))}"
+    looked.problems[row.name] = told
+    look_at = row.look_at or row.looked_at + timedelta(seconds=LOOK_S)
+    return replace(row, note=f"{row.note}; {told}" if row.note else told, settled=False, look_at=look_at)
 
 
 def _job_of(alarm: Alarm) -> str:
     return alarm.host.partition("/")[0]
-
-
-def _is_own(found: Described) -> bool:
-    return any(tag.get("Key") in (tags.JOB, tags.STORE) for tag in found.tags)
 
 
 def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]

@@ -11,8 +11,10 @@ from datetime import datetime, timedelta
 from stoker import codec, layout
 from stoker.core.foreign.obeying import cost_of
 from stoker.core.foreign.sight import ForeignPlan, Sight
+from stoker.core.policy import DEFAULT
 from stoker.errors import CodecError
 from stoker.governor.foreign.account import Listed
+from stoker.governor.house import HouseReader
 from stoker.model import Phase
 from stoker.rules import House
 from stoker.store import Store
@@ -95,9 +97,14 @@ def write(store: Store, region: str, rows: dict[str, Row]) -> None:
 
 
 def summaries(store: Store) -> list[Summary]:
-    """All of them, as other jobs are summed up."""
-    regions = [meta.key.removeprefix(layout.FOREIGN_INDEX) for meta in store.list(layout.FOREIGN_INDEX)]
-    rows = [row for name in regions for row in read(store, name.removesuffix(".json")).rows.values()]
+    """All of them, as other jobs are summed up; none of regions that are not governed any more."""
+    kept = [
+        meta.key.removeprefix(layout.FOREIGN_INDEX).removesuffix(".json") for meta in store.list(layout.FOREIGN_INDEX)
+    ]
+    policy = HouseReader(store, DEFAULT).read() if kept else DEFAULT
+    wanted = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
+    regions = [region for region in kept if policy.unread or region in wanted]
+    rows = [row for region in regions for row in read(store, region).rows.values()]
     return [summary(row) for row in rows if not row.own]
 
 

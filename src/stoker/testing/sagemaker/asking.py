@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.testing.sagemaker.faults import Failure, invalid
-from stoker.testing.sagemaker.jobs import Json
+from stoker.testing.sagemaker.jobs import BUILT_IN, Json
 
 _LONGEST_S = 28 * 86400
 
@@ -22,6 +22,11 @@ def _about_algorithm(asked: Json) -> str | None:
         return "You must provide exactly one of TrainingImage and AlgorithmName in AlgorithmSpecification."
     if algorithm.get("ContainerArguments") and algorithm.get("AlgorithmName"):
         return "ContainerArguments is supported only with TrainingImage."
+    if algorithm.get("MetricDefinitions") and BUILT_IN.search(algorithm.get("TrainingImage", "")):
+        return (
+            "You can't override the metric definitions for Amazon SageMaker algorithms. Please retry the request"
+            " without specifying metric definitions."
+        )
     return None
 
 

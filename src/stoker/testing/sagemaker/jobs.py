@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 Json = dict[str, Any]
 
 ACCOUNT = "123456789012"
+# Images of SageMaker's own algorithms. It knows their metrics itself, and takes no other definitions.
+BUILT_IN = re.compile(
+    r"/(sagemaker-xgboost|xgboost|linear-learner|kmeans|image-classification|object-detection|blazingtext):"
+)
 # What FailureReason says where machines cannot be had.
 NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
@@ -135,6 +140,10 @@ class Job:
             "EnableNetworkIsolation": bool(self.asked.get("EnableNetworkIsolation")),
             "EnableInterContainerTrafficEncryption": bool(self.asked.get("EnableInterContainerTrafficEncryption")),
         }
+        algorithm = self.asked.get("AlgorithmSpecification") or {}
+        if BUILT_IN.search(algorithm.get("TrainingImage", "")):
+            measured = [{"Name": "validation:rmse", "Regex": "rmse=(.*)"}]
+            told["AlgorithmSpecification"] = {**algorithm, "MetricDefinitions": measured}
         if self.started is not None:
             told["TrainingStartTime"] = self.started
         if self.ended is not None:
