@@ -23,8 +23,10 @@ def shown(page: str, language: str) -> list[str]:
     [
         (
             "governance.md",
-            "tags: {project: cats, ticket: AB-12}\nlimits: {max_runtime: 7d}\n"
-            "resources: {provider: ec2, region: us-east-1, machine: [g5.xlarge]}\n",
+            (
+                "tags: {project: cats, ticket: AB-12}\nlimits: {max_runtime: 7d}\n"
+                "resources: {provider: ec2, region: us-east-1, machine: [g5.xlarge]}\n"
+            ),
             1,
         ),
         ("notifications.md", "tags: {stage: sweep}\n", 0),
