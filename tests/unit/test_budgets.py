@@ -87,7 +87,7 @@ def test_a_full_budget_keeps_a_job_waiting_and_says_why() -> None:
     plan = after_words(by, spent(10.5))
     assert plan.actions == ()
     assert plan.waiting["job-1"] == (
-        "policy money: $10.50 of $10.00 a day are spent (105%), until 2026-01-02 00:00 UTC; no new machines until then"
+        "policy money: no machine until 2026-01-02 00:00 UTC: $10.50 of $10.00 a day are spent (105%)"
     )
     assert plan.wake_at == at(86400.0)
 

@@ -107,3 +107,14 @@ def test_so_is_the_line_below_the_log() -> None:
     store.put(layout.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
     text = status_of(store, JOB, make_state(*RUNNING)).text
     assert "step 412" in text and "as of 2m 1" in text
+
+
+def test_a_reason_is_cut_for_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "policy each-team: no machine until 2026-12-01 00:00 UTC: $5,012.40 of $5,000.00 a month are spent (100%)"
+    job = replace(SUMMARY, reason=reason)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert ps.note(job, set(), NOW).startswith("policy each-team: no machine until 2026-12-01 00:00 UTC: ")
+    assert len(ps.note(job, set(), NOW)) == 60
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    assert ps.note(job, set(), NOW) == reason
+    assert reason in job_text(job), "a single job has room"

@@ -189,12 +189,14 @@ class Word:
 
 @dataclass(frozen=True)
 class Held:
-    """No launch for now. `until` is when that may change by itself; `refuses`: a job that never ran is ended."""
+    """No launch for now. `until` is when that may change by itself; `refuses`: a job that never ran is ended. `waits`
+    is what a job waits for, in words: the rule and until when come first, since lists of jobs cut it off."""
 
     rule: str
     reason: str
     until: datetime | None = None
     refuses: bool = False
+    waits: str = ""
 
 
 def judge(house: House, subject: Subject, books: Observed[Books] | None, now: datetime) -> tuple[Word | Held, ...]:
@@ -229,7 +231,9 @@ def judge(house: House, subject: Subject, books: Observed[Books] | None, now: da
         consequence = "; no new machines until then" if _holds(rule) else _without_consequence(rule)
         words.append(Word(_code(rule, period, FULL), told + consequence))
         if _holds(rule):
-            held.append(Held(_code(rule), told + consequence, period.over_at, refuses=rule.action == "refuse"))
+            spent = _spent(rule, rule.budget, standing, subject.spec.tags)
+            waits = f"{_title(rule)}: no machine until {period.over_at:%Y-%m-%d %H:%M} UTC: {spent}"
+            held.append(Held(_code(rule), told + consequence, period.over_at, rule.action == "refuse", waits))
     return (*words, *held)
 
 
@@ -350,13 +354,14 @@ def _title(rule: Rule) -> str:
 
 
 def _told(rule: Rule, budget: Budget, standing: Standing, tags: Mapping[str, str], period: Period) -> str:
+    return f"{_spent(rule, budget, standing, tags)}, until {period.over_at:%Y-%m-%d %H:%M} UTC"
+
+
+def _spent(rule: Rule, budget: Budget, standing: Standing, tags: Mapping[str, str]) -> str:
     value = _value(rule, tags)
     whose = "" if budget.by is None else f" of {budget.by}={value}" if value else f" of jobs without {budget.by}"
     share = standing.spent / budget.dollars
-    return (
-        f"${standing.spent:,.2f} of ${budget.dollars:,.2f} a {budget.period}{whose} are spent ({share:.0%}), "
-        f"until {period.over_at:%Y-%m-%d %H:%M} UTC"
-    )
+    return f"${standing.spent:,.2f} of ${budget.dollars:,.2f} a {budget.period}{whose} are spent ({share:.0%})"
 
 
 def _unpriced(standing: Standing) -> str:

@@ -430,7 +430,7 @@ class _Decision:
             if each.refuses and fresh and not self.state.open_claims:
                 return self._append(Ended(outcome="failed", rule=each.rule, claim=self._last_attempt()), each.reason)
         for each in held[:1]:
-            self.waiting = each.reason
+            self.waiting = each.waits or each.reason
         self.wakes += [each.until for each in held if each.until is not None]
         return bool(held)
 
