@@ -147,6 +147,7 @@ def test_who_names_a_training_job_of_others_is_told_what_helps(
     stoker: Stoker, store: Store, words: tuple[str, ...], helps: str
 ) -> None:
     assert "there is no job 'bert'" in stoker(*words, "bert")[2]
+    policies.write(store, f"sagemaker: {{regions: [{REGION}]}}", "jane")
     now = datetime.now(timezone.utc)
     index.write(store, REGION, {"bert": Row("bert", REGION, "bert", "InProgress", "Training", now, now)})
     code, _, said = stoker(*words, "bert")
