@@ -58,3 +58,7 @@ def test_a_channel_that_hangs_harms_no_job(world: World, hook: Hook) -> None:
     assert summary.outcome == "succeeded"
     assert summary.ended_at is not None
     assert (summary.ended_at - summary.submitted_at).total_seconds() < 20
+    # Whoever governed it stays until that is told, for a while.
+    hook.bodies.clear()
+    hook.hangs_s = 0.0
+    until(lambda: "finished" in kinds(hook, job), "its end to be told", 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -49,8 +50,9 @@ def test_yesterdays_news_of_a_job_that_nobody_looked_at_is_not_told() -> None:
     late = at(0) + FRESH + timedelta(seconds=1)
     box = noted(EMPTY, [event()], {"a": 5}, late)
     assert box.waiting == () and box.cursors["a"].seq == 5
-    # One that was looked at before has waited for a governor.
-    assert noted(noted(EMPTY, [], {"a": 2}, at(0)), [event()], {"a": 5}, late).waiting == (event(),)
+    # Nor where more is wanted of one that was looked at long ago; and what was never wanted is not lost.
+    box = noted(noted(EMPTY, [], {"a": 2}, at(0)), [event()], {"a": 5}, at(0) + GIVE_UP + timedelta(hours=1))
+    assert (box.waiting, box.lost) == ((), 0)
 
 
 def test_an_orphan_is_noted_once_however_often_it_is_ended() -> None:
@@ -72,9 +74,9 @@ def test_one_message_takes_all_that_waits() -> None:
     box = begun(noted(EMPTY, [event("a"), event("b")], {}, at(0)), "m1", "g1", at(1))
     assert box.sending is not None and [told.job for told in box.sending.events] == ["a", "b"]
     assert box.waiting == () and box.pending
-    assert sendable_at(box, 20, at(2)) == at(1) + SENDING, "somebody sends; it is nobody else's yet"
+    assert sendable_at(box, 20, "g", at(2)) == at(1) + SENDING, "somebody sends; it is nobody else's yet"
     done = delivered(box)
-    assert not done.pending and sendable_at(done, 20, at(2)) is None
+    assert not done.pending and sendable_at(done, 20, "g", at(2)) is None
 
 
 def test_who_dies_while_sending_is_followed_by_another() -> None:
@@ -88,7 +90,7 @@ def test_who_dies_while_sending_is_followed_by_another() -> None:
 def test_a_channel_that_fails_is_tried_again_ever_later_and_given_up_at_last() -> None:
     box, now, gaps = noted(EMPTY, [event()], {}, at(0)), at(0), []
     while box.pending:
-        due = sendable_at(box, 20, now)
+        due = sendable_at(box, 20, "g", now)
         assert due is not None
         gaps.append(due - now)
         now = due
@@ -99,8 +101,39 @@ def test_a_channel_that_fails_is_tried_again_ever_later_and_given_up_at_last() -
     # A day later nobody needs to know; the next message is tried as ever.
     late = now + REMEMBERED + timedelta(seconds=1)
     assert tidied(box, None, late).lost == 0
-    again = delivered(begun(noted(box, [event(seq=9, at_s=0)], {}, now), "m", "g", now))
+    again = delivered(begun(noted(box, [replace(event(seq=9), at=now)], {}, now), "m", "g", now))
     assert (again.failures, again.retry_at) == (0, None)
+
+
+def test_who_cannot_holds_up_nobody_who_can() -> None:
+    box, now = noted(EMPTY, [event()], {}, at(0)), at(0)
+    box = failed(begun(box, "m", "poor", now), "AccessDenied", now, here=True)
+    assert sendable_at(box, 20, "poor", now) == at(20) and sendable_at(box, 20, "rich", now) == now
+    # One that answers with 500 does so to everybody; and yet each is tried for itself.
+    for _ in range(6):
+        now += timedelta(minutes=1)
+        box = failed(begun(box, "m", "poor", now), "answers with 500", now)
+    poor, rich = (sendable_at(box, 20, by, now) for by in ("poor", "rich"))
+    assert (poor, rich) == (now + PAUSES[-1], now + PAUSES[1])
+    done = delivered(begun(box, "m", "rich", now))
+    assert done.failures == 0 and set(done.tried) == {"poor"}, "what it could not do, it cannot do now"
+    assert tidied(done, None, now + 3 * HOUR).tried == {}
+
+
+def test_the_same_events_are_the_same_message() -> None:
+    box = begun(noted(EMPTY, [event("a"), event("b")], {}, at(0)), "m1", "g", at(0))
+    again = begun(failed(box, "no", at(1)), "m2", "h", at(30))
+    assert box.sending and again.sending and box.sending.id == again.sending.id
+    more = begun(noted(failed(again, "no", at(31)), [event("c")], {}, at(32)), "m3", "g", at(60))
+    assert more.sending and more.sending.id != box.sending.id
+
+
+def test_what_failed_counts_for_no_limit() -> None:
+    box = noted(EMPTY, [event()], {}, at(0))
+    box = failed(begun(box, "m", "g", at(0)), "503", at(0))
+    assert sendable_at(box, 1, "g", at(20)) == at(20)
+    box = noted(delivered(begun(box, "m", "g", at(20))), [event(seq=9)], {}, at(30))
+    assert sendable_at(box, 1, "g", at(30)) == at(20) + HOUR
 
 
 def test_what_nobody_can_send_is_given_up() -> None:
@@ -123,7 +156,7 @@ def test_no_more_messages_an_hour_than_allowed_and_none_waits_long(limit: int, s
     for number, step in enumerate(steps):
         now += timedelta(seconds=step)
         box = noted(box, [event(f"job-{number}", at_s=(now - at(0)).total_seconds())], {}, now)
-        due = sendable_at(box, limit, now)
+        due = sendable_at(box, limit, "g", now)
         assert due is not None and due - now <= HOUR
         if due <= now:
             sent.append(now)
@@ -136,7 +169,7 @@ def test_a_burst_goes_out_and_the_rest_is_spread() -> None:
     box, now, sent = EMPTY, at(0), []
     for number in range(4000):
         box = noted(box, [event(f"job-{number}", at_s=number)], {}, now)
-        due = sendable_at(box, 20, now)
+        due = sendable_at(box, 20, "g", now)
         if due is not None and due <= now:
             sent.append(number)
             box = delivered(begun(box, "m", "g", now))

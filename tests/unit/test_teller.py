@@ -18,10 +18,14 @@ from told_jobs import append, finished, started, submit
 from stoker import codec, layout, log
 from stoker.core.outbox import GIVE_UP, SENDING, Outbox
 from stoker.core.telling import Letter
+from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.governor import telling
+from stoker.governor.mailbox import troubles
 from stoker.governor.telling import News, Send, Teller
 from stoker.index import read_submission
 from stoker.model import Claimed, Closed
-from stoker.notify.senders import NotHere, NotSent, open_sender
+from stoker.notify import address
+from stoker.notify.senders import NotHere, NotSent, PartlySent, open_sender
 from stoker.policyfile import parse_policy
 from stoker.rules import House
 from stoker.store import Store, open_store
@@ -79,7 +83,7 @@ def one_pass(teller: Teller, store: Store, now: datetime, house: House = ONE) ->
 # ── What it costs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_a_channel_nothing_is_asked() -> None:
+def test_without_a_channel_there_is_a_look_at_what_others_left_and_no_more() -> None:
     world = World()
     submit(world.store, "a", make_spec())
     started(world.store, "a")
@@ -87,7 +91,10 @@ def test_without_a_channel_nothing_is_asked() -> None:
     teller, jobs = world.teller(mine), news(world.store)
     teller.begin(House())
     teller.note(jobs, at(0), active=set(jobs))
-    assert teller.send(world.now) == {} and mine.counts == {} and not teller.pending
+    for _ in range(3):
+        assert teller.send(world.now) == {} and mine.counts == {"list": 1} and not teller.pending
+        teller.begin(House())
+        teller.note(jobs, at(0), active=set(jobs))
 
 
 def test_a_storm_is_one_message_and_a_handful_of_calls() -> None:
@@ -459,3 +466,220 @@ def test_old_states_are_removed_and_channels_that_nobody_names_too() -> None:
     one_pass(world.teller(), world.store, world.now(), other)
     one_pass(world.teller(), world.store, world.now(), other)
     assert list(world.store.list(layout.TOLD)) == []
+
+
+def test_what_a_governor_left_of_a_job_that_is_over_is_found_by_the_next() -> None:
+    """Only the job named the channel, and its governor died after it was forgotten."""
+    world = World()
+    submit(world.store, "a", replace(make_spec(), notify=("json://own",)))
+    finished(world.store, "a", started(world.store, "a"))
+    dead = world.teller()
+    dead.begin(House())
+    dead.note(news(world.store), at(0))
+    world.now_s = 700.0
+    assert troubles(world.store, world.now()) == {
+        "json://…": "2 events wait for a governor that can send them; `stoker govern` sends them",
+    }
+    after = world.teller()
+    after.begin(House())
+    after.note({}, world.now(), active=set())
+    assert after.pending
+    after.send(world.now)
+    assert world.told() == [("started", "a"), ("finished", "a")] and not after.unsent
+
+
+def test_what_nobody_can_send_does_not_keep_a_clock_on_for_ever() -> None:
+    world = World()
+    submit(world.store, "a", replace(make_spec(), notify=("env:NOBODY",)))
+    started(world.store, "a")
+    poor = Teller(world.store, "poor", open_=lambda to: open_sender(to, {}))
+    one_pass(poor, world.store, world.now(), House())
+    assert poor.unsent and not poor.pending
+    world.now_s = GIVE_UP.total_seconds() + 60
+    poor = Teller(world.store, "poor", open_=lambda to: open_sender(to, {}))
+    poor.begin(House())
+    poor.note({}, world.now(), active=set())
+    poor.send(world.now)
+    assert not poor.unsent
+
+
+@pytest.mark.parametrize("problem", [NotHere("AccessDenied"), NotSent("answers with 500")])
+def test_who_fails_all_the_time_holds_up_nobody_who_can(problem: Exception) -> None:
+    world = World()
+
+    def cannot(_to: str) -> Send:
+        def send(_letter: Letter) -> None:
+            raise problem
+
+        return send
+
+    poor, rich = Teller(world.store, "laptop", open_=cannot), Teller(world.store, "lambda", open_=world.open)
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+    for step in range(40):
+        world.now_s = 15.0 * step
+        one_pass(rich if step % 4 == 3 else poor, world.store, world.now())
+        if world.letters:
+            break
+    assert world.told() == [("started", "a")] and world.now_s <= 300
+
+
+def test_one_that_hangs_makes_no_other_repeat() -> None:
+    world, gate, got = World(), threading.Event(), []
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+    slow, quick = sorted(["json://one", "json://two"], key=address.digest)
+
+    def open_(to: str) -> Send:
+        if to == slow:
+            gate.wait(20)
+
+        def send(_letter: Letter) -> None:
+            time.sleep(0.2)
+            got.append(to)
+
+        return send
+
+    house = parse_policy(f"notify: ['{slow}', '{quick}']".encode(), "p")
+    for moment in (0.0, 30.0, 400.0, 900.0):
+        world.now_s = moment
+        jobs, teller = news(world.store), Teller(world.store, "g", open_=open_)
+        teller.begin(house)
+        teller.note(jobs, world.now(), active=set(jobs))
+        teller.send(world.now, patience_s=0.8)
+        time.sleep(0.3)
+    gate.set()
+    assert got == [quick]
+
+
+def test_a_single_pass_begins_nothing_that_it_cannot_see_the_end_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "_ANSWER_S", 0.8)
+    world = World()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+
+    def slowly(to: str) -> Send:
+        time.sleep(0.5)
+        return world.open(to)
+
+    jobs, teller = news(world.store), Teller(world.store, "g", open_=slowly)
+    teller.begin(ONE)
+    teller.note(jobs, at(0), active=set(jobs))
+    teller.send(world.now, patience_s=1.0)
+    assert world.letters == [] and teller.pending
+    time.sleep(0.5)
+    teller.send(world.now, patience_s=1.0)
+    assert len(world.letters) == 1, "by then it is open"
+
+
+def test_who_may_not_remove_anything_tells_all_the_same() -> None:
+    world = World()
+    refused = world.store.client(
+        lambda operation, _key: Fault(error=StoreDenied("no")) if operation == "delete" else None
+    )
+    teller = world.teller(refused)
+    for number in range(4):
+        world.now_s = 86400.0 * 9 * number
+        submit(world.store, f"job-{number}", make_spec())
+        started(world.store, f"job-{number}")
+        one_pass(teller, refused, world.now(), ONE if number != 2 else parse_policy(b"notify: ['json://two']", "p"))
+    assert len(world.told()) == 4
+
+
+def test_a_storm_leaves_few_states() -> None:
+    world = World()
+    teller = world.teller()
+    house = parse_policy(b"notify: [{to: 'json://one', at_most: 1}]", "p")
+    for number in range(400):
+        world.now_s = 2.0 * number
+        submit(world.store, f"job-{number}", make_spec())
+        started(world.store, f"job-{number}")
+        state = log.read(world.store, f"job-{number}")
+        assert state is not None
+        teller.begin(house)
+        teller.note({f"job-{number}": News(state, make_spec())}, world.now())
+        teller.send(world.now)
+    assert len(list(world.store.list(layout.TOLD))) < 150
+
+
+def test_many_addresses_are_noted_at_once_and_sent_a_few_at_a_time() -> None:
+    world = World()
+    world.store = MemoryStore(lambda: at(world.now_s), near=False)
+    alive: list[int] = []
+
+    def open_(to: str) -> Send:
+        def send(letter: Letter) -> None:
+            alive.append(sum(thread.name == "errand" for thread in threading.enumerate()))
+            time.sleep(0.01)
+            world.letters.append((to, letter))
+
+        return send
+
+    for number in range(80):
+        submit(world.store, f"j{number}", replace(make_spec(), notify=(f"json://own{number}",)))
+        started(world.store, f"j{number}")
+    mine = world.store.client(lambda _operation, _key: time.sleep(0.02))
+    teller, jobs = Teller(mine, "g", open_=open_), news(world.store)
+    teller.begin(House())
+    began_s = time.monotonic()
+    teller.note(jobs, world.now())
+    assert time.monotonic() - began_s < 2.0, "one after another they would take 3 s and more"
+    teller.send(world.now, 20.0)
+    assert len(world.letters) == 80 and max(alive) <= 40 and not teller.pending
+
+
+def test_a_channel_whose_log_cannot_be_written_stops_no_other() -> None:
+    world = World()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+    bad = address.digest("json://one")
+    mine = world.store.client(lambda operation, key: Fault() if operation == "create" and bad in key else None)
+    teller, jobs = world.teller(mine), news(world.store)
+    house = parse_policy(b"notify: ['json://one', 'json://two']", "p")
+    teller.begin(house)
+    with pytest.raises(StoreUnavailable):
+        teller.note(jobs, world.now(), active=set(jobs))
+    teller.send(world.now)
+    assert [to for to, _ in world.letters] == ["json://two"]
+
+
+def test_where_no_more_threads_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+
+    def refuse(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        (problem,) = one_pass(world.teller(), world.store, world.now()).values()
+    assert "can't start new thread" in problem
+    one_pass(world.teller(), world.store, world.now())
+    assert len(world.letters) == 1
+
+
+def test_what_some_there_have_is_not_sent_again_and_complained_of() -> None:
+    world = World()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+    world.problem = PartlySent("not everybody there was reached: 404")
+    teller = world.teller()
+    assert one_pass(teller, world.store, world.now()) == {"notify json": "not everybody there was reached: 404"}
+    assert not teller.unsent
+
+
+def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with webhook() as hook:
+        for place in ("here", "function"):
+            world = World()
+            submit(world.store, "a", replace(make_spec(), notify=(hook.url,)))
+            started(world.store, "a")
+            if place == "function":
+                monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "governor")
+            problems = one_pass(Teller(world.store, "g"), world.store, world.now(), House())
+            assert bool(problems) is (place == "function") and len(hook.bodies) == 1
+        assert "where no job sends anything" in str(problems)
+        house = parse_policy(f"notify: ['{hook.url}']".encode(), "p")
+        one_pass(Teller(world.store, "g"), world.store, world.now(), house)
+        assert len(hook.bodies) == 2, "the house knows what it does"

@@ -329,12 +329,13 @@ def _wait_until_retired(store: Store, job: str) -> None:
 
 
 def _leave_no_job_alone(store: Store) -> None:
-    """This process governed every job of the store; those that go on need somebody else now."""
+    """This process governed every job of the store, and told of them; what goes on or waits needs somebody else now."""
     from stoker.governor.background import ensure_governor
+    from stoker.governor.mailbox import something_waits
     from stoker.governor.observe import active_jobs
 
     try:
-        if active_jobs(store):
+        if active_jobs(store) or something_waits(store):
             ensure_governor(store.url)
     except StokerError as error:
         say(str(error))

@@ -6,6 +6,8 @@ the same event one notes it, and of many that could send a message one does. The
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -15,12 +17,13 @@ from stoker.core.telling import Told
 HOUR = timedelta(hours=1)
 # Who is sending has this long; after it, somebody else does.
 SENDING = timedelta(minutes=5)
-# A channel that fails is tried again after so long, then after the next, and so on; the last is repeated.
+# Who failed tries again after so long, then after the next, and so on; the last is repeated. Others, who may be able to
+# do what that one cannot, wait no longer than the second.
 PAUSES = tuple(timedelta(seconds=seconds) for seconds in (20, 120, 600, 3600))
 # What could not be told for so long is not worth telling any more.
 GIVE_UP = timedelta(hours=6)
-# Of a job that was never looked at for this channel, what is older is not told: who sets up a channel does not want
-# to hear yesterday's news.
+# What is older when it is first seen is not told: who sets up a channel, or wants to hear more there, does not want
+# yesterday's news.
 FRESH = timedelta(hours=3)
 # How long it is remembered what was told of a job that is over, or of an orphan.
 REMEMBERED = timedelta(days=1)
@@ -37,9 +40,18 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class Sending:
-    """Somebody sends these now."""
+class Tried:
+    """A governor that failed, so often in a row, and when it may try again."""
 
+    failures: int
+    retry_at: datetime
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Somebody sends these now. `token` is of who took it on; `id` is the message's, whoever sends it."""
+
+    token: str
     id: str
     by: str
     at: datetime
@@ -63,9 +75,11 @@ class Outbox:
     sending: Sending | None = None
     # When messages went out in the last hour.
     sent: tuple[datetime, ...] = ()
-    # In a row.
+    # In a row, whoever it was; and before when nobody tries again.
     failures: int = 0
     retry_at: datetime | None = None
+    # By governor: one that may not send, or reaches nobody, holds up no other.
+    tried: dict[str, Tried] = field(default_factory=dict)
     problem: str = ""
     # What was given up, and when that last happened.
     lost: int = 0
@@ -81,8 +95,8 @@ def noted(box: Outbox, events: Iterable[Told], seen: Mapping[str, int], now: dat
     cursors = dict(box.cursors)
     fresh: list[Told] = []
     for told in sorted(events, key=lambda told: (told.at, told.job, told.seq)):
-        before = box.cursors.get(told.stream)
-        if (before.seq >= told.seq) if before is not None else now - told.at > FRESH:
+        before = (cursors if told.thing else box.cursors).get(told.stream)
+        if now - told.at > FRESH or (before is not None and before.seq >= told.seq):
             continue
         if told.thing:
             cursors[told.stream] = Cursor(told.seq, now)
@@ -100,7 +114,8 @@ def tidied(box: Outbox, active: Iterable[str] | None, now: datetime) -> Outbox:
         alive = set(active)
         kept = {name: at for name, at in box.cursors.items() if name in alive or now - at.at <= REMEMBERED}
         box = replace(box, cursors=kept)
-    box = replace(box, sent=tuple(at for at in box.sent if now - at < HOUR))
+    tried = {by: each for by, each in box.tried.items() if now - each.retry_at <= HOUR}
+    box = replace(box, sent=tuple(at for at in box.sent if now - at < HOUR), tried=tried)
     if box.lost_at is not None and now - box.lost_at > REMEMBERED:
         box = replace(box, lost=0, lost_at=None, problem=box.problem if box.failures else "")
     fresh = tuple(told for told in box.waiting if now - told.at <= GIVE_UP)
@@ -110,8 +125,8 @@ def tidied(box: Outbox, active: Iterable[str] | None, now: datetime) -> Outbox:
     return replace(box, waiting=fresh, more=box.more if fresh else {}, lost=box.lost + gone, lost_at=now)
 
 
-def sendable_at(box: Outbox, at_most: int, now: datetime) -> datetime | None:
-    """When the next message may go out, given no more than `at_most` an hour; None: there is none to send.
+def sendable_at(box: Outbox, at_most: int, by: str, now: datetime) -> datetime | None:
+    """When this one may send the next message, given no more than `at_most` an hour; None: there is none to send.
 
     Half of them may go out at once. The rest is spread, so that nothing waits for the better part of an hour.
     """
@@ -125,36 +140,55 @@ def sendable_at(box: Outbox, at_most: int, now: datetime) -> datetime | None:
         earliest = recent[-at_most] + HOUR
     elif 2 * len(recent) >= at_most + at_most % 2:
         earliest = recent[-1] + 2 * HOUR / at_most
-    return max(earliest, box.retry_at or now, now)
+    own = box.tried.get(by)
+    return max(earliest, box.retry_at or now, own.retry_at if own is not None else now, now)
 
 
-def begun(box: Outbox, id_: str, by: str, now: datetime) -> Outbox:
+def begun(box: Outbox, token: str, by: str, now: datetime) -> Outbox:
     """Everything that waits is one message, and is being sent. What somebody else left unsent is part of it."""
     if box.sending is not None:
         box = failed(box, "whoever was sending it is gone", now)
     if not box.waiting and not box.more:
         return box
-    sending = Sending(id_, by, now, box.waiting, box.more)
-    return replace(box, waiting=(), more={}, sending=sending, sent=(*box.sent, now))
+    sending = Sending(token, message_id(box), by, now, box.waiting, box.more)
+    return replace(box, waiting=(), more={}, sending=sending)
 
 
-def delivered(box: Outbox) -> Outbox:
-    """The message is out."""
-    return replace(box, sending=None, failures=0, retry_at=None, problem="" if not box.lost else box.problem)
+def message_id(box: Outbox) -> str:
+    """Of what waits: the same for the same events, so that who gets them twice can tell."""
+    events = [f"{told.stream}/{told.seq}/{told.at.isoformat()}" for told in box.waiting]
+    return hashlib.sha256(json.dumps([events, box.more], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def failed(box: Outbox, problem: str, now: datetime) -> Outbox:
-    """The message may not be out: it waits again, with what came meanwhile, until it is too old."""
+def delivered(box: Outbox, problem: str = "") -> Outbox:
+    """The message is out, though there may be a problem with it. What others cannot do, they still cannot."""
     sending = box.sending
     if sending is None:
         return box
-    pause = PAUSES[min(box.failures, len(PAUSES) - 1)]
+    tried = {by: each for by, each in box.tried.items() if by != sending.by}
+    sent = (*box.sent, sending.at)
+    return replace(box, sending=None, sent=sent, failures=0, retry_at=None, tried=tried, problem=problem)
+
+
+def failed(box: Outbox, problem: str, now: datetime, *, here: bool = False) -> Outbox:
+    """The message may not be out: it waits again, with what came meanwhile, until it is too old.
+
+    `here`: that is for want of something where it was sent from. Then another may send it at once.
+    """
+    sending = box.sending
+    if sending is None:
+        return box
+    before = box.tried.get(sending.by)
+    count = before.failures if before is not None else 0
+    tried = Tried(count + 1, now + PAUSES[min(count, len(PAUSES) - 1)])
+    pause = PAUSES[min(box.failures, 1)]
     more = {kind: sending.more.get(kind, 0) + box.more.get(kind, 0) for kind in {**sending.more, **box.more}}
     box = replace(
         _with(box, (*sending.events, *box.waiting), more),
         sending=None,
         failures=box.failures + 1,
-        retry_at=now + pause,
+        retry_at=None if here else now + pause,
+        tried={**box.tried, sending.by: tried},
         problem=problem,
     )
     return tidied(box, None, now)

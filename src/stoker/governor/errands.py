@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 class Errand(Generic[T]):
-    """One call in a thread of its own. A daemon: a process need not wait for it to end."""
+    """One call in a thread of its own. A daemon: a process need not wait for it to end. Where there can be no more
+    threads, it is over at once."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.began_s = time.monotonic()
@@ -19,7 +20,11 @@ class Errand(Generic[T]):
         self._done = threading.Event()
         self._found: T | None = None
         self._error: Exception | None = None
-        threading.Thread(target=self._run, name="errand", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="errand", daemon=True).start()
+        except RuntimeError as error:
+            self._error = error
+            self._done.set()
 
     @property
     def over(self) -> bool:

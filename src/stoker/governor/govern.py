@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.decide import decide
+from stoker.core.outbox import MOST_WAITING
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Terminate, Unmark
 from stoker.core.telling import Told, leftover_name, orphan
@@ -63,8 +64,9 @@ class Pass:
     wake_in_s: float | None = None
     problems: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
-    # Something is still to be told that this governor may be able to tell.
+    # Something is still to be told that this governor may be able to tell; or that anybody may, some time later.
     untold: bool = False
+    unsent: bool = False
 
     @property
     def idle(self) -> bool:
@@ -98,6 +100,8 @@ class Governor:
         self.teller = teller or Teller(store, self.name, token)
         # How long a pass waits for messages to be out.
         self._patience_s = SINGLE_S
+        # Removed by this governor, and not noted yet.
+        self._removed: list[Told] = []
         self._clock: StoreClock | None = None
         self._swept_s: float | None = None
         self._markets: MarketReader | None = None
@@ -180,6 +184,7 @@ class Governor:
             problems=problems,
             waiting=waiting,
             untold=self.teller.pending,
+            unsent=self.teller.unsent or bool(self._removed),
         )
 
     def watch(
@@ -276,7 +281,10 @@ class Governor:
     ) -> dict[str, str]:
         """After everything else, and whatever comes of it. Answers what went wrong."""
         try:
-            self.teller.note(self._news(newest), clock.now(), more=removed, active=active)
+            self._removed = [*self._removed, *removed][-MOST_WAITING:]
+            self.teller.note(self._news(newest), clock.now(), more=self._removed, active=active)
+            # Only now: nobody would find out again what is gone.
+            self._removed = []
             return self.teller.send(clock.now, self._patience_s)
         except StokerError as error:
             return {"notify": str(error)}

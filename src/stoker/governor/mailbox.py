@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from stoker import codec, layout
-from stoker.core.outbox import HOUR, Outbox
-from stoker.errors import CodecError, StoreUnavailable
+from stoker.core.outbox import HOUR, REMEMBERED, SENDING, Outbox
+from stoker.errors import CodecError, StoreError, StoreUnavailable
 from stoker.store import Meta, Store
 
 # Lost races before the rest is left to the next pass.
 _TRIES = 12
-# Older states are removed, though none so young that somebody may be about to write the one after it.
-_KEPT = timedelta(hours=1)
-# A channel that nobody told anything for so long is forgotten.
+# Older states are removed, though none so young that somebody may be about to write the one after it; where there are
+# many, sooner.
+_KEPT = timedelta(minutes=10)
+_KEPT_OF_MANY = timedelta(minutes=3)
+_MANY = 50
+# A channel that nobody told anything for so long is forgotten; one that only jobs named, as soon as they are.
 _FORGOTTEN = timedelta(days=7)
+# What has waited for so long, waits for somebody.
+_LATE = timedelta(minutes=10)
 
 
 @dataclass
@@ -29,7 +35,7 @@ class _Shelf:
 
 
 class Mailbox:
-    """Not thread-safe. Every method may raise StoreError."""
+    """Every method may raise StoreError. `change` is thread-safe for channels that differ, and nothing else is."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -78,12 +84,18 @@ class Mailbox:
         raise StoreUnavailable(f"{layout.TOLD}{channel}/: others write all the time")
 
     def forget(self, named: set[str], now: datetime) -> None:
-        """Remove channels that nobody names, and that nothing was told through for long."""
+        """Remove channels that nobody names, and that nothing was told through for long. Never raises: whoever may not
+        remove anything tells all the same."""
+        gone: list[str] = []
         for channel, shelf in [*self._shelves.items()]:
             newest = max((meta.modified for meta in shelf.older), default=now)
-            if channel not in named and now - newest > _FORGOTTEN:
-                self._store.delete([meta.key for meta in shelf.older])
+            idle = shelf.box is not None and shelf.box.own and not shelf.box.pending
+            if channel not in named and now - newest > (REMEMBERED if idle else _FORGOTTEN):
+                gone += [meta.key for meta in shelf.older]
                 del self._shelves[channel]
+        if gone:
+            with suppress(StoreError):
+                self._store.delete(gone)
 
     def _create(self, key: str, box: Outbox) -> bool:
         try:
@@ -109,21 +121,41 @@ class Mailbox:
                 pass  # A newer Stoker wrote it, and tells the rest.
 
     def _tidy(self, shelf: _Shelf, now: datetime) -> None:
-        old = [meta.key for meta in shelf.older if now - meta.modified > _KEPT]
+        few = len(shelf.older) - _MANY
+        old = {
+            meta.key
+            for place, meta in enumerate(sorted(shelf.older, key=lambda meta: meta.key))
+            if now - meta.modified > (_KEPT_OF_MANY if place < few else _KEPT)
+        }
         if old:
-            self._store.delete(old)
             shelf.older = [meta for meta in shelf.older if meta.key not in old]
+            # Left behind, it is removed another time.
+            with suppress(StoreError):
+                self._store.delete(sorted(old))
 
 
-def trouble(box: Outbox, now: datetime, late: timedelta = HOUR) -> str:
-    """What is wrong with a channel, in one line; empty when nothing is. What waits longer than `late` should not."""
+def something_waits(store: Store) -> bool:
+    """Whether something is to be told yet. Raises StoreError."""
+    mailbox = Mailbox(store)
+    mailbox.refresh()
+    return any(box.pending for box in mailbox.all().values())
+
+
+def trouble(box: Outbox, now: datetime, *, governed: bool = True) -> str:
+    """What is wrong with a channel, in one line; empty when nothing is. Where nobody governs, nothing should wait."""
     parts = []
-    waits = len(box.waiting) + sum(box.more.values())
+    left = box.sending if box.sending is not None and now - box.sending.at > SENDING else None
+    waiting = (*left.events, *box.waiting) if left is not None else box.waiting
+    waits = len(waiting) + sum(box.more.values())
     if box.failures and box.pending:
         parts.append(f"{box.problem}; failed {box.failures}×, {_events(waits, 'waits', 'wait')}")
+    elif box.problem and not box.failures and not box.lost:
+        parts.append(box.problem)
     if box.lost:
         parts.append(_events(box.lost, "was given up", "were given up"))
-    if not parts and any(now - told.at > late for told in box.waiting):
+    # What is limited may wait for an hour.
+    late = timedelta(0) if not governed else HOUR if any(now - at < HOUR for at in box.sent) else _LATE
+    if not parts and any(now - told.at > late for told in waiting):
         parts.append(f"{_events(waits, 'waits', 'wait')} for a governor that can send {'it' if waits == 1 else 'them'}")
     return "; ".join(parts)
 
@@ -137,7 +169,7 @@ def troubles(store: Store, now: datetime, *, governed: bool = True) -> dict[str,
     mailbox.refresh()
     found = {}
     for box in mailbox.all().values():
-        told = trouble(box, now, HOUR if governed else timedelta(0))
+        told = trouble(box, now, governed=governed)
         if told:
             waits = len(box.waiting) + sum(box.more.values())
             found[box.name] = f"{told}; `stoker govern` sends {'it' if waits == 1 else 'them'}" if waits else told

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
+from typing import Any, TypeVar
 
 from stoker import log
 from stoker.core import outbox
 from stoker.core.outbox import Outbox
-from stoker.core.telling import Letter, Told, compose, in_scope, tell, wants
+from stoker.core.telling import Letter, Told, compose, tell
 from stoker.errors import StoreError, StoreUnavailable
 from stoker.fold import JobState
+from stoker.governor.channels import Named, at_most, is_out_of_bounds, named_channels
 from stoker.governor.errands import Errand
 from stoker.governor.mailbox import Mailbox, trouble
 from stoker.governor.observe import for_each
 from stoker.log import new_token
-from stoker.notify import address
-from stoker.rules import Channel, House
+from stoker.notify.senders import ALL_S, NotHere, PartlySent
+from stoker.rules import House
 from stoker.spec import Spec
 from stoker.store import Store
 
@@ -31,8 +33,15 @@ Send = Callable[[Letter], None]
 Open = Callable[[str], Send]
 
 # A single pass waits this long for messages to be out; whoever passes again and again looks at them the next time.
-SINGLE_S = 8.0
+SINGLE_S = 12.0
 WATCH_S = 1.0
+# So much of it is for the answer: who begins later and leaves would never know whether the message was taken.
+_ANSWER_S = ALL_S
+_LOOK_EVERY_S = 0.05
+# Messages under way at once; the rest comes to its turn.
+_AT_ONCE = 16
+# Whoever names no channel looks now and then at what others left untold.
+_LOOK_ANYWAY_S = 300.0
 # Who has not answered by then will not.
 _CUT_S = 12.0
 # Secrets are read again now and then; what this computer lacks may have been installed meanwhile.
@@ -43,9 +52,9 @@ _COMPLAINED_S = 600.0
 # Entries without news that a governor who comes anew may read again.
 _LAG = 8
 _MOST_LAG = 64
-# A governor with nothing else to do stays for a channel that failed no more often than this.
-_STAY = 1
-_DEFAULT = Channel(to="")
+# A governor with nothing else to do stays for a channel at which it failed no more often than this.
+_STAY = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,26 +65,6 @@ class News:
     spec: Spec
 
 
-@dataclass
-class _Named:
-    """An address that somebody names, and who hears what there."""
-
-    to: str
-    name: str
-    house: list[Channel] = field(default_factory=list)
-    jobs: set[str] = field(default_factory=set)
-
-    @property
-    def at_most(self) -> int:
-        return min((channel.at_most for channel in self.house), default=_DEFAULT.at_most)
-
-    def cares(self, job: str, spec: Spec) -> bool:
-        return job in self.jobs or any(in_scope(channel, spec.tags) for channel in self.house)
-
-    def wants(self, told: Told) -> bool:
-        return (told.job in self.jobs and not told.thing) or any(wants(channel, told) for channel in self.house)
-
-
 @dataclass(frozen=True)
 class _Read:
     """What the entries of a job's log between two numbers tell."""
@@ -83,18 +72,6 @@ class _Read:
     after: int
     upto: int
     events: tuple[Told, ...]
-
-
-def named_channels(house: House, jobs: Mapping[str, Spec]) -> dict[str, _Named]:
-    """Every address that the house or one of these jobs names, by its digest."""
-    found: dict[str, _Named] = {}
-    for channel in house.notify:
-        named = found.setdefault(address.digest(channel.to), _Named(channel.to, channel.name))
-        named.house.append(channel)
-    for job, spec in jobs.items():
-        for to in spec.notify:
-            found.setdefault(address.digest(to), _Named(to, address.masked(to))).jobs.add(job)
-    return found
 
 
 class Teller:
@@ -114,15 +91,17 @@ class Teller:
         self._mailbox = Mailbox(store)
         self._fresh = False
         self._house = House()
-        self._named: dict[str, _Named] = {}
+        self._named: dict[str, Named] = {}
+        self._looked_s: float | None = None
         self._entries: dict[str, _Read] = {}
         self._opened: dict[str, Errand[Send]] = {}
         self._flights: dict[str, tuple[str, Errand[None]]] = {}
         self._complained: dict[str, tuple[str, float]] = {}
         # Somebody asked for a pass: what failed is tried now, not when its turn comes.
         self.at_once = False
-        # Something is noted that this governor may yet send.
+        # Something is noted that this governor may yet send; or that anybody may.
         self.pending = False
+        self.unsent = False
 
     # ── Noting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,7 +119,7 @@ class Teller:
         more: Iterable[Told] = (),
         active: Iterable[str] | None = None,
     ) -> None:
-        """Write down what is to be told of these jobs, and `more`. Without a channel nothing is read or written.
+        """Write down what is to be told of these jobs, and `more`. Without a channel there is a look now and then.
 
         `active` are all active jobs, where they are known. Raises StoreError; then the next pass does it.
         """
@@ -149,20 +128,27 @@ class Teller:
             known = self._named.setdefault(channel, one)
             known.jobs |= one.jobs
         extra, alive = tuple(more), None if active is None else frozenset(active)
-        if not named and not self._flights and not self.pending:
+        if not named and self._may_rest():
             return
         self._look()
-        for channel, one in named.items():
-            self._note_for(channel, one, jobs, extra, alive, now)
+        left = [channel for channel, box in self._mailbox.all().items() if box.pending and channel not in named]
+        self._each([*named.items()], lambda each: self._note_for(*each, jobs, extra, alive, now))
+        self._each(left, lambda channel: self._tidy(channel, now))
         if alive is not None:
             self._entries = {job: read for job, read in self._entries.items() if job in jobs}
             self._mailbox.forget(set(self._named), now)
         self._count()
 
+    def _tidy(self, channel: str, now: datetime) -> None:
+        """What nobody can send is given up, also where nobody names the channel any more."""
+        box = self._mailbox.get(channel)
+        if box is not None and _changed(box, outbox.tidied(box, None, now)):
+            self._mailbox.change(channel, lambda box: box and outbox.tidied(box, None, now), now)
+
     def _note_for(
         self,
         channel: str,
-        one: _Named,
+        one: Named,
         jobs: Mapping[str, News],
         more: tuple[Told, ...],
         active: frozenset[str] | None,
@@ -182,7 +168,7 @@ class Teller:
                 continue
             seen[job] = news.state.seq
             lag.append(news.state.seq - after)
-            if before is not None or now - news.state.updated_at <= outbox.FRESH:
+            if now - news.state.updated_at <= outbox.FRESH:
                 unread.append((job, after))
         read = for_each(lambda each: self._events(jobs[each[0]], each[1]), unread, near=self._store.near)
         for (job, _), found in zip(unread, read, strict=True):
@@ -223,20 +209,26 @@ class Teller:
 
         Waits no longer than `patience_s`. What is under way then is looked at by the next call. Raises StoreError.
         """
-        if not self._named and not self._flights and not self.pending and not self.at_once:
+        if not self._named and self._may_rest():
             return {}
         self._look()
         until_s = time.monotonic() + patience_s
-        self._land(now, time.monotonic())
-        due = [channel for channel, box in self._mailbox.all().items() if self._is_due(channel, box, now())]
-        for channel in due:
-            self._start_opening(channel)
+        # A single pass does not begin what it cannot see the end of.
+        last_s = until_s - _ANSWER_S if patience_s > _ANSWER_S else until_s
         problems: dict[str, str] = {}
-        for channel in due:
-            problem = self._start(channel, now(), until_s)
-            if problem:
-                problems[channel] = problem
-        self._land(now, until_s)
+        self._land(now)
+        due = [channel for channel, box in self._mailbox.all().items() if self._is_due(channel, box, now())]
+        # Jobs can name what hangs: the house comes first.
+        due.sort(key=lambda channel: channel not in self._named or not self._named[channel].house)
+        while True:
+            ready = self._opened_of(due)[: max(0, _AT_ONCE - len(self._flights))]
+            ready = ready if time.monotonic() <= last_s else []
+            self._each(ready, lambda channel: self._start(channel, now(), problems))
+            due = [channel for channel in due if channel not in ready]
+            self._land(now)
+            if time.monotonic() >= until_s or not (self._flights or (due and time.monotonic() <= last_s)):
+                break
+            self._wait_for_any(due)
         self._count()
         return self._complaints(problems, now())
 
@@ -250,17 +242,27 @@ class Teller:
     def _is_due(self, channel: str, box: Outbox, now: datetime) -> bool:
         if channel in self._flights or not self._may_send(channel, box):
             return False
-        waits = replace(box, retry_at=None) if self.at_once else box
-        at = outbox.sendable_at(waits, self._at_most(channel), now)
+        waits = replace(box, retry_at=None, tried={}) if self.at_once else box
+        at = outbox.sendable_at(waits, at_most(self._named.get(channel)), self._by, now)
         return at is not None and at <= now
 
     def _may_send(self, channel: str, box: Outbox) -> bool:
         """The house no longer tells through what it does not name any more."""
         return box.pending and (box.own or channel in self._named)
 
-    def _at_most(self, channel: str) -> int:
-        named = self._named.get(channel)
-        return named.at_most if named is not None else _DEFAULT.at_most
+    def _opened_of(self, due: list[str]) -> list[str]:
+        """Those of them that can be used, or not; the others are being opened, as far as not too many are."""
+        for channel in due:
+            if sum(not errand.over for errand in self._opened.values()) < _AT_ONCE:
+                self._start_opening(channel)
+        return [channel for channel in due if channel in self._opened and self._opened[channel].over]
+
+    def _wait_for_any(self, due: list[str]) -> None:
+        """For the first of what is under way; a look at all of it is never far."""
+        opening = (self._opened[channel] for channel in due if channel in self._opened)
+        under_way: list[Errand[Any]] = [*(errand for _, errand in self._flights.values()), *opening]
+        for errand in under_way[:1]:
+            errand.wait(time.monotonic() + _LOOK_EVERY_S)
 
     def _start_opening(self, channel: str) -> None:
         errand = self._opened.get(channel)
@@ -270,55 +272,62 @@ class Teller:
             if not errand.over or age_s < (_OPENED_S if _worked(errand) else _CLOSED_S):
                 return
         if box is not None:
-            to = box.to
-            self._opened[channel] = Errand(lambda: self._open(to))
+            to, allowed = box.to, not is_out_of_bounds(self._named.get(channel), box.to)
+            self._opened[channel] = Errand(lambda: self._open(to) if allowed else _refuse())
 
-    def _start(self, channel: str, now: datetime, until_s: float) -> str:
-        """Take on what waits, and send it. Answers why not, if that is this computer's fault."""
-        errand = self._opened[channel]
-        if not errand.wait(until_s):
-            return ""
+    def _start(self, channel: str, now: datetime, problems: dict[str, str]) -> None:
+        """Take on what waits, and send it. Tells why not, if that is this computer's fault."""
         try:
-            send = errand.result()
+            send = self._opened[channel].result()
         except Exception as error:  # noqa: BLE001 - any library's: the channel fails, and nothing else
-            return str(error) or type(error).__name__
-        id_ = self._token()
+            problems[channel] = str(error) or type(error).__name__
+            return
+        token = self._token()
 
         def take(box: Outbox | None) -> Outbox | None:
             # A rival may have been quicker.
             if box is None or not self._is_due(channel, box, now):
                 return box
-            return outbox.begun(box, id_, self._by, now)
+            return outbox.begun(box, token, self._by, now)
 
         box = self._mailbox.change(channel, take, now)
         sending = box.sending if box is not None else None
-        if sending is not None and sending.id == id_:
-            letter = compose(id_, self._store.url, sending.events, sending.more)
-            self._flights[channel] = (id_, Errand(lambda: send(letter)))
-        return ""
+        if sending is not None and sending.token == token:
+            letter = compose(sending.id, self._store.url, sending.events, sending.more)
+            self._flights[channel] = (token, Errand(lambda: send(letter)))
 
-    def _land(self, now: Callable[[], datetime], until_s: float) -> None:
+    def _land(self, now: Callable[[], datetime]) -> None:
         """See what has become of messages that are under way."""
-        for channel, (_, errand) in [*self._flights.items()]:
-            if errand.wait(until_s):
-                try:
-                    errand.result()
-                    problem = ""
-                except Exception as error:  # noqa: BLE001 - any library's: the channel fails, and nothing else
-                    problem = str(error) or type(error).__name__
-                    # What was read of a secret may be old.
-                    self._opened.pop(channel, None)
-                self._settle(channel, problem, now())
-            elif time.monotonic() - errand.began_s > _CUT_S:
-                self._settle(channel, f"no answer within {_CUT_S:g} s", now())
+        over_s = time.monotonic() - _CUT_S
+        landed = [channel for channel, (_, each) in self._flights.items() if each.over or each.began_s < over_s]
+        self._each(landed, lambda channel: self._land_one(channel, now()))
 
-    def _settle(self, channel: str, problem: str, now: datetime) -> None:
-        id_, _ = self._flights[channel]
+    def _land_one(self, channel: str, now: datetime) -> None:
+        _, errand = self._flights[channel]
+        if not errand.over:
+            self._settle(channel, f"no answer within {_CUT_S:g} s", now)
+            return
+        try:
+            errand.result()
+            self._settle(channel, "", now)
+        except PartlySent as error:
+            self._settle(channel, str(error), now, taken=True)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any library's: the channel fails, and nothing else
+            # What was read of a secret may be old.
+            self._opened.pop(channel, None)
+            self._settle(channel, str(error) or type(error).__name__, now, here=isinstance(error, NotHere))
+
+    def _settle(self, channel: str, problem: str, now: datetime, *, taken: bool = False, here: bool = False) -> None:
+        token, _ = self._flights[channel]
 
         def change(box: Outbox | None) -> Outbox | None:
-            if box is None or box.sending is None or box.sending.id != id_:
+            if box is None or box.sending is None or box.sending.token != token:
                 return box  # Somebody took it over.
-            return outbox.failed(box, problem, now) if problem else outbox.delivered(box)
+            if taken or not problem:
+                return outbox.delivered(box, problem)
+            return outbox.failed(box, problem, now, here=here)
 
         self._mailbox.change(channel, change, now)
         # Only now: an outcome that could not be written is written by the next pass.
@@ -326,19 +335,45 @@ class Teller:
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _may_rest(self) -> bool:
+        """Whether there is nothing to look at: somebody who died may have left something of a job that is over."""
+        looked = self._looked_s is not None and time.monotonic() - self._looked_s < _LOOK_ANYWAY_S
+        return looked and not self._flights and not self.pending
+
     def _look(self) -> None:
         if not self._fresh:
             self._mailbox.refresh()
             self._fresh = True
+            self._looked_s = time.monotonic()
+
+    def _each(self, things: list[T], work: Callable[[T], None]) -> None:
+        """Every one of these, many at once where the store is far away. What stops one stops no other, and is raised
+        in the end: first of all that the store does not answer."""
+
+        def attempt(thing: T) -> Exception | None:
+            try:
+                work(thing)
+            except Exception as error:  # noqa: BLE001 - raised below
+                return error
+            return None
+
+        errors = [error for error in for_each(attempt, things, near=self._store.near) if error is not None]
+        for error in sorted(errors, key=lambda error: not isinstance(error, StoreUnavailable)):
+            raise error
 
     def _count(self) -> None:
         boxes = self._mailbox.all().items()
         # A governor may run for months.
         self._opened = {channel: errand for channel, errand in self._opened.items() if self._mailbox.get(channel)}
+        waiting = {channel: box for channel, box in boxes if self._may_send(channel, box)}
+        self.unsent = bool(self._flights or waiting)
         self.pending = bool(self._flights) or any(
-            self._may_send(channel, box) and box.failures <= _STAY and not self._is_closed(channel)
-            for channel, box in boxes
+            self._failures(box) <= _STAY and not self._is_closed(channel) for channel, box in waiting.items()
         )
+
+    def _failures(self, box: Outbox) -> int:
+        tried = box.tried.get(self._by)
+        return tried.failures if tried is not None else 0
 
     def _is_closed(self, channel: str) -> bool:
         errand = self._opened.get(channel)
@@ -376,6 +411,10 @@ def _worked(errand: Errand[Send]) -> bool:
     except Exception:  # noqa: BLE001 - what it was is told elsewhere
         return False
     return True
+
+
+def _refuse() -> Send:
+    raise NotHere("it is inside the governor's own computer or cloud, where no job sends anything")
 
 
 def _open(to: str) -> Send:

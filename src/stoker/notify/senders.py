@@ -11,8 +11,9 @@ from stoker.notify import address
 
 Send = Callable[[Letter], None]
 
-# For each step of one message: to be connected, and to be answered.
+# For each step of one message: to be connected, and to be answered. And for all of it.
 TIMEOUT_S = 5.0
+ALL_S = 7.0
 
 
 class NotSent(StokerError):
@@ -24,7 +25,8 @@ class PartlySent(NotSent):
 
 
 class NotHere(StokerError):
-    """This computer cannot use the channel: something is not installed or set. Another one may."""
+    """This computer cannot use the channel: something is not installed, set or allowed, or it has no way there. Another
+    one may."""
 
 
 def open_sender(to: str, environ: Mapping[str, str] = os.environ) -> Send:

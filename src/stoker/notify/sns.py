@@ -17,6 +17,20 @@ from stoker.notify.senders import TIMEOUT_S, NotHere, NotSent, Send
 # A message with all its forms has 256 KiB at most, and its attributes count, too.
 _MOST_BYTES = 250_000
 _MOST_SUBJECT = 99
+# This computer may not, or says the wrong name: another may.
+_NOT_MINE = (
+    "AuthorizationError",
+    "AuthorizationErrorException",
+    "AccessDenied",
+    "AccessDeniedException",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "MissingAuthenticationToken",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+)
 
 
 def open_topic(to: str) -> Send:
@@ -26,7 +40,14 @@ def open_topic(to: str) -> Send:
     try:
         import boto3
         from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            CredentialRetrievalError,
+            EndpointConnectionError,
+            NoCredentialsError,
+            PartialCredentialsError,
+        )
     except ImportError:
         raise NotHere("SNS needs boto3; pip install 'stoker[aws]'") from None
     settings = Config(
@@ -41,6 +62,8 @@ def open_topic(to: str) -> Send:
     except (BotoCoreError, ValueError) as error:
         raise NotHere(f"AWS's settings cannot be used: {error}") from None
 
+    keyless = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, EndpointConnectionError)
+
     def send(letter: Letter) -> None:
         # A FIFO topic drops what it has seen within five minutes, which is how long a sender has.
         fifo = {"MessageGroupId": "stoker", "MessageDeduplicationId": letter.id} if arn.endswith(".fifo") else {}
@@ -53,7 +76,12 @@ def open_topic(to: str) -> Send:
                 MessageAttributes={"id": {"DataType": "String", "StringValue": letter.id}},
                 **fifo,
             )
-        except (BotoCoreError, ClientError) as error:
+        except ClientError as error:
+            refused = error.response.get("Error", {}).get("Code", "") in _NOT_MINE
+            raise NotHere(str(error)) if refused else NotSent(str(error)) from None
+        except keyless as error:
+            raise NotHere(str(error)) from None
+        except BotoCoreError as error:
             raise NotSent(str(error)) from None
 
     return send

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import http.client
 import json
 import socket
@@ -16,10 +17,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from stoker.core.telling import Letter
 from stoker.notify import address
 from stoker.notify.body import body
-from stoker.notify.senders import TIMEOUT_S, NotSent, Send
+from stoker.notify.senders import ALL_S, TIMEOUT_S, NotHere, NotSent, Send
 
-# For all of it, however slowly somebody answers. Shorter than a governor waits.
-ALL_S = 2 * TIMEOUT_S
 # What an answer says is told to people, as far as anybody reads it.
 _MOST_ANSWER = 200
 
@@ -55,8 +54,11 @@ def open_webhook(url: str) -> Send:
             raise NotSent(address.scrubbed(_refusal(error), url)) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
+            # Another computer may know the name, or have a way there.
+            here = isinstance(why, (socket.gaierror, ConnectionRefusedError)) or _is_way(why)
             why = f"no whole answer within {ALL_S:g} s" if line.is_cut else why
-            raise NotSent(address.scrubbed(f"does not answer: {why}", url)) from None
+            told = address.scrubbed(f"does not answer: {why}", url)
+            raise NotHere(told) if here else NotSent(told) from None
         finally:
             cut_off.cancel()
 
@@ -102,6 +104,10 @@ class _Line:
 
         def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
             return self.do_open(self._kind, req)
+
+
+def _is_way(why: object) -> bool:
+    return isinstance(why, OSError) and why.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:

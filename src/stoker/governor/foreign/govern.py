@@ -68,6 +68,8 @@ class Looked:
     unknown: bool = False
     # Training jobs that are no more.
     gone: set[str] = field(default_factory=set)
+    # People are to be told something yet.
+    untold: bool = False
 
 
 @dataclass
@@ -142,10 +144,12 @@ class ForeignGovernor:
             self._drop(region, name)
         if row is not None:
             rows = index.read(self.store, region).rows
-            self._teller.gather(house, row, rows.get(name))
-            # Before it is written how far it was told.
+            gathered = self._teller.gather(house, row, rows.get(name))
             looked.problems |= self._teller.send(house, clock)
-            index.write(self.store, region, {**rows, name: row})
+            looked.untold = self._teller.untold or not gathered
+            # Until it is noted what is to be told of it, it stays as it was: the next look tells.
+            if gathered and self._teller.noted:
+                index.write(self.store, region, {**rows, name: row})
         return looked
 
     def tick(self) -> Looked:
@@ -230,12 +234,16 @@ class ForeignGovernor:
             # Whether it still rings is asked anew.
             row = self._look(looked, house, region, name, now, None if name in ringing else alarms)
             if row is not None:
-                self._teller.gather(house, row, rows.get(name))
-                changed[name] = row
+                if self._teller.gather(house, row, rows.get(name)):
+                    changed[name] = row
+                else:
+                    looked.untold = True
         gone = looked.gone & set(rows)
         rows = {name: row for name, row in {**rows, **changed}.items() if name not in gone}
         looked.problems |= self._teller.send(house, clock)
-        if changed or gone:
+        looked.untold = looked.untold or self._teller.untold
+        # Until it is noted what is to be told of them, they stay as they were: the next tick tells.
+        if (changed or gone) and self._teller.noted:
             index.write(self.store, region, rows)
         unsettled = {name for name, row in rows.items() if not row.settled}
         looked.active += len(unsettled | {name for name in listed if name not in rows})

@@ -106,7 +106,7 @@ class Waker:
     def _look_at_others(self, wake: TrainingWake, done: Done) -> None:
         looked = self.foreign.wake(wake)
         self._take(looked, done)
-        if looked.active or looked.unknown:
+        if not _rests(looked):
             # Another function may have switched it off since: these jobs are in no list that it looks at again.
             self._keep_on(done, surely=True)
 
@@ -134,7 +134,8 @@ class Waker:
         self._tell(passed, done)
         looked = self.foreign.tick()
         self._take(looked, done)
-        if not (passed.idle and _rests(looked)):
+        # What could not be told yet is tried again as long as it is worth telling.
+        if not (passed.idle and not passed.unsent and _rests(looked)):
             # A clock that ticked is on; whoever was called by anything else heals one that is off.
             self._keep_on(done)
             return
@@ -163,7 +164,7 @@ class Waker:
             self._keep_on(done, surely=new)
             raise
         self._tell(passed, done)
-        if not passed.idle:
+        if not passed.idle or passed.unsent:
             self._keep_on(done, surely=new)
 
     def _tell(self, passed: Pass, done: Done) -> None:
@@ -184,7 +185,7 @@ class Waker:
 
 
 def _rests(looked: Looked) -> bool:
-    return looked.active == 0 and not looked.unknown
+    return looked.active == 0 and not looked.unknown and not looked.untold
 
 
 def tell(done: Done) -> dict[str, object]:
