@@ -482,7 +482,14 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
 
 
 def _state(store: Store, job: str) -> JobState:
-    return _present(job, log.read(store, job))
+    try:
+        return _present(job, log.read(store, job))
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError as error:
+        raise UserError(
+            f"{job} cannot be read: {error}; `stoker rm {job}` removes it, once it has no machines"
+        ) from None
 
 
 def _present(job: str, state: JobState | None) -> JobState:

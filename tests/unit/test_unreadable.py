@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -133,3 +134,11 @@ def test_what_a_job_spent_is_written_before_it_is_removed(store: Store) -> None:
     assert read_spent(store, [layout.SPENT]) == []
     client.remove(job, store)
     assert sum(each.sums.spent.known for each in read_spent(store, [layout.SPENT])) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("ask", [client.stop, client.resume])
+def test_who_wants_something_of_it_hears_what_can_be_done(store: Store, ask: Callable[[str, Store], object]) -> None:
+    bad = add(store)
+    spoil(store, bad, 2)
+    with pytest.raises(UserError, match=f"{bad} cannot be read: .*; `stoker rm {bad}` removes it"):
+        ask(bad, store)
