@@ -62,3 +62,15 @@ def test_a_channel_that_hangs_harms_no_job(world: World, hook: Hook) -> None:
     hook.bodies.clear()
     hook.hangs_s = 0.0
     until(lambda: "finished" in kinds(hook, job), "its end to be told", 60)
+
+
+def test_run_leaves_somebody_behind_for_what_waits(world: World, hook: Hook) -> None:
+    hook.status = 503
+    policy = world.root / "policy.yaml"
+    policy.write_text(f"notify: [{{to: '{hook.url}', name: team}}]")
+    assert world.cli("policy", "set", str(policy)).returncode == 0
+    world.write("import sys; sys.exit(3)")
+    assert world.cli("run", "--yes", "--", "python", "train.py").returncode != 0
+    hook.bodies.clear()
+    hook.status = 204
+    until(lambda: [kind for kind, _ in hook.events if kind == "failed"], "its end to be told", 60)

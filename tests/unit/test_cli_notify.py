@@ -51,6 +51,14 @@ def test_channels_are_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
         assert f"✓ {address.masked(good.url)}: taken" in named.output and named.return_value == 0
 
 
+def test_what_a_service_answers_steers_no_terminal(store: Store) -> None:
+    with webhook() as bad:
+        bad.status, bad.says = 401, b"\x1b]0;pwned\x07\x1b[2J gone"
+        tried = CliRunner().invoke(cli, ["notify", bad.url], standalone_mode=False, color=True)
+    said = tried.output.rpartition("401")[2]
+    assert "gone" in said and "\x1b" not in said and "\x07" not in said
+
+
 def test_mistakes_are_one_line_without_keys(store: Store) -> None:
     for words, expected in (
         (("notify",), "the policy has no `notify`; name an address"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, timedelta
+from typing import Any
 
 import pytest
 from foreign_world import HOUR_S, HOUSE, REGION, World, asked
@@ -14,7 +15,7 @@ from stoker.core.foreign.alarms import WantedAlarm
 from stoker.core.foreign.family import Cloned, Cloning, FamilyRecord, GaveUp, Heard, Over, Seen, Stopping, Told
 from stoker.core.telling import Letter, line
 from stoker.core.telling import Told as News
-from stoker.errors import AuthDenied, Transient
+from stoker.errors import AuthDenied, StoreUnavailable, Transient
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.governor.telling import Teller
@@ -908,6 +909,37 @@ class Letters(Teller):
     def __init__(self, store: Store) -> None:
         self.letters: list[Letter] = []
         super().__init__(store, "one", open_=lambda _to: self.letters.append)
+
+
+def test_what_cannot_be_noted_is_told_by_the_next_look() -> None:
+    """The store stumbles once; the function that looked then is gone, or goes on."""
+    for again in (True, False):
+        house = f"{HOUSE}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
+        world = World("- max_nodes: 1\n  then: warn", house)
+        world.account.start(training_s=60)
+
+        class Stumbling(Letters):
+            stumbled = False
+
+            def note(self, *given: Any, **named: Any) -> None:
+                if not self.stumbled:
+                    self.stumbled = True
+                    raise StoreUnavailable("a stumble")
+                super().note(*given, **named)
+
+        def governor(teller: Teller, world: World = world) -> ForeignGovernor:
+            return ForeignGovernor(
+                world.store, lambda _region: world.account, now=world.account.clock.now, teller=teller
+            )
+
+        first = Stumbling(world.store)
+        one = governor(first)
+        looked = one.wake(REGION, "bert")
+        assert looked.problems == {"notify": "a stumble"} and looked.untold
+        teller = first if again else Letters(world.store)
+        looked = (one if again else governor(teller)).tick()
+        kinds = [told.kind for letter in teller.letters for told in letter.events]
+        assert kinds == ["started", "rule"] and not looked.untold
 
 
 def test_people_are_told_once_though_governors_are_many() -> None:

@@ -9,17 +9,20 @@ from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_jobs import append, finished, started, submit
 
-from stoker import codec, layout, log
+from stoker import codec, layout, log, policies
 from stoker.core.outbox import GIVE_UP, SENDING, Outbox
-from stoker.core.telling import Letter
+from stoker.core.telling import Letter, orphan
 from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.governor import telling
+from stoker.governor.clock import record_pass
+from stoker.governor.govern import Governor
 from stoker.governor.mailbox import troubles
 from stoker.governor.telling import News, Send, Teller
 from stoker.index import read_submission
@@ -683,3 +686,23 @@ def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPa
         house = parse_policy(f"notify: ['{hook.url}']".encode(), "p")
         one_pass(Teller(world.store, "g"), world.store, world.now(), house)
         assert len(hook.bodies) == 2, "the house knows what it does"
+
+
+def test_an_orphan_that_could_not_be_noted_is_told_by_the_next_pass() -> None:
+    world = World()
+    calls = []
+
+    class Stumbling(Teller):
+        def note(self, *given: Any, **named: Any) -> None:
+            calls.append(named)
+            if len(calls) == 1:
+                raise StoreUnavailable("a stumble")
+            super().note(*given, **named)
+
+    policies.write(world.store, "notify: ['json://one']", "jane")
+    governor = Governor(world.store, name="g", teller=Stumbling(world.store, "g", open_=world.open))
+    clock = record_pass(world.store, "g", 0, time.monotonic)
+    governor.teller.begin(ONE)
+    assert governor._tell({}, [orphan("gone-1", "ec2 i-1", "nobody's", world.now())], set(), clock) != {}
+    assert governor._tell({}, [], set(), clock) == {} and world.told() == [("orphan", "gone-1")]
+    assert governor._tell({}, [], set(), clock) == {} and len(world.told()) == 1

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import woken_world
 from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
-from stoker import client, layout, log
+from stoker import client, layout, log, policies
+from stoker.core import outbox
 from stoker.errors import AuthDenied, StoreUnavailable, Transient
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.observe import active_jobs
@@ -22,6 +25,7 @@ from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
 from stoker.store import Store, open_store
+from stoker.testing.webhooks import webhook
 
 
 class World:
@@ -357,3 +361,24 @@ def test_what_is_over_is_forgotten_by_events_too(world: World) -> None:
         assert until_idle < 20
     world.waker.handle([JobWake(other)])
     assert set(world.waker.governor.memory.states) == {other}
+
+
+def test_the_clock_stays_on_until_what_waits_is_told_or_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when every call finds a function that remembers nothing."""
+    monkeypatch.setattr(outbox, "PAUSES", (timedelta(seconds=0.05),) * 4)
+    with webhook() as hook:
+        hook.status = 503
+        policies.write(world.store, f"notify: [{{to: '{hook.url}', name: team}}]", "jane")
+        world.training()
+        # The job is over, and forgotten.
+        world.store.delete([meta.key for meta in world.store.list(layout.ACTIVE)])
+        world.cloud.machines.clear()
+        for _ in range(6):
+            world.waker = world.fresh()
+            world.waker.handle([Tick()])
+            time.sleep(0.1)
+        assert "off" not in world.clock.told
+        hook.status = 204
+        world.waker = world.fresh()
+        world.waker.handle([Tick()])
+        assert world.clock.told[-1] == "off" and hook.events
