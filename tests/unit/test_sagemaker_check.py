@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ pytest.importorskip("botocore")
 
 from botocore.exceptions import ClientError
 
+from stoker.errors import UserError
 from stoker.providers.base import Finding
 from stoker.providers.registry import Context
 from stoker.providers.sagemaker.provider import SageMakerProvider
-from stoker.spec import Resources, Spec
+from stoker.spec import Limits, Resources, SagemakerResources, Spec
+from stoker.submitting import KnowsLimits
 
 SPEC = Spec(name="x", run="true", nodes=2, resources=Resources(provider="sagemaker", machine=("ml.g5.xlarge",)))
 
@@ -28,6 +31,7 @@ class Account:
     def __init__(self, **wrong: str) -> None:
         self.wrong = wrong
         self.quota = 4.0
+        self.longest_s = 432000.0
         self.trust: dict[str, Any] = {"Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
 
     def __getattr__(self, name: str) -> Any:
@@ -49,6 +53,8 @@ class Account:
             "list_service_quotas": {
                 "Quotas": [
                     {"QuotaName": "ml.g5.xlarge for training job usage", "QuotaCode": "L-1", "Value": self.quota},
+                    {"QuotaName": "Longest run time for a training job", "QuotaCode": "L-3", "Value": self.longest_s},
+                    {"QuotaName": "ml.g5.xlarge for training warm pool usage", "QuotaCode": "L-4", "Value": 0.0},
                     {"QuotaName": "something else", "QuotaCode": "L-2", "Value": 0.0},
                 ]
             },
@@ -61,11 +67,13 @@ def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
 
-    def looking(account: Account) -> dict[str, Finding]:
+    def looking(account: Account, spec: Spec = SPEC, home: str | None = "us-east-1") -> dict[str, Finding]:
+        monkeypatch.setattr("stoker.providers.sagemaker.provider.endpoint_address", lambda: None)
+        monkeypatch.setattr("stoker.providers.sagemaker.provider.bucket_region", lambda _bucket: home)
         provider = SageMakerProvider(Context("s3://bucket/team"))
         monkeypatch.setattr(provider.clients, "get", lambda *_, **__: account)
         monkeypatch.setattr(provider.clients, "default_region", lambda: "us-east-1")
-        return {found.name: found for found in provider.checkup(SPEC)}
+        return {found.name: found for found in provider.checkup(spec)}
 
     return looking
 
@@ -106,3 +114,37 @@ def test_what_cannot_be_told_is_not_wrong(look: Any) -> None:
 def test_without_credentials_there_is_nothing_more_to_look_at(look: Any) -> None:
     found = look(Account(get_caller_identity="InvalidClientTokenId"))
     assert list(found) == ["credentials"] and found["credentials"].ok is False
+
+
+def test_the_longest_time_is_the_accounts(look: Any) -> None:
+    name = "quota of Longest run time for a training job"
+    assert look(Account())[name].detail == "432000 s, and this job needs 432000 s"
+    spec = replace(SPEC, limits=Limits(max_runtime_s=6 * 86400.0))
+    found = look(Account(), spec)[name]
+    assert found.ok is False and "--quota-code L-3 --desired-value 522000" in found.fix
+
+
+def test_machines_that_are_kept_have_a_quota_of_their_own(look: Any) -> None:
+    ours = SagemakerResources(keep_alive_s=600.0)
+    spec = replace(SPEC, resources=replace(SPEC.resources, sagemaker=ours, spot="never"))
+    found = look(Account(), spec)["quota of ml.g5.xlarge for training warm pool usage"]
+    assert found.ok is False and found.detail == "0, and this job needs 2"
+
+
+def test_a_bucket_in_another_region_is_told_with_both(look: Any) -> None:
+    found = look(Account(), home="eu-west-1")["bucket"]
+    assert found.ok is False and "us-east-1" in found.detail and "bucket is in eu-west-1" in found.detail
+    assert "bucket" not in look(Account(), home=None)
+
+
+def test_a_submission_compares_the_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.providers.sagemaker.provider.endpoint_address", lambda: None)
+    monkeypatch.setattr("stoker.providers.sagemaker.provider.bucket_region", lambda _bucket: "eu-west-1")
+    provider = SageMakerProvider(Context("s3://bucket/team"))
+    assert isinstance(provider, KnowsLimits)
+    offered = provider.offerings(replace(SPEC.resources, region="us-east-1"))
+    with pytest.raises(
+        UserError, match=r"^resources\.region: us-east-1, and the store's bucket bucket is in eu-west-1"
+    ):
+        provider.check_limits(offered, 1)
+    provider.check_limits(provider.offerings(replace(SPEC.resources, region="eu-west-1")), 1)

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from stoker import codec
-from stoker.errors import SpecError, UserError
+from stoker.errors import QuotaExceeded, SpecError, UserError
 from stoker.jobfile.honour import check_honoured
 from stoker.model import Offering
 from stoker.providers.base import LaunchOrder
 from stoker.providers.sagemaker import catalog, offers, prices, request
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
+from stoker.providers.sagemaker.errors import mapped
 from stoker.spec import Container, Environment, Limits, Resources, Retry, SagemakerResources, Spec
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -57,7 +58,7 @@ WHOLE = SagemakerResources(
     subnets=("subnet-1", "subnet-2"),
     security_groups=("sg-1",),
     keep_alive_s=1800.0,
-    kms_key="alias/training",
+    kms_key="1234abcd-12ab-34cd-56ef-1234567890ab",
     encrypt_traffic=True,
     overrides={"ResourceConfig": {"VolumeSizeInGB": 500}, "Tags": [{"Key": "cost", "Value": "42"}]},
 )
@@ -132,7 +133,9 @@ def test_spot_waits_as_long_as_the_job_may() -> None:
     assert params(order(spot))["StoppingCondition"]["MaxWaitTimeInSeconds"] == 93600
     assert "MaxWaitTimeInSeconds" not in params(order())["StoppingCondition"]
     longest = params(replace(order(), max_life_s=None))["StoppingCondition"]["MaxRuntimeInSeconds"]
-    assert longest == 28 * 86400
+    # What every account has, until it asks for more.
+    assert longest == 5 * 86400
+    assert params(replace(order(), max_life_s=1e9))["StoppingCondition"]["MaxRuntimeInSeconds"] == 28 * 86400
 
 
 def test_the_image_is_the_jobs_or_awss_own() -> None:
@@ -148,6 +151,13 @@ def test_the_image_is_the_jobs_or_awss_own() -> None:
         (SagemakerResources(role="a role"), {}, r"^resources\.sagemaker\.role: 'a role'"),
         (SagemakerResources(keep_alive_s=60.0), {"resources": {"spot": "only"}}, r"keep_alive: .* no spot"),
         (SagemakerResources(keep_alive_s=86400.0), {}, r"keep_alive: .* 6h at most"),
+        (SagemakerResources(kms_key="alias/mine"), {}, r"^resources\.sagemaker\.kms_key: alias/mine is an alias"),
+        (SagemakerResources(kms_key="arn:aws:kms:us-east-1:1:alias/x"), {}, r"kms_key: .* the key's id or ARN"),
+        (
+            SagemakerResources(kms_key="alias/mine"),
+            {"resources": {"machine": ("ml.g5.xlarge", "ml.c5.xlarge")}},
+            r"kms_key: alias/mine is an alias",
+        ),
         (SagemakerResources(overrides={"TrainingJobName": "x"}), {}, r"overrides\.TrainingJobName: is Stoker's own"),
         (SagemakerResources(overrides={"RetryStrategy": {}}), {}, r"overrides\.RetryStrategy: is Stoker's own"),
         (SagemakerResources(overrides={"EnableNetworkIsolation": True}), {}, "EnableNetworkIsolation: is Stoker's"),
@@ -185,6 +195,41 @@ def test_what_cannot_be_is_refused_by_name(ours: SagemakerResources | None, fiel
 def test_what_sagemaker_cannot_honour_is_refused_by_name(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(SpecError, match=told):
         check_honoured(order(**fields).spec, "sagemaker", CAPABILITIES)
+
+
+def test_no_key_for_disks_that_a_machine_has_of_its_own() -> None:
+    ours = SagemakerResources(kms_key="alias/mine")
+    asked = params(order(P4D, ours=ours, resources={"machine": (P4D.machine,)}))
+    assert "VolumeKmsKeyId" not in asked["ResourceConfig"] and asked["OutputDataConfig"]["KmsKeyId"] == "alias/mine"
+    request.check(order(P4D, ours=ours, resources={"machine": (P4D.machine,)}).spec)
+    with_key = params(order(ours=SagemakerResources(kms_key="1234abcd")))
+    assert with_key["ResourceConfig"]["VolumeKmsKeyId"] == "1234abcd"
+
+
+def test_a_machine_whose_own_disk_is_too_small_is_left_out() -> None:
+    wanted = Resources(machine=("ml.g5.xlarge", "ml.c5.xlarge"), region="us-east-1", disk_bytes=500_000_000_000)
+    assert {each.machine for each in offers.offered(wanted)} == {"ml.c5.xlarge"}
+    told = "resources.disk: ml.g5.xlarge has 250 GB of its own and takes no other disk; 500 GB are asked for"
+    assert told in offers.unchecked(wanted)
+    alone = replace(wanted, machine=("ml.g5.xlarge",))
+    assert offers.offered(alone) == () and offers.why_none(alone) == told
+    enough = replace(alone, disk_bytes=250_000_000_000)
+    assert offers.offered(enough) and offers.unchecked(enough) == ()
+
+
+@pytest.mark.parametrize(
+    ("quota", "field"),
+    [
+        ("Longest run time for a training job' is 432000 Seconds", "limits.max_runtime"),
+        ("Maximum keep alive period' is 3600 Seconds", "resources.sagemaker.keep_alive"),
+        ("ml.g5.xlarge for training warm pool usage' is 0 Instances", "resources.sagemaker.keep_alive"),
+        ("ml.g5.xlarge for training job usage' is 0 Instances", "ml.g5.xlarge"),
+    ],
+)
+def test_a_quota_is_told_by_the_field_that_meets_it(quota: str, field: str) -> None:
+    answer = {"Error": {"Code": "ResourceLimitExceeded", "Message": f"The account-level service limit '{quota}"}}
+    told = mapped("ml.g5.xlarge", answer)
+    assert isinstance(told, QuotaExceeded) and str(told).startswith(f"{field}: The account-level")
 
 
 # ── Machines and prices ───────────────────────────────────────────────────────────────────────────────────────────────

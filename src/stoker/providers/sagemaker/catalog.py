@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources as package
+from typing import Any
 
 from stoker.providers import machines
 from stoker.providers.ec2 import catalog as ec2
 from stoker.providers.machines import MachineType
 
-__all__ = ["facts", "fitting", "serves", "table", "unchecked", "why_none"]
+__all__ = ["facts", "fitting", "local_gb", "serves", "table", "unchecked", "why_none"]
 
 PREFIX = "ml."
 _LOOKS_LIKE_A_TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)")
@@ -26,9 +27,22 @@ _LOOKS_LIKE_A_TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.(medium|la
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, MachineType]:
     """Every type that SageMaker trains on and EC2's table knows, by name."""
-    text = package.files("stoker.providers.sagemaker").joinpath("data/sagemaker_machines.json").read_text("utf-8")
-    found = {name: ec2.find(name.removeprefix(PREFIX)) for name in json.loads(text)["machines"]}
+    found = {name: ec2.find(name.removeprefix(PREFIX)) for name in _data()["machines"]}
     return {name: _named(name, machine) for name, machine in found.items() if machine is not None}
+
+
+def local_gb(name: str) -> int | None:
+    """How large the disks of a type are that has some of its own: SageMaker uses these, takes no key for them, and
+    gives no other. None: it has none, or nobody knows."""
+    found = _data()["local_gb"].get(name)
+    return None if found is None else int(found)
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    text = package.files("stoker.providers.sagemaker").joinpath("data/sagemaker_machines.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def facts(name: str) -> MachineType:

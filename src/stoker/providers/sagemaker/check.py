@@ -16,7 +16,7 @@ from stoker.providers.ec2.check import principal
 from stoker.providers.ec2.client import INSTALL, installed
 from stoker.providers.ec2.errors import calling as calling_aws
 from stoker.providers.ec2.verdicts import LATER, said, to_learn, verdict
-from stoker.providers.sagemaker.request import DEFAULT_ROLE
+from stoker.providers.sagemaker.request import DEFAULT_ROLE, life_s
 from stoker.spec import SagemakerResources, Spec
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _ACTIONS = (
     "sagemaker:StopTrainingJob",
 )
 _MOST_MACHINES = 4
+# Of seconds, for every training job.
+_LONGEST = "Longest run time for a training job"
 
 
 def examine(provider: SageMakerProvider, spec: Spec, store: str) -> Iterator[Finding]:  # noqa: ARG001 - as all providers'
@@ -51,7 +53,7 @@ def examine(provider: SageMakerProvider, spec: Spec, store: str) -> Iterator[Fin
         return
     yield Finding("credentials", True, f"{identity['Arn']} in account {identity['Account']}")
     checks = _Checks(provider, replace(spec, resources=replace(spec.resources, region=region)), identity)
-    for part in (checks.region, checks.offers, checks.permissions, checks.role, checks.limits):
+    for part in (checks.region, checks.bucket, checks.offers, checks.permissions, checks.role, checks.limits):
         yield from part()
 
 
@@ -77,6 +79,15 @@ class _Checks:
             return
         count = len(hosts)
         yield Finding("region", True, f"{where} answers; {count} host{'' if count == 1 else 's'} of this store")
+
+    def bucket(self) -> Iterator[Finding]:
+        try:
+            home = self._provider.check_bucket(self._spec.resources.region)
+        except UserError as error:
+            yield Finding("bucket", False, str(error))
+            return
+        if home is not None:
+            yield Finding("bucket", True, f"it is in {home}, too")
 
     def offers(self) -> Iterator[Finding]:
         try:
@@ -127,24 +138,29 @@ class _Checks:
 
     def limits(self) -> Iterator[Finding]:
         """SageMaker counts machines, for each type, spot and on-demand apart. Quotas are found by their names."""
-        wanted = {_quota(each): each for each in self._offered[:_MOST_MACHINES]}
+        wanted = {_quota(each): self._spec.nodes for each in self._offered[:_MOST_MACHINES]}
         if not wanted:
             return
+        ours = self._spec.resources.sagemaker or SagemakerResources()
+        machines = len(wanted)
+        if ours.keep_alive_s is not None:
+            wanted |= {_pool(each): self._spec.nodes for each in self._offered[:_MOST_MACHINES] if not each.spot}
+        wanted[_LONGEST] = life_s(self._spec)
         try:
             found = self._quotas(set(wanted))
         except ProviderError as error:
             fix = to_learn(error, "servicequotas:ListServiceQuotas")
             yield Finding("quotas", None, f"could not be told: {said(error)}", fix)
             return
-        for name in wanted:
+        for name, need in wanted.items():
             if name not in found:
                 yield Finding(f"quota of {name}", None, "Service Quotas does not list it in this region")
                 continue
             code, value = found[name]
-            need = self._spec.nodes
-            detail = f"{value:g}, and this job needs {need}"
+            seconds = " s" if name == _LONGEST else ""
+            detail = f"{value:.15g}{seconds}, and this job needs {need}{seconds}"
             # Another machine may still do.
-            ok = True if value >= need else (None if len(wanted) > 1 else False)
+            ok = True if value >= need else (None if machines > 1 and name != _LONGEST else False)
             fix = (
                 f"aws service-quotas request-service-quota-increase --region {self._spec.resources.region}"
                 f" --service-code sagemaker --quota-code {code} --desired-value {need}"
@@ -166,6 +182,10 @@ class _Checks:
                 break
             asked["NextToken"] = answer["NextToken"]
         return found
+
+
+def _pool(offering: Offering) -> str:
+    return f"{offering.machine} for training warm pool usage"
 
 
 def _quota(offering: Offering) -> str:

@@ -21,6 +21,13 @@ _FIELDS = (
     ("image", "environment.container.image"),
     ("instance type", "resources.machine"),
 )
+# And by words in the name of a quota that is not about machines.
+_QUOTAS = (
+    ("run time", "limits.max_runtime"),
+    ("keep alive", "resources.sagemaker.keep_alive"),
+    ("keep-alive", "resources.sagemaker.keep_alive"),
+    ("warm pool", "resources.sagemaker.keep_alive"),
+)
 _ADVICE: dict[type[ProviderError], str] = {
     QuotaExceeded: "; ask for more in Service Quotas: `stoker check sagemaker` shows which",
     AuthDenied: "; `stoker check sagemaker` shows which permission, `stoker iam sagemaker` prints the policies",
@@ -51,6 +58,8 @@ def mapped(what: str, response: Any) -> ProviderError:
     if kind is InvalidRequest:
         field = next((field for word, field in _FIELDS if word in message.lower()), "")
         kind = Misnamed if field else kind
+    if kind is QuotaExceeded:
+        field = next((field for word, field in _QUOTAS if word in message.lower()), "")
     return kind(f"{field or what}: {message} ({code}){_ADVICE.get(kind, '')}")
 
 

@@ -119,7 +119,7 @@ _OWN = (
 )
 _NETWORK_AND_KEYS = (
     "JoinNetwork is needed only with resources.sagemaker.subnets; a KMS key of your own also needs kms:CreateGrant,"
-    " kms:Decrypt and kms:GenerateDataKey for this role."
+    " kms:Decrypt, kms:Encrypt and kms:GenerateDataKey for this role."
 )
 _BESIDE = (
     "A store with machines on EC2 as well needs `stoker iam ec2` beside these; the policies have names of their own."

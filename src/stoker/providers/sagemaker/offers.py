@@ -11,7 +11,7 @@ from stoker.errors import UserError
 from stoker.model import Offering
 from stoker.providers import offering
 from stoker.providers.ec2 import places
-from stoker.providers.machines import MachineType
+from stoker.providers.machines import MachineType, disk_size
 from stoker.providers.sagemaker import catalog, prices
 from stoker.spec import Resources
 
@@ -23,7 +23,7 @@ def offered(resources: Resources) -> tuple[Offering, ...]:
     """Best first. Raises UserError without a region, and for a name that no machine type can have."""
     region = _region(resources)
     places.check(region)
-    fitting = catalog.fitting(resources)
+    fitting = [machine for machine in catalog.fitting(resources) if not _too_small(machine.name, resources)]
     machines = offering.candidates(resources, fitting, lambda name: prices.on_demand(region, name))
     found = [each for machine in machines for each in _of(machine, region)]
     return offering.ordered(resources, machines, offering.fewest_gpus(resources, found))
@@ -31,12 +31,32 @@ def offered(resources: Resources) -> tuple[Offering, ...]:
 
 def why_none(resources: Resources) -> str:
     """Why nothing is offered for these resources, in one line that names the field."""
-    return catalog.why_none(resources) or offering.why_none("SageMaker", resources, resources.region)
+    return (
+        catalog.why_none(resources) or _disk(resources) or offering.why_none("SageMaker", resources, resources.region)
+    )
 
 
 def unchecked(resources: Resources) -> tuple[str, ...]:
     """What these resources name and the project's tables do not have, a line each."""
-    return (*places.unchecked(_region(resources), ()), *catalog.unchecked(resources))
+    left_out = tuple(_left_out(name, resources) for name in resources.machine if _too_small(name, resources))
+    return (*places.unchecked(_region(resources), ()), *catalog.unchecked(resources), *left_out)
+
+
+def _too_small(machine: str, resources: Resources) -> bool:
+    """Whether it has disks of its own and these are smaller than what is asked for: there are no others."""
+    local, wanted = catalog.local_gb(machine), resources.disk_bytes
+    return local is not None and wanted is not None and disk_size(wanted) > local
+
+
+def _left_out(machine: str, resources: Resources) -> str:
+    wanted, local = disk_size(resources.disk_bytes or 0), catalog.local_gb(machine)
+    return f"resources.disk: {machine} has {local} GB of its own and takes no other disk; {wanted} GB are asked for"
+
+
+def _disk(resources: Resources) -> str:
+    """Whether all that fit are left out for their disks, in words."""
+    left = [machine.name for machine in catalog.fitting(resources) if _too_small(machine.name, resources)]
+    return _left_out(left[0], resources) if left else ""
 
 
 def _of(machine: MachineType, region: str) -> list[Offering]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -19,6 +19,7 @@ from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.providers.sagemaker.errors import Ended, NameTaken, calling, first_line
 from stoker.providers.sagemaker.machine import GRACE_S
 from stoker.spec import Resources, Spec, is_port
+from stoker.stores.s3 import bucket_region, endpoint_address
 
 _PAGE = 100
 # Statuses of a training job that has, or will have, machines.
@@ -78,6 +79,24 @@ class SageMakerProvider:
     def architectures(self, offerings: Iterable[Offering]) -> set[str]:
         """The processors of these machines, for the agents to install on them."""
         return {catalog.facts(offering.machine).arch for offering in offerings}
+
+    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:  # noqa: ARG002 - machines are tried
+        """Raise UserError where the store's bucket is in another region than these."""
+        for region in sorted({str(each.region) for each in offerings}):
+            self.check_bucket(region)
+
+    def check_bucket(self, region: str | None) -> str | None:
+        """The region of the store's bucket; None where nobody tells it. Raises UserError where it is not this one:
+        SageMaker brings the agent from a bucket of its own region alone."""
+        bucket = self._context.store.removeprefix("s3://").partition("/")[0]
+        # Elsewhere than at Amazon's, regions are only words.
+        home = None if self._context.offline or endpoint_address() else bucket_region(bucket)
+        if home is not None and region is not None and home != region:
+            raise UserError(
+                f"resources.region: {region}, and the store's bucket {bucket} is in {home}; SageMaker takes what it"
+                f" trains from its own region: set resources.region to {home}, or use a store with a bucket in {region}"
+            )
+        return home
 
     def build(self, order: LaunchOrder) -> tuple[Request, ...]:
         """One CreateTrainingJob. Pure."""

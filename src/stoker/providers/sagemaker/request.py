@@ -21,7 +21,7 @@ from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import overrides as aws_overrides
 from stoker.providers.ec2 import places
 from stoker.providers.machines import disk_size
-from stoker.providers.sagemaker import entry, names, tags
+from stoker.providers.sagemaker import catalog, entry, names, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.spec import SagemakerResources, Spec
 
@@ -32,8 +32,11 @@ ACCOUNT = "(this account)"
 # For jobs that name no container: AWS's own, with and without GPUs.
 DEFAULT_IMAGE = "dlc/pytorch:2.5-py311"
 _DEFAULT_DISK_GB = 50
-# SageMaker's longest life of a training job.
+# SageMaker's longest life of a training job; and that of every account until its quota is raised.
 _LONGEST_S = 28 * 86400
+USUAL_S = 5 * 86400
+# On top of `max_runtime`, as governors ask for it.
+_LIFE_MARGIN_S = 3600
 _LONGEST_KEPT_S = 6 * 3600
 # What SageMaker takes; what is more, Stoker keeps alone.
 _MOST_METRICS, _REGEX_LENGTH = 40, 500
@@ -83,6 +86,7 @@ def check(spec: Spec) -> None:
         missing = "security_groups" if ours.subnets else "subnets"
         raise UserError(f"resources.sagemaker.{missing}: SageMaker takes subnets and security groups together")
     _check_keep_alive(spec, ours)
+    _check_key(spec, ours)
     for name in _PROTECTED:
         if merging.reaches(ours.overrides, name):
             raise UserError(f"resources.sagemaker.overrides.{name}: is Stoker's own; leave it out")
@@ -100,6 +104,17 @@ def _check_keep_alive(spec: Spec, ours: SagemakerResources) -> None:
         raise UserError("resources.sagemaker.keep_alive: SageMaker keeps no spot machines; set resources.spot to false")
     if ours.keep_alive_s > _LONGEST_KEPT_S:
         raise UserError(f"resources.sagemaker.keep_alive: SageMaker keeps machines {_LONGEST_KEPT_S // 3600}h at most")
+
+
+def _check_key(spec: Spec, ours: SagemakerResources) -> None:
+    """Outputs may be encrypted by an alias, disks by a key alone."""
+    key, named = ours.kms_key or "", spec.resources.machine
+    only_local = bool(named) and all(catalog.local_gb(name) is not None for name in named)
+    if (key.startswith("alias/") or ":alias/" in key) and not only_local:
+        raise UserError(
+            f"resources.sagemaker.kms_key: {key} is an alias, which SageMaker does not take for disks; give the"
+            " key's id or ARN"
+        )
 
 
 # ── The training job ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,16 +195,23 @@ def _machines(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
         "InstanceCount": order.nodes,
         "VolumeSizeInGB": _DEFAULT_DISK_GB if size is None else disk_size(size),
     }
-    if ours.kms_key:
+    # Disks of its own are encrypted by themselves, and SageMaker refuses a key for them.
+    if ours.kms_key and catalog.local_gb(order.offering.machine) is None:
         found["VolumeKmsKeyId"] = ours.kms_key
     if ours.keep_alive_s is not None and not order.offering.spot:
         found["KeepAlivePeriodInSeconds"] = math.ceil(ours.keep_alive_s)
     return found
 
 
+def life_s(spec: Spec) -> int:
+    """What a training job of this spec is asked for, before the house has a say."""
+    most_s = spec.limits.max_runtime_s
+    return USUAL_S if most_s is None else min(_LONGEST_S, math.ceil(most_s + _LIFE_MARGIN_S))
+
+
 def _bounds(order: LaunchOrder) -> dict[str, int]:
     """The longest life, outside of the container. With spot, what SageMaker may wait for machines comes on top."""
-    life_s = _LONGEST_S if order.max_life_s is None else min(_LONGEST_S, max(1, math.ceil(order.max_life_s)))
+    life_s = USUAL_S if order.max_life_s is None else min(_LONGEST_S, max(1, math.ceil(order.max_life_s)))
     if not order.offering.spot:
         return {"MaxRuntimeInSeconds": life_s}
     longest = order.spec.limits.max_wait_s
