@@ -114,7 +114,7 @@ def test_who_cannot_holds_up_nobody_who_can() -> None:
         now += timedelta(minutes=1)
         box = failed(begun(box, "m", "poor", now), "answers with 500", now)
     poor, rich = (sendable_at(box, 20, by, now) for by in ("poor", "rich"))
-    assert (poor, rich) == (now + PAUSES[-1], now + PAUSES[1])
+    assert (poor, rich) == (now + PAUSES[-1], now + PAUSES[0])
     done = delivered(begun(box, "m", "rich", now))
     assert done.failures == 0 and set(done.tried) == {"poor"}, "what it could not do, it cannot do now"
     assert tidied(done, None, now + 3 * HOUR).tried == {}

@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 # Who is sending has this long; after it, somebody else does.
 SENDING = timedelta(minutes=5)
 # Who failed tries again after so long, then after the next, and so on; the last is repeated. Others, who may be able to
-# do what that one cannot, wait no longer than the second.
+# do what that one cannot, wait no longer than the first.
 PAUSES = tuple(timedelta(seconds=seconds) for seconds in (20, 120, 600, 3600))
 # What could not be told for so long is not worth telling any more.
 GIVE_UP = timedelta(hours=6)
@@ -181,13 +181,12 @@ def failed(box: Outbox, problem: str, now: datetime, *, here: bool = False) -> O
     before = box.tried.get(sending.by)
     count = before.failures if before is not None else 0
     tried = Tried(count + 1, now + PAUSES[min(count, len(PAUSES) - 1)])
-    pause = PAUSES[min(box.failures, 1)]
     more = {kind: sending.more.get(kind, 0) + box.more.get(kind, 0) for kind in {**sending.more, **box.more}}
     box = replace(
         _with(box, (*sending.events, *box.waiting), more),
         sending=None,
         failures=box.failures + 1,
-        retry_at=None if here else now + pause,
+        retry_at=None if here else now + PAUSES[0],
         tried={**box.tried, sending.by: tried},
         problem=problem,
     )
