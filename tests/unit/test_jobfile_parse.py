@@ -94,7 +94,7 @@ def test_every_field_at_once() -> None:
                 subnets=("subnet-0a1b2c",),
                 security_groups=("sg-0d4e5f",),
                 keep_alive_s=1800.0,
-                kms_key="alias/training",
+                kms_key="1234abcd-12ab-34cd-56ef-1234567890ab",
                 encrypt_traffic=True,
                 overrides={"EnableInterContainerTrafficEncryption": True},
             ),

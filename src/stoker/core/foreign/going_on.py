@@ -36,14 +36,14 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
         if meant.name in family.made:
             return ForeignPlan(settled=True, note=f"goes on as {meant.name}")
         if job.name in family.gave_up:
-            return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
+            return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
         if not _wanted(house):
             return _gave_up(sight, "unwanted", f"the house wants no clones any more, and {meant.name} was not made yet")
         if _is_late(sight, now):
             return _gave_up(sight, "late", f"{meant.name} could not be made for a day")
         return _launched(sight, house, meant, f"{meant.rule}: as {meant.name}", now)
     if job.name in family.gave_up:
-        return ForeignPlan(settled=True, note=family.gave_up[job.name].rule)
+        return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
     stop = family.stops.get(job.name)
     if stop is not None and stop.after and job.name not in family.heard:
         # Nobody knows that it was ours.
