@@ -22,17 +22,19 @@ SERVICES = ("cloudformation", "lambda", "events", "sns", "monitoring", "logs", "
 REGION = "us-east-1"
 
 
-def boto(service: str) -> Any:
+def boto(service: str, region: str = REGION) -> Any:
     import boto3
 
-    return boto3.client(service, region_name=REGION)
+    return boto3.client(service, region_name=region)
 
 
 if isolated():
     from stoker import Job, client, layout, policies
     from stoker.cli import main
-    from stoker.deploying import aws, package, record
+    from stoker.core.foreign.alarms import prefix
+    from stoker.deploying import aws, package, record, stacks, template
     from stoker.deploying.template import HANDLER
+    from stoker.errors import AuthDenied
     from stoker.governor.background import Governed, call_deployed
     from stoker.governor.observe import active_jobs
     from stoker.providers.ec2.client import Clients
@@ -203,12 +205,15 @@ if isolated():
         assert kinds == {"rule", "function", "topic", "log"} and len(roles()) == len(before) + 2
         assert boto("events").describe_rule(Name=f"{name}-tick")["State"] == "DISABLED"
 
-        # Again changes nothing, and a region that is not named any more is given up.
+        # Again changes nothing, and a region is given up by who says so.
         capsys.readouterr()
         policies.write(store, "sagemaker: {regions: [us-east-1]}", "me", "")
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
         said = capsys.readouterr().err
-        assert "as it was" in said and "us-west-2: removed" in said
+        assert "us-east-1: as it was" in said and "us-west-2: as it was" in said
+        assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-events-from") == 0
+        said = capsys.readouterr().err
+        assert "given up: us-west-2" in said and "us-west-2: removed" in said
         assert "may not touch without --sagemaker" in said
 
         # It runs what it was given.
@@ -233,8 +238,8 @@ if isolated():
     def topics() -> list[str]:
         return [each["TopicArn"] for each in boto("sns").list_topics()["Topics"]]
 
-    def put_alarm(name: str, topic: str, host: str = "theirs/algo-1") -> None:
-        boto("cloudwatch").put_metric_alarm(
+    def put_alarm(name: str, topic: str, host: str = "theirs/algo-1", client: Any = None) -> None:
+        (client or boto("cloudwatch")).put_metric_alarm(
             AlarmName=name,
             AlarmActions=[topic],
             Namespace="/aws/sagemaker/TrainingJobs",
@@ -255,6 +260,82 @@ if isolated():
         until(lambda: any("aws-lambda" in meta.key for meta in store.list(layout.GOVERNORS)), "the function passed")
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
         assert call_deployed(store, ["nobody-bcdf"]) == Governed()
+
+    def test_what_was_interrupted_is_still_known(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Deploying, and removing: another region's stack is found and removed by who knows nothing of it."""
+        name, store, before = layout.deployment(bucket), open_store(bucket), roles()
+        settle = stacks.settle
+
+        def interrupt(*given: Any) -> Any:
+            settle(*given)
+            if given[1].region == "us-west-2":
+                raise KeyboardInterrupt
+
+        def refuse(*_: object) -> bool:
+            raise AuthDenied("cloudformation:DeleteStack is not allowed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stacks, "settle", interrupt)
+            assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") != 0
+        assert record.find(store) is None, "nobody relies on it yet"
+        with monkeypatch.context() as patch:
+            patch.setattr(stacks, "remove", refuse)
+            assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") != 0
+        assert record.find(store) is None
+        assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
+        assert aws.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
+        assert not list(store.list(layout.DEPLOYED))
+
+    def test_alarms_go_wherever_it_made_them(bucket: str) -> None:
+        store, here, there = open_store(bucket), prefix(bucket), boto("cloudwatch", "eu-west-1")
+        policies.write(store, "sagemaker: {regions: [us-east-1, eu-west-1]}", "me", "")
+        store.put(f"{layout.FAMILIES}ap-south-1/x/1.json", b"{}")
+        assert stoker("--store", bucket, "deploy", "aws", "-y", "--sagemaker") == 0
+        for region in ("eu-west-1", "ap-south-1"):
+            put_alarm(f"{here}theirs-1", "arn:aws:sns:eu-west-1:000000000000:x", client=boto("cloudwatch", region))
+        assert there.describe_alarms()["MetricAlarms"]
+        assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
+        for region in ("eu-west-1", "ap-south-1"):
+            assert boto("cloudwatch", region).describe_alarms()["MetricAlarms"] == []
+
+    TOPIC = "sns:arn:aws:sns:us-east-1:123456789012:alerts"
+
+    def test_deploying_again_takes_nothing_away(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+        store = open_store(bucket)
+        assert stoker("--store", bucket, "deploy", "aws", "-y", "--sagemaker", "--notify", TOPIC) == 0
+        first = record.find(store)
+        assert first is not None and first.sagemaker and first.notify == (TOPIC,)
+        assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
+        assert record.find(store) == first
+        # The policy's channels are taken by themselves; what the function cannot read is told.
+        policies.write(store, f"notify: ['{TOPIC.replace('alerts', 'more')}', 'env:CHAT']", "me", "")
+        capsys.readouterr()
+        assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-sagemaker") == 0
+        said = capsys.readouterr().err
+        assert "given up: training jobs of others" in said and "the policy tells through env:CHAT" in said
+        second = record.find(store)
+        assert second is not None and not second.sagemaker
+        assert second.notify == (TOPIC, TOPIC.replace("alerts", "more"))
+        assert stoker("--store", bucket, "deploy", "aws", "-y", "--no-notify") == 0
+        assert "given up: sns:" in capsys.readouterr().err
+        third = record.find(store)
+        assert third is not None and third.notify == ()
+        assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
+
+    def test_one_that_fails_is_told_and_not_relied_on(
+        bucket: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(aws, "_TRY_S", 0.0)
+        store = open_store(bucket)
+        with monkeypatch.context() as patch:
+            patch.setattr(template, "HANDLER", "nowhere.handler")
+            assert stoker("--store", bucket, "deploy", "aws", "-y") != 0
+        said = capsys.readouterr().err
+        assert "is deployed, and fails" in said and "nowhere" in said
+        assert record.find(store) is None and call_deployed(store, ["x-bcdf"]) == Governed()
+        assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
+        assert record.find(store) is not None
+        assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
 
     # ── Events and alarms, for real ───────────────────────────────────────────────────────────────────────────────────
 

@@ -98,6 +98,15 @@ def test_its_clock_is_off_at_first() -> None:
     assert (tick["State"], tick["ScheduleExpression"]) == ("DISABLED", "rate(1 minute)")
 
 
+@pytest.mark.parametrize(("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")])
+def test_what_it_may_do_is_said_in_the_words_of_its_region(region: str, partition: str) -> None:
+    """This computer works elsewhere."""
+    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, region).plan
+    text = json.dumps(plan.statements)
+    assert f"arn:{partition}:s3:::bucket" in text and '"arn:aws:' not in text
+    assert ('"ec2.amazonaws.com.cn"' in text) is (partition == "aws-cn")
+
+
 def test_two_stores_never_meet() -> None:
     names = {planned(url).name for url in ("s3://bucket", "s3://bucket/team", "s3://other/team")}
     assert len(names) == 3

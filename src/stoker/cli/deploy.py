@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -12,6 +12,7 @@ from stoker.cli.options import help_alone, json_option, opened_store, store_opti
 
 if TYPE_CHECKING:
     from stoker.deploying.package import Package
+    from stoker.rules import House
     from stoker.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,7 +26,14 @@ def command(ctx: click.Context) -> None:
 
 
 def _notify_option(about: str) -> Callable[[F], F]:
-    return click.option("--notify", metavar="TO", multiple=True, help=about)
+    def both(function: F) -> F:
+        named = click.option(
+            "--notify", metavar="TO", multiple=True, help=f"{about} Those of the policy need no naming."
+        )
+        none = click.option("--no-notify", is_flag=True, help="Give up all that this command does not name.")
+        return named(none(function))
+
+    return both
 
 
 def _common(function: F) -> F:
@@ -49,16 +57,21 @@ def _common(function: F) -> F:
     multiple=True,
     help="Another region in which jobs have machines, whose events are passed on.",
 )
+@click.option("--no-events-from", is_flag=True, help="Give up all regions that this command does not name.")
 @click.option(
-    "--sagemaker", is_flag=True, help="Let it stop, clone and watch training jobs that others started on SageMaker."
+    "--sagemaker/--no-sagemaker",
+    default=None,
+    help="Let it stop, clone and watch training jobs that others started on SageMaker.",
 )
 @_notify_option("Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME.")
 @_common
 def aws(
     region: str | None,
     elsewhere: tuple[str, ...],
+    no_events_from: bool,
     notify: tuple[str, ...],
-    sagemaker: bool,
+    no_notify: bool,
+    sagemaker: bool | None,
     dry_run: bool,
     remove: bool,
     yes: bool,
@@ -69,6 +82,7 @@ def aws(
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
     from stoker.deploying import package, record
+    from stoker.deploying.record import Deployed
     from stoker.notify import checking
     from stoker.submitting import submitter
 
@@ -77,8 +91,8 @@ def aws(
         _check_region(flag, named)
     checking.check_granted(notify, "--notify", "AWS")
     where = _region(store, region, offline=dry_run)
+    there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
     if remove:
-        there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
         others = tuple(dict.fromkeys((*elsewhere, *(there.elsewhere if there else ()))))
         name = layout.deployment(store.url)
         if dry_run:
@@ -95,12 +109,20 @@ def aws(
         say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
         return
     built = package.for_lambda(offline=dry_run)
-    planned = deploying.planned(store, built, where, elsewhere, training=sagemaker, notify=notify)
+    kept = there or Deployed(deploying.CLOUD, "", where, "", "", "")
+    regions = _kept(elsewhere, kept.elsewhere, give_up=no_events_from)
+    training = kept.sagemaker if sagemaker is None else sagemaker
+    channels = notify if dry_run else _channels(store, "AWS", _kept(notify, kept.notify, give_up=no_notify), no_notify)
+    planned = deploying.planned(store, built, where, regions, training=training, notify=channels)
     if dry_run:
         _print_requests(list(deploying.requests(planned, built)), as_json=as_json)
         return
     _tell_lacking(built)
-    if not sagemaker and _governs_others(store):
+    if kept.sagemaker and not training:
+        say("given up: training jobs of others")
+    _tell_given_up(kept.elsewhere, (where, *regions))
+    _tell_given_up(kept.notify, channels)
+    if not training and _governs_others(store):
         told = "the policy is about training jobs of others, which it may not touch without --sagemaker"
         click.secho(told, fg="yellow", err=True)
     _agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
@@ -117,6 +139,7 @@ def gcp(
     region: str | None,
     project: str | None,
     notify: tuple[str, ...],
+    no_notify: bool,
     dry_run: bool,
     remove: bool,
     yes: bool,
@@ -137,7 +160,11 @@ def gcp(
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))
     built = package.for_cloud_run()
-    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), notify)
+    before = there.notify if there else ()
+    channels = notify
+    if not dry_run and not remove and store.url.startswith("gs://"):
+        channels = _channels(store, "Google Cloud", _kept(notify, before, give_up=no_notify), no_notify)
+    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), channels)
     if remove:
         if dry_run:
             _print_steps(planning.removals(plan), "remove", as_json=as_json)
@@ -150,8 +177,36 @@ def gcp(
         _print_steps(planning.steps(plan), "add", as_json=as_json)
         return
     _tell_lacking(built)
+    _tell_given_up(before, channels)
     _agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
     _told(deploying.deploy(store, plan, built, submitter(), say), as_json=as_json)
+
+
+def _kept(named: tuple[str, ...], before: tuple[str, ...], *, give_up: bool) -> tuple[str, ...]:
+    """What is named, and what was deployed before: deploying again takes nothing away that nobody gave up."""
+    return tuple(dict.fromkeys((*named, *(() if give_up else before))))
+
+
+def _tell_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    from stoker.cli.printing import say
+    from stoker.notify import address
+
+    for each in before:
+        if each not in kept:
+            say(f"given up: {address.masked(each) if ':' in each else each}")
+
+
+def _channels(
+    store: Store, cloud: Literal["AWS", "Google Cloud"], named: tuple[str, ...], only_named: bool
+) -> tuple[str, ...]:
+    """What is named, and what the policy tells through, as far as this cloud has to allow it; warns of the rest."""
+    from stoker.notify import checking
+
+    wanted, useless = checking.granted([each.to for each in _house(store).notify], cloud)
+    for each in useless:
+        told = f"the policy tells through {each}, which a governor on {cloud} cannot read; keep it as a secret there"
+        click.secho(told, fg="yellow", err=True)
+    return named if only_named else tuple(dict.fromkeys((*named, *wanted)))
 
 
 def _project(*, offline: bool) -> str:
@@ -221,10 +276,14 @@ def _region(store: Store, named: str | None, *, offline: bool) -> str:
 
 
 def _governs_others(store: Store) -> bool:
+    return _house(store).sagemaker is not None
+
+
+def _house(store: Store) -> House:
     from stoker.core.policy import DEFAULT
     from stoker.governor.house import HouseReader
 
-    return HouseReader(store, DEFAULT).read().house.sagemaker is not None
+    return HouseReader(store, DEFAULT).read().house
 
 
 def _tell_lacking(built: Package) -> None:

@@ -9,20 +9,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stoker import layout
 from stoker.core.foreign.alarms import prefix as alarm_prefix
-from stoker.deploying import forwarding, record
+from stoker.core.policy import DEFAULT
+from stoker.deploying import forwarding, record, stacks
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed
 from stoker.deploying.template import Plan, template, tick_name
-from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
+from stoker.errors import NotFound, ProviderError, UserError
+from stoker.governor.house import HouseReader
 from stoker.governor.serverless.aws import Rule
 from stoker.governor.serverless.schedule import Switch
 from stoker.providers import registry
 from stoker.providers.base import Request
+from stoker.providers.ec2 import permissions
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
 from stoker.store import Store
@@ -32,10 +36,10 @@ CLOUD = "aws"
 # Lambda sets these itself, and refuses to be told.
 _RESERVED = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CAPABILITIES = ["CAPABILITY_IAM"]
-_STACK_S = 600.0
+# How long a function may fail before it is taken to be broken.
+_TRY_S = 30.0
 _POLL_S = 2.0
-# A stack that never came to be can only be deleted.
-_STILLBORN = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED")
+_ANSWER_BYTES = 1 << 16
 
 Say = Callable[[str], None]
 
@@ -48,6 +52,8 @@ class Deployment:
     region: str
     # Other regions whose machines' events are passed on.
     elsewhere: tuple[str, ...] = ()
+    # Where it may tell.
+    notify: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,23 +84,24 @@ def planned(
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=_statements(store.url, notify),
+        statements=_statements(store.url, notify, region),
         environ=environ,
         training=training,
     )
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
-    return Deployment(plan, region, others)
+    return Deployment(plan, region, others, notify)
 
 
-def _statements(store_url: str, notify: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+def _statements(store_url: str, notify: tuple[str, ...], region: str) -> tuple[dict[str, Any], ...]:
     """What the governor's policies of every provider with such a store allow, each statement once."""
+    homed = partial(permissions.homed, region=region)
     found: dict[str, dict[str, Any]] = {}
     for name in registry.names():
         schemes = registry.capabilities(name).stores
         if not schemes or "s3" not in schemes:
             continue
         for grant in registry.iam(name).grants(store_url, notify=notify).grants:
-            for each in grant.policy["Statement"] if grant.name == "governor" else ():
+            for each in map(homed, grant.policy["Statement"] if grant.name == "governor" else ()):
                 told = {key: value for key, value in each.items() if key != "Sid"}
                 found.setdefault(json.dumps(told, sort_keys=True), each)
     # Two providers may call different things by one name.
@@ -134,17 +141,12 @@ def _stack(name: str, body: dict[str, Any], region: str) -> Request:
 
 
 def deploy(store: Store, deployment: Deployment, package: Package, by: str, say: Say) -> Deployed:
-    """Make it so, and wait until it is. Idempotent. Raises ProviderError with the stack's own reason."""
+    """Make it so, wait until it is, and see that it runs. Idempotent, and harmless to interrupt: what may have been
+    made is in the record before it is. Raises ProviderError with the stack's own reason, or the function's."""
     clients = Clients()
     key = layout.deployed_package(package.digest)
-    if store.head(key) is None:
-        store.put(key, package.data)
-        say(f"sent {key}")
-    for each in requests(deployment, package):
-        if each.service == "cloudformation":
-            say(f"stack {each.params['StackName']} in {each.region}: {_Stack(clients, each).settle()}")
     before = record.read(store, CLOUD)
-    deployed = Deployed(
+    wanted = Deployed(
         cloud=CLOUD,
         name=deployment.name,
         region=deployment.region,
@@ -152,17 +154,63 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         digest=package.digest,
         by=by,
         elsewhere=deployment.elsewhere,
+        sagemaker=deployment.plan.training,
+        notify=deployment.notify,
     )
-    record.write(store, deployed)
-    for gone in set(before.elsewhere if before else ()) - set(deployment.elsewhere):
-        _delete_stack(clients, deployment.name, gone)
-        say(f"stack {deployment.name} in {gone}: removed")
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    begun = record.begun(wanted, before)
+    record.write(store, begun)
+    if store.head(key) is None:
+        store.put(key, package.data)
+        say(f"sent {key}")
+    for each in requests(deployment, package):
+        if each.service == "cloudformation":
+            say(f"stack {each.params['StackName']} in {each.region}: {stacks.settle(clients, each)}")
+    for gone in set(begun.elsewhere) - set(deployment.elsewhere):
+        if stacks.remove(clients, deployment.name, gone):
+            say(f"stack {deployment.name} in {gone}: removed")
     # The stack may have switched it off, and jobs may be waiting since before there was a governor.
     switch = Switch(store, Rule(tick_name(deployment.name), deployment.region, clients))
     if switch.begin():
-        say("its clock is on: there are active jobs, or may be some of others")
-    return deployed
+        say("its clock is on: there may be jobs to govern")
+    try:
+        _try(clients, deployment)
+    except ProviderError:
+        # Nobody is to rely on it.
+        record.write(store, replace(begun, state="making"))
+        raise
+    record.write(store, wanted)
+    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    return wanted
+
+
+def _try(clients: Clients, deployment: Deployment) -> None:
+    """Call it once and wait for what it says. A new role is not known everywhere at once."""
+    client = clients.get("lambda", deployment.region, attempts=1)
+    payload = json.dumps({"stoker": {"tick": True}}).encode()
+    until_s = time.monotonic() + _TRY_S
+    while True:
+        answer = calling(
+            deployment.name,
+            lambda: client.invoke(FunctionName=deployment.name, InvocationType="RequestResponse", Payload=payload),
+        )
+        told = answer["Payload"].read(_ANSWER_BYTES)
+        if not answer.get("FunctionError"):
+            return
+        if time.monotonic() > until_s:
+            break
+        time.sleep(_POLL_S)
+    raise ProviderError(
+        f"{deployment.name}: is deployed, and fails: {_failure(told)}; its log is /aws/lambda/{deployment.name} in "
+        f"{deployment.region}"
+    )
+
+
+def _failure(told: bytes) -> str:
+    try:
+        found = json.loads(told)
+        return f"{found['errorType']}: {found['errorMessage']}"[:400]
+    except (ValueError, KeyError, TypeError):
+        return told[:200].decode(errors="replace")
 
 
 def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
@@ -179,39 +227,55 @@ def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
 
 
 def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> bool:
-    """Take it away with everything that it made, and look whether anything is left. Idempotent.
+    """Take it away with everything that it made, and look whether anything is left. Idempotent: what has to be looked
+    at is on record until nothing is left.
 
     False: there was nothing. Raises StokerError naming what is left.
     """
     clients = Clients()
     name = layout.deployment(store.url)
-    # First, so that nobody relies on it any more.
-    found = record.read(store, CLOUD) is not None
-    store.delete([layout.deployed(CLOUD)])
-    for other in elsewhere:
-        if _delete_stack(clients, name, other):
+    there = record.read(store, CLOUD)
+    found = there is not None
+    others = tuple(dict.fromkeys((*elsewhere, *(there.elsewhere if there else ()))))
+    if there is not None:
+        # First, so that nobody relies on it any more.
+        record.write(store, replace(there, state="removing", elsewhere=others))
+    regions = tuple(dict.fromkeys((region, *others)))
+    roles = [(each, role) for each in regions for role in stacks.roles(clients, name, each)]
+    for each in (*others, region):
+        if stacks.remove(clients, name, each):
             found = True
-            say(f"stack {name} in {other}: removed")
-    for each in (region, *elsewhere):
-        alarms = _alarms(clients, name, alarm_prefix(store.url), each)
-        if alarms:
-            found = True
-            _delete_alarms(clients, alarms, each)
-            say(f"alarms in {each}: {len(alarms)} removed")
-    resources = _resources(clients, name, region)
-    if _delete_stack(clients, name, region):
-        found = True
-        say(f"stack {name} in {region}: removed")
+            say(f"stack {name} in {each}: removed")
     # A call that was under way makes its log again.
     _delete_log(clients, f"/aws/lambda/{name}", region)
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED)])
-    left = [
-        *left_over(clients, name, store.url, region),
-        *(role for role in resources if _has_role(clients, role, region)),
-    ]
+    # After the function, which makes them.
+    left = []
+    for each in _alarm_regions(store, regions):
+        try:
+            alarms = _alarms(clients, name, alarm_prefix(store.url), each)
+            _delete_alarms(clients, alarms, each)
+        except ProviderError as error:
+            left.append(f"perhaps alarms in {each} ({error})")
+            continue
+        if alarms:
+            found = True
+            say(f"alarms in {each}: {len(alarms)} removed")
+    for each in regions:
+        left += [f"{what} in {each}" for what in left_over(clients, name, store.url, each)]
+    left += [f"role {role}" for each, role in roles if _has_role(clients, role, each)]
     if left:
-        raise ProviderError(f"left of {name} in {region}: {', '.join(left)}; remove them by hand")
+        raise ProviderError(f"left of {name}: {', '.join(left)}; remove it by hand, or try again")
+    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
+    # Last: it says where to look.
+    store.delete([layout.deployed(CLOUD)])
     return found
+
+
+def _alarm_regions(store: Store, regions: tuple[str, ...]) -> tuple[str, ...]:
+    """Everywhere that it may have made alarms: where it governs training jobs of others, and where it ever did."""
+    policy = HouseReader(store, DEFAULT).read()
+    governed = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
+    return tuple(dict.fromkeys((*regions, *governed, *store.folders(layout.FAMILIES))))
 
 
 def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[str]:
@@ -231,16 +295,6 @@ def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[
     found += [f"log group {group}" for each in groups if each["logGroupName"] == group]
     found += [f"alarm {each}" for each in _alarms(clients, name, alarm_prefix(store_url), region)]
     return found
-
-
-def _resources(clients: Clients, name: str, region: str) -> list[str]:
-    """The roles of a stack, whose names are CloudFormation's."""
-    cloudformation = clients.get("cloudformation", region)
-    try:
-        listed = calling(name, lambda: cloudformation.describe_stack_resources(StackName=name))["StackResources"]
-    except (NotFound, InvalidRequest):
-        return []
-    return [each["PhysicalResourceId"] for each in listed if each["ResourceType"] == "AWS::IAM::Role"]
 
 
 def _has_role(clients: Clients, role: str, region: str) -> bool:
@@ -278,93 +332,3 @@ def _delete_log(clients: Clients, group: str, region: str) -> None:
         calling(group, lambda: logs.delete_log_group(logGroupName=group))
     except NotFound:
         pass
-
-
-def _delete_stack(clients: Clients, name: str, region: str) -> bool:
-    """False: there is none."""
-    cloudformation = clients.get("cloudformation", region)
-    stack = _find(cloudformation, name)
-    if stack is None:
-        return False
-    # By its id: a stack that is gone is not told of by name any more.
-    where = stack["StackId"]
-    calling(name, lambda: cloudformation.delete_stack(StackName=where))
-    _waited(cloudformation, where, "DELETE_COMPLETE")
-    return True
-
-
-# ── Stacks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Stack:
-    """One stack, as a request wants it."""
-
-    def __init__(self, clients: Clients, request: Request) -> None:
-        self._client = clients.get("cloudformation", request.region)
-        self._params = request.params
-        self._name: str = request.params["StackName"]
-
-    def settle(self) -> str:
-        """Create or update it, wait, and say in a word what was done."""
-        there = _find(self._client, self._name)
-        if there is not None and there["StackStatus"] in _STILLBORN:
-            stillborn = there["StackId"]
-            calling(self._name, lambda: self._client.delete_stack(StackName=stillborn))
-            _waited(self._client, stillborn, "DELETE_COMPLETE")
-            there = None
-        if there is None:
-            calling(self._name, lambda: self._client.create_stack(**self._params, OnFailure="DELETE"))
-            _waited(self._client, self._name, "CREATE_COMPLETE")
-            return "made"
-        if there["StackStatus"].endswith("_IN_PROGRESS"):
-            raise Transient(f"{self._name}: somebody changes it at this moment; try again")
-        try:
-            calling(self._name, lambda: self._client.update_stack(**self._params))
-        except ProviderError as error:
-            if "No updates are to be performed" not in str(error):
-                raise
-            return "as it was"
-        _waited(self._client, self._name, "UPDATE_COMPLETE")
-        return "updated"
-
-
-def _find(client: Any, name: str) -> dict[str, Any] | None:
-    try:
-        found = calling(name, lambda: client.describe_stacks(StackName=name))["Stacks"]
-    except ProviderError as error:
-        # CloudFormation has no error of its own for it.
-        if "does not exist" not in str(error):
-            raise
-        return None
-    alive = [stack for stack in found if stack["StackStatus"] != "DELETE_COMPLETE"]
-    return alive[0] if alive else None
-
-
-def _waited(client: Any, name: str, wanted: str) -> None:
-    """Until the stack has come to rest. Raises ProviderError with the first reason of a failure."""
-    until_s = time.monotonic() + _STACK_S
-    pause_s = 0.2
-    while True:
-        stack = _find(client, name)
-        status = stack["StackStatus"] if stack is not None else "DELETE_COMPLETE"
-        if status == wanted:
-            return
-        if not status.endswith("_IN_PROGRESS"):
-            raise ProviderError(f"{name}: {status}: {_reason(client, name)}")
-        if time.monotonic() > until_s:
-            raise Transient(f"{name}: is still {status}; look again in a while")
-        time.sleep(pause_s)
-        pause_s = min(_POLL_S, pause_s * 2)
-
-
-def _reason(client: Any, name: str) -> str:
-    try:
-        told = calling(name, lambda: client.describe_stack_events(StackName=name))["StackEvents"]
-    except ProviderError:
-        return "CloudFormation does not say why"
-    # Newest first; what came first is the cause of the others.
-    failed = [each for each in reversed(told) if each["ResourceStatus"].endswith("_FAILED")]
-    if not failed:
-        return "CloudFormation does not say why"
-    first = failed[0]
-    return f"{first['LogicalResourceId']}: {first.get('ResourceStatusReason', 'no reason given')}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol, cast
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, cast
 
 from stoker import codec, layout
 from stoker.errors import CodecError, StokerError, UserError
@@ -37,6 +37,11 @@ class Deployed:
     # Other regions whose events are passed on to it.
     elsewhere: tuple[str, ...] = ()
     project: str = ""
+    # What it may do beside governing this store's jobs.
+    sagemaker: bool = False
+    notify: tuple[str, ...] = ()
+    # Only one that is there is relied on. Of the others something may be there, in the regions that are named.
+    state: Literal["there", "making", "removing"] = "there"
 
 
 class Cloud(Protocol):
@@ -68,7 +73,22 @@ def find(store: Store) -> Deployed | None:
     named = sorted(meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".json"))
     clouds = [key.removeprefix(layout.DEPLOYED).removesuffix(".json") for key in named]
     found = (read(store, cloud) for cloud in clouds if cloud in _CLOUDS)
-    return next((each for each in found if each is not None), None)
+    return next((each for each in found if each is not None and each.state == "there"), None)
+
+
+def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
+    """What to write before anything is made: all that is to be, and all that may be there already. A governor that is
+    there goes on while it is changed."""
+    if before is None:
+        return replace(wanted, state="making")
+    regions = (*wanted.elsewhere, *before.elsewhere, before.region)
+    return replace(
+        wanted,
+        elsewhere=tuple(dict.fromkeys(each for each in regions if each != wanted.region)),
+        sagemaker=wanted.sagemaker or before.sagemaker,
+        notify=tuple(dict.fromkeys((*wanted.notify, *before.notify))),
+        state="there" if before.state == "there" else "making",
+    )
 
 
 def last_pass(store: Store, cloud: str) -> str | None:

@@ -43,6 +43,18 @@ def check_granted(addresses: Iterable[str], where: str, cloud: Literal["AWS", "G
         raise UserError(f"{where}: {address.masked(to)} {problem}. Here: {may}")
 
 
+def granted(addresses: Iterable[str], cloud: Literal["AWS", "Google Cloud"]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of the house's addresses, those that `cloud` has to allow, and those, masked, that no governor there can use."""
+    allowed, useless = [], []
+    for to in addresses:
+        kind = "sns" if address.topic_of(to) is not None else to.partition(":")[0]
+        if kind in _GRANTED[cloud]:
+            allowed.append(to)
+        elif kind == "env" or kind in _WRITTEN:
+            useless.append(address.masked(to))
+    return tuple(dict.fromkeys(allowed)), tuple(dict.fromkeys(useless))
+
+
 def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, ...]:
     """What is no mistake and should be known, a line each. `places` are where they are written. Asks nobody.
 

@@ -143,15 +143,22 @@ def allow(
     return found | ({"Condition": condition} if condition else {})
 
 
-def partition() -> str:
+def partition(region: str | None = None) -> str:
     """China and GovCloud are AWSs of their own, with other names for everything. The chosen region tells."""
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
+    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
     return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
-def machine_service() -> str:
+def machine_service(region: str | None = None) -> str:
     """EC2, as the one that takes on a machine's role."""
-    return "ec2.amazonaws.com.cn" if partition() == "aws-cn" else "ec2.amazonaws.com"
+    return "ec2.amazonaws.com.cn" if partition(region) == "aws-cn" else "ec2.amazonaws.com"
+
+
+def homed(statement: dict[str, Any], region: str) -> dict[str, Any]:
+    """A statement for the partition of this region, whichever this computer works in."""
+    text = json.dumps(statement).replace(f'"arn:{partition()}:', f'"arn:{partition(region)}:')
+    told: dict[str, Any] = json.loads(text.replace(f'"{machine_service()}"', f'"{machine_service(region)}"'))
+    return told
 
 
 def arn(kind: str) -> str:
