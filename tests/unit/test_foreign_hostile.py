@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 import woken_world
-from foreign_world import HOUR_S, HOUSE, REGION, World
+from foreign_world import HOUR_S, HOUSE, REGION, START, World
 
 from stoker import layout
+from stoker.core.foreign import news
 from stoker.core.foreign.diagnosis import diagnose
-from stoker.core.foreign.family import Cloned, FamilyEvent, GaveUp, Told
+from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, FamilyRecord, GaveUp, Told
+from stoker.core.foreign.news import Whose
+from stoker.core.policy import DEFAULT
 from stoker.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import ForeignAccount
+from stoker.governor.house import HouseReader
 from stoker.governor.serverless.events import Tick
 from stoker.governor.serverless.waker import Waker
 from stoker.providers.sagemaker import names
@@ -335,3 +339,13 @@ def test_an_alarm_that_cannot_be_removed_is_removed_later() -> None:
     world.account.trouble = lambda _operation: False
     world.account.clock.move(1000)
     assert world.governor.tick().active == 0 and world.account.rings == {}
+
+
+def test_people_are_told_where_a_clone_was_meant_and_not_made() -> None:
+    world = World()
+    entry = FamilyEntry(7, START, FamilyRecord("t", "one", "it could not be made for a day", GaveUp("bert", "late")))
+    house = HouseReader(world.store, DEFAULT).read().house
+    told = news.tell(entry, Whose("bert", REGION), house)
+    assert told is not None and (told.kind, told.thing, told.reason) == ("failed", "bert", entry.record.reason)
+    too_short = FamilyRecord("t", "one", "it trained for a minute", GaveUp("bert", "too-short"))
+    assert news.tell(FamilyEntry(7, START, too_short), Whose("bert", REGION), house) is None
