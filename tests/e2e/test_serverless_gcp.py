@@ -26,17 +26,22 @@ from stoker.testing.servers import free_port, isolated, pytest_isolated
 PROJECT, REGION = "vision-1", "us-central1"
 
 if isolated():
-    from stoker import Job, client, layout, log
+    from stoker import Job, client, layout, log, policies
     from stoker.cli import main
     from stoker.deploying import gcp, package, project, record
     from stoker.errors import UserError
     from stoker.governor.background import call_deployed
+    from stoker.governor.clock import record_pass
     from stoker.governor.govern import Governor
+    from stoker.governor.serverless.gcp import NAME
     from stoker.providers.gce.client import Api
     from stoker.providers.gce.machine import GceMachine
     from stoker.store import open_store
     from stoker.testing.gce.discovery import api
     from stoker.testing.google_functions import GoogleProject, Refused, google_project
+
+    def passed(url: str) -> None:
+        record_pass(open_store(url), NAME, 0, time.monotonic)
 
     @pytest.fixture
     def google(gcs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleProject]:
@@ -46,6 +51,8 @@ if isolated():
             monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
             monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
             monkeypatch.setattr(gcp, "_BIND_PAUSE_S", 0.01)
+            # As the function does when it is called.
+            made.pushed = lambda: passed(gcs_url)
             yield made
 
     def stoker(*words: str) -> int:
@@ -124,6 +131,56 @@ if isolated():
             gcp.deploy(open_store(gcs_url), plan_of(gcs_url), package.for_cloud_run(), "me", lambda _line: None)
         assert not [each for each in google.asked if not each.startswith("GET")]
 
+    def test_a_role_that_lacks_something_is_told(google: GoogleProject, gcs_url: str) -> None:
+        role = google.things[f"projects/{PROJECT}/roles/stokerGovernor"]
+        role["includedPermissions"].remove("cloudscheduler.jobs.enable")
+        with pytest.raises(UserError, match=r"lacks cloudscheduler.jobs.enable; `stoker iam gce"):
+            gcp.deploy(open_store(gcs_url), plan_of(gcs_url), package.for_cloud_run(), "me", lambda _line: None)
+
+    def test_another_region_leaves_nothing_in_the_first(google: GoogleProject, gcs_url: str) -> None:
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        google.trouble["DELETE /v2/"] = Refused(403, "PERMISSION_DENIED", "no")
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") != 0
+        # Interrupted like that, both regions are known.
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") == 0
+        assert not [name for name in google.things if f"/{REGION}/" in name and "/operations/" not in name]
+        assert any("/europe-west1/functions/" in name for name in google.things)
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--project", "another-1") == 2
+        google.trouble[f"POST /v1/projects/{PROJECT}:setIamPolicy"] = Refused(403, "PERMISSION_DENIED", "no")
+        assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") != 0
+        assert record.find(open_store(gcs_url)) is None
+        # CLOUDSDK_COMPUTE_REGION names the first: what is on record counts.
+        assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0
+        assert not [name for name in google.things if plan_of(gcs_url).name in name and "/operations/" not in name]
+
+    def test_secrets_are_bound_until_they_are_given_up(google: GoogleProject, gcs_url: str) -> None:
+        for name in ("chat", "pager"):
+            google.things[f"projects/{PROJECT}/secrets/{name}"] = {}
+        policies.write(open_store(gcs_url), "notify: ['gcp-sm:pager']", "me", "")
+
+        def bound() -> list[str]:
+            held = [name for name, policy in google.policies.items() if "/secrets/" in name and policy["bindings"]]
+            return sorted(name.rpartition("/")[2] for name in held)
+
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--notify", "gcp-sm:chat") == 0
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        assert bound() == ["chat", "pager"]
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--no-notify", "--notify", "gcp-sm:pager") == 0
+        assert bound() == ["pager"]
+        # As Cloud Storage tells of a rival's change.
+        google.trouble["PUT /storage/v1/b/"] = Refused(412, "conditionNotMet", "at least one precondition failed")
+        assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0
+        assert bound() == []
+
+    def test_one_that_does_nothing_is_told_and_not_relied_on(
+        google: GoogleProject, gcs_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gcp, "_TRY_S", 0.0)
+        google.pushed = lambda: None
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y") != 0
+        assert "has done nothing" in capsys.readouterr().err
+        assert record.find(open_store(gcs_url)) is None
+
     def test_what_a_rival_changes_meanwhile_is_kept(google: GoogleProject, gcs_url: str) -> None:
         google.trouble[f"POST /v1/projects/{PROJECT}:setIamPolicy"] = Refused(409, "ABORTED", "another change")
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
@@ -132,6 +189,8 @@ if isolated():
         store = open_store(gcs_url)
         assert call_deployed(store, ["x-bcdf"]).by is None
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
+        assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"tick": True}})], "it was tried"
+        google.messages.clear()
         assert call_deployed(store, ["x-bcdf"]).by is not None
         assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"jobs": ["x-bcdf"]}})]
         google.trouble[f"POST /v1/{plan_of(gcs_url).topic}:publish"] = Refused(403, "PERMISSION_DENIED")
@@ -164,6 +223,7 @@ if isolated():
         node = GceMachine(tmp_path, metadata=Told())  # type: ignore[arg-type]
         google.trouble[f"POST /v1/{plan_of(gcs_url).topic}:publish"] = Refused(503, "UNAVAILABLE")
         node.wake_governors()
+        google.messages.clear()
         node.wake_governors()  # A moment's trouble says nothing about the next word.
         assert google.messages == [(plan_of(gcs_url).topic, {"stoker": {"jobs": ["x-bcdf"]}})]
 
@@ -237,7 +297,7 @@ if isolated():
         (tmp_path / "train.py").write_text("")
         # It runs on a computer that is not the function's, which sees the job and leaves it alone.
         job = client.submit(Job(name="x", run="sleep 600", code=str(tmp_path)), store=gcs_url, detach=False)
-        ((_, told),) = google.messages
+        _, (_, told) = google.messages
         store = open_store(gcs_url)
         Governor(store).run_pass()
         before = log.read(store, job)

@@ -9,6 +9,7 @@ import base64
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from stoker import layout
@@ -19,6 +20,7 @@ from stoker.deploying.record import Deployed
 from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.governor.serverless.gcp import SchedulerJob
 from stoker.governor.serverless.schedule import Switch
+from stoker.providers import registry
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api, Service
 from stoker.providers.gce.errors import AlreadyThere, refused
@@ -31,18 +33,61 @@ _POLL_S = 3.0
 # A new account is not known everywhere at once, and a policy may be changed by somebody else at the same time.
 _BIND_S = 120.0
 _BIND_PAUSE_S = 2.0
+# Who may call the function is not known everywhere at once either; Pub/Sub sends a message again until it is.
+_TRY_S = 180.0
 
 Say = Callable[[str], None]
 
 
 def deploy(store: Store, plan: Plan, package: Package, by: str, say: Say) -> Deployed:
-    """Make it so, and wait until it is. Idempotent. Raises ProviderError, and UserError where roles are missing."""
+    """Make it so, wait until it is, and see that it runs. Idempotent, and harmless to interrupt: what may have been
+    made is in the record before it is. Raises ProviderError, and UserError where roles are missing."""
     api = Api()
+    before = record.read(store, CLOUD)
+    _check_project(plan, before)
     _check_roles(api, plan)
     key = layout.deployed_package(package.digest)
+    wanted = Deployed(
+        cloud=CLOUD,
+        name=plan.name,
+        region=plan.region,
+        door=plan.topic,
+        digest=package.digest,
+        by=by,
+        project=plan.project,
+        notify=plan.notify,
+    )
+    begun = record.begun(wanted, before)
+    record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
         say(f"sent {key}")
+    _make(api, plan, say)
+    _give_up(api, plan, begun, say)
+    switch = Switch(store, SchedulerJob(plan.clock, api))
+    if switch.begin():
+        say("its clock is on: there may be jobs to govern")
+    try:
+        _try(store, wanted)
+    except ProviderError:
+        # Nobody is to rely on it.
+        record.write(store, replace(begun, state="making"))
+        raise
+    record.write(store, wanted)
+    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    return wanted
+
+
+def _check_project(plan: Plan, there: Deployed | None) -> None:
+    """A store has one governor on Google Cloud. One that was left in another project would tick there for ever."""
+    if there is not None and there.project != plan.project:
+        raise UserError(
+            f"--project: {plan.name} is in {there.project}; `stoker deploy gcp --project {there.project} --remove` "
+            "removes it there"
+        )
+
+
+def _make(api: Api, plan: Plan, say: Say) -> None:
     address = ""
     for step in project.steps(plan):
         if isinstance(step, Made):
@@ -51,50 +96,88 @@ def deploy(store: Store, plan: Plan, package: Package, by: str, say: Say) -> Dep
                 address = _address(api, step)
         else:
             say(f"{step.what}: {_bind(api, step)}")
-    deployed = Deployed(
-        cloud=CLOUD,
-        name=plan.name,
-        region=plan.region,
-        door=plan.topic,
-        digest=package.digest,
-        by=by,
-        project=plan.project,
-    )
-    record.write(store, deployed)
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
-    switch = Switch(store, SchedulerJob(plan.clock, api))
-    if not switch.rest_if_idle():
-        switch.wanted(surely=True)
-        say("its clock is on: there are active jobs")
-    return deployed
+
+
+def _give_up(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
+    """What was deployed before and is not wanted any more: in other regions, and on secrets."""
+    for region in begun.elsewhere:
+        for made in project.regional(replace(plan, region=region)):
+            say(f"{made.what} in {region}: {_take_away(api, made)}")
+    gone = tuple(each for each in begun.notify if each not in plan.notify)
+    for bound in project.secrets(replace(plan, notify=gone)):
+        say(f"{bound.what}: {_unbind(api, bound)}")
+
+
+def _try(store: Store, deployed: Deployed) -> None:
+    """Have it tick once, by the way that all its messages take, and wait for its pass."""
+    before = record.last_pass(store, CLOUD)
+    _publish(deployed, {"tick": True})
+    if not record.has_passed(store, CLOUD, before, _TRY_S):
+        raise ProviderError(
+            f"{deployed.name}: is deployed, and has done nothing for {_TRY_S:.0f} s after a message; the log of the "
+            f"function in {deployed.region} tells why"
+        )
 
 
 def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
     """A message to the topic, as agents send it."""
-    data = base64.b64encode(json.dumps({"stoker": {"jobs": list(jobs)}}).encode()).decode()
+    _publish(deployed, {"jobs": list(jobs)})
+
+
+def _publish(deployed: Deployed, told: dict[str, Any]) -> None:
+    data = base64.b64encode(json.dumps({"stoker": told}).encode()).decode()
     Api().send("POST", f"/v1/{deployed.door}:publish", {"messages": [{"data": data}]}, service="pubsub", what="topic")
 
 
 def remove(store: Store, plan: Plan, say: Say) -> None:
-    """Take it away, and look whether anything is left. Idempotent. Raises ProviderError naming what is left."""
+    """Take it away, and look whether anything is left. Idempotent: what has to be looked at is on record until nothing
+    is left. Raises ProviderError naming what is left."""
     api = Api()
-    # First, so that nobody relies on it any more.
-    store.delete([layout.deployed(CLOUD)])
+    there = record.read(store, CLOUD)
+    _check_project(plan, there)
+    if there is not None:
+        # First, so that nobody relies on it any more.
+        there = replace(record.begun(replace(there, region=plan.region), there), state="removing")
+        record.write(store, there)
+        plan = replace(plan, notify=tuple(dict.fromkeys((*plan.notify, *there.notify))))
+    others = [replace(plan, region=region) for region in (there.elsewhere if there else ())]
+    for other in others:
+        for made in project.regional(other):
+            say(f"{made.what} in {other.region}: {_take_away(api, made)}")
     for each in project.removals(plan):
         if isinstance(each, Bound):
             say(f"{each.what}: {_unbind(api, each)}")
-            continue
-        try:
-            told = _send(api, each)
-            if each.service == "cloudfunctions":
-                _finished(api, told)
-            say(f"{each.path}: removed")
-        except NotFound:
-            say(f"{each.path}: was not there")
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED)])
+        else:
+            say(f"{each.path}: {_removed(api, each)}")
     left = left_over(api, plan)
+    left += [f"{made.what} in {other.region}" for other in others for made in project.regional(other) if _is(api, made)]
     if left:
         raise ProviderError(f"left of {plan.name} in {plan.project}: {', '.join(left)}; remove them by hand")
+    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
+    # Last: it says where to look.
+    store.delete([layout.deployed(CLOUD)])
+
+
+def _take_away(api: Api, made: Made) -> str:
+    return _removed(api, HttpRequest(made.make.service, "DELETE", made.at))
+
+
+def _removed(api: Api, request: HttpRequest) -> str:
+    try:
+        told = _send(api, request)
+        if request.service == "cloudfunctions":
+            _finished(api, told)
+    except NotFound:
+        return "was not there"
+    return "removed"
+
+
+def _is(api: Api, made: Made) -> bool:
+    try:
+        _send(api, HttpRequest(made.make.service, "GET", made.at))
+    except NotFound:
+        return False
+    return True
 
 
 def left_over(api: Api, plan: Plan) -> list[str]:
@@ -102,11 +185,8 @@ def left_over(api: Api, plan: Plan) -> list[str]:
     found = []
     for step in project.steps(plan):
         if isinstance(step, Made):
-            try:
-                _send(api, HttpRequest(step.make.service, "GET", step.at))
+            if _is(api, step):
                 found.append(step.what)
-            except NotFound:
-                pass
         elif not step.own:
             try:
                 policy = _policy(api, step)
@@ -119,14 +199,23 @@ def left_over(api: Api, plan: Plan) -> list[str]:
 
 
 def _check_roles(api: Api, plan: Plan) -> None:
-    """The roles that a governor needs are the project's own, and are made once."""
+    """The roles that a governor needs are the project's own, and are made once; one that an older Stoker made may lack
+    what this one needs."""
+    grants = registry.iam("gce").grants(plan.store, notify=plan.notify).grants
+    needed = {name: role for each in grants if each.name == "governor" for name, role in each.policy["roles"].items()}
     start = f"projects/{plan.project}/roles/"
     bound = [each for step in project.steps(plan) if isinstance(step, Bound) for each in step.bindings]
     for role in sorted({str(each["role"]) for each in bound if str(each["role"]).startswith(start)}):
         try:
-            api.get(f"/v1/{role}", service="iam")
+            there = api.get(f"/v1/{role}", service="iam")
         except NotFound:
-            raise UserError(f"there is no role {role}; `stoker iam gce | sh` makes it") from None
+            there = {"deleted": True}
+        if there.get("deleted"):
+            raise UserError(f"there is no role {role}; `stoker iam gce | sh` makes it")
+        wanted = needed.get(role.removeprefix(start), {}).get("includedPermissions", ())
+        lacking = sorted(set(wanted) - set(there.get("includedPermissions", ())))
+        if lacking:
+            raise UserError(f"the role {role} lacks {', '.join(lacking)}; `stoker iam gce | sh` adds it")
 
 
 # ── Things ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,40 +269,48 @@ def _finished(api: Api, operation: Any) -> None:
 
 
 def _bind(api: Api, step: Bound) -> str:
-    until_s = time.monotonic() + _BIND_S
-    while True:
-        policy = _policy(api, step)
+    def add(policy: dict[str, Any]) -> bool:
         held = policy.setdefault("bindings", [])
         missing = [each for each in step.bindings if not any(_covers(there, each) for there in held)]
-        if not missing:
-            return "as it was"
         held += missing
-        try:
-            _put(api, step, policy)
-            return "bound"
-        except (InvalidRequest, Transient) as error:
-            # An account that is not known yet, or a rival's change in between.
-            if time.monotonic() > until_s or ("exist" not in str(error) and not isinstance(error, Transient)):
-                raise
-        time.sleep(_BIND_PAUSE_S)
+        return bool(missing)
+
+    return "bound" if _changed(api, step, add) else "as it was"
 
 
 def _unbind(api: Api, step: Bound) -> str:
     members = {member for each in step.bindings for member in each["members"]}
+
+    def take(policy: dict[str, Any]) -> bool:
+        held = policy.get("bindings", [])
+        left = [
+            {**each, "members": [member for member in each.get("members", ()) if not _is_of(member, members)]}
+            for each in held
+        ]
+        policy["bindings"] = [each for each in left if each["members"]]
+        return bool(left != held)
+
     try:
-        policy = _policy(api, step)
+        return "unbound" if _changed(api, step, take) else "had no binding"
     except NotFound:
         return "is not there"
-    kept, changed = [], False
-    for each in policy.get("bindings", ()):
-        left = [member for member in each.get("members", ()) if not _is_of(member, members)]
-        changed = changed or left != each.get("members")
-        if left:
-            kept.append({**each, "members": left})
-    if not changed:
-        return "had no binding"
-    _put(api, step, {**policy, "bindings": kept})
-    return "unbound"
+
+
+def _changed(api: Api, step: Bound, change: Callable[[dict[str, Any]], bool]) -> bool:
+    """Read the policy, change it and put it back; again where somebody else has changed it in between, or does not know
+    an account yet. False: there was nothing to change."""
+    until_s = time.monotonic() + _BIND_S
+    while True:
+        policy = _policy(api, step)
+        if not change(policy):
+            return False
+        try:
+            _put(api, step, policy)
+            return True
+        except (InvalidRequest, Transient) as error:
+            if time.monotonic() > until_s or ("exist" not in str(error) and not isinstance(error, Transient)):
+                raise
+        time.sleep(_BIND_PAUSE_S)
 
 
 def _is_of(member: str, members: set[str]) -> bool:

@@ -275,6 +275,16 @@ def planned(
     )
 
 
+def regional(plan: Plan) -> tuple[Made, ...]:
+    """What of it is in its region; all else is the project's."""
+    return _clock(plan), _function(plan)
+
+
+def secrets(plan: Plan) -> tuple[Bound, ...]:
+    """Bindings on what stands for the addresses of channels."""
+    return tuple(each for each in _governing(plan) if each.put.service == "secretmanager")
+
+
 def removals(plan: Plan) -> tuple[HttpRequest | Bound, ...]:
     """What takes it away again, in order: bindings on what is not ours first, then what is ours."""
     found = steps(plan)

@@ -1,7 +1,7 @@
 """The part of Google Cloud that a deployed governor is made of, on loopback, for tests: functions, topics, schedules,
 accounts and policies. Every request must be one that Google's own discovery documents know.
 
-Things exist, change and go; a message that is published is kept, and pushed to nobody.
+Things exist, change and go; a message that is published is kept, and does what a test says.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from stoker.providers import registry
 from stoker.testing.gce.discovery import api
 
 _VERSIONS = {
@@ -26,6 +27,7 @@ _VERSIONS = {
     "iam": "v1",
     "cloudresourcemanager": "v1",
     "storage": "v1",
+    "secretmanager": "v1",
 }
 Json = dict[str, Any]
 
@@ -51,6 +53,8 @@ class GoogleProject:
     trouble: dict[str, Refused] = field(default_factory=dict)
     # How often a binding for a new account is refused, as long as it is not known everywhere.
     unknown_accounts: int = 0
+    # What comes of a message.
+    pushed: Callable[[], None] = lambda: None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, service: str, method: str, target: str, body: Any) -> Json:
@@ -143,6 +147,7 @@ class GoogleProject:
             return found
         if verb == "publish":
             self.messages += [(where, json.loads(base64.b64decode(each["data"]))) for each in body["messages"]]
+            self.pushed()
             return {"messageIds": [str(len(self.messages))]}
         raise Refused(501, "UNIMPLEMENTED", verb)
 
@@ -165,8 +170,10 @@ class GoogleProject:
 def google_project(project: str) -> Iterator[GoogleProject]:
     """A project in which `stoker iam gce` was run. `env` leads clients there."""
     made = GoogleProject()
+    grants = registry.iam("gce").grants("gs://any").grants
+    roles = {name: role for each in grants for name, role in each.policy["roles"].items()}
     for role in ("stokerGovernor", "stokerRemover", "stokerNode", "stokerPerson"):
-        made.things[f"projects/{project}/roles/{role}"] = {"name": role}
+        made.things[f"projects/{project}/roles/{role}"] = {"name": role, **roles.get(role, {})}
     node = f"projects/{project}/serviceAccounts/stoker-node@{project}.iam.gserviceaccount.com"
     made.things[node] = {"name": node}
 

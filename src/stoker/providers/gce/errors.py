@@ -116,7 +116,9 @@ def kind_of(code: str, status: int = 0) -> type[ProviderError]:
         return NoCapacity
     if key.endswith("QUOTAEXCEEDED"):
         return QuotaExceeded
-    by_status = {401: Transient, 403: AuthDenied, 404: NotFound, 408: Transient, 409: Transient, 429: Throttled}
+    by_status = {401: Transient, 403: AuthDenied, 404: NotFound, 429: Throttled}
+    # A conflict, and a condition that does not hold any more: somebody else was quicker.
+    by_status |= dict.fromkeys((408, 409, 412), Transient)
     if status in by_status:
         return by_status[status]
     return InvalidRequest if 400 <= status < 500 else Transient
