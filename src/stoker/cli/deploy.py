@@ -78,7 +78,6 @@ def aws(
     as_json: bool,
 ) -> None:
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
-    from stoker import layout
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
     from stoker.deploying import package, record
@@ -93,20 +92,8 @@ def aws(
     where = _region(store, region, offline=dry_run)
     there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
     if remove:
-        others = tuple(dict.fromkeys((*elsewhere, *(there.elsewhere if there else ()))))
-        name = layout.deployment(store.url)
-        if dry_run:
-            for each in (where, *others):
-                click.echo(f"cloudformation DeleteStack {name} in {each}, with all of its resources")
-            click.echo(f"cloudwatch DeleteAlarms that report to {name}-alarms in {where}")
-            click.echo(f"logs DeleteLogGroup /aws/lambda/{name} in {where}")
-            click.echo(f"s3 DeleteObject {store.url}/deployed/*")
-            return
-        _agree(f"Remove {name} from {where}?", yes=yes)
-        if not deploying.remove(store, where, others, say):
-            say(f"there is no stack {name} in {where}; nothing to remove")
-            return
-        say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
+        others = _kept(elsewhere, there.elsewhere if there else (), give_up=False)
+        _remove_from_aws(store, where, others, dry_run=dry_run, yes=yes)
         return
     built = package.for_lambda(offline=dry_run)
     kept = there or Deployed(deploying.CLOUD, "", where, "", "", "")
@@ -180,6 +167,26 @@ def gcp(
     _tell_given_up(before, channels)
     _agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
     _told(deploying.deploy(store, plan, built, submitter(), say), as_json=as_json)
+
+
+def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], *, dry_run: bool, yes: bool) -> None:
+    from stoker import layout
+    from stoker.cli.printing import say
+    from stoker.deploying import aws as deploying
+
+    name = layout.deployment(store.url)
+    if dry_run:
+        for each in (where, *others):
+            click.echo(f"cloudformation DeleteStack {name} in {each}, with all of its resources")
+        click.echo(f"cloudwatch DeleteAlarms that it made, in {where} and wherever it governed training jobs of others")
+        click.echo(f"logs DeleteLogGroup /aws/lambda/{name} in {where}")
+        click.echo(f"s3 DeleteObject {store.url}/deployed/*")
+        return
+    _agree(f"Remove {name} from {where}?", yes=yes)
+    if not deploying.remove(store, where, others, say):
+        say(f"there is no stack {name} in {where}; nothing to remove")
+        return
+    say("nothing is left of it; jobs that are active need another governor: `stoker govern --watch`")
 
 
 def _kept(named: tuple[str, ...], before: tuple[str, ...], *, give_up: bool) -> tuple[str, ...]:
