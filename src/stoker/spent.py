@@ -64,9 +64,14 @@ def write_spent(store: Store, state: JobState, spec: Spec, now: datetime) -> Non
         if may_have_been_held(claim, spec)
     }
     for day, sums in by_day(spells(state, now, held)).items():
-        key, data = _key(Spent(state.job, day, seq, sums, spec.tags))
-        # If somebody's is there, it is the same: it is all in the key.
-        store.create(key, data)
+        keep_spent(store, Spent(state.job, day, seq, sums, spec.tags))
+
+
+def keep_spent(store: Store, spent: Spent) -> None:
+    """May be repeated. Raises StoreError when the store does not take it."""
+    key, data = _key(spent)
+    # If somebody's is there, it is the same: it is all in the key.
+    store.create(key, data)
 
 
 def read_spent(store: Store, prefixes: Iterable[str], known: Parsed | None = None) -> list[Spent]:

@@ -133,13 +133,17 @@ def close_books(
     active: Iterable[tuple[JobState, Spec]],
     now: datetime,
     unread: Iterable[Unread] = (),
+    others: Iterable[Expense] = (),
 ) -> Books:
-    """How the budgets stand. `kept` is what jobs spent that are forgotten; of a job that is active its log counts.
+    """How the budgets stand. `kept` is what jobs spent that are forgotten; of a job that is active its log counts, and
+    `others` are training jobs that have none.
 
     A job whose log makes no sums is `unread` as well: it concerns the budgets that it is in, and no others.
     """
     jobs = {state.job: (state, spec) for state, spec in active}
-    found = [each for each in kept if each.job not in jobs]
+    found = list(others)
+    counted = {*jobs, *(each.job for each in found)}
+    found += [each for each in kept if each.job not in counted]
     lost = list(unread)
     for state, spec in jobs.values():
         try:

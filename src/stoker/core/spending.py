@@ -77,7 +77,7 @@ def spells(state: JobState, now: datetime, held: Held = NOT_HELD, since: datetim
         parts = [(claim.launched_at, end, len(claim.launched or ()))]
         parts += [(end, until, 1) for until in held.get(claim.number, ())]
         for start, until, machines in parts:
-            for first, last in _days(max(start, since) if since else start, until):
+            for first, last in days(max(start, since) if since else start, until):
                 if machines:
                     yield Spell(claim, first, last, machines)
 
@@ -95,7 +95,7 @@ def midnight(day: date) -> datetime:
     return datetime.combine(day, time.min, tzinfo=timezone.utc)
 
 
-def _days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+def days(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
     """The parts of a span on each day that it touches."""
     start = start.astimezone(timezone.utc)
     end = end.astimezone(timezone.utc)

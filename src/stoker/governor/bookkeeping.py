@@ -83,11 +83,15 @@ class Bookkeeper:
 
     def look(self, house: House, now: datetime) -> Observed[Books]:
         """How they stand. Unknown when anything could not be read that belongs to the sum."""
+        from stoker.governor.foreign.money import read_expenses
+
         try:
             found = for_each(self._account_or_why_not, list(self._jobs), near=self.store.near)
             accounts = [each for each in found if isinstance(each, tuple)]
             unread = [each for each in found if isinstance(each, Unread)]
-            books = close_books(house, self._forgotten(house, now), accounts, now, unread)
+            # Before the forgotten: what is over is written there before it leaves the lists.
+            others = read_expenses(self.store, house) if house.sagemaker is not None else []
+            books = close_books(house, self._forgotten(house, now), accounts, now, unread, others)
             self._books = Known(budgets.without_heralds(house, books, self._was_told))
         except (StokerError, *STUMBLES) as error:
             self._books = Unknown(in_words(error))

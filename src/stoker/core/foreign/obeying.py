@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from stoker.core import governance
+from stoker.core import budgets, governance
 from stoker.core.experiments import broken_by
 from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import WantedAlarm
@@ -125,6 +125,7 @@ def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iter
             if finding.rule.name not in seen:
                 seen.add(finding.rule.name)
                 yield _refused(sight, finding)
+    yield from _budgets(sight, house, subject, now)
     for audit in (False, True):
         yield from _bounds(sight, bounds_of(house, subject, audit=audit), now, audit)
     for rule in house.rules:
@@ -146,6 +147,15 @@ def _refused(sight: Sight, finding: Finding) -> Fault:
 
 def _fault(finding: Finding) -> Fault:
     return Fault(finding.code, str(finding), finding.rule.action, finding.counts)
+
+
+def _budgets(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterator[Fault]:
+    """The budgets that were spent before it began to train. It cannot be made to wait: `wait` is a word."""
+    if not isinstance(sight.books, Known) or sight.job.trained_s(now):
+        return
+    for each in budgets.judge(house, subject, sight.books, now):
+        if isinstance(each, budgets.Held):
+            yield Fault(each.rule, each.reason, "refuse" if each.refuses else "warn")
 
 
 def _bounds(sight: Sight, bounds: Bounded, now: datetime, audit: bool) -> Iterator[Fault]:

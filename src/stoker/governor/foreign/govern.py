@@ -30,7 +30,7 @@ from stoker.core.policy import DEFAULT
 from stoker.errors import STUMBLES, AuthDenied, NotInstalled, ProviderError, StokerError, StoreUnavailable
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign import families, index
+from stoker.governor.foreign import families, index, money
 from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
 from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.foreign.index import Row
@@ -267,7 +267,10 @@ class ForeignGovernor:
                     return replace(index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
                 plan = self._plan(sight, house, now)
                 if not plan.actions:
-                    return _with_troubles(index.row_of(sight, plan, house, now), applier.troubles, looked)
+                    row = index.row_of(sight, plan, house, now)
+                    if sight.job.over:
+                        money.keep(self.store, row)
+                    return _with_troubles(row, applier.troubles, looked)
                 # Where a rival wrote something meanwhile, it is decided anew all the same.
                 applier.apply(plan, sight, found)
                 listed = None
@@ -309,7 +312,9 @@ class ForeignGovernor:
             since = self._wanted_since(house, account.region)
         subject = obeying.subject_of(job, family, now)
         rules_since = {} if job.over else self._rules_since(house, job, subject)
-        books = self._books(house, job, now) if job.status in ("Failed", "Stopped") else None
+        # It wants machines, or a clone of it would.
+        wants = job.status in ("Failed", "Stopped") or (job.status == "InProgress" and not job.trained_s(now))
+        books = self._books(house, job, now) if wants else None
         return Sight(
             job=job,
             family=family,
