@@ -19,7 +19,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
+from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.providers.base import Visit, Way
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
@@ -275,11 +275,13 @@ def _change(api: Api, path: str, change: Callable[[list[str]], list[str]]) -> No
         try:
             operation = api.send("POST", f"{path}/setMetadata", body, what="ssh-keys")
             operations.finished(api, operation, "ssh-keys", _CHANGED_S)
-        except InvalidRequest as error:
+        except Transient as error:
+            if "conditionNotMet" not in str(error):
+                raise
             # 412: somebody was faster.
-            if left and "conditionNotMet" in str(error):
-                continue
-            raise
+            if not left:
+                raise InvalidRequest(str(error)) from error
+            continue
         return
 
 

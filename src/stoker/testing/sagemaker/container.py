@@ -9,22 +9,22 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The bind mounts are private to the namespace. `setsid` keeps a terminal's signals away.
-_ENTER = """set -e
-mount --make-rprivate /
-mkdir -p /opt/ml
-mount --bind "$1" /opt/ml
-mount --bind "$2" /etc/hosts
-mount -t proc proc /proc
-PATH=$3
-shift 3
-exec "$@"
+# Nobody else sees the mounts, and nothing of them is on any disk: this machine has no /opt/ml.
+_ENTER = """
+import os, subprocess, sys
+from stoker.processes.mounting import enter
+ml, hosts, path, *argv = sys.argv[1:]
+enter([(ml, "/opt/ml"), (hosts, "/etc/hosts")], "/")
+subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+os.environ["PATH"] = path
+os.execvp(argv[0], argv)
 """
 _FIRST_S = 10.0
 
@@ -42,7 +42,7 @@ class Container:
 
     def __init__(self, ml: Path, hosts: Path, argv: Sequence[str], env: Mapping[str, str], output: Path) -> None:
         self._ml = ml
-        enter = ["sh", "-c", _ENTER, "sh", str(ml), str(hosts), env["PATH"]]
+        enter = [sys.executable, "-c", _ENTER, str(ml), str(hosts), env["PATH"]]
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *enter, *argv]
         with output.open("ab") as log:
             self._process = subprocess.Popen(
