@@ -9,7 +9,9 @@ from typing import Any
 
 from stoker import policies
 from stoker.core.foreign.alarms import Alarm, Host, Readings, WantedAlarm
+from stoker.core.foreign.family import FamilyRecord
 from stoker.errors import InvalidRequest, Transient
+from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount, Listed
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.store import Store
@@ -23,6 +25,10 @@ REGION = "us-east-1"
 START = datetime(2026, 11, 2, 9, 0, tzinfo=timezone.utc)
 HOUSE = f"sagemaker: {{regions: [{REGION}]}}\n"
 HOUR_S = 3600.0
+WASTE = "- min_gpu_utilization: {value: 80%, over: 1h, after: 30m}\n  then: stop"
+STALL = "- stall: {window: 5m, windows: 3}"
+INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
+CAPACITY = "CapacityError: Unable to provision requested ML compute capacity."
 
 
 def asked(name: str = "bert", **changes: Any) -> dict[str, Any]:
@@ -223,3 +229,25 @@ class World:
     @property
     def clones(self) -> list[str]:
         return [name for name in self.account.names if "-r" in name]
+
+
+def told(world: World, origin: str = "bert") -> list[FamilyRecord]:
+    return [entry.record for entry in families.entries(world.store, REGION, origin)]
+
+
+def events(world: World, origin: str = "bert") -> list[object]:
+    return [record.event for record in told(world, origin)]
+
+
+def kinds(world: World, origin: str = "bert") -> list[str]:
+    return [type(event).__name__ for event in events(world, origin)]
+
+
+def idle(world: World, gpu: float = 0.0, cpu: float = 0.0, silent_s: float = HOUR_S) -> None:
+    """A job that trained for three hours, with alarms that ring."""
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    world.account.measure("bert", gpu, cpu)
+    world.account.line_at = world.account.clock.now() - timedelta(seconds=silent_s)
+    world.account.ring()

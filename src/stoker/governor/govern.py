@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -156,23 +156,14 @@ class Governor:
             part = self._observe_again(again, observation)
             plan = self._decide(replace(part.snapshot, partial=True), clock)
             problems |= part.problems | plan.problems
-            for job in part.snapshot.jobs:
-                before = newest.get(job.state.job)
-                newest[job.state.job] = job
-                try:
-                    self.applier.market.note(before.state if before else None, job.state)
-                except STUMBLES as error:
-                    problems[job.state.job] = in_words(error)
+            self._note_markets(part, newest, problems)
+            newest |= {job.state.job: job for job in part.snapshot.jobs}
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
         waiting |= {job: text for job, text in problems.items() if job in newest}
         self._index(tuple(newest.values()), waiting, clock)
-        removed = [
-            orphan(action.job, f"{action.provider} {action.instance}", action.reason, clock.now())
-            for action in actions
-            if isinstance(action, Terminate) and action.orphan
-        ]
+        removed = _orphans(actions, clock)
         if sweeping:
             problems |= self._sweep(observation, removed, clock)
         problems |= self._tell(newest, removed, None if only is not None else set(markers), clock)
@@ -186,6 +177,15 @@ class Governor:
             untold=self.teller.pending,
             unsent=self.teller.unsent or bool(self._removed),
         )
+
+    def _note_markets(self, part: Observation, before: dict[str, JobSnapshot], problems: dict[str, str]) -> None:
+        """Share what was seen of the markets since the job was looked at before."""
+        for job in part.snapshot.jobs:
+            known = before.get(job.state.job)
+            try:
+                self.applier.market.note(known.state if known else None, job.state)
+            except STUMBLES as error:
+                problems[job.state.job] = in_words(error)
 
     def watch(
         self,
@@ -375,6 +375,15 @@ class _Purse:
 def _ended_lately(job: JobSnapshot, now: datetime) -> bool:
     ended = job.state.ended
     return ended is not None and (now - ended.at).total_seconds() < NOTED_WITHIN_S
+
+
+def _orphans(actions: Iterable[Action], clock: StoreClock) -> list[Told]:
+    """The machines that nobody's claim stood behind, and that were ended."""
+    return [
+        orphan(action.job, f"{action.provider} {action.instance}", action.reason, clock.now())
+        for action in actions
+        if isinstance(action, Terminate) and action.orphan
+    ]
 
 
 def _soonest(wakes: list[datetime | None], clock: StoreClock) -> float | None:

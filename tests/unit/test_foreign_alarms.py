@@ -1,0 +1,228 @@
+"""Alarms on the accelerators of training jobs that others started: made, rung, removed; alone they stop nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from foreign_world import (
+    HOUR_S,
+    REGION,
+    STALL,
+    WASTE,
+    World,
+    asked,
+    idle,
+    kinds,
+)
+
+from stoker.core.foreign.alarms import WantedAlarm
+
+
+def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
+    world = World(f"{WASTE}\n{STALL}")
+    world.account.start()
+    world.wake()
+    assert world.account.rings == {}
+    world.account.train("bert", 60)
+    world.wake()
+    made = sorted(world.account.wanted.values(), key=lambda alarm: (alarm.rule, alarm.host))
+    assert [(alarm.rule, alarm.host) for alarm in made] == [
+        ("min-gpu-utilization", "bert/algo-1"),
+        ("min-gpu-utilization", "bert/algo-2"),
+        ("stall", "bert/algo-1"),
+        ("stall", "bert/algo-2"),
+    ]
+    # An ml.g5.12xlarge has four.
+    assert [(alarm.threshold, alarm.period_s, alarm.periods, alarm.inclusive) for alarm in (made[0], made[2])] == [
+        (320, 3600, 1, False),
+        (4, 300, 3, True),
+    ]
+    assert world.account.topic == "arn:topic"
+    calls = len([call for call in world.account.calls if call[0] == "PutMetricAlarm"])
+    world.wake()
+    assert len([call for call in world.account.calls if call[0] == "PutMetricAlarm"]) == calls == 4
+    world.account.jobs.advance(world.account.job(), "Completed")
+    world.wake()
+    assert world.account.rings == {}
+
+
+@pytest.mark.parametrize("machine", ["ml.trn1.32xlarge", "ml.c5.xlarge", "ml.x99.huge"])
+def test_no_alarm_on_what_nobody_can_read(machine: str) -> None:
+    world = World(WASTE)
+    resources = {"InstanceType": machine, "InstanceCount": 1, "VolumeSizeInGB": 1}
+    world.account.start(training_s=60, ResourceConfig=resources)
+    world.wake()
+    assert world.account.rings == {}
+
+
+def test_an_alarm_of_a_rule_that_changed_is_another() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.wake()
+    before = set(world.account.rings)
+    world.legislate(WASTE.replace("80%", "50%"))
+    world.wake()
+    assert len(world.account.rings) == 2 and not before & set(world.account.rings)
+    world.legislate("")
+    world.wake()
+    assert world.account.rings == {}
+
+
+def test_a_late_event_makes_no_alarm() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    describe = world.account.describe
+
+    def late(name: str) -> object:
+        found = describe(name)
+        # It ends right after it was looked at.
+        world.account.jobs.enter(world.account.job(), "Stopped")
+        return found
+
+    world.account.describe = late  # type: ignore[assignment,method-assign]
+    world.wake()
+    assert world.account.rings == {} and ("PutMetricAlarm", next(iter(world.account.wanted))) in world.account.calls
+
+
+def test_a_wasteful_job_is_stopped() -> None:
+    world = World(WASTE)
+    idle(world, gpu=200)
+    assert "its 8 accelerators were used 50% over 1 h" in world.wake()[0]
+    assert world.account.job().status == "Stopping" and world.account.rings == {}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda world: world.account.rings.clear(), id="no alarm rings"),
+        pytest.param(lambda world: world.account.measure("bert", 330), id="it is busy again"),
+        pytest.param(lambda world: world.account.figures.pop("bert/algo-2"), id="a host that nobody can read"),
+        pytest.param(lambda world: world.account.measure("bert", 0, minutes=20), id="too few figures"),
+        pytest.param(lambda world: world.account.clock.move(HOUR_S), id="old figures"),
+        pytest.param(lambda world: world.legislate(WASTE + "\n  audit: true"), id="audit"),
+        pytest.param(lambda world: world.legislate(WASTE + "\n  for: {team: vision}"), id="another's rule"),
+        pytest.param(lambda world: world.legislate(WASTE.replace("80%", "70%")), id="another rule's alarm"),
+        pytest.param(lambda world: world.account.jobs.enter(world.account.job(), "Uploading"), id="it is done"),
+        pytest.param(lambda world: world.account.interrupt(), id="it has just begun again"),
+        pytest.param(lambda world: world.account.measure("bert", float("nan")), id="no number"),
+    ],
+)
+def test_an_alarm_alone_stops_nothing(spoil: Callable[[World], object]) -> None:
+    world = World(WASTE)
+    idle(world)
+    spoil(world)
+    world.governor.tick()
+    assert world.account.job().status == "InProgress"
+
+
+def test_a_stalled_job_is_stopped_and_cloned() -> None:
+    world = World(STALL)
+    idle(world)
+    assert "no line of the log and no work of its GPUs for 1 h" in world.wake()[0]
+    assert world.clones == []
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    (clone,) = world.clones
+    assert world.account.job(clone).spot and kinds(world)[-3:] == ["Over", "Cloning", "Cloned"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "silent_s"), [(4.1, 0, HOUR_S), (0, 100, HOUR_S), (0, 0, 600)], ids=["gpu", "cpu", "log"]
+)
+def test_a_job_in_which_something_moves_is_not_stalled(gpu: float, cpu: float, silent_s: float) -> None:
+    world = World(STALL)
+    idle(world, gpu, cpu, silent_s)
+    assert world.wake() == [] and world.account.job().status == "InProgress"
+
+
+def test_processors_at_work_are_no_excuse_for_ever() -> None:
+    world = World(STALL)
+    idle(world, cpu=1600, silent_s=2.4 * HOUR_S)
+    assert "no work of its GPUs" in world.wake()[0]
+
+
+def test_a_stalled_job_without_checkpoints_is_only_stopped() -> None:
+    world = World(STALL)
+    changed = asked()
+    del changed["CheckpointConfig"]
+    world.account.jobs.answer("CreateTrainingJob", REGION, changed)
+    world.account.train("bert", 60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    world.account.measure("bert", 0)
+    world.account.line_at = world.account.clock.now() - timedelta(hours=1)
+    world.account.ring()
+    world.wake()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    assert world.clones == []
+
+
+def test_reap_sweeps_the_alarms_that_are_left() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.account.start("gone", training_s=60)
+    world.account.start("over", training_s=60)
+    for name in ("bert", "gone", "over"):
+        world.wake(name)
+    world.account.jobs.enter(world.account.job("over"), "Failed", reason="x")
+    world.account.jobs.enter(world.account.job("gone"), "Stopped")
+    world.account.jobs.answer("DeleteTrainingJob", REGION, {"TrainingJobName": "gone"})
+    assert len(world.governor.sweep(dry=True).found) == 4 and len(world.account.rings) == 6
+    found = world.governor.sweep().found
+    assert sorted({reason for _, reason in found}) == ["over is Failed", "there is no training job gone"]
+    assert {alarm.host for alarm in world.account.rings.values()} == {"bert/algo-1", "bert/algo-2"}
+    world.legislate("", "sagemaker: {regions: [eu-west-1]}\n")
+    world.governor.sweep()
+    assert world.account.rings == {}
+
+
+def test_a_tick_finds_what_events_did_not_tell() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.governor.tick()
+    assert len(world.account.rings) == 2
+    world.account.jobs.enter(world.account.job(), "Stopped")
+    world.account.jobs.answer("DeleteTrainingJob", REGION, {"TrainingJobName": "bert"})
+    world.governor.tick()
+    assert world.account.rings == {}
+
+
+def test_alarms_that_are_not_listed_at_once_are_removed_all_the_same() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    make, listed = world.account.make_alarm, world.account.alarms
+
+    def ends(wanted: WantedAlarm, topic: str | None) -> None:
+        make(wanted, topic)
+        world.account.jobs.enter(world.account.job(), "Stopped")
+
+    world.account.make_alarm = ends  # type: ignore[method-assign]
+    world.account.alarms = lambda prefix: []  # type: ignore[method-assign]
+    world.wake()
+    world.account.alarms = listed  # type: ignore[method-assign]
+    assert world.account.wanted != {} and world.account.rings == {}
+
+
+def test_alarms_of_a_namesake_are_not_touched() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.account.start("bert-2", training_s=60)
+    world.wake("bert-2")
+    world.account.jobs.advance(world.account.job(), "Completed")
+    world.wake()
+    assert {alarm.host for alarm in world.account.rings.values()} == {"bert-2/algo-1", "bert-2/algo-2"}
+
+
+def test_an_alarm_of_one_rule_is_none_of_another() -> None:
+    world = World(f"{WASTE}\n{STALL}")
+    idle(world)
+    # Only those of the rule about standing still ring, and somebody logged a line.
+    world.account.line_at = world.account.clock.now()
+    world.account.rings = {
+        name: replace(alarm, ringing="-stall-" in name) for name, alarm in world.account.rings.items()
+    }
+    assert world.wake() == [] and world.account.job().status == "InProgress"

@@ -1,0 +1,170 @@
+"""Training jobs of others in lists and messages: what a tick asks for, what `ps` shows, what people are told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from foreign_world import (
+    HOUR_S,
+    HOUSE,
+    REGION,
+    WASTE,
+    World,
+    asked,
+    events,
+)
+
+from stoker.core.foreign.family import Over
+from stoker.core.telling import Letter, line
+from stoker.core.telling import Told as News
+from stoker.errors import StoreUnavailable
+from stoker.governor.foreign import index
+from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.governor.telling import Teller
+from stoker.store import Store
+
+
+def test_a_tick_asks_only_about_what_may_have_changed() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.account.start("done")
+    world.account.jobs.advance(world.account.job("done"), "Completed")
+    assert world.governor.tick().active == 1
+    world.account.calls.clear()
+    world.governor.tick()
+    assert [name for name, _ in world.account.calls] == ["ListTrainingJobs", "ListTrainingJobs", "DescribeAlarms"]
+    world.account.clock.move(HOUR_S)
+    world.governor.tick()
+    assert ("DescribeTrainingJob", "bert") in world.account.calls
+    assert ("DescribeTrainingJob", "done") not in world.account.calls
+
+
+def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for number in range(6):
+        world.account.start(f"job-{number}")
+    monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", -1.0)
+    world.governor.tick()
+    assert index.summaries(world.store) == []
+    monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", 60.0)
+    assert world.governor.tick().active == 6 and len(index.summaries(world.store)) == 6
+
+
+def test_lists_tell_whose_they_are_and_how_they_do() -> None:
+    world = World("- max_nodes: 1")
+    world.account.start(training_s=60)
+    world.account.start("done", training_s=60, ResourceConfig={**asked()["ResourceConfig"], "InstanceCount": 1})
+    world.account.jobs.advance(world.account.job("done"), "Completed")
+    world.governor.tick()
+    world.governor.tick()
+    found = {summary.id: summary for summary in index.summaries(world.store)}
+    assert found["done"].phase == "succeeded" and found["done"].ended_at is not None
+    assert found["bert"].phase == "stopping" and found["bert"].provider == "sagemaker"
+    assert found["bert"].reason == "SageMaker us-east-1, jane: asked to stop: policy:max-nodes"
+    assert found["bert"].attempts[0].machine == "ml.g5.12xlarge" and found["bert"].nodes == 2
+
+
+class Letters(Teller):
+    """Tells a list."""
+
+    def __init__(self, store: Store) -> None:
+        self.letters: list[Letter] = []
+        super().__init__(store, "one", open_=lambda _to: self.letters.append)
+
+
+def test_what_cannot_be_noted_is_told_by_the_next_look() -> None:
+    """The store stumbles once; the function that looked then is gone, or goes on."""
+    for again in (True, False):
+        house = f"{HOUSE}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
+        world = World("- max_nodes: 1\n  then: warn", house)
+        world.account.start(training_s=60)
+
+        class Stumbling(Letters):
+            stumbled = False
+
+            def note(self, *given: Any, **named: Any) -> None:
+                if not self.stumbled:
+                    self.stumbled = True
+                    raise StoreUnavailable("a stumble")
+                super().note(*given, **named)
+
+        def governor(teller: Teller, world: World = world) -> ForeignGovernor:
+            return ForeignGovernor(
+                world.store, lambda _region: world.account, now=world.account.clock.now, teller=teller
+            )
+
+        first = Stumbling(world.store)
+        one = governor(first)
+        looked = one.wake(REGION, "bert")
+        assert looked.problems == {"notify": "a stumble"} and looked.untold
+        teller = first if again else Letters(world.store)
+        looked = (one if again else governor(teller)).tick()
+        kinds = [told.kind for letter in teller.letters for told in letter.events]
+        assert kinds == ["started", "rule"] and not looked.untold
+
+
+def test_people_are_told_once_though_governors_are_many() -> None:
+    house = f"{HOUSE}notify: [{{to: 'https://example.com/hook', at_most: 100}}]\n"
+    world = World("- stall: {window: 5m}\n- max_nodes: 1\n  then: warn", house)
+    tellers = [Letters(world.store) for _ in range(2)]
+    governors = [
+        ForeignGovernor(world.store, lambda _region: world.account, now=world.account.clock.now, teller=teller)
+        for teller in tellers
+    ]
+
+    def look(name: str = "bert") -> None:
+        for governor in (*governors, *governors):
+            assert governor.wake(REGION, name).problems == {}
+        governors[0].tick()
+
+    world.account.start(training_s=60)
+    look()
+    world.account.clock.move(3 * HOUR_S)
+    world.account.measure("bert", 0)
+    world.account.line_at = world.account.clock.now() - timedelta(hours=1)
+    world.account.ring()
+    look()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    look()
+    (clone,) = world.clones
+    look(clone)
+    world.account.jobs.advance(world.account.job(clone), "Completed")
+    look(clone)
+    # Their order is that of the family's log.
+    found = sorted((told for teller in tellers for letter in teller.letters for told in letter.events), key=_seq)
+    assert [(told.kind, told.thing) for told in found] == [
+        ("started", "bert"),
+        ("rule", "bert"),
+        ("stalled", "bert"),
+        ("stopped", "bert"),
+        ("resumed", clone),
+        ("rule", clone),
+        ("finished", clone),
+    ]
+    assert all(told.tags["team"] == "nlp" and told.job == "bert" for told in found)
+    assert line(found[2]).startswith("bert stands still: policy stall: no line of the log")
+    assert "2 × ml.g5.12xlarge spot on SageMaker, of bert" in line(found[-1])
+
+
+def _seq(told: News) -> int:
+    return told.seq
+
+
+def test_a_channel_that_fails_harms_nothing() -> None:
+    world = World("- max_nodes: 1", f"{HOUSE}notify: [{{to: 'https://127.0.0.1:9/hook'}}]\n")
+    world.account.start()
+    looked = world.governor.wake(REGION, "bert")
+    assert world.account.job().status == "Stopping" and "bert" not in looked.problems
+
+
+def test_over_is_told_once() -> None:
+    world = World()
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.interrupt()
+    world.account.jobs.advance(world.account.job(), "Completed")
+    for _ in range(3):
+        world.wake()
+    assert events(world)[1:] == [Over("bert", "Completed", 60.0, None, 1)]
