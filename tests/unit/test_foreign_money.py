@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 
 import pytest
-from foreign_world import HOUR_S, REGION, World
+from foreign_world import HOUR_S, REGION, World, events
 
 from stoker.core.foreign.family import Told
 from stoker.errors import StoreDenied
 from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.foreign import families, index
+from stoker.governor.foreign import index
 from stoker.governor.foreign.money import read_expenses
 from stoker.governor.observe import Memory
 from stoker.model import Known
@@ -101,11 +102,7 @@ def test_one_that_begins_while_a_budget_is_spent_is_told_and_goes_on() -> None:
     for _ in range(2):
         world.wake()
     assert world.account.job().status == "InProgress"
-    told = [
-        each.record.event
-        for each in families.entries(world.store, REGION, "bert")
-        if isinstance(each.record.event, Told)
-    ]
+    told = [event for event in events(world) if isinstance(event, Told)]
     assert [event.rule for event in told] == ["policy:money"]
 
 
@@ -136,3 +133,24 @@ def test_books_that_cannot_be_read_stop_nobody(monkeypatch: pytest.MonkeyPatch) 
     world.account.start(**SPOTLESS)
     world.wake()
     assert world.account.job().status == "InProgress"
+    assert not [event for event in events(world) if isinstance(event, Told)]
+
+
+def test_a_budget_that_refuses_leaves_what_trains_on_spot() -> None:
+    """It is asked for when spot is to be given up, and means the clone."""
+    world = World(BUDGET.replace("}}", "}, then: refuse}"))
+    world.account.start("first", training_s=6 * HOUR_S, **SPOTLESS)
+    world.wake("first")
+    world.account.start(training_s=9000)
+    world.account.interrupt(times=4)
+    world.wake()
+    assert world.account.job().status == "InProgress"
+
+
+def test_what_stoker_itself_started_is_counted_as_a_job() -> None:
+    world = World(BUDGET)
+    world.account.start(training_s=HOUR_S, **SPOTLESS)
+    world.wake()
+    rows = index.read(world.store, REGION).rows
+    index.write(world.store, REGION, {name: replace(row, own=True) for name, row in rows.items()})
+    assert read_expenses(world.store, rules_of(world)) == []
