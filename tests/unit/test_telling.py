@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, shortened, tell, wants
+from stoker.core.snapshot import Terminate
+from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, orphans, shortened, tell, wants
 from stoker.model import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Submitted, Warned
 from stoker.policyfile import parse_policy
 from stoker.rules import Channel, House
@@ -148,3 +149,9 @@ def test_reasons_steer_no_terminal_and_turn_no_text_around() -> None:
     assert shortened("жé – “NaN”") == "жé – “NaN”"
     told = orphan("j", "t", "mail jane@example.com, @here", at(0))
     assert line(told).count("\u200b") == 1 and "jane@example.com" in line(told)
+
+
+def test_only_machines_that_no_claim_stood_behind_are_orphans() -> None:
+    ended = Terminate("gpt-1", "i-1", "ec2", "its agent fell silent")
+    lost = replace(ended, instance="i-2", orphan=True)
+    assert orphans([ended, lost], at(0)) == [orphan("gpt-1", "ec2 i-2", ended.reason, at(0))]

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from stoker.core.costs import in_dollars, job_cost
 from stoker.core.governance import PREFIX, fits
+from stoker.core.snapshot import Action, Terminate
 from stoker.core.watching import OWN
 from stoker.fold import Claim, JobState
 from stoker.model import Claimed, Closed, Ended, Entry, Launched, Leftover, Offering, Warned
@@ -94,6 +95,15 @@ def tell(entry: Entry, state: JobState, spec: Spec, house: House) -> Told | None
 def orphan(job: str, thing: str, reason: str, at: datetime) -> Told:
     """Something that no job owned was removed."""
     return Told(kind="orphan", job=job, at=at, reason=shortened(reason), thing=thing)
+
+
+def orphans(actions: Iterable[Action], at: datetime) -> list[Told]:
+    """The machines that no claim stood behind, of those that were ended."""
+    return [
+        orphan(action.job, f"{action.provider} {action.instance}", action.reason, at)
+        for action in actions
+        if isinstance(action, Terminate) and action.orphan
+    ]
 
 
 def leftover_name(thing: Leftover) -> str:

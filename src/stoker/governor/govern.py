@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.decide import decide
 from stoker.core.outbox import MOST_WAITING
 from stoker.core.policy import DEFAULT, Policy
-from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Terminate, Unmark
-from stoker.core.telling import Told, leftover_name, orphan
+from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
+from stoker.core.telling import Told, leftover_name, orphan, orphans
 from stoker.errors import STUMBLES, StokerError, StoreError, StoreUnavailable, in_words
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
@@ -163,7 +163,7 @@ class Governor:
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
         waiting |= {job: text for job, text in problems.items() if job in newest}
         self._index(tuple(newest.values()), waiting, clock)
-        removed = _orphans(actions, clock)
+        removed = orphans(actions, clock.now())
         if sweeping:
             problems |= self._sweep(observation, removed, clock)
         problems |= self._tell(newest, removed, None if only is not None else set(markers), clock)
@@ -375,15 +375,6 @@ class _Purse:
 def _ended_lately(job: JobSnapshot, now: datetime) -> bool:
     ended = job.state.ended
     return ended is not None and (now - ended.at).total_seconds() < NOTED_WITHIN_S
-
-
-def _orphans(actions: Iterable[Action], clock: StoreClock) -> list[Told]:
-    """The machines that nobody's claim stood behind, and that were ended."""
-    return [
-        orphan(action.job, f"{action.provider} {action.instance}", action.reason, clock.now())
-        for action in actions
-        if isinstance(action, Terminate) and action.orphan
-    ]
 
 
 def _soonest(wakes: list[datetime | None], clock: StoreClock) -> float | None:
