@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from aws_services import Metadata, bucket_service, metadata_service
 from plain_store import wait_for
+from watching_machines import closed_afterwards
 
 from stoker import bundle, codec, layout, log
 from stoker.agent.config import NodeConfig, NodePaths
@@ -40,7 +41,7 @@ NOW = datetime(2030, 5, 1, 12, 0, 0, tzinfo=timezone.utc)
 
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
-    with metadata_service() as told:
+    with metadata_service() as told, closed_afterwards(Ec2Machine):
         told.values[MAINTENANCE] = "[]"
         yield told
 
@@ -134,6 +135,14 @@ def test_a_service_that_fails_for_a_while_is_asked_again(metadata: Metadata, tmp
     wait_for(lambda: not metadata.trouble)
     metadata.values[SPOT] = json.dumps({"action": "terminate", "time": "2099-05-01T12:01:48Z"})
     assert in_force(machine).hard
+
+
+def test_one_that_is_closed_asks_nothing_any_more(metadata: Metadata, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    machine = a_machine(metadata, tmp_path)
+    (asking,) = [one for one in set(threading.enumerate()) - before if one.name == "metadata"]
+    machine.close()
+    wait_for(lambda: not asking.is_alive())
 
 
 def test_a_session_that_is_forgotten_is_begun_again(metadata: Metadata) -> None:

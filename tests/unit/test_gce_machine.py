@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from google_services import ACCOUNT, Metadata, metadata_server
 from plain_store import wait_for
+from watching_machines import closed_afterwards
 
 from stoker.google import metadata as google_metadata
 from stoker.google.metadata import Metadata as Asking
@@ -32,7 +34,7 @@ ATTRIBUTE = f"instance/attributes/{NOTICE_ATTRIBUTE}"
 
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
-    with metadata_server() as told:
+    with metadata_server() as told, closed_afterwards(GceMachine):
         yield told
 
 
@@ -288,6 +290,19 @@ def test_the_agent_gets_it_by_the_providers_name(
     for _ in range(2):
         assert isinstance(registry.machine("gce", tmp_path), GceMachine)
     wait_for(lambda: metadata.waiting == 4)
+
+
+def test_one_that_is_closed_asks_nothing_any_more(
+    metadata: Metadata, shutdown_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gce_machine, "UPCOMING_POLL_S", 0.01)
+    before = set(threading.enumerate())
+    machine = a_machine(metadata, shutdown_file)
+    asking = [one for one in set(threading.enumerate()) - before if one.name.startswith(("instance/", "upcoming"))]
+    assert len(asking) == 3
+    machine.close()
+    metadata.hang_up()
+    wait_for(lambda: not any(one.is_alive() for one in asking))
 
 
 # ── The metadata server ───────────────────────────────────────────────────────────────────────────────────────────────

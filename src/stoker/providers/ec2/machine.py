@@ -54,6 +54,7 @@ class Ec2Machine:
         self._hints_seen: set[str] = set()
         self._told: NoticeFact | None = None
         self._silent = False
+        self._closed = threading.Event()
         threading.Thread(target=self._watch, name="metadata", daemon=True).start()
 
     def notice(self) -> NoticeFact | None:
@@ -92,11 +93,15 @@ class Ec2Machine:
         sys.stderr.flush()
         os._exit(0)
 
+    def close(self) -> None:
+        """Ask nothing any more. An agent never does this: its process ends with its machine."""
+        self._closed.set()
+
     # ── The watch ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self) -> None:
         turn = 0
-        while self._reclaim is None:
+        while self._reclaim is None and not self._closed.is_set():
             try:
                 self._look(hints=turn % _HINTS_EVERY == 0)
                 self._silent = False
@@ -107,7 +112,7 @@ class Ec2Machine:
             except Exception:  # noqa: BLE001 - whatever it says, the watch for the one thing that counts goes on
                 _log.exception("metadata")
             turn += 1
-            time.sleep(self._poll_s)
+            self._closed.wait(self._poll_s)
 
     def _look(self, *, hints: bool) -> None:
         answer = self._imds.ask(_SPOT)

@@ -78,6 +78,7 @@ class GceMachine:
         self._told: NoticeFact | None = None
         self._unheard_until_s = 0.0
         self._deadline_s = float("inf")
+        self._closed = threading.Event()
         for path, take in ((_PREEMPTED, self._take_preempted), (_MAINTENANCE, self._take_maintenance)):
             threading.Thread(target=self._watch, args=(path, take), name=path, daemon=True).start()
         threading.Thread(target=self._watch_upcoming, name="upcoming-maintenance", daemon=True).start()
@@ -135,6 +136,10 @@ class GceMachine:
         sys.stderr.flush()
         os._exit(0)
 
+    def close(self) -> None:
+        """Ask nothing any more. An agent never does this: its process ends with its machine."""
+        self._closed.set()
+
     def _tell(self, source: str, at: datetime, deadline_s: float) -> None:
         # A second route is seconds behind the first and knows no better, unless it leaves less.
         if deadline_s < self._deadline_s:
@@ -160,7 +165,7 @@ class GceMachine:
     def _watch(self, path: str, take: Callable[[str], bool]) -> None:
         """Ask until `take` has heard enough."""
         etag, failures = "", 0
-        while True:
+        while not self._closed.is_set():
             before, began_s = etag, time.monotonic()
             try:
                 value, etag = self._metadata.wait(path, etag, _POLL_S)
@@ -177,7 +182,7 @@ class GceMachine:
             except Exception:  # noqa: BLE001 - whatever it says, the watch for the one thing that counts goes on
                 _log.exception("metadata")
                 pause_s = _PAUSE_S
-            time.sleep(max(0.0, pause_s))
+            self._closed.wait(max(0.0, pause_s))
 
     def _take_preempted(self, value: str) -> bool:
         if value.upper() == "TRUE":
@@ -199,14 +204,14 @@ class GceMachine:
 
     def _watch_upcoming(self) -> None:
         """Ask now and then: no answer, or that there is none yet, is how most machines answer all their life."""
-        while True:
+        while not self._closed.is_set():
             try:
                 self._take_upcoming(self._metadata.get(_UPCOMING))
             except MetadataError as error:
                 _log.debug("%s", error)
             except Exception:  # noqa: BLE001 - whatever it says, the next word is waited for
                 _log.exception("metadata")
-            time.sleep(UPCOMING_POLL_S)
+            self._closed.wait(UPCOMING_POLL_S)
 
     def _take_upcoming(self, text: str | None) -> None:
         """Asks for a save when it is announced, when it is moved, and when it begins."""
