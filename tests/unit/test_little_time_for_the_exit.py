@@ -1,0 +1,230 @@
+"""A notice leaves 30 s, and perhaps 11: whatever hangs, the exit is written in time, and says what is so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from noticing_machine import Here
+from plain_store import wait_for
+
+from stoker import layout
+from stoker.agent.closing import Closing
+from stoker.agent.config import NodeConfig, NodePaths
+from stoker.agent.exits import Trained, make_exit
+from stoker.agent.flush import flush
+from stoker.agent.life import Life
+from stoker.agent.node import Node
+from stoker.agent.notices import Notices
+from stoker.agent.outputs import OutputSync
+from stoker.agent.supervise import Ended
+from stoker.facts import read_fact
+from stoker.model import Exit, Known
+from stoker.store import Store
+from stoker.testing.memory import Fault, MemoryStore
+
+LIMIT_S = 60.0
+
+# A fixture that tests of checkpoints share.
+memory = checkpoint_world.memory
+
+
+def a_node(store: Store, root: Path, machine: Here | None = None, *, boots: int = 0) -> Node:
+    paths = NodePaths(root)
+    paths.channel.mkdir(parents=True)
+    config = NodeConfig("memory://", "gce", "job-0a1b", 2, 0, 1, "z.1")
+    keys = [layout.node("job-0a1b", 2, 0, layout.boot("z.1", n)) for n in range(boots + 1)]
+    return Node(config, paths, store, machine or Here(), keys[-1], tuple(keys[:-1]))
+
+
+# ── The deadline ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_shutdown_shortens_what_was_promised_and_never_lengthens_it(tmp_path: Path, memory: MemoryStore) -> None:
+    machine = Here()
+    notices = Notices(a_node(memory, tmp_path, machine))
+    machine.give(120.0)
+    first = notices.look()
+    notices.take_signal()
+    second = notices.look()
+    assert first is not None and second is not None and second < first - 60
+    machine.give(10.0)
+    third = notices.look()
+    assert third is not None and third < second
+    machine.give(100.0)
+    assert notices.look() == third
+
+
+def test_the_exit_keeps_its_time() -> None:
+    now_s, deadline = 0.0, [None, 30.0]
+    closing = Closing(1800.0, lambda: deadline[0], lambda: now_s)
+    assert closing.rest_by_s() == closing.exit_by_s() == 1800.0 and not closing.pressing
+    deadline[0] = deadline[1]
+    assert (closing.rest_by_s(), closing.exit_by_s()) == (28.0, 30.0) and closing.pressing
+    now_s = 29.0
+    assert closing.share_s() == 0.0 and closing.exit_by_s() == 30.0
+    deadline[0] = 40.0
+    assert closing.exit_by_s() == 30.0, "it only moves closer"
+    now_s = 31.0
+    assert closing.exit_by_s() == pytest.approx(31.2)
+    short = Closing(1800.0, lambda: 1.0, lambda: 0.0)
+    assert short.rest_by_s() == 0.5
+
+
+# ── What hangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hanging(*parts: str) -> tuple[MemoryStore, threading.Event]:
+    """A store in which whatever a node writes to these keys hangs."""
+    release = threading.Event()
+
+    def faults(method: str, key: str) -> Fault | None:
+        if not key.startswith("jobs/") and any(part in key for part in parts):
+            release.wait(LIMIT_S)
+        return None
+
+    return MemoryStore(lambda: datetime.now(timezone.utc), faults=faults), release
+
+
+def the_exit(store: MemoryStore, key: str) -> Exit | None:
+    found = read_fact(store.client(), layout.exit_(key), Exit)
+    assert isinstance(found, Known)
+    return found.value.value if found.value else None
+
+
+def finished(life: Life, outcome: str = "interrupted") -> float:
+    """Run the end of a life; how long it took."""
+    life.paths.train_log.write_bytes(b"line\n" * 1000)
+    life.logs.start()
+    life.beat.start()
+    life.trained = Trained(ended=Ended(0, None, 1.0), started_at=datetime.now(timezone.utc))
+    began_s = time.monotonic()
+    why = "finished" if outcome == "succeeded" else "notice"
+    life._finish(make_exit(outcome, why, "test", life.trained))  # type: ignore[arg-type]
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("parts", [("/log/",), ("heartbeat",), ("outputs/",), ("/log/", "heartbeat", "outputs/")])
+def test_whatever_hangs_the_exit_is_written_in_time(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    store, release = hanging(*parts)
+    machine = Here()
+    node = a_node(store, tmp_path / "node", machine)
+    life = Life(node)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model").write_bytes(b"x" * 1000)
+    life.outputs = OutputSync(store, "job-0a1b", 2, 0, tmp_path / "out")
+    life.outputs.start()
+    written: list[float] = []
+    machine.give(4.0)
+    began_s = time.monotonic()
+
+    def watch() -> None:
+        wait_for(lambda: store.holds(layout.exit_(node.key)))
+        written.append(time.monotonic() - began_s)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    finished(life)
+    watching.join(LIMIT_S)
+    release.set()
+    # On a busy machine a little late, but never after all that hangs.
+    assert written and written[0] < 10.0
+    assert the_exit(store, node.key) is not None
+
+
+class Copy:
+    """A copy of the log that nobody takes."""
+
+    warning = None
+
+    def __init__(self) -> None:
+        self.drains: list[float] = []
+        self.store: MemoryStore | None = None
+        self.key = ""
+        self.before_exit = 0
+
+    def feed(self, data: bytes, at: float) -> None: ...
+
+    def drain(self, seconds: float) -> bool:
+        assert self.store is not None
+        self.before_exit += not self.store.holds(self.key)
+        self.drains.append(seconds)
+        return False
+
+    def stop(self, timeout_s: float = 1.0) -> None: ...
+
+
+@pytest.mark.parametrize("grace_s", [None, 4.0])
+def test_with_little_time_the_clouds_copy_of_the_log_comes_after_the_exit(
+    tmp_path: Path, memory: MemoryStore, grace_s: float | None
+) -> None:
+    machine = Here()
+    node = a_node(memory, tmp_path / "node", machine)
+    life = Life(node)
+    copy = Copy()
+    copy.store, copy.key = memory, layout.exit_(node.key)
+    life.copy = copy  # type: ignore[assignment]
+    if grace_s is not None:
+        machine.give(grace_s)
+    finished(life)
+    assert copy.before_exit == (1 if grace_s is None else 0)
+    assert len(copy.drains) == (2 if grace_s is None else 1) and copy.drains[-1] <= 10.0
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_job_has_not_succeeded_until_its_outputs_are_safe(tmp_path: Path, safe: bool) -> None:
+    """The notice comes while they are sent."""
+    store, release = hanging() if safe else hanging("outputs/")
+    machine = Here()
+    node = a_node(store, tmp_path / "node", machine)
+    life = Life(node)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model").write_bytes(b"x" * 1000)
+    life.outputs = OutputSync(store, "job-0a1b", 2, 0, tmp_path / "out")
+    if not safe:
+        threading.Timer(0.5, machine.give, [3.0]).start()
+    took_s = finished(life, "succeeded")
+    release.set()
+    left = the_exit(store, node.key)
+    assert left is not None and took_s < LIMIT_S
+    assert (left.outcome, left.why) == (("succeeded", "finished") if safe else ("interrupted", "notice"))
+
+
+# ── An agent that was started again ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flush_under_notice_writes_its_exit_in_time(tmp_path: Path) -> None:
+    store, release = hanging("/log/")
+    machine = Here()
+    node = a_node(store, tmp_path, machine, boots=1)
+    node.paths.train_log.write_bytes(b"line\n" * 1000)
+    machine.give(4.0)
+    began_s = time.monotonic()
+    flush(node)
+    assert time.monotonic() - began_s < LIMIT_S
+    release.set()
+    left = the_exit(store, node.key)
+    assert left is not None and left.why == "agent"
+
+
+def test_a_flush_hears_of_a_shutdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.agent.notices._SIGNAL_GRACE_S", 3.0)
+    store, release = hanging("/log/")
+    node = a_node(store, tmp_path, boots=1)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        began_s = time.monotonic()
+        node.paths.train_log.write_bytes(b"line\n" * 1000)
+        flush(node)
+        assert time.monotonic() - began_s < LIMIT_S
+    finally:
+        release.set()
+        signal.signal(signal.SIGTERM, before)
+    assert the_exit(store, node.key) is not None
