@@ -38,11 +38,12 @@ def house_of(store: Store | None) -> House:
 
 
 def as_housed(house: House, spec: Spec) -> Spec:
-    """The spec with what the house says of waiting for spot and of cost: both say which machines it may come to."""
+    """The spec with what the house says of spot and of cost: both say which machines it may come to."""
     bounded = governance.bounded(house, _subject(spec)).spec
     retry, limits = bounded.retry, bounded.limits
     return replace(
         spec,
+        resources=bounded.resources,
         retry=replace(spec.retry, spot_wait_s=retry.spot_wait_s),
         limits=replace(spec.limits, max_cost=limits.max_cost),
     )
@@ -106,6 +107,7 @@ def _noted(bounds: governance.Bounded, field: str) -> str:
         "max_cost": f"at most {value}",
         "spot_wait": f"after {value} without spot it takes on-demand machines",
         "on_demand_after": f"on-demand after more reclaims than {value}",
+        "resumes": f"what failed for no known reason after long training is resumed, {value} times at most",
     }
     return f"{bounds.named(field)}: {told[field]}"
 
@@ -116,7 +118,7 @@ def bound_value(field: str, value: float | None) -> str:
         return "none"
     if field == "max_cost":
         return f"${value:,.2f}"
-    return f"{value:g}" if field == "on_demand_after" else span_text(value)
+    return f"{value:g}" if field in ("on_demand_after", "resumes") else span_text(value)
 
 
 def _subject(spec: Spec) -> Subject:

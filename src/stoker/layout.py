@@ -169,9 +169,10 @@ def spent_day(day: date) -> str:
     return f"{SPENT}{day:%Y-%m/%d}/"
 
 
-def budget_told(rule: str, start: date, value: str) -> str:
+def budget_told(rule: str, start: date, value: str, kind: str) -> str:
     """Beside the months: nobody who lists those meets it."""
-    return f"{SPENT}told/{_quoted(rule)}/{start.isoformat()}/{hashlib.sha256(value.encode()).hexdigest()[:16]}"
+    whose = hashlib.sha256(value.encode()).hexdigest()[:16]
+    return f"{SPENT}told/{_quoted(rule)}/{start.isoformat()}/{whose}-{kind}"
 
 
 def markets(day: date, provider: str) -> str:

@@ -10,6 +10,7 @@ from harness import World, until
 
 from stoker import layout
 from stoker.model import Waste
+from stoker.testing.webhooks import webhook
 
 FULL = "rules:\n- {name: money, budget: {dollars: 0.000001, period: month}}\n"
 
@@ -46,6 +47,22 @@ def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
     rules(world, FULL.replace("0.000001", "1000"))
     summary = world.ended(second)
     assert summary.phase == "succeeded", world.story(second)
+
+
+@pytest.mark.parametrize("then", ["wait", "refuse"])
+def test_that_it_is_spent_is_told_once_though_no_job_is_left_to_tell_it(world: World, then: str) -> None:
+    world.script("counter.py")
+    with webhook() as hook:
+        channel = f"notify:\n- {{to: '{hook.url}', events: [budget]}}\n"
+        rules(world, FULL.replace("}}", f"}}, then: {then}}}") + channel)
+        first = world.run(params={"steps": 3, "pause": 0.01}, resources={"local": {"price": 60.0}})
+        assert first.phase == "succeeded", world.story(first.id)
+        until(lambda: hook.events, "the budget is told")
+        for _ in range(2):
+            assert world.cli("govern").returncode == 0
+        (told,) = [told for body in hook.bodies for told in body["events"]]
+    assert (told["kind"], told["rule"]) == ("budget", "policy:money")
+    assert told["reason"].endswith("UTC; no new machines until then")
 
 
 def test_a_submission_is_refused_or_told_that_it_will_wait(world: World) -> None:

@@ -7,7 +7,7 @@ from datetime import date, datetime, timedelta, timezone
 
 import pytest
 
-from stoker.core.budgets import Books, Expense, close_books, period_of
+from stoker.core.budgets import Books, Expense, close_books, period_of, unheralded, without_told
 from stoker.core.costs import job_cost
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
@@ -117,7 +117,44 @@ def test_a_running_job_tells_and_goes_on() -> None:
     state = make_state(Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
     running = make_snapshot(state, make_facts(2, beat=make_beat(7000.0)), states={"i-2-0": "running"})
     plan = decided(by, job=running, now_s=7000.0)
-    assert events(plan) == [Warned(code="policy:money:2026-01-01:warning")], "nothing that runs is ended"
+    assert events(plan) == [Warned(code="policy:money:2026-01-01:full")], "nothing that runs is ended"
+
+
+def test_that_it_is_spent_is_told_also_after_it_was_nearly_spent_and_nobody_wants_a_machine() -> None:
+    by = policy("name: money, budget: {dollars: 1, period: day}")
+    nearly = Warned(code="policy:money:2026-01-01:warning")
+    state = make_state(Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)), nearly)
+    running = make_snapshot(state, make_facts(2, beat=make_beat(7000.0)), states={"i-2-0": "running"})
+    assert events(decided(by, job=running, now_s=7000.0)) == [Warned(code="policy:money:2026-01-01:full")]
+
+
+def test_who_waits_for_a_budget_that_is_spent_tells_it_once() -> None:
+    by = policy(BUDGET)
+    (full,) = events(decided(by, spent(11.0)))
+    assert full == Warned(code="policy:money:2026-01-01:full")
+    assert decided(by, spent(11.0), state=make_state(full)).actions == ()
+
+
+def test_what_no_job_is_left_to_tell_of_is_told_without_one() -> None:
+    scope = "{stage: sweep, kind: [a, b], who: /x+/, at: any}"
+    by = policy(f"name: money, budget: {{dollars: 10, period: day, by: team}}, for: {scope}")
+
+    def expense(dollars: float) -> Expense:
+        return Expense("old-1", {"team": "nlp", "stage": "sweep", "kind": "a", "who": "x", "at": "1"}, TODAY, dollars)
+
+    assert list(unheralded(by.house, close_books(by.house, [expense(7.9)], (), at(100)))) == []
+    books = close_books(by.house, [expense(8.0)], (), at(100))
+    (nearly,) = unheralded(by.house, books)
+    assert nearly.title == "budget money of team=nlp" and nearly.tags == {"team": "nlp", "stage": "sweep"}
+    assert nearly.reason == (
+        "policy money: $8.00 of $10.00 a day of team=nlp are spent (80%), until 2026-01-02 00:00 UTC"
+    )
+    (full,) = unheralded(by.house, close_books(by.house, [expense(12.0)], (), at(100)))
+    assert full.mark == replace(nearly.mark, kind="full") and full.order > nearly.order
+    assert full.reason.endswith("; no new machines until then")
+    told = without_told(by.house, books, lambda mark: mark == nearly.mark)
+    assert list(unheralded(by.house, told)) == []
+    assert list(unheralded(by.house, without_told(by.house, books, lambda mark: mark == full.mark))) == [nearly]
 
 
 def test_restarts_and_hand_overs_wait_as_well() -> None:
@@ -269,7 +306,7 @@ def test_days_sum_to_what_the_job_cost() -> None:
 def test_a_claim_that_was_left_behind_is_not_launched_on_money_that_is_spent() -> None:
     by = policy(BUDGET)
     left = make_snapshot(make_state((Claimed(offering=ON_DEMAND, nodes=1), 0.0)))
-    warned = Warned(code="policy:money:2026-01-01:warning")
+    warned = Warned(code="policy:money:2026-01-01:full")
 
     def plan(dollars: float, now_s: float) -> Plan:
         return decided(by, spent(dollars), job=left, now_s=now_s)

@@ -7,6 +7,7 @@ from datetime import date
 
 import pytest
 
+from stoker.core import auditing
 from stoker.core.governance import Subject, allowed, applies, bounded, broken
 from stoker.model import Offering
 from stoker.policyfile import parse_policy
@@ -51,7 +52,9 @@ def told(house: House, spec: Spec = SPEC, *offerings: Offering) -> list[str]:
         ("max_nodes: 1", None),
         ("max_retries: 0", None),
         ("max_runtime: 1h, then: refuse", "limits.max_runtime is missing; set it to at most 1 h"),
-        ("max_cost: 5, then: warn", "limits.max_cost is missing; set it to at most $5"),
+        ("max_cost: 5, then: refuse", "limits.max_cost is missing; set it to at most $5"),
+        ("max_cost: 5, then: warn", None),
+        ("max_runtime: 1h, then: warn", None),
         ("max_cost: 5", None),
         ("images: [dlami/*]", None),
     ],
@@ -120,12 +123,13 @@ def test_bounds_are_the_tightest() -> None:
     )
     found = bounded(house, subject(spec))
     assert found.spec.limits == Limits(max_runtime_s=100, max_cost=10, max_wait_s=300)
-    assert found.by_rule == {"max_cost": "b", "max_wait": "max-wait"}
+    assert found.by_rule == {"max_cost": "b", "max_wait": "max-wait", "resumes": "resume"}
     assert (found.named("max_cost"), found.rule("max_cost")) == ("policy b", "policy:b")
     assert (found.named("max_runtime"), found.rule("max_runtime")) == ("limits.max_runtime", "max_runtime")
     retry = found.spec.retry
     assert (retry.min_runtime_s, retry.resumes, retry.on_demand_after, retry.spot_again_s) == (60, 1, 1, 3600)
-    assert bounded(house, subject(spec), audit=True).by_rule == {"max_cost": "c"}
+    told = auditing.watched(house, subject(spec), "max_cost", "max_runtime_s")
+    assert [(rule.name, bounds.value("max_cost")) for rule, bounds in told] == [("c", 1), ("d", 2)]
     assert bounded(rules(), subject(spec)).spec == spec
 
 

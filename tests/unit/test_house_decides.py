@@ -162,8 +162,9 @@ def test_a_long_training_that_fails_without_a_reason_goes_on_from_its_checkpoint
     for job, by in ((short, DEFAULT), (bare, DEFAULT), (long, policy("resume: {times: 0}"))):
         ((event, _),) = decided(job, by)
         assert isinstance(event, Ended) and event.rule == "user-error"
-    ((event, _),) = decided(short, policy("resume: {min_runtime: 1h}"))
+    ((event, reason),) = decided(short, policy("resume: {min_runtime: 1h}"))
     assert isinstance(event, Closed) and event.rule == "resumed"
+    assert reason.endswith("resume 1 of 3 (policy resume)")
 
 
 def test_it_is_resumed_a_few_times_only() -> None:
@@ -173,8 +174,30 @@ def test_it_is_resumed_a_few_times_only() -> None:
         events.append(Closed(claim=number, outcome="failed", rule="resumed", restart=True, progressed=True))
     events += [Claimed(offering=SPOT_A, nodes=1), Launched(11, nodes(11))]
     job = make_snapshot(make_state(*events), failed(11, trained_s=9000.0))
-    ((event, _),) = decided(job, DEFAULT)
-    assert isinstance(event, Ended) and event.rule == "user-error"
+    for by, whose in ((DEFAULT, ""), (policy("name: thrice, resume: {times: 3}"), " (policy thrice)")):
+        ((event, reason),) = decided(job, by)
+        assert isinstance(event, Ended) and event.rule == "user-error"
+        assert reason.endswith(f"; it was resumed 3 of 3 times{whose}")
+
+
+def test_a_house_gives_spot_up_also_for_who_wants_nothing_else() -> None:
+    taken: list[Event | tuple[Event, float]] = []
+    for number in (2, 5):
+        taken += [Claimed(offering=SPOT_A, nodes=1), Launched(number, nodes(number))]
+        taken.append(Closed(claim=number, outcome="reclaimed", rule="notice", restart=True, progressed=True))
+    alone = make_spec(spot="only")
+    by = policy("spot: {on_demand_after: 1}")
+    often = make_snapshot(make_state(*taken), spec=alone, offerings=Known((SPOT_A, ON_DEMAND)))
+    ((event, reason),) = decided(often, by)
+    assert isinstance(event, Claimed) and event.offering == ON_DEMAND
+    assert reason.endswith("on-demand after 2 reclaims (policy spot)")
+    for rules in (DEFAULT, policy("spot: {on_demand_after: 2}"), policy("spot: {on_demand_after: null}")):
+        ((event, _),) = decided(often, rules)
+        assert isinstance(event, Claimed) and event.offering == SPOT_A
+    # Until then nothing else will do, however long there is none.
+    once = make_snapshot(make_state(*taken[:3]), spec=alone, offerings=Known((ON_DEMAND,)))
+    plan = decide_job(once, by, at(1e6))
+    assert not any(isinstance(action, Launch) for action in plan.actions)
 
 
 def test_reclaims_are_forgotten_where_the_house_says_so() -> None:
@@ -192,6 +215,20 @@ def test_reclaims_are_forgotten_where_the_house_says_so() -> None:
         assert any(isinstance(action, Launch) for action in plan.actions)
     ((event, _),) = decided(job, policy("spot: {on_demand_after: 3}"))
     assert isinstance(event, Claimed) and event.offering.spot
+
+
+def test_a_bound_that_only_warns_is_told_when_it_is_reached_and_ends_nothing() -> None:
+    by = policy("name: long, max_runtime: 10m, then: warn", "name: dear, max_cost: 0.1, then: warn")
+    young = make_snapshot(make_state(*RUNNING), make_facts(2, beat=make_beat(100.0, trained_s=90.0)))
+    assert decided(young, by) == []
+    old = make_snapshot(make_state(*RUNNING), make_facts(2, beat=make_beat(4000.0, trained_s=3900.0)))
+    ((event, reason),) = decided(old, by, 4000.0)
+    assert event == Warned(code="policy:long") and reason == "policy long (10 min of training) is reached"
+    told = replace(old, state=make_state(*RUNNING, event))
+    ((event, reason),) = decided(told, by, 4000.0)
+    assert event == Warned(code="policy:dear") and reason == "policy dear ($0.1) is reached: $1.11 spent"
+    both = replace(old, state=make_state(*RUNNING, Warned("no-checkpoint:2"), Warned("policy:long"), event))
+    assert decided(both, by, 4000.0) == []
 
 
 def test_one_that_stands_still_is_looked_at_before_it_is_ended() -> None:

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 import pytest
 
 from stoker import codec, layout, log
-from stoker.core.budgets import Expense, Unread, close_books, expenses, judge, without_heralds
+from stoker.core.budgets import Expense, Unread, close_books, expenses, judge
 from stoker.core.decide import decide, decide_job
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT, Policy
@@ -359,7 +359,7 @@ def test_nobody_who_knows_that_it_is_full_hears_that_it_nearly_is() -> None:
     house = policy(BUDGET).house
     full = make_state(Warned(code="policy:money:2026-01-01:full"))
     kept = [Expense("old-1", {}, TODAY, 11.0)]
-    assert close_books(house, kept, [(make_state(), make_spec())], at(100)).standings["money", ""].herald == "job-1"
-    books = close_books(house, kept, [(full, make_spec())], at(100))
-    assert books.standings["money", ""].herald is None
-    assert without_heralds(house, books, lambda *_: True) == books
+    untold = close_books(house, kept, [(make_state(), make_spec())], at(100)).standings["money", ""]
+    assert untold.due == "full" and untold.herald == "job-1"
+    told = close_books(house, kept, [(full, make_spec())], at(100)).standings["money", ""]
+    assert told.due == "" and told.herald is None

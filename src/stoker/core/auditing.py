@@ -1,4 +1,4 @@
-"""What the rules that are only watched would have done: a word for people, and nothing more. Pure."""
+"""What the rules that are only watched, or only warn, would have done: a word for people, and nothing more. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from stoker.rules import House, Rule
 
 
 def watched(house: House, subject: Subject, *about: str) -> Iterator[tuple[Rule, Bounded]]:
-    """Each of them with what the bounds would be if it counted, one by one: of two that are broken, both are told."""
+    """Each of them with what the bounds would be if it counted, one by one: of two that are broken, both are told.
+
+    A bound that only warns is one that would have stopped.
+    """
     for rule in house.rules:
-        if rule.audit and rule.subject in about and governance.applies(rule, subject):
-            yield rule, governance.bounded(replace(house, rules=(rule,)), subject, audit=True)
+        if (rule.audit or rule.action == "warn") and rule.subject in about and governance.applies(rule, subject):
+            counting = replace(rule, audit=False, then="stop" if rule.action == "warn" else rule.then)
+            yield rule, governance.bounded(replace(house, rules=(counting,)), subject)
 
 
 def of_verdict(job: JobSnapshot, claim: Claim, policy: Policy, subject: Subject, verdict: Verdict) -> Iterator[Finding]:

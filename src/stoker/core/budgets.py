@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
-from stoker.core.costs import burn_rate, per_s
-from stoker.core.governance import PREFIX, Subject, applies, in_scope
+from stoker.core.costs import burn_rate, in_dollars, per_s
+from stoker.core.governance import PREFIX, Subject, applies, in_scope, is_one_value
 from stoker.core.hold import longest_held
 from stoker.core.spending import by_day, midnight, spells
 from stoker.errors import STUMBLES, in_words
@@ -84,7 +84,9 @@ class Standing:
     spent: float = 0.0
     # Jobs that spent what nobody knows.
     unpriced: tuple[str, ...] = ()
-    # The job in whose log it is to be told that it is nearly spent; None where that is not so, or was told already.
+    # What is to be told of it, NEARLY or FULL; empty where there is nothing, or it was told already.
+    due: str = ""
+    # The job in whose log that is to stand; None where no job of the budget is alive to tell it.
     herald: str | None = None
     # Dollars a second, of what runs.
     per_s: float = 0.0
@@ -227,17 +229,18 @@ def judge(house: House, subject: Subject, books: Observed[Books] | None, now: da
         if unread is not None and _holds(rule):
             why = f"{unread.job} cannot be read: {unread.why}"
             held.append(Held(_code(rule), f"policy {rule.name}: what was spent is not known: {why}"))
-        told = f"{_title(rule)}: {_told(rule, rule.budget, standing, subject.spec.tags, period)}"
+        value = _value(rule, subject.spec.tags)
+        told = f"{_title(rule)}: {_told(rule.budget, standing, value, period)}"
         if standing.unpriced:
             words.append(Word(_code(rule, period, UNPRICED), f"{told}; {_unpriced(standing)}"))
         if standing.spent < rule.budget.dollars:
             continue
-        consequence = "; no new machines until then" if _holds(rule) else _without_consequence(rule)
-        words.append(Word(_code(rule, period, FULL), told + consequence))
+        reason = _reason(rule, standing, value, period)
+        words.append(Word(_code(rule, period, FULL), reason))
         if _holds(rule):
-            spent = _spent(rule, rule.budget, standing, subject.spec.tags)
+            spent = _spent(rule.budget, standing, value)
             waits = f"{_title(rule)}: no machine until {period.over_at:%Y-%m-%d %H:%M} UTC: {spent}"
-            held.append(Held(_code(rule), told + consequence, period.over_at, rule.action == "refuse", waits))
+            held.append(Held(_code(rule), reason, period.over_at, rule.action == "refuse", waits))
     return (*words, *held)
 
 
@@ -252,28 +255,69 @@ def heralded(
         if standing.herald == job and in_scope(rule, tags):
             assert rule.budget is not None
             period = period_of(rule.budget, now)
-            told = _told(rule, rule.budget, standing, tags, period)
-            yield Word(_code(rule, period, NEARLY), f"{_title(rule)}: {told}{_without_consequence(rule)}")
+            yield Word(_code(rule, period, standing.due), _reason(rule, standing, _value(rule, tags), period))
 
 
-def told_by(house: House, tags: Mapping[str, str], code: str) -> tuple[str, date, str] | None:
-    """Which budget was told to be spent, or nearly, by a word with this code: its rule, its period's first day and its
-    value. None for any other word."""
+@dataclass(frozen=True)
+class Mark:
+    """That a budget was told to be spent, or nearly: its rule, its period's first day, its value, and which."""
+
+    rule: str
+    start: date
+    value: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Unheralded:
+    """Something that is to be told of a budget though none of its jobs is alive. `tags` are what its jobs share."""
+
+    mark: Mark
+    title: str
+    reason: str
+    audit: bool
+    tags: Mapping[str, str]
+
+    @property
+    def order(self) -> int:
+        """Later periods, and in each of them the end, come later."""
+        return 2 * self.mark.start.toordinal() + (self.mark.kind == FULL)
+
+
+def unheralded(house: House, books: Books) -> Iterator[Unheralded]:
+    """What is to be told of budgets whose jobs are all over."""
+    for rule in house.about("budget"):
+        assert rule.budget is not None
+        period = period_of(rule.budget, books.at)
+        for (name, value), standing in books.standings.items():
+            if name == rule.name and standing.due and standing.herald is None:
+                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(wanted)}
+                yield Unheralded(
+                    Mark(name, period.start, value, standing.due),
+                    f"budget {name}{_whose(rule.budget, value)}",
+                    _reason(rule, standing, value, period),
+                    rule.audit,
+                    {**shared, rule.budget.by: value} if rule.budget.by and value else shared,
+                )
+
+
+def told_by(house: House, tags: Mapping[str, str], code: str) -> Mark | None:
+    """Which budget was told to be spent, or nearly, by a word with this code. None for any other word."""
     for rule in house.about("budget"):
         found = code.removeprefix(f"{_code(rule)}:").split(":")
         if code.startswith(f"{_code(rule)}:") and len(found) == 2 and found[1] in (NEARLY, FULL):
-            return rule.name, date.fromisoformat(found[0]), _value(rule, tags)
+            return Mark(rule.name, date.fromisoformat(found[0]), _value(rule, tags), found[1])
     return None
 
 
-def without_heralds(house: House, books: Books, was_told: Callable[[str, date, str], bool]) -> Books:
+def without_told(house: House, books: Books, was_told: Callable[[Mark], bool]) -> Books:
     """Of what was told in this period by a job that is forgotten since, nobody tells again."""
     starts = {rule.name: period_of(rule.budget, books.at).start for rule in house.about("budget") if rule.budget}
     return replace(
         books,
         standings={
-            (name, value): replace(standing, herald=None)
-            if standing.herald is not None and was_told(name, starts[name], value)
+            (name, value): replace(standing, due="", herald=None)
+            if standing.due and was_told(Mark(name, starts[name], value, standing.due))
             else standing
             for (name, value), standing in books.standings.items()
         },
@@ -318,26 +362,27 @@ def _standings(
             rates[value] = rates.get(value, 0.0) + burn_rate(state)
             if state.ended is None and state.stop is None:
                 alive.setdefault(value, []).append(state.job)
-    return {
-        (rule.name, value): Standing(
-            spent=spent.get(value, 0.0),
+    standings = {}
+    for value in {**spent, **rates}:
+        dollars = spent.get(value, 0.0)
+        due = _due(budget, dollars)
+        if due and _code(rule, period, due) in told.get(value, ()):
+            due = ""
+        standings[rule.name, value] = Standing(
+            spent=dollars,
             unpriced=tuple(sorted(unpriced.get(value, ()))),
-            herald=_herald(rule, budget, spent.get(value, 0.0), told.get(value, ()), alive.get(value, ()), period),
+            due=due,
+            herald=min(alive.get(value, ()), default=None) if due else None,
             per_s=rates.get(value, 0.0),
         )
-        for value in {**spent, **rates}
-    }
+    return standings
 
 
-def _herald(
-    rule: Rule, budget: Budget, spent: float, told: Iterable[str], alive: Iterable[str], period: Period
-) -> str | None:
-    if spent < budget.dollars * budget.warn_at:
-        return None
-    # Who was told that it is full need not hear that it nearly is.
-    if any(_code(rule, period, kind) in told for kind in (NEARLY, FULL)):
-        return None
-    return min(alive, default=None)
+def _due(budget: Budget, spent: float) -> str:
+    """What there is to tell of so much."""
+    if spent >= budget.dollars:
+        return FULL
+    return NEARLY if spent >= budget.dollars * budget.warn_at else ""
 
 
 def _value(rule: Rule, tags: Mapping[str, str]) -> str:
@@ -357,22 +402,32 @@ def _title(rule: Rule) -> str:
     return f"policy {rule.name}{' (audit)' if rule.audit else ''}"
 
 
-def _told(rule: Rule, budget: Budget, standing: Standing, tags: Mapping[str, str], period: Period) -> str:
-    return f"{_spent(rule, budget, standing, tags)}, until {period.over_at:%Y-%m-%d %H:%M} UTC"
+def _reason(rule: Rule, standing: Standing, value: str, period: Period) -> str:
+    """How it stands, and what comes of that."""
+    assert rule.budget is not None
+    consequence = "; audit: nothing is done" if rule.audit else ""
+    if _holds(rule) and standing.spent >= rule.budget.dollars:
+        consequence = "; no new machines until then"
+    return f"{_title(rule)}: {_told(rule.budget, standing, value, period)}{consequence}"
 
 
-def _spent(rule: Rule, budget: Budget, standing: Standing, tags: Mapping[str, str]) -> str:
-    value = _value(rule, tags)
-    whose = "" if budget.by is None else f" of {budget.by}={value}" if value else f" of jobs without {budget.by}"
+def _told(budget: Budget, standing: Standing, value: str, period: Period) -> str:
+    return f"{_spent(budget, standing, value)}, until {period.over_at:%Y-%m-%d %H:%M} UTC"
+
+
+def _spent(budget: Budget, standing: Standing, value: str) -> str:
+    spent, all_of_it = in_dollars(standing.spent), in_dollars(budget.dollars)
     share = standing.spent / budget.dollars
-    return f"${standing.spent:,.2f} of ${budget.dollars:,.2f} a {budget.period}{whose} are spent ({share:.0%})"
+    return f"{spent} of {all_of_it} a {budget.period}{_whose(budget, value)} are spent ({share:.0%})"
+
+
+def _whose(budget: Budget, value: str) -> str:
+    if budget.by is None:
+        return ""
+    return f" of {budget.by}={value}" if value else f" of jobs without {budget.by}"
 
 
 def _unpriced(standing: Standing) -> str:
     first, *more = standing.unpriced
     others = f" and {len(more)} more" if more else ""
     return f"and what nobody knows: {first}{others} had machines without a price"
-
-
-def _without_consequence(rule: Rule) -> str:
-    return "; audit: nothing is done" if rule.audit else ""

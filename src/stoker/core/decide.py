@@ -102,7 +102,7 @@ class _Decision:
             pass
         elif self.state.stop is not None:
             self._stop()
-        elif self._enforce_limits() or self._audit_limits():
+        elif self._enforce_limits() or self._tell_of_limits():
             pass
         elif not any(self._tend(claim) for claim in self.state.open_claims) and not self._tell_of_budgets():
             self._claim_next()
@@ -130,7 +130,8 @@ class _Decision:
             if not self._over(claim) or not retry.facts_complete(self.job, claim):
                 continue
             diagnoses = governance.that_count(self.policy.house, self.subject, "failure")
-            case = retry.case_of(self._bounded_job, claim, self.policy, diagnoses)
+            by = self.bounds.named("resumes") if "resumes" in self.bounds.by_rule else ""
+            case = retry.case_of(self._bounded_job, claim, self.policy, diagnoses, by)
             verdict = retry.verdict(case)
             if self._tell(auditing.of_verdict(self._bounded_job, claim, self.policy, self._bounded_subject, verdict)):
                 return True
@@ -196,7 +197,7 @@ class _Decision:
     # ── Bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enforce_limits(self) -> bool:
-        found = self._reached(self.bounds)
+        found = self._reached(self.bounds, self._save_s)
         if found is None:
             return False
         if not self.state.open_claims:
@@ -208,16 +209,18 @@ class _Decision:
                 return self._append(Closed(claim=claim.number, outcome="limit", rule=found.rule), found.reason)
         return False
 
-    def _audit_limits(self) -> bool:
-        """Tell, once for each rule which is only watched, that it would have ended the job."""
-        for _, bounds in auditing.watched(self.policy.house, self._bounded_subject, "max_runtime_s", "max_cost"):
-            found = self._reached(bounds) if bounds.by_rule else None
+    def _tell_of_limits(self) -> bool:
+        """Tell, once for each rule which only warns or is only watched, that its bound is reached."""
+        for rule, bounds in auditing.watched(self.policy.house, self._bounded_subject, "max_runtime_s", "max_cost"):
+            # Who warns ends nothing, so nothing is set aside for a last save.
+            found = self._reached(bounds, 0.0 if rule.action == "warn" else self._save_s) if bounds.by_rule else None
             if found is not None and found.rule not in self.state.warned and found.rule.startswith(governance.PREFIX):
-                return self._append(Warned(code=found.rule), f"{found.reason}; audit: nothing is done")
+                watched = "; audit: nothing is done" if rule.audit else ""
+                return self._append(Warned(code=found.rule), f"{found.reason}{watched}")
         return False
 
-    def _reached(self, bounds: governance.Bounded) -> limits.Reached | None:
-        found = limits.reached(self.job, bounds, self.now, self._save_s)
+    def _reached(self, bounds: governance.Bounded, save_s: float) -> limits.Reached | None:
+        found = limits.reached(self.job, bounds, self.now, save_s)
         if isinstance(found, limits.Reached):
             return found
         if found.next_s is not None:

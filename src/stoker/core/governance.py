@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -74,14 +75,19 @@ def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
     return tuple(each for each in rule.exempt if each.job in named)
 
 
-def that_count(house: House, subject: Subject, about: str, *, audit: bool = False) -> tuple[Rule, ...]:
-    """The rules about something that are about this job. `audit`: those that are only a word for people."""
-    return tuple(rule for rule in house.about(about) if rule.audit == audit and applies(rule, subject))
+def that_count(house: House, subject: Subject, about: str) -> tuple[Rule, ...]:
+    """The rules about something that are about this job, and not only watched."""
+    return tuple(rule for rule in house.about(about) if not rule.audit and applies(rule, subject))
 
 
 def fits(wanted: Wanted, value: str) -> bool:
     """Whether a tag's value is one of those."""
     return any(each == ANY or _matches(each, value) for each in wanted)
+
+
+def is_one_value(wanted: Wanted) -> bool:
+    """Whether nothing but one value will do."""
+    return len(wanted) == 1 and wanted[0] != ANY and _pattern(wanted[0]) is None
 
 
 def broken(house: House, subject: Subject, offerings: Iterable[Offering] | None = None) -> tuple[Finding, ...]:
@@ -145,7 +151,7 @@ class Bounded:
     def named(self, field: str) -> str:
         """Whose bound it is, in words: `limits.max_cost`, or `policy max-cost`."""
         rule = self.by_rule.get(field)
-        section = "retry" if field in ("spot_wait", "on_demand_after") else "limits"
+        section = "retry" if field in ("spot_wait", "on_demand_after", "resumes") else "limits"
         return f"{section}.{field}" if rule is None else f"policy {rule}"
 
     def value(self, field: str) -> float | None:
@@ -157,6 +163,7 @@ class Bounded:
             "max_cost": limits.max_cost,
             "spot_wait": retry.spot_wait_s,
             "on_demand_after": retry.on_demand_after,
+            "resumes": retry.resumes,
         }
         return found[field]
 
@@ -165,33 +172,36 @@ class Bounded:
         return field if rule is None else f"{PREFIX}{rule}"
 
 
-def bounded(house: House, subject: Subject, *, audit: bool = False) -> Bounded:
-    """The tightest of the job's own bounds and the house's; how it is retried is the house's where that says so.
-
-    `audit`: as if only the rules counted that are only a word for people.
-    """
-    limits, retry = subject.spec.limits, subject.spec.retry
+def bounded(house: House, subject: Subject) -> Bounded:
+    """The tightest of the job's own bounds and the house's; how it is retried is the house's where that says so."""
+    limits, retry, resources = subject.spec.limits, subject.spec.retry, subject.spec.resources
     by_rule: dict[str, str] = {}
     for field in ("max_runtime_s", "max_wait_s", "max_cost"):
-        for rule in that_count(house, subject, field, audit=audit):
+        for rule in that_count(house, subject, field):
             most, own = getattr(rule, field), getattr(limits, field)
             if rule.action == "stop" and (own is None or most < own):
                 limits = replace(limits, **{field: most})
                 by_rule[field.removesuffix("_s")] = rule.name
-    for rule in that_count(house, subject, "max_wait_s", audit=audit):
+    for rule in that_count(house, subject, "max_wait_s"):
         own = spot.alone_s(replace(subject.spec, retry=retry))
         if rule.action == "on-demand" and rule.max_wait_s is not None and (own is None or rule.max_wait_s < own):
             retry = replace(retry, spot_wait_s=rule.max_wait_s)
             by_rule["spot_wait"] = rule.name
-    for rule in that_count(house, subject, "resume", audit=audit):
+    for rule in that_count(house, subject, "resume"):
         assert rule.resume is not None
         retry = replace(retry, min_runtime_s=rule.resume.min_runtime_s, resumes=rule.resume.times)
-    for rule in that_count(house, subject, "spot", audit=audit):
+        by_rule["resumes"] = rule.name
+    for rule in that_count(house, subject, "spot"):
         assert rule.spot is not None
         retry = replace(retry, on_demand_after=rule.spot.on_demand_after, spot_again_s=rule.spot.back_after_s)
-        if subject.spec.resources.spot == "prefer":
+        if subject.spec.resources.spot != "never":
             by_rule["on_demand_after"] = rule.name
-    return Bounded(replace(subject.spec, limits=limits, retry=retry), by_rule)
+        if resources.spot == "only" and rule.spot.on_demand_after is not None:
+            # A house that gives spot up does so for whoever wants nothing else, too: it waits for ever, until then.
+            own_s = retry.spot_wait_s
+            retry = replace(retry, spot_wait_s=math.inf if own_s is None else own_s)
+            resources = replace(resources, spot="prefer")
+    return Bounded(replace(subject.spec, limits=limits, retry=retry, resources=resources), by_rule)
 
 
 # ── Rule by rule ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,9 +227,9 @@ def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None
         return f"{spec.nodes} nodes are more than {rule.max_nodes}; ask for fewer"
     if rule.max_retries is not None and spec.retry.user_errors > rule.max_retries:
         return f"retry.user_errors: {spec.retry.user_errors} is more than {rule.max_retries}"
-    if rule.max_runtime_s is not None and rule.action != "stop":
+    if rule.max_runtime_s is not None and rule.action == "refuse":
         return _too_much("limits.max_runtime", spec.limits.max_runtime_s, rule.max_runtime_s, span_text)
-    if rule.max_cost is not None and rule.action != "stop":
+    if rule.max_cost is not None and rule.action == "refuse":
         return _too_much("limits.max_cost", spec.limits.max_cost, rule.max_cost, lambda amount: f"${amount:g}")
     if offerings:
         other_than = [offering for offering in offerings if _forbids(rule, offering)]

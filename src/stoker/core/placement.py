@@ -116,7 +116,8 @@ def place(
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.alone_s(job.spec)
-        no_spot = f"on-demand: no spot in {span_text(wait_s)} ({bound})" if wait_s else _NO_SPOT
+        waited = bool(wait_s) and wait_s != math.inf
+        no_spot = f"on-demand: no spot in {span_text(wait_s or 0.0)} ({bound})" if waited else _NO_SPOT
         return look.place(no_spot=no_spot)
     found = look.place(spot_alone=True)
     if isinstance(found, Chosen) or left_s == math.inf:

@@ -57,6 +57,8 @@ class Case:
     policy: Policy
     # The rules of the house about what a failure means, as far as they are about this job.
     diagnoses: tuple[Rule, ...] = ()
+    # The rule that says how often it is resumed, in words; empty where the job says it itself.
+    resumed_by: str = ""
     # Why there was no machine after all, where the cloud says so.
     dry: str = ""
 
@@ -172,7 +174,9 @@ def verdict(case: Case) -> Verdict:
     raise AssertionError("the last rule matches everything")
 
 
-def case_of(job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rule, ...] = ()) -> Case:
+def case_of(
+    job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rule, ...] = (), resumed_by: str = ""
+) -> Case:
     """The case of a claim whose every rank has exited or is gone."""
     beats = [job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
     exits = tuple(job.exit_of(claim, rank) for rank in range(claim.nodes))
@@ -186,6 +190,7 @@ def case_of(job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rul
         spec=job.spec,
         policy=policy,
         diagnoses=diagnoses,
+        resumed_by=resumed_by,
         dry=next((facts.dry for facts in job.facts.get(claim.number, ()) if facts.dry), ""),
     )
 
@@ -383,19 +388,22 @@ def _user_error(case: Case) -> Verdict | None:
     closes = [claim.closed for claim in case.state.since_opened() if claim.closed]
     spent = sum(1 for closed in closes if closed.counted)
     if spent >= case.spec.retry.user_errors:
-        return _resumed(case, what, closes) or Verdict("failed", "user-error", what, restart=False, counted=True)
+        return _resumed(case, what, closes)
     if case.at_startup and closes and closes[-1].counted and closes[-1].at_startup:
         return Verdict("failed", "user-error", f"{what}; it failed twice right after its start", False, counted=True)
     return Verdict("failed", "user-error", f"{what}; retry {spent + 1} of {case.spec.retry.user_errors}", True, True)
 
 
-def _resumed(case: Case, what: str, closes: Sequence[Closed]) -> Verdict | None:
-    """Nothing explains it, and much was trained by then: it goes on from its last checkpoint, a few times."""
+def _resumed(case: Case, what: str, closes: Sequence[Closed]) -> Verdict:
+    """Nothing explains it. Where much was trained by then, it goes on from its last checkpoint, a few times."""
     retry = case.spec.retry
     done = sum(1 for closed in closes if closed.rule == "resumed")
+    by = f" ({case.resumed_by})" if case.resumed_by else ""
     if case.trained_s < retry.min_runtime_s or case.checkpoint is None or done >= retry.resumes:
-        return None
-    return Verdict("failed", "resumed", f"{what}; it had trained for long: resume {done + 1} of {retry.resumes}", True)
+        used_up = f"; it was resumed {done} of {retry.resumes} times{by}" if done else ""
+        return Verdict("failed", "user-error", f"{what}{used_up}", restart=False, counted=True)
+    told = f"{what}; it had trained for long: resume {done + 1} of {retry.resumes}{by}"
+    return Verdict("failed", "resumed", told, restart=True)
 
 
 def _otherwise(_case: Case) -> Verdict | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from stoker.core.budgets import Unheralded
 from stoker.core.costs import in_dollars, job_cost
 from stoker.core.governance import PREFIX, fits
 from stoker.core.snapshot import Action, Terminate
@@ -35,13 +36,14 @@ _SUBJECTS: Mapping[str, EventKind] = {"stall": "stalled", "budget": "budget"}
 
 @dataclass(frozen=True)
 class Told:
-    """Something that people are told once. A job's entry, or what became of something that no job owned."""
+    """Something that people are told once. A job's entry, what became of something that no job owned, or how a budget
+    stands whose jobs are over. Then `job` is empty."""
 
     kind: EventKind
     job: str
     at: datetime
     reason: str
-    # The entry of the job's log; 0 for what is in no log.
+    # The entry of the job's log; of what is in no log, 0 or what comes later of the same thing.
     seq: int = 0
     name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Told:
     zone: str = ""
     # Dollars so far; None where a price is unknown.
     cost: float | None = None
-    # What was removed, for orphans.
+    # What was removed, or the budget.
     thing: str = ""
 
     @property
@@ -104,6 +106,21 @@ def orphans(actions: Iterable[Action], at: datetime) -> list[Told]:
         for action in actions
         if isinstance(action, Terminate) and action.orphan
     ]
+
+
+def budget(found: Unheralded, at: datetime) -> Told:
+    """How a budget stands that no job tells of."""
+    return Told(
+        kind="budget",
+        job="",
+        at=at,
+        reason=shortened(found.reason),
+        seq=found.order,
+        tags=dict(found.tags),
+        rule=f"{PREFIX}{found.mark.rule}",
+        audit=found.audit,
+        thing=found.title,
+    )
 
 
 def leftover_name(thing: Leftover) -> str:
@@ -234,41 +251,48 @@ def title(events: tuple[Told, ...], more: Mapping[str, int]) -> str:
     """`gpt-small-7f3k was reclaimed`, or `12 jobs: 9 reclaimed, 3 resumed`."""
     if len(events) == 1 and not more:
         (told,) = events
-        return f"{told.thing or told.job} {_VERBS[told.kind][0]}{' (audit)' if told.audit else ''}"
+        return f"{told.thing or told.job} {_verbs(told)[0]}{' (audit)' if told.audit else ''}"
     jobs = len({told.job for told in events})
     count: dict[str, int] = dict(more)
     for told in events:
         count[told.kind] = count.get(told.kind, 0) + 1
-    whom = next(iter(events)).job if jobs == 1 and not more else f"{jobs}{'+' if more else ''} jobs"
+    first = events[0] if events else None
+    whom = first.job or first.thing if first and jobs == 1 and not more else f"{jobs}{'+' if more else ''} jobs"
     return f"{whom}: {', '.join(f'{number} {kind}' for kind, number in count.items())}"
 
 
 def line(told: Told) -> str:
     """One event: which job, what, why, where, what it has cost, and how to look."""
-    text = f"{told.thing or told.job} {_VERBS[told.kind][0]}"
+    text = f"{told.thing or told.job} {_verbs(told)[0]}"
     if told.audit:
         # Some reasons say it themselves.
         text += " (audit)" if "nothing is done" in told.reason else " (audit: nothing is done)"
     if told.reason:
         text += f": {calling_nobody(told.reason)}"
     beside = [told.where] if told.where else []
-    if told.thing and told.thing != told.job:
+    if told.job and told.thing and told.thing != told.job:
         beside.append(f"of {told.job}")
     if told.cost:
         beside.append(f"{in_dollars(told.cost)} so far")
     if beside:
         text += f" ({', '.join(beside)})"
+    if not told.job:
+        return f"{text}; `stoker costs`"
     look = _LOOK.get(told.kind)
     if look is None or f"`{look} {told.job}" in told.reason:
         return text  # The reason says where to look.
     return f"{text}; `{look} {told.job}`"
 
 
+def _verbs(told: Told) -> tuple[str, str]:
+    return _VERBS[told.kind if told.job else "warning"]
+
+
 def _together(events: Iterable[Told]) -> list[str]:
     """Jobs to which the same happened in the same place, in one line."""
-    alike: dict[tuple[EventKind, str], list[Told]] = {}
+    alike: dict[tuple[EventKind, str, bool], list[Told]] = {}
     for told in events:
-        alike.setdefault((told.kind, told.zone), []).append(told)
+        alike.setdefault((told.kind, told.zone, bool(told.job)), []).append(told)
     rows = sorted(alike.values(), key=len, reverse=True)
     found = []
     for row in rows[:MOST_LINES]:
@@ -279,7 +303,7 @@ def _together(events: Iterable[Told]) -> list[str]:
         names = ", ".join(told.thing or told.job for told in row[:_MOST_NAMED])
         rest = f" and {len(row) - _MOST_NAMED} more" if len(row) > _MOST_NAMED else ""
         place = f" in {first.zone}" if first.zone else ""
-        what = "things" if first.kind == "orphan" else "jobs"
-        found.append(f"{len(row)} {what} {_VERBS[first.kind][1]}{place}: {names}{rest}")
+        what = "things" if first.kind == "orphan" else "jobs" if first.job else "budgets"
+        found.append(f"{len(row)} {what} {_verbs(first)[1]}{place}: {names}{rest}")
     left = sum(len(row) for row in rows[MOST_LINES:])
     return [*found, f"and {left} more"] if left else found

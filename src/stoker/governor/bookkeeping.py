@@ -5,11 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import datetime
 
 from stoker import codec, layout, log
 from stoker.core import budgets
-from stoker.core.budgets import Books, Expense, Held, Started, Unread, close_books, concerned, period_of
+from stoker.core.budgets import (
+    Books,
+    Expense,
+    Held,
+    Mark,
+    Started,
+    Unheralded,
+    Unread,
+    close_books,
+    concerned,
+    period_of,
+)
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
@@ -51,7 +62,7 @@ class Bookkeeper:
         self._warned_s: float | None = None
         # Keys of `spent/` never change: over the passes, each is read once.
         self._parsed: Parsed = {}
-        self._told: set[tuple[str, date, str]] = set()
+        self._told: set[Mark] = set()
         self._books: Observed[Books] | None = None
         self._started: dict[tuple[str, int], Started] = {}
 
@@ -67,15 +78,15 @@ class Bookkeeper:
         self._books = None
 
     def with_books(self, snapshot: Snapshot, house: House, now: datetime, passed_s: float) -> Snapshot:
-        """The snapshot with what the budgets need, where any is about a job that wants a machine, or it is time to
-        see whether a warning is due."""
+        """The snapshot with what the budgets need, where any is about a job that wants a machine or is over, or it is
+        time to see whether a warning is due."""
         if not house.about("budget"):
             return snapshot
         self._passed_s = passed_s
         for job in snapshot.jobs:
             self._read[job.state.job] = job.state
             self._seen_s[job.state.job] = passed_s
-        wanted = any(_launches(job) and concerned(house, job.spec.tags) for job in snapshot.jobs)
+        wanted = any(_counts_now(job) and concerned(house, job.spec.tags) for job in snapshot.jobs)
         if not wanted and (snapshot.partial or not self._is_due(passed_s)):
             return snapshot
         books = self.look(house, now)
@@ -92,7 +103,7 @@ class Bookkeeper:
             # Before the forgotten: what is over is written there before it leaves the lists.
             others = read_expenses(self.store, house) if house.sagemaker is not None else []
             books = close_books(house, self._forgotten(house, now), accounts, now, unread, others)
-            self._books = Known(budgets.without_heralds(house, books, self._was_told))
+            self._books = Known(budgets.without_told(house, books, self._was_told))
         except (StokerError, *STUMBLES) as error:
             self._books = Unknown(in_words(error))
         self._started = {}
@@ -132,16 +143,24 @@ class Bookkeeper:
         submission = self.memory.submissions.get(done.job)
         if submission is None or not isinstance(done.event, Warned):
             return
-        which = budgets.told_by(house, submission.spec.tags, done.event.code)
-        if which is not None and which not in self._told:
-            self.store.create(layout.budget_told(*which), b"")
-            self._told.add(which)
+        mark = budgets.told_by(house, submission.spec.tags, done.event.code)
+        if mark is not None:
+            self.note_told(mark)
 
-    def _was_told(self, rule: str, start: date, value: str) -> bool:
-        which = (rule, start, value)
-        if which not in self._told and self.store.head(layout.budget_told(*which)) is not None:
-            self._told.add(which)
-        return which in self._told
+    def unheralded(self, house: House) -> list[Unheralded]:
+        """What is to be told of budgets that no job can tell, as far as they were looked at in this pass."""
+        return list(budgets.unheralded(house, self._books.value)) if isinstance(self._books, Known) else []
+
+    def note_told(self, mark: Mark) -> None:
+        """Nobody tells it again. Raises StoreError."""
+        if mark not in self._told:
+            self.store.create(_key(mark), b"")
+            self._told.add(mark)
+
+    def _was_told(self, mark: Mark) -> bool:
+        if mark not in self._told and self.store.head(_key(mark)) is not None:
+            self._told.add(mark)
+        return mark in self._told
 
     def _account_or_why_not(self, job: str) -> tuple[JobState, Spec] | Unread | None:
         try:
@@ -208,9 +227,15 @@ class Bookkeeper:
         return due
 
 
-def _launches(job: JobSnapshot) -> bool:
-    """Whether it wants a machine, or has a claim that somebody has to finish."""
-    return job.offerings is not None or any(claim.launched is None for claim in job.state.open_claims)
+def _counts_now(job: JobSnapshot) -> bool:
+    """Whether it wants a machine, has a claim that somebody has to finish, or is over: then all that it spent is told
+    before it is forgotten."""
+    unfinished = any(claim.launched is None for claim in job.state.open_claims)
+    return job.offerings is not None or unfinished or job.state.ended is not None
+
+
+def _key(mark: Mark) -> str:
+    return layout.budget_told(mark.rule, mark.start, mark.value, mark.kind)
 
 
 def _prefixes(house: House, now: datetime) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from stoker.core.decide import decide
 from stoker.core.outbox import MOST_WAITING
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.core.telling import Told, leftover_name, orphan, orphans
+from stoker.core.telling import Told, budget, leftover_name, orphan, orphans
 from stoker.errors import STUMBLES, StokerError, StoreError, StoreUnavailable, in_words
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
@@ -282,9 +282,13 @@ class Governor:
         """After everything else, and whatever comes of it. Answers what went wrong."""
         try:
             self._removed = [*self._removed, *removed][-MOST_WAITING:]
-            self.teller.note(self._news(newest), clock.now(), more=self._removed, active=active)
+            spent = self.bookkeeper.unheralded(self.policy.house)
+            more = [*self._removed, *(budget(each, clock.now()) for each in spent)]
+            self.teller.note(self._news(newest), clock.now(), more=more, active=active)
             # Only now: nobody would find out again what is gone.
             self._removed = []
+            for each in spent:
+                self.bookkeeper.note_told(each.mark)
             return self.teller.send(clock.now, self._patience_s)
         except StokerError as error:
             return {"notify": str(error)}

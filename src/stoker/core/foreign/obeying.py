@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from stoker.core import budgets, governance
+from stoker.core import auditing, budgets, governance
 from stoker.core.experiments import broken_by
 from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import WantedAlarm
@@ -32,6 +32,7 @@ from stoker.core.foreign.sight import (
     may_go_on,
     refusals,
     subject_of,
+    unbounded,
 )
 from stoker.core.governance import PREFIX, Bounded, Finding, Subject
 from stoker.core.spans import span_text
@@ -126,8 +127,10 @@ def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iter
                 seen.add(finding.rule.name)
                 yield _refused(sight, finding)
     yield from _budgets(sight, house, subject, now)
-    for audit in (False, True):
-        yield from _bounds(sight, bounds_of(house, subject, audit=audit), now, audit)
+    yield from _bounds(sight, bounds_of(house, subject), now)
+    for rule, bounds in auditing.watched(house, unbounded(subject), "max_runtime_s", "max_cost", "max_wait_s"):
+        for fault in _bounds(sight, bounds, now, " (audit)" if rule.audit else ""):
+            yield replace(fault, then=rule.action, counts=not rule.audit)
     for rule in house.rules:
         if rule.metric is None or not sight.job.training or not governance.applies(rule, subject):
             continue
@@ -158,7 +161,7 @@ def _budgets(sight: Sight, house: House, subject: Subject, now: datetime) -> Ite
             yield Fault(each.rule, each.reason, "refuse" if each.refuses else "warn")
 
 
-def _bounds(sight: Sight, bounds: Bounded, now: datetime, audit: bool) -> Iterator[Fault]:
+def _bounds(sight: Sight, bounds: Bounded, now: datetime, mode: str = "") -> Iterator[Fault]:
     limits, job = bounds.spec.limits, sight.job
     others = sight.family.others(job.name)
     reached: list[tuple[str, str]] = []
@@ -174,10 +177,9 @@ def _bounds(sight: Sight, bounds: Bounded, now: datetime, audit: bool) -> Iterat
         waited_s = (now - job.waiting_since).total_seconds()
         if waited_s >= limits.max_wait_s:
             reached.append(("max_wait", f"it waited for a machine for {span_text(waited_s)}"))
-    mode = " (audit)" if audit else ""
     for field, reason in reached:
         if field in bounds.by_rule:
-            yield Fault(bounds.rule(field), f"{bounds.named(field)}{mode}: {reason}", "stop", not audit)
+            yield Fault(bounds.rule(field), f"{bounds.named(field)}{mode}: {reason}", "stop")
 
 
 def _rung(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterator[Fault]:

@@ -117,10 +117,14 @@ def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding,
     return tuple(found.values())
 
 
-def bounds_of(house: House, subject: Subject, *, audit: bool = False) -> Bounded:
+def bounds_of(house: House, subject: Subject) -> Bounded:
     """The house's own bounds. SageMaker keeps the job's itself, and for one job only; these are for its clones too."""
-    spec = replace(subject.spec, limits=Limits())
-    return governance.bounded(house, replace(subject, spec=spec), audit=audit)
+    return governance.bounded(house, unbounded(subject))
+
+
+def unbounded(subject: Subject) -> Subject:
+    """Without the bounds that SageMaker keeps."""
+    return replace(subject, spec=replace(subject.spec, limits=Limits()))
 
 
 def against_a_clone(sight: Sight, house: House, now: datetime, *, spot: bool) -> Finding | budgets.Held | None:
