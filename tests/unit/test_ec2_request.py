@@ -166,6 +166,7 @@ def test_overrides_win_part_by_part() -> None:
         ({"InstanceInitiatedShutdownBehavior": "stop"}, "InstanceInitiatedShutdownBehavior: is Stoker's own"),
         ({"MaxCount": 3}, "MaxCount: is Stoker's own"),
         ({"InstanceType": "p5.48xlarge"}, "InstanceType: is Stoker's own"),
+        ({"ImageId": "ami-1"}, "resources.ec2.overrides.ImageId: is told by resources.image; write it there"),
         ({"InstanceMarketOptions": {"SpotOptions": {"SpotInstanceType": "persistent"}}}, "InstanceMarketOptions: is"),
         ({"MetadataOptions": {"HttpEndpoint": "disabled"}}, "MetadataOptions.HttpEndpoint: is Stoker's own"),
         ({"MetadataOptions": None}, "MetadataOptions.HttpEndpoint: is Stoker's own"),
@@ -178,8 +179,13 @@ def test_overrides_win_part_by_part() -> None:
     ],
 )
 def test_an_override_cannot_take_a_machine_out_of_our_hands(overrides: dict[str, Any], said: str) -> None:
+    odd = order(ec2=Ec2Resources(overrides=overrides))
     with pytest.raises(UserError) as raised:
-        request.check(order(ec2=Ec2Resources(overrides=overrides)).spec)
+        request.check(odd.spec)
+    assert said in str(raised.value)
+    # Nor by a spec that no client has checked.
+    with pytest.raises(UserError) as raised:
+        request.build(odd)
     assert said in str(raised.value)
 
 

@@ -13,7 +13,7 @@ from stoker.core.decide import decide_job
 from stoker.core.experiments import hopeless
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.model import Claimed, Draining, Launched, Trend, Warned
+from stoker.model import Claimed, Draining, Event, Launched, Trend, Warned
 from stoker.policyfile import parse_policy
 from stoker.rules import Metric
 from stoker.store import open_store
@@ -23,7 +23,7 @@ RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
 
 
 def job(
-    *more: Warned, now_s: float = 95.0, trained_s: float = 60.0, phase: str = "training", **beat: object
+    *more: Event | tuple[Event, float], now_s: float = 95.0, trained_s: float = 60.0, phase: str = "training", **beat: object
 ) -> JobSnapshot:
     told = make_beat(now_s, phase, trained_s=trained_s, **beat)
     return make_snapshot(make_state(*RUNNING, *more), make_facts(2, beat=told))
@@ -76,10 +76,12 @@ def test_it_is_told_then_stopped_without_waiting_for_a_witness() -> None:
     (first,) = decide_job(job(metrics={"loss": math.nan}), by, at(100)).actions
     assert isinstance(first, Append) and first.event == Warned(code="policy:diverged:2")
     assert first.reason == "policy diverged: loss is nan"
-    warned = Warned(code="policy:diverged:2")
-    (second,) = decide_job(job(warned, metrics={"loss": math.nan}), by, at(100)).actions
+    warned = (first.event, 100.0)
+    assert decide_job(job(warned, metrics={"loss": math.nan}), by, at(101)).actions == (), "one odd number ends nothing"
+    (second,) = decide_job(job(warned, metrics={"loss": math.nan}, now_s=110.0), by, at(111)).actions
     assert isinstance(second, Append)
     assert second.event == Draining(claim=2, outcome="limit", rule="policy:diverged")
+    assert decide_job(job(warned, metrics={"loss": 2.0}, now_s=110.0), by, at(111)).actions == ()
 
 
 def test_agents_remember_the_best_both_ways(tmp_path: Path) -> None:

@@ -73,6 +73,14 @@ def said(given: dict[str, Any], nodes: int = 1) -> str:
             {"disks": [{"autoDelete": True, "initializeParams": {"labels": {"stoker-job": "x"}}}]},
             ".disks[0].initializeParams.labels.stoker-job: is Stoker's own; leave it out",
         ),
+        (
+            {"disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": "global/images/x"}}]},
+            ".disks: what the machine boots is told by resources.image; write it there",
+        ),
+        (
+            {"disks": [{"boot": True, "autoDelete": True, "source": "zones/z/disks/mine"}]},
+            ".disks: what the machine boots is told by resources.image; write it there",
+        ),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], line: str) -> None:

@@ -7,7 +7,7 @@ observed and decided on again, so every decision rests on the newest log.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from stoker.core import auditing, budgets, gate, governance, limits, orphans, retiring, retry, watching
@@ -37,6 +37,8 @@ from stoker.model import (
 
 # Nobody sleeps longer than a day without another look.
 _FARTHEST_WAKE_S = 86400.0
+# What a rule finds fault with so long after the last word about it is another matter: it begins with a word again.
+_WORD_COUNTS = timedelta(minutes=10)
 # A price that nobody knows may be known when it is asked for again.
 _PRICES_CHANGE_S = 600.0
 
@@ -74,6 +76,15 @@ def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool =
         wake_at=min(decision.wakes, default=None),
         waiting={job.state.job: decision.waiting} if decision.waiting else {},
     )
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What was said last about something, when (None: nothing yet), and what the next word of it would be called."""
+
+    code: str
+    at: datetime | None
+    next: str
 
 
 class _Decision:
@@ -308,17 +319,31 @@ class _Decision:
     def _mind_conduct(self, claim: Claim) -> bool:
         """A job that stands still, wastes its machines or leads nowhere: a word first, then what the rule says."""
         for found in watching.findings(self.job, claim, self.policy.house, self.subject, self.now):
-            code = f"{found.rule}:{claim.number}"
-            if code not in self.state.warned:
+            only_told = found.then == "warn" or not found.counts
+            word = self._word_of(claim, found.rule, audit=not found.counts)
+            if word.at is None or (not only_told and self.now - word.at > _WORD_COUNTS):
                 shown = f"; `stoker logs {self.state.job} --evidence` shows what it does" if found.evidence else ""
-                return self._append(Warned(code=code, evidence=found.evidence), found.reason + shown)
-            if found.then == "warn" or not found.counts:
+                return self._append(Warned(code=word.next, evidence=found.evidence), found.reason + shown)
+            if only_told:
                 continue
-            if found.evidence and not self._has_evidence(claim, code):
+            if not (self._has_evidence(claim, word.code) if found.evidence else self._heard_since(claim, word.at)):
                 continue
             outcome: AttemptOutcome = "limit" if found.then == "stop" else "infrastructure"
             return self._append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)
         return False
+
+    def _word_of(self, claim: Claim, rule: str, *, audit: bool) -> _Word:
+        """The newest word about this of this attempt. What a rule said while it was only watched is another."""
+        code, number = f"{rule}:{'audit:' if audit else ''}{claim.number}", 1
+        while (following := f"{rule}:{number + 1}:{claim.number}") in self.state.warned and not audit:
+            code, number = following, number + 1
+        at = self.state.warned_at.get(code)
+        return _Word(code, at, code if at is None else following)
+
+    def _heard_since(self, claim: Claim, at: datetime) -> bool:
+        """Whether what a rule finds fault with rests on words that are newer than this: one odd number ends nothing."""
+        beats = [self.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+        return all(beat.modified > at for beat in beats if beat is not None)
 
     def _has_evidence(self, claim: Claim, code: str) -> bool:
         """Whether every rank has collected what it could, or had its time for that."""

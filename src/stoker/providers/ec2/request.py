@@ -32,6 +32,7 @@ _PROTECTED = (
     "ClientToken",
     "DisableApiTermination",
     "DryRun",
+    "ImageId",
     "InstanceInitiatedShutdownBehavior",
     "InstanceMarketOptions",
     "InstanceType",
@@ -45,8 +46,12 @@ _PROTECTED = (
 
 
 def build(order: LaunchOrder) -> tuple[Request, ...]:
-    """Everything that is asked of EC2 for one claim, in order. Pure: the same order gives the same requests."""
+    """Everything that is asked of EC2 for one claim, in order. Pure: the same order gives the same requests.
+
+    Raises UserError for what `check` refuses: not every spec in the store came by way of a client that checks.
+    """
     spec = order.spec
+    check(spec)
     ec2 = spec.resources.ec2 or Ec2Resources()
     region = order.offering.region
     image = find_image(order)
@@ -72,7 +77,7 @@ def check(spec: Spec) -> None:
     ec2 = spec.resources.ec2 or Ec2Resources()
     for name in _PROTECTED:
         if merging.reaches(ec2.overrides, name):
-            raise UserError(f"resources.ec2.overrides.{name}: is Stoker's own; leave it out")
+            raise UserError(f"resources.ec2.overrides.{name}: {_instead(name)}")
     if not isinstance(ec2.overrides.get("TagSpecifications", []), list):
         raise UserError("resources.ec2.overrides.TagSpecifications: must be a list, as RunInstances takes it")
     keys = [tag.get("Key") for each in _specifications(ec2.overrides) for tag in each.get("Tags") or ()]
@@ -87,6 +92,11 @@ def check(spec: Spec) -> None:
         raise UserError(f"logs.cloudwatch: {group!r} is no name of a log group; it takes letters, digits and _ - / . #")
     if spec.resources.spot == "only" and ec2.reservation:
         raise UserError("resources.ec2.reservation: holds on-demand machines; set resources.spot to false")
+
+
+def _instead(name: str) -> str:
+    """What to do, where a field is not for overrides."""
+    return "is told by resources.image; write it there" if name == "ImageId" else "is Stoker's own; leave it out"
 
 
 def token(order: LaunchOrder) -> str:

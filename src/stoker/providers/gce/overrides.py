@@ -39,6 +39,9 @@ _PROTECTED = (
 )
 _OUR_METADATA = ("startup-script", "shutdown-script", "startup-script-url", "shutdown-script-url", NOTICE_ATTRIBUTE)
 
+# Where a disk comes from.
+_IMAGES = ("source", "sourceImage", "sourceSnapshot", "sourceInstantSnapshot")
+
 # What a request takes for one machine, and for each of several.
 _ONE, _SEVERAL = "Instance", "InstanceProperties"
 # A slip of the pen is so near to what was meant. Real fields of one thing are seldom so near to each other.
@@ -68,6 +71,8 @@ def check(overrides: Mapping[str, Any], nodes: int) -> None:
             raise UserError(f"{_WHERE}.disks: a disk that is made with the machine needs `autoDelete: true`")
         # By its labels it is found should it be left behind.
         made = disk.get("initializeParams", {})
+        if disk.get("boot") and any(name in disk or name in made for name in _IMAGES):
+            raise UserError(f"{_WHERE}.disks: what the machine boots is told by resources.image; write it there")
         _check_labels(f"{_WHERE}.disks[{place}].initializeParams.labels", made.get("labels", {}))
 
 
