@@ -23,7 +23,11 @@ RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
 
 
 def job(
-    *more: Event | tuple[Event, float], now_s: float = 95.0, trained_s: float = 60.0, phase: str = "training", **beat: object
+    *more: Event | tuple[Event, float],
+    now_s: float = 95.0,
+    trained_s: float = 60.0,
+    phase: str = "training",
+    **beat: object,
 ) -> JobSnapshot:
     told = make_beat(now_s, phase, trained_s=trained_s, **beat)
     return make_snapshot(make_state(*RUNNING, *more), make_facts(2, beat=told))

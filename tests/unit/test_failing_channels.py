@@ -14,9 +14,10 @@ from stoker.core.outbox import GIVE_UP
 from stoker.core.telling import Letter
 from stoker.errors import StoreUnavailable
 from stoker.governor import telling
+from stoker.governor.mailbox import troubles
 from stoker.governor.telling import Send, Teller
 from stoker.notify import address
-from stoker.notify.senders import NotHere, NotSent, PartlySent, open_sender
+from stoker.notify.senders import NotHere, NotSent, PartlySent, address_of, open_sender
 from stoker.policyfile import parse_policy
 from stoker.rules import House
 from stoker.testing.memory import Fault
@@ -83,15 +84,17 @@ def test_who_cannot_send_leaves_it_to_who_can(monkeypatch: pytest.MonkeyPatch) -
     submit(world.store, "a", replace(make_spec(), notify=("env:TEAM_CHAT",)))
     started(world.store, "a")
     with webhook() as hook:
-        poor = Teller(world.store, "poor", open_=lambda to: open_sender(to, {}))
-        rich = Teller(world.store, "rich", open_=lambda to: open_sender(to, {"TEAM_CHAT": hook.url}))
+        poor = Teller(world.store, "poor", follow=lambda to: address_of(to, {}))
+        rich = Teller(world.store, "rich", follow=lambda to: address_of(to, {"TEAM_CHAT": hook.url}))
         problems = one_pass(poor, world.store, at(0), House())
         assert problems == {
             "notify env:TEAM_CHAT": "TEAM_CHAT is not set where the governor runs",
         }
         assert not poor.pending, "it need not stay for what it cannot do"
+        assert troubles(world.store, at(0)) == {"env:TEAM_CHAT": "TEAM_CHAT is not set where the governor runs"}
         assert one_pass(rich, world.store, at(1), House()) == {}
         assert hook.events == [("started", "a")]
+        assert troubles(world.store, at(1)) == {}
 
 
 def test_whatever_a_library_raises_is_the_channels_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,11 +117,11 @@ def test_what_nobody_can_send_does_not_keep_a_clock_on_for_ever() -> None:
     world = World()
     submit(world.store, "a", replace(make_spec(), notify=("env:NOBODY",)))
     started(world.store, "a")
-    poor = Teller(world.store, "poor", open_=lambda to: open_sender(to, {}))
+    poor = Teller(world.store, "poor", follow=lambda to: address_of(to, {}))
     one_pass(poor, world.store, world.now(), House())
     assert poor.unsent and not poor.pending
     world.now_s = GIVE_UP.total_seconds() + 60
-    poor = Teller(world.store, "poor", open_=lambda to: open_sender(to, {}))
+    poor = Teller(world.store, "poor", follow=lambda to: address_of(to, {}))
     poor.begin(House())
     poor.note({}, world.now(), active=set())
     poor.send(world.now)
@@ -235,17 +238,33 @@ def test_what_some_there_have_is_not_sent_again_and_complained_of() -> None:
     assert not teller.unsent
 
 
-def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", ["written", "a secret"])
+def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
     with webhook() as hook:
+        monkeypatch.setenv("JANES", hook.url)
+        to = hook.url if kept == "written" else "env:JANES"
         for place in ("here", "function"):
             world = World()
-            submit(world.store, "a", replace(make_spec(), notify=(hook.url,)))
+            submit(world.store, "a", replace(make_spec(), notify=(to,)))
             started(world.store, "a")
             if place == "function":
                 monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "governor")
             problems = one_pass(Teller(world.store, "g"), world.store, world.now(), House())
             assert bool(problems) is (place == "function") and len(hook.bodies) == 1
         assert "where no job sends anything" in str(problems)
-        house = parse_policy(f"notify: ['{hook.url}']".encode(), "p")
+        house = parse_policy(f"notify: ['{to}']".encode(), "p")
         one_pass(Teller(world.store, "g"), world.store, world.now(), house)
         assert len(hook.bodies) == 2, "the house knows what it does"
+
+
+def test_the_house_tells_nothing_more_through_what_it_no_longer_names() -> None:
+    world = World()
+    submit(world.store, "a", make_spec())
+    started(world.store, "a")
+    world.problem = NotSent("answers with 500")
+    one_pass(world.teller(), world.store, world.now())
+    world.problem, world.now_s = None, 600.0
+    one_pass(world.teller(), world.store, world.now(), House())
+    assert world.letters == []
+    one_pass(world.teller(), world.store, world.now())
+    assert world.told() == [("started", "a")]

@@ -10,7 +10,7 @@ import pytest
 from stoker.errors import SpecError, UserError
 from stoker.jobfile import parse_job, read_layer
 from stoker.notify import address, chat, checking
-from stoker.notify.senders import NotHere, follow
+from stoker.notify.senders import NotHere, address_of
 
 TOPIC = "arn:aws:sns:us-east-1:123456789012:training"
 
@@ -97,8 +97,11 @@ def test_a_job_has_few_addresses() -> None:
         parse_job([read_layer(f"run: [python, train.py]\nnotify: [{many}]\n", "stoker.yaml")], folder=Path())
 
 
-def test_remarks() -> None:
-    assert checking.remarks(["env:X", TOPIC, "json://127.0.0.1:1"]) == ()
+def test_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("X", "json://127.0.0.1:1")
+    assert checking.remarks(["env:X", "env:X#url", TOPIC, "json://127.0.0.1:1"]) == ()
+    (told,) = checking.remarks(["env:NOPE"], ["policy.yaml:3: notify[0].to"])
+    assert told.startswith("policy.yaml:3: notify[0].to: env:NOPE is not set here; whoever governs needs it")
     (told,) = checking.remarks(["https://hooks.example/s3cr3t"])
     assert told.startswith("notify: https://hooks.example/… stands in the store as it is") and "env:NAME" in told
     with pytest.raises(UserError, match=r"notify: nosuch://… is no address that Apprise knows"):
@@ -115,9 +118,9 @@ def test_without_apprise_it_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_references_are_followed_where_they_are_used() -> None:
-    assert follow("env:X#url", {"X": '{"url": "slack://a/b/c"}'}) == "slack://a/b/c"
+    assert address_of("env:X#url", {"X": '{"url": "slack://a/b/c"}'}) == "slack://a/b/c"
     with pytest.raises(NotHere, match=r"env:X: X is not set where the governor runs$"):
-        follow("env:X", {})
+        address_of("env:X", {})
     for kept in ("s3cr3t", "env:OTHER"):
         with pytest.raises(NotHere, match=r"^env:X: what is kept there is no address$"):
-            follow("env:X", {"X": kept})
+            address_of("env:X", {"X": kept})

@@ -28,7 +28,7 @@ def command(addresses: tuple[str, ...]) -> int:
     from stoker.governor.errands import Errand
     from stoker.log import new_token
     from stoker.notify import address, checking
-    from stoker.notify.senders import open_sender
+    from stoker.notify.senders import address_of, open_sender
 
     store = opened_store()
     checking.check_written(addresses, "TO")
@@ -39,7 +39,7 @@ def command(addresses: tuple[str, ...]) -> int:
         raise UserError("the policy has no `notify`; name an address, as in `stoker notify env:NAME`")
     text = f"This is a test, by `stoker notify`. Jobs of {store.url} are told of here."
     letter = Letter(new_token(), store.url, "Stoker can be heard", text, ())
-    errands = [Errand(lambda to=to: open_sender(to)(letter)) for _, to in channels]  # type: ignore[misc]
+    errands = [Errand(lambda to=to: open_sender(address_of(to))(letter)) for _, to in channels]  # type: ignore[misc]
     until_s, failed = time.monotonic() + _MOST_S, False
     for (name, to), errand in zip(channels, errands, strict=True):
         # A governor elsewhere may have what is not set here, and the line begins with the address.

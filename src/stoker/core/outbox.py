@@ -160,6 +160,11 @@ def message_id(box: Outbox) -> str:
     return hashlib.sha256(json.dumps([events, box.more], sort_keys=True).encode()).hexdigest()[:16]
 
 
+def unopened(box: Outbox, problem: str) -> Outbox:
+    """Somebody cannot send there at all, and says why. It takes nothing from who can."""
+    return box if box.failures or box.problem else replace(box, problem=problem)
+
+
 def delivered(box: Outbox, problem: str = "") -> Outbox:
     """The message is out, though there may be a problem with it. What others cannot do, they still cannot."""
     sending = box.sending

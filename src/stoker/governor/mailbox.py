@@ -172,7 +172,9 @@ def troubles(store: Store, now: datetime, *, governed: bool = True) -> dict[str,
         told = trouble(box, now, governed=governed)
         if told:
             waits = len(box.waiting) + sum(box.more.values())
-            found[box.name] = f"{told}; `stoker govern` sends {'it' if waits == 1 else 'them'}" if waits else told
+            cannot = bool(box.problem) and not box.failures
+            advice = f"; `stoker govern` sends {'it' if waits == 1 else 'them'}"
+            found[box.name] = f"{told}{advice}" if waits and not cannot else told
     return found
 
 

@@ -31,6 +31,7 @@ from stoker.store import Store
 
 Send = Callable[[Letter], None]
 Open = Callable[[str], Send]
+Follow = Callable[[str], str]
 
 # A single pass waits this long for messages to be out; whoever passes again and again looks at them the next time.
 SINGLE_S = 12.0
@@ -83,11 +84,13 @@ class Teller:
         by: str,
         token: Callable[[], str] = new_token,
         open_: Open | None = None,
+        follow: Follow | None = None,
     ) -> None:
         self._store = store
         self._by = by
         self._token = token
         self._open = open_ or _open
+        self._follow = follow or _follow
         self._mailbox = Mailbox(store)
         self._fresh = False
         self._house = House()
@@ -272,15 +275,25 @@ class Teller:
             if not errand.over or age_s < (_OPENED_S if _worked(errand) else _CLOSED_S):
                 return
         if box is not None:
-            to, allowed = box.to, not is_out_of_bounds(self._named.get(channel), box.to)
-            self._opened[channel] = Errand(lambda: self._open(to) if allowed else _refuse())
+            to, named = box.to, self._named.get(channel)
+            self._opened[channel] = Errand(lambda: self._open_for(named, to))
+
+    def _open_for(self, named: Named | None, to: str) -> Send:
+        """Where a reference leads is looked at as what a job writes itself: both are the job's. Raises NotHere."""
+        found = self._follow(to)
+        if is_out_of_bounds(named, found):
+            raise NotHere("it is inside the governor's own computer or cloud, where no job sends anything")
+        return self._open(found)
 
     def _start(self, channel: str, now: datetime, problems: dict[str, str]) -> None:
         """Take on what waits, and send it. Tells why not, if that is this computer's fault."""
         try:
             send = self._opened[channel].result()
         except Exception as error:  # noqa: BLE001 - any library's: the channel fails, and nothing else
-            problems[channel] = str(error) or type(error).__name__
+            name = box.name if (box := self._mailbox.get(channel)) is not None else channel
+            problem = problems[channel] = (str(error) or type(error).__name__).removeprefix(f"{name}: ")
+            # For `ps`: who looks there may not be who governs.
+            self._mailbox.change(channel, lambda box: box and outbox.unopened(box, problem), now)
             return
         token = self._token()
 
@@ -396,7 +409,7 @@ class Teller:
                 self._complained[channel] = (problem, time.monotonic())
                 box, named = self._mailbox.get(channel), self._named.get(channel)
                 name = named.name if named else box.name if box else channel
-                found[f"notify {name}"] = problem.removeprefix(f"{name}: ")
+                found[f"notify {name}"] = problem
         return found
 
 
@@ -413,12 +426,14 @@ def _worked(errand: Errand[Send]) -> bool:
     return True
 
 
-def _refuse() -> Send:
-    raise NotHere("it is inside the governor's own computer or cloud, where no job sends anything")
-
-
 def _open(to: str) -> Send:
     # What it imports is not needed by governors that tell nobody.
     from stoker.notify.senders import open_sender
 
     return open_sender(to)
+
+
+def _follow(to: str) -> str:
+    from stoker.notify.senders import address_of
+
+    return address_of(to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Literal
@@ -70,6 +71,10 @@ def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, 
                 raise UserError(
                     f"{where}: {shown} is no address that Apprise knows; its documentation lists how they are written"
                 )
+        if to.startswith("env:") and to.removeprefix("env:").partition("#")[0] not in os.environ:
+            found.append(
+                f"{where}: {to} is not set here; whoever governs needs it, and `stoker notify` tries whether it has"
+            )
         if address.in_clear(to):
             found.append(
                 f"{where}: {shown} stands in the store as it is, for every machine to read; "

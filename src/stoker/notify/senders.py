@@ -29,10 +29,8 @@ class NotHere(StokerError):
     one may."""
 
 
-def open_sender(to: str, environ: Mapping[str, str] = os.environ) -> Send:
-    """What sends to an address. References are followed, libraries imported. Raises NotHere."""
-    if address.kind_of(to) == "reference":
-        to = follow(to, environ)
+def open_sender(to: str) -> Send:
+    """What sends to an address that is no reference. Libraries are imported. Raises NotHere."""
     # Imported here: each of them needs something that most computers do not have.
     match address.kind_of(to):
         case "sns":
@@ -49,8 +47,12 @@ def open_sender(to: str, environ: Mapping[str, str] = os.environ) -> Send:
             return open_chat(to)
 
 
-def follow(reference: str, environ: Mapping[str, str]) -> str:
-    """The address that a reference stands for. Raises NotHere."""
+def address_of(to: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Where it leads: references are followed. Raises NotHere."""
+    return _follow(to, environ) if address.kind_of(to) == "reference" else to
+
+
+def _follow(reference: str, environ: Mapping[str, str]) -> str:
     from stoker.agent.prepare import SetupFailed
     from stoker.agent.secrets import fetch
 
