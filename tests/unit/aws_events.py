@@ -44,7 +44,7 @@ def state_change(state: str, instance: str = INSTANCE) -> dict[str, Any]:
     return _event("EC2 Instance State-change Notification", "aws.ec2", {"instance-id": instance, "state": state}, arn)
 
 
-def interruptible(instance: str = INSTANCE) -> dict[str, Any]:
+def interruptible(instance: str = INSTANCE, *, formerly: bool = False) -> dict[str, Any]:
     """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html"""
     detail = {
         "instance-id": instance,
@@ -52,7 +52,7 @@ def interruptible(instance: str = INSTANCE) -> dict[str, Any]:
         "instance-termination-time": "2026-11-16T21:31:54Z",
         "azId": "use1-az1",
     }
-    kind = "EC2 Interruptible Capacity Reservation Instance Interruption Warning"
+    kind = f"EC2 {'Interruptible ' if formerly else ''}Capacity Reservation Instance Interruption Warning"
     return _event(kind, "aws.ec2", detail, f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/{instance}")
 
 
@@ -147,5 +147,8 @@ def alarm_elsewhere(alarm: str, name: str = TRAINING) -> dict[str, Any]:
     return _event("CloudWatch Alarm State Change", "aws.cloudwatch", detail, arn)
 
 
-EC2 = (spot_warning(), rebalance(), interruptible(), state_change("terminated"), state_change("shutting-down"))
+EC2 = (
+    *(spot_warning(), rebalance(), interruptible(), interruptible(formerly=True)),
+    *(state_change("terminated"), state_change("shutting-down")),
+)
 ALL = (*EC2, training(), tick(), alarm(), alarm(expression=True), alarm_elsewhere("stoker-any"))

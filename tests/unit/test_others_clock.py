@@ -10,7 +10,7 @@ from foreign_world import HOUSE, REGION, START, World
 from woken_world import Clock
 
 from stoker import policies
-from stoker.errors import AuthDenied, ProviderError, Throttled
+from stoker.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled
 from stoker.governor.foreign.govern import Looked
 from stoker.governor.serverless.events import Tick, TrainingWake
 from stoker.governor.serverless.foreign import Foreign
@@ -76,6 +76,26 @@ def test_one_that_could_not_be_looked_at_switches_the_clock_on(world: World, clo
     world.account.start(training_s=60)
     world.account.trouble = refusing(Throttled("Rate exceeded"), "DescribeTrainingJob")
     assert waker.handle([WAKE]).problems
+    assert clock.told == ["on"]
+
+
+def test_one_of_others_switches_it_on_whatever_was_switched_before(world: World, clock: Clock, waker: Waker) -> None:
+    """Another function may have switched it off meanwhile, and looks at no list that has this one."""
+    world.account.start(training_s=60)
+    waker.handle([WAKE])
+    waker.handle([WAKE])
+    assert clock.told == ["on", "on"]
+
+
+def test_a_store_that_fails_in_the_middle_of_an_event_leaves_the_clock_on(
+    world: World, clock: Clock, waker: Waker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Looked:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(world.governor, "wake", fails)
+    with pytest.raises(StoreUnavailable):
+        waker.handle([WAKE])
     assert clock.told == ["on"]
 
 

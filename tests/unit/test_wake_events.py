@@ -43,6 +43,7 @@ def message(told: object) -> dict[str, Any]:
         (aws_events.spot_warning(), WARNED),
         (aws_events.rebalance(), WARNED),
         (aws_events.interruptible(), WARNED),
+        (aws_events.interruptible(formerly=True), WARNED),
         (aws_events.state_change("terminated"), MACHINE),
         (aws_events.training(), TRAINING),
         (aws_events.alarm(), TRAINING),

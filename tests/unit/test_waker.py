@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from stoker import client, layout, log, policies
 from stoker.core import outbox
 from stoker.errors import AuthDenied, StoreUnavailable, Transient
 from stoker.governor.foreign import govern as foreign
+from stoker.governor.govern import Pass
 from stoker.governor.observe import active_jobs
 from stoker.governor.serverless import schedule
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
@@ -361,6 +362,26 @@ def test_what_is_over_is_forgotten_by_events_too(world: World) -> None:
         assert until_idle < 20
     world.waker.handle([JobWake(other)])
     assert set(world.waker.governor.memory.states) == {other}
+
+
+def test_a_look_that_fails_leaves_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(only: set[str] | None = None) -> Pass:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(world.waker.governor, "run_pass", fails)
+    with pytest.raises(StoreUnavailable):
+        world.waker.handle([JobWake("spirals-bcdf")])
+    assert world.clock.told == ["on"]
+
+
+@pytest.mark.parametrize("unsent", [True, False])
+def test_what_the_last_job_left_to_be_told_keeps_the_clock_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, unsent: bool
+) -> None:
+    over = Pass(active=0, at=datetime.now(timezone.utc), unsent=unsent)
+    monkeypatch.setattr(world.waker.governor, "run_pass", lambda only=None: over)
+    world.waker.handle([JobWake("spirals-bcdf")])
+    assert world.clock.told == (["on"] if unsent else [])
 
 
 def test_the_clock_stays_on_until_what_waits_is_told_or_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

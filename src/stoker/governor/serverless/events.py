@@ -18,6 +18,8 @@ from typing import Any
 NOTICES = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
+    "EC2 Capacity Reservation Instance Interruption Warning",
+    # As AWS called the one above before.
     "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
 )
 STATES = "EC2 Instance State-change Notification"

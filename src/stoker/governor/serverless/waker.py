@@ -104,10 +104,14 @@ class Waker:
             return None
 
     def _look_at_others(self, wake: TrainingWake, done: Done) -> None:
-        looked = self.foreign.wake(wake)
+        # Another function may have switched the clock off since: these jobs are in no list that it looks at again.
+        try:
+            looked = self.foreign.wake(wake)
+        except BaseException:
+            self._keep_on(done, surely=True)
+            raise
         self._take(looked, done)
         if not _rests(looked):
-            # Another function may have switched it off since: these jobs are in no list that it looks at again.
             self._keep_on(done, surely=True)
 
     def _listen(self, job: str, instance: str) -> None:
