@@ -43,6 +43,8 @@ def test_governors_touch_training_jobs_of_this_store_alone() -> None:
     for action in ("CreateTrainingJob", "StopTrainingJob", "DescribeTrainingJob", "AddTags", "ListTags"):
         assert may(found, "governor", f"sagemaker:{action}", ours())
         assert not may(found, "governor", f"sagemaker:{action}", "arn:aws:sagemaker:us-east-1:1:training-job/theirs")
+    for plan in ("training-plan/mine", "reserved-capacity/mine"):
+        assert may(found, "governor", "sagemaker:CreateTrainingJob", f"arn:aws:sagemaker:us-east-1:1:{plan}")
     assert may(found, "governor", "iam:PassRole", "arn:aws:iam::1:role/stoker-training")
     assert not may(found, "governor", "iam:PassRole", "arn:aws:iam::1:role/admin")
     assert not may(found, "governor", "ec2:RunInstances", "arn:aws:ec2:us-east-1:1:instance/i-1")

@@ -15,6 +15,9 @@ from stoker.providers.ec2.permissions import allow
 from stoker.providers.sagemaker import names, tags
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
 
+# A training job in capacity that was reserved is made in these, too.
+# https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-iam-permissions.html
+PLANS = ("arn:aws:sagemaker:*:*:training-plan/*", "arn:aws:sagemaker:*:*:reserved-capacity/*")
 # Of what EC2's policies hold, everything that is about machines.
 _MACHINES = ("Plan", "Machines", "Launch", "Tag", "Name", "Visit", "Check", "Interrupt", "Images", "PassNodeRole")
 # What SageMaker does with the role of a training job besides: its log and metrics, its image, its network.
@@ -76,6 +79,7 @@ def _governor(about_store: list[dict[str, Any]], store: str) -> Grant:
         *about_store,
         allow("LookAtTrainingJobs", "sagemaker:ListTrainingJobs", "*"),
         allow("MakeTrainingJobs", ["sagemaker:CreateTrainingJob", "sagemaker:AddTags"], ours, asked),
+        allow("UseTrainingPlans", "sagemaker:CreateTrainingJob", list(PLANS)),
         allow(
             "GovernTrainingJobs",
             ["sagemaker:DescribeTrainingJob", "sagemaker:ListTags", "sagemaker:StopTrainingJob"],
