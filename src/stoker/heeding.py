@@ -16,7 +16,7 @@ from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import Observed, Offering
-from stoker.rules import NO_RULES, House
+from stoker.rules import NO_RULES, House, Then
 from stoker.spec import Spec
 from stoker.store import Store
 
@@ -54,8 +54,8 @@ def cost_bound(house: House, spec: Spec) -> str:
     return governance.bounded(house, _subject(spec)).named("max_cost")
 
 
-def forecast(store: Store, house: House, spec: Spec, job: str | None = None) -> tuple[tuple[str, bool], ...]:
-    """What the budgets of the house say to this job as they stand now, each with whether it is refused for it."""
+def forecast(store: Store, house: House, spec: Spec, job: str | None = None) -> tuple[tuple[str, Then], ...]:
+    """What the budgets of the house say to this job as they stand now, each with what comes of it."""
     if not budgets.concerned(house, spec.tags):
         return ()
     # By this computer's clock: whoever governs goes by the store's.
@@ -80,7 +80,7 @@ def heed(
     subject = Subject(spec, _today(), job)
     found = governance.broken(house, subject, offerings)
     coming = forecast(store, house, spec, job) if store is not None else ()
-    refusals = [str(each) for each in found if each.refuses] + [reason for reason, refused in coming if refused]
+    refusals = [str(each) for each in found if each.refuses] + [reason for reason, then in coming if then == "refuse"]
     if refusals:
         raise UserError("; ".join(refusals))
     bounds = governance.bounded(house, subject)

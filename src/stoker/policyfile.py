@@ -19,6 +19,8 @@ from stoker.rules import SUBJECTS, Channel, House, Rule, SageMaker
 MOST_BYTES = 256 * 1024
 # Of the market. Each day is another list to read before a job gets a machine.
 LONGEST_LOOK_BACK_S = 7 * 86400.0
+# What agents report of a machine (`stoker.agent.evidence`).
+EVIDENCE = re.compile(r"oom|disk-full|xid:[0-9]+")
 REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
@@ -26,15 +28,20 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     """The rules that a text comes to. Raises SpecError for the first mistake, with where it was made."""
     if len(data) > MOST_BYTES:
         raise SpecError(f"{source}: has {len(data)} bytes; a policy has at most {MOST_BYTES}")
-    layer = read_layer(data, source)
+    layer = read_layer(data, source, such_as="rules: [{max_nodes: 8}]")
     # What is in the store already is read as it always was: a policy that nobody can read stops the house.
     written_now = version == 0
     if written_now and not layer.root.value:
         raise SpecError(f'{source}: is empty; to have no rules write "rules: []"')
+    if written_now:
+        _check_rules_there(layer)
     _check_then(layer)
     reader = SectionReader(House, alone=True, units=written_now)
     house: House = reader.section(House, layer.root, "")
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
+    if written_now:
+        for number, rule in enumerate(rules):
+            _check_sense(rule, f"rules[{number}]", reader, layer)
     notify = _named_channels(house.notify, reader, layer)
     if house.sagemaker is not None:
         _check_regions(house.sagemaker, reader, layer)
@@ -59,6 +66,14 @@ def places_of_channels(text: str, source: str) -> tuple[str, ...]:
         path = "notify" if each is node else f"notify[{number}]"
         found.append(f"{(to or each).origin}: {path}{'.to' if to else ''}")
     return tuple(found)
+
+
+def _check_rules_there(layer: Layer) -> None:
+    """Comments alone are no rules: whoever wrote them may believe that there are some."""
+    top = layer.root.value
+    rules = top.get("rules") if isinstance(top, dict) else None
+    if rules is not None and rules.value is None:
+        raise rules.origin.error("rules", "has nothing in it; to have no rules write `rules: []`")
 
 
 def _check_then(layer: Layer) -> None:
@@ -137,6 +152,19 @@ def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
             raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
+
+
+def _check_sense(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+    """What can be read and never comes true."""
+    failure = rule.failure
+    if failure is not None and failure.exit_code is not None and not 1 <= failure.exit_code <= 255:
+        problem = f"{failure.exit_code} is no exit code of a failure; write one from 1 to 255"
+        raise _where(reader, layer, f"{path}.failure", "exit_code", problem)
+    if failure is not None and failure.evidence is not None and EVIDENCE.fullmatch(failure.evidence) is None:
+        problem = f"{short(failure.evidence)} is nothing that machines report; write oom, disk-full, or xid:79"
+        raise _where(reader, layer, f"{path}.failure", "evidence", problem)
+    if rule.metric is not None and rule.metric.no_improvement_s is None and f"{path}.metric.goal" in reader.origins:
+        raise _where(reader, layer, f"{path}.metric", "goal", "is for no_improvement alone; leave it out")
 
 
 def _check_regions(wanted: SageMaker, reader: SectionReader, layer: Layer) -> None:

@@ -97,7 +97,7 @@ class SpotUse:
         "after more reclaims than this the next attempt is on-demand; null: never", default=3, least=0
     )
     back_after_s: float | None = part(
-        "an on-demand attempt that ends after so long without a reclaim is followed by a spot one",
+        "reclaims older than this are forgotten, so that the next attempt may be on spot again; null: never",
         form="duration",
         default=None,
         above=0,
@@ -118,7 +118,7 @@ class Diagnosis:
 
     log: str | None = part("a regular expression that the last lines match", form="regex", default=None)
     exit_code: int | None = part("the exit status of the command", default=None)
-    evidence: str | None = part("what the kernel or NVML said: `oom`, `xid:79`, `disk-full`", default=None)
+    evidence: str | None = part("what the kernel or NVML said: `oom`, `disk-full`, `xid:79`", default=None)
 
 
 @dataclass(frozen=True)

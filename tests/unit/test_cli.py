@@ -285,8 +285,8 @@ def test_money_is_not_spent_without_a_yes() -> None:
 @pytest.mark.parametrize(
     ("limits", "nodes", "words"),
     [
-        (Limits(max_runtime_s=7200.0), 1, "$8.00 (2h 00m of training at $4.00/h)"),
-        (Limits(max_runtime_s=7200.0), 2, "$16.00 (2h 00m of training at $8.00/h)"),
+        (Limits(max_runtime_s=7200.0), 1, "$8.00 (2h 00m of training at $4.00/h; starting and saving come on top)"),
+        (Limits(max_runtime_s=7200.0), 2, "$16.00 (2h 00m of training at $8.00/h; starting and saving come on top)"),
         (Limits(max_runtime_s=7200.0, max_cost=5.0), 1, "$5.00 (limits.max_cost)"),
         (Limits(), 2, "no bound is set; $8.00 an hour"),
     ],
@@ -299,11 +299,14 @@ def test_the_worst_case_is_the_tightest_bound_at_the_dearest_price(limits: Limit
 def test_where_spot_prices_are_not_known_the_bound_is_that_of_on_demand() -> None:
     unknown, priceless = replace(SPOT, price=None), replace(SPOT, price=None, on_demand_price=None)
     spec = Spec(name="x", run="true", nodes=2, limits=Limits(max_runtime_s=3600.0))
-    guess = "at most $8.00 (1h 00m of training at $8.00/h if all of it were on-demand)"
+    guess = "at most $8.00 (1h 00m of training at $8.00/h if all of it were on-demand; starting and saving come on top)"
     assert worst_case(spec, (unknown,)) == worst_case(spec, (unknown, FULL)) == guess
     # The cloud is told the highest price, so that it is one.
     capped = replace(spec, resources=Resources(max_price=0.5))
-    assert worst_case(capped, (unknown, priceless)) == "$1.00 (1h 00m of training at $1.00/h)"
+    assert (
+        worst_case(capped, (unknown, priceless))
+        == "$1.00 (1h 00m of training at $1.00/h; starting and saving come on top)"
+    )
     assert worst_case(replace(spec, limits=Limits(max_cost=1.0)), (unknown,)) == "$1.00 (limits.max_cost)"
     unbound = replace(spec, limits=Limits())
     assert worst_case(unbound, (unknown,)) == "no bound is set; $8.00 an hour if all of it were on-demand"

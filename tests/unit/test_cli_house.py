@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from foreign_world import REGION, World
 
-from stoker import policies
+from stoker import codec, layout, policies
 from stoker.cli import main
 from stoker.cli.run import _abridged
 from stoker.governor.foreign import index
@@ -106,6 +106,30 @@ def test_the_policy_that_is_the_policy_already(stoker: Stoker, store: Store, tmp
     assert code == 0 and "this is the policy already, as version 1" in said and policies.newest(store) == 1
     (tmp_path / "job.yaml").write_text("run: python train.py\nresources: {provider: local}\n")
     assert stoker("policy", "test", "job.yaml")[1].splitlines()[-1] == "allowed by 1 rule"
+
+
+def test_what_is_only_told_is_told_beforehand(stoker: Stoker, store: Store, tmp_path: Path) -> None:
+    rules = "{name: dear, max_cost: 5, then: warn}, {max_runtime: 1h, audit: true}, {max_retries: 0, then: warn}"
+    policies.write(store, f"rules: [{rules}]", "jane")
+    (tmp_path / "stoker.yaml").write_text("run: 'true'\nretry: {user_errors: 1}\nresources: {provider: local}\n")
+    code, told, _ = stoker("policy", "test")
+    assert code == 0 and told.splitlines() == [
+        "warning: policy max-retries: retry.user_errors: 1 is more than 0",
+        "only told: max_cost $5.00 by policy dear (a warning)",
+        "only told: max_runtime 1 h by policy max-runtime (audit)",
+        "allowed by 3 rules",
+    ]
+    watched = json.loads(stoker("policy", "test", "--json")[1])["watched"]
+    assert watched[0] == {"rule": "dear", "audit": False, "field": "max_cost", "value": 5.0}
+
+
+def test_a_version_that_cannot_be_read_is_shown_as_it_was_written(stoker: Stoker, store: Store) -> None:
+    policies.write(store, "rules: [{max_nodes: 1}]\n", "jane", "two\nlines")
+    assert stoker("policy", "history")[1].splitlines()[1].endswith("jane  two lines")
+    store.create(layout.rules(2), codec.dumps(policies.Written("rules: [{most_fun: 1}]\n", "jane", token="t")))
+    code, told, said = stoker("policy", "show")
+    assert code == 0 and told == "rules: [{most_fun: 1}]\n"
+    assert "most_fun: unknown field" in said and "update this one" in said
 
 
 def test_a_submission_names_all_the_rules_that_refuse_it(stoker: Stoker, store: Store, tmp_path: Path) -> None:

@@ -262,6 +262,8 @@ def test_the_command(store_url: str, capsys: pytest.CaptureFixture[str]) -> None
         *("TEAM", "JOBS", "SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
     ]
     assert text.splitlines()[1].startswith("vision") and text.splitlines()[2].startswith("total")
+    assert "--by teem: no job has a tag of that name\n" in costs(store_url, capsys, "--by", "teem")
+    assert "no job has a tag of that name; did you mean machine?" in costs(store_url, capsys, "--by", "machines")
     found = json.loads(costs(store_url, capsys, "--by", "tags.team", "--json"))
     assert [row["name"] for row in found["rows"]] == ["vision"] and found["total"]["spent"] > 0
     assert found["total"]["saved_share"] == pytest.approx(0.0) and found["total"]["incomplete"] == ["waiting"]

@@ -338,6 +338,6 @@ def test_that_a_watched_rule_would_give_spot_up_is_told_once() -> None:
     taken = (*RUNNING, Closed(2, "reclaimed", "notice", restart=True))
     ((event, reason),) = decided(make_snapshot(make_state(*taken)), by)
     assert event == Warned(code="policy:spot")
-    assert reason == "policy spot (audit): the next attempt would get m1 on-demand in a: on-demand after 1 reclaims"
+    assert reason == "policy spot (audit): the next attempt would get m1 on-demand in a: on-demand after 1 reclaim"
     ((event, _),) = decided(make_snapshot(make_state(*taken, Warned(code="policy:spot"))), by)
     assert event == Claimed(offering=SPOT_A, nodes=1)

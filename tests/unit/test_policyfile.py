@@ -95,6 +95,21 @@ def test_every_subject_and_every_field() -> None:
         ("rules:\n- machines: []", "p.yaml:2: rules[0].machines: allows nothing; leave the rule out"),
         ("rules:\n- tags: {a: '/[/'}", "p.yaml:2: rules[0].tags.a: not a regular expression"),
         ("rules:\n- failure: {}", "p.yaml:2: rules[0].failure: has at least one of log, exit_code and evidence"),
+        (
+            "rules:\n- failure: {exit_code: 300}",
+            "p.yaml:2: rules[0].failure.exit_code: 300 is no exit code of a failure; write one from 1 to 255",
+        ),
+        (
+            "rules:\n- failure: {evidence: foo}",
+            "rules[0].failure.evidence: foo is nothing that machines report; write oom, disk-full, or xid:79",
+        ),
+        (
+            "rules:\n- metric: {name: a, above: 3, goal: min}",
+            "p.yaml:2: rules[0].metric.goal: is for no_improvement alone; leave it out",
+        ),
+        ("rules:\n# - max_nodes: 3\n", "p.yaml:1: rules: has nothing in it; to have no rules write `rules: []`"),
+        ("- max_nodes: 3\n", "p.yaml:1: expected fields such as `rules: [{max_nodes: 8}]`, found a list"),
+        ("rules: []\n---\nrules: []\n", "not valid YAML: holds more than one document (`---`); leave one"),
         ("rules:\n- failure: {log: '('}", "p.yaml:2: rules[0].failure.log: not a regular expression"),
         (
             "rules:\n- max_nodes: 1\n  except: [{job: a, until: tomorrow, why: b}]",

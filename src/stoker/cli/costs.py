@@ -41,7 +41,7 @@ def command(by: str, since: str, as_json: bool) -> None:
     """
     from stoker.cli.printing import counted, print_json, say, warn
     from stoker.reading.accounts import read_accounts
-    from stoker.reading.costs import report, whole_days
+    from stoker.reading.costs import KINDS, NONE, report, whole_days
 
     now = datetime.now(timezone.utc)
     start = _since(since, now)
@@ -69,6 +69,8 @@ def command(by: str, since: str, as_json: bool) -> None:
         warn(f"{job} cannot be read, and is not counted; `stoker reindex` tells why")
     if found.rows:
         click.echo(_table(found, by))
+        if by not in KINDS and all(row.name == NONE for row in found.rows):
+            say(f"--by {by}: no job has a tag of that name{_meant(by)}")
     else:
         say("nothing was spent" + (f" since {start:%Y-%m-%d %H:%M} UTC" if start else ""))
     for standing in standings:
@@ -82,6 +84,15 @@ def command(by: str, since: str, as_json: bool) -> None:
         say(f"{told}: what they spent is kept by the day")
     if not all(getattr(found.total, name).complete for name in _names()):
         say("≥: some of it is not known; –: nothing of it is")
+
+
+def _meant(by: str) -> str:
+    from difflib import get_close_matches
+
+    from stoker.reading.costs import KINDS
+
+    close = get_close_matches(by, KINDS, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:

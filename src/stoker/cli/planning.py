@@ -117,6 +117,8 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...], housed: Bounded | No
         what = f"{duration(limits.max_runtime_s)} of training at {dollars(dearest * spec.nodes)}/h{if_so}"
         if "max_runtime" in housed.by_rule:
             what += f", {housed.named('max_runtime')}"
+        # Nobody knows before how often, and for how long.
+        what += "; starting and saving come on top"
         bounds.append((dearest * spec.nodes * hours, what))
     if bounds:
         amount, why = min(bounds)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
-    from stoker.core.governance import Bounded, Finding
     from stoker.policies import Kept
-    from stoker.rules import Exemption, House
+    from stoker.rules import House
     from stoker.spec import Spec
     from stoker.store import Store
 
@@ -62,7 +61,8 @@ def set_(file: str, note: str) -> None:
 def show(version: int | None, as_json: bool) -> None:
     """Print the policy as it was written."""
     from stoker import policies
-    from stoker.cli.printing import print_json, say
+    from stoker.cli.printing import print_json, say, warn
+    from stoker.errors import SpecError
 
     store = opened_store()
     kept = _kept(store, version)
@@ -72,8 +72,11 @@ def show(version: int | None, as_json: bool) -> None:
     if kept is None:
         say(_NONE)
         return
-    policies.house(kept)
     click.echo(kept.written.text, nl=not kept.written.text.endswith("\n"))
+    try:
+        policies.house(kept)
+    except SpecError as error:
+        warn(str(error))
 
 
 @command.command()
@@ -92,7 +95,8 @@ def history(as_json: bool) -> None:
         say(_NONE)
         return
     rows = [
-        [str(kept.version), clock(kept.at), legible(kept.written.author), legible(kept.written.note)] for kept in found
+        [str(kept.version), clock(kept.at), legible(kept.written.author), " ".join(legible(kept.written.note).split())]
+        for kept in found
     ]
     click.echo(table(("VERSION", "SET", "BY", "NOTE"), rows))
 
@@ -108,8 +112,8 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
 
     No cloud is asked: machines are those of the tables that come with Stoker.
     """
-    from stoker.cli.printing import counted, print_json, say, whole
-    from stoker.heeding import bound_value
+    from stoker.cli.policy_verdict import verdict
+    from stoker.cli.printing import print_json, say
 
     store = opened_store()
     if policy is not None:
@@ -121,34 +125,13 @@ def test(job_file: Path | None, policy: str | None, sets: tuple[str, ...], as_js
     for line in _unknown_providers(house):
         say(line)
     spec = _spec(store, job_file, sets)
-    findings, bounds, budgets = _held(house, store, spec)
-    exempt = _exempt(house, spec)
-    heard = _heard(house, spec)
-    refused = any(finding.refuses for finding in findings) or any(refuses for _, refuses in budgets)
+    found = verdict(house, store, spec)
     if as_json:
-        told = [
-            {"rule": each.rule.name, "then": each.rule.action, "audit": each.rule.audit, "reason": each.reason}
-            for each in findings
-        ]
-        spent = [{"refused": refuses, "reason": reason} for reason, refuses in budgets]
-        beside = {"exempt": whole(exempt), "budgets": spent, "notify": heard, "policy": house.digest}
-        tightest = {field: {"value": bounds.value(field), "rule": rule} for field, rule in bounds.by_rule.items()}
-        print_json({"refused": refused, "findings": told, "bounds": tightest, **beside})
+        print_json(found.told())
     else:
-        for finding in findings:
-            click.echo(f"{'would be refused' if finding.refuses else 'warning'}: {finding}")
-        for reason, refuses in budgets:
-            click.echo(f"{'would be refused' if refuses else 'warning'}: {reason}")
-        for rule, exemption in exempt.items():
-            click.echo(f"not held against it: {rule}, until {exemption.until} ({exemption.why})")
-        for field, rule in bounds.by_rule.items():
-            click.echo(f"bounded: {field} {bound_value(field, bounds.value(field))} by policy {rule}")
-        for name, each in heard.items():
-            click.echo(f"told: {name} ({each['to']}): {', '.join(each['events']) or 'everything'}")
-        if not findings and not budgets:
-            rules = counted(len(house.rules), "rule")
-            click.echo(f"allowed by {rules}" if house.rules else "allowed: there are no rules")
-    sys.exit(1 if refused else 0)
+        for line in found.lines():
+            click.echo(line)
+    sys.exit(1 if found.refused else 0)
 
 
 def _unknown_providers(house: House) -> list[str]:
@@ -193,21 +176,6 @@ def _over(house: House) -> list[str]:
     ]
 
 
-def _heard(house: House, spec: Spec) -> dict[str, dict[str, Any]]:
-    """The channels that would hear of the job, by their names, without the keys in their addresses."""
-    from stoker.core.telling import in_scope
-    from stoker.notify import address
-
-    found: dict[str, dict[str, Any]] = {
-        each.name: {"to": address.masked(each.to), "events": list(each.events)}
-        for each in house.notify
-        if in_scope(each, spec.tags)
-    }
-    for number, to in enumerate(spec.notify):
-        found[f"notify[{number}]"] = {"to": address.masked(to), "events": []}
-    return found
-
-
 def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
     from stoker import layout
     from stoker.errors import UserError
@@ -220,37 +188,6 @@ def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
     defaults = store.get(layout.DEFAULTS)
     layers = gather(job_file=job_file, house=defaults.data if defaults else None, sets=sets, flags={})
     return resolve(layers, registry.capabilities).spec
-
-
-def _exempt(house: House, spec: Spec) -> dict[str, Exemption]:
-    """The exemptions that count today, by the names of their rules."""
-    from datetime import datetime, timezone
-
-    from stoker.core import governance
-
-    subject = governance.Subject(spec, datetime.now(timezone.utc).date())
-    return {
-        rule.name: each
-        for rule in house.rules
-        if governance.in_scope(rule, spec.tags)
-        for each in governance.exemptions(rule, subject)
-        if subject.today <= each.until
-    }
-
-
-def _held(house: House, store: Store, spec: Spec) -> tuple[tuple[Finding, ...], Bounded, tuple[tuple[str, bool], ...]]:
-    from datetime import datetime, timezone
-
-    from stoker.core import governance
-    from stoker.core.placement import acceptable
-    from stoker.heeding import as_housed, forecast
-    from stoker.submitting import connect
-
-    offered = connect(spec, store, offline=True).offerings(spec.resources)
-    fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
-    subject = governance.Subject(spec, datetime.now(timezone.utc).date())
-    bounds = governance.bounded(house, subject)
-    return governance.broken(house, subject, fitting), bounds, forecast(store, house, spec)
 
 
 def _read(file: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from stoker.core.spending import by_day, midnight, spells
 from stoker.errors import STUMBLES, in_words
 from stoker.fold import Claim, JobState
 from stoker.model import Known, Observed, Unknown
-from stoker.rules import Budget, House, Rule
+from stoker.rules import Budget, House, Rule, Then
 from stoker.spec import Spec
 
 # Stands for the value of jobs that do not have the tag: they share one budget, or nobody's money would count.
@@ -324,12 +324,14 @@ def without_told(house: House, books: Books, was_told: Callable[[Mark], bool]) -
     )
 
 
-def forecast(house: House, subject: Subject, books: Observed[Books], now: datetime) -> tuple[tuple[str, bool], ...]:
-    """What a submission is told, each with whether it is refused for it."""
+def forecast(house: House, subject: Subject, books: Observed[Books], now: datetime) -> tuple[tuple[str, Then], ...]:
+    """What a submission is told, each with what comes of it: it is refused, waits, or is only told."""
     found = judge(house, subject, books, now)
-    held = [(each.reason, each.refuses) for each in found if isinstance(each, Held)]
+    held: list[tuple[str, Then]] = [
+        (each.reason, "refuse" if each.refuses else "wait") for each in found if isinstance(each, Held)
+    ]
     said = {reason for reason, _ in held}
-    return (*held, *((each.reason, False) for each in found if isinstance(each, Word) and each.reason not in said))
+    return (*held, *((each.reason, "warn") for each in found if isinstance(each, Word) and each.reason not in said))
 
 
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -169,7 +169,7 @@ class _Look:
         again = self._place(0, spot_alone, no_spot)
         match again:
             case Chosen(offering=offering) if offering.spot:
-                return Chosen(offering, f"spot again after {taken} reclaims; on-demand: {found.reason}")
+                return Chosen(offering, f"spot again after {_reclaims(taken)}; on-demand: {found.reason}")
             case Dry(until=until) if isinstance(found, Dry):
                 return replace(found, until=min(until, found.until))
             case Dry():
@@ -270,9 +270,9 @@ def acceptable(
         # What is sold as spot alone, or may cost no more than spot does, goes on as spot: `prefer` forbids neither.
         on_demand = [offering for offering in kept if not offering.spot]
         if on_demand:
-            return on_demand, f"on-demand after {reclaimed} reclaims"
+            return on_demand, f"on-demand after {_reclaims(reclaimed)}"
         if not all(offering.spot for offering in offerings):
-            return kept, f"spot again after {reclaimed} reclaims: no on-demand offering is within the bounds"
+            return kept, f"spot again after {_reclaims(reclaimed)}: no on-demand offering is within the bounds"
     if wanted == "prefer":
         kept.sort(key=lambda offering: not offering.spot)  # Stable: the order of preference stays inside each.
     return kept, {"never": "on-demand", "only": "spot", "prefer": _SPOT_FIRST}[wanted]
@@ -344,6 +344,10 @@ def _cheapest(offerings: list[Offering]) -> str:
         return ""
     price, machine = min(known)
     return f"; the cheapest known is {machine} at ${price:.4f}/h"
+
+
+def _reclaims(count: int) -> str:
+    return "1 reclaim" if count == 1 else f"{count} reclaims"
 
 
 def reclaims(state: JobState, now: datetime, forgotten_s: float | None = None) -> int:

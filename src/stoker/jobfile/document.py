@@ -80,13 +80,21 @@ class Layer:
         return self.root.origin.source
 
 
-def read_layer(data: bytes | str, source: str, *, shared: bool = False, folder: Path | None = None) -> Layer:
-    """Parse YAML. Raises SpecError, in one line with `source:line`, for anything that is not one mapping."""
+def read_layer(
+    data: bytes | str,
+    source: str,
+    *,
+    shared: bool = False,
+    folder: Path | None = None,
+    such_as: str = "run: python train.py",
+) -> Layer:
+    """Parse YAML. Raises SpecError, in one line with `source:line`, for anything that is not one mapping, and shows a
+    field `such_as` there may be."""
     root = _read(data, Origin(source, shared=shared))
     if root.value is None:
         root = replace(root, value={})
     if not isinstance(root.value, dict):
-        raise root.origin.error("", f"expected fields such as `run: python train.py`, found {describe(root)}")
+        raise root.origin.error("", f"expected fields such as `{such_as}`, found {describe(root)}")
     return Layer(root, folder)
 
 
@@ -280,7 +288,7 @@ def _fail(error: yaml.YAMLError, origin: Origin) -> NoReturn:
     elif "mapping values are not allowed" in problem:
         problem += " (put text that holds `: ` in quotes)"
     elif "expected a single document" in str(error):
-        problem = "holds more than one document (`---`); a job file is one"
+        problem = "holds more than one document (`---`); leave one"
     line = replace(origin, line=mark.line + 1) if mark is not None else origin
     raise line.error("", f"not valid YAML: {problem}") from None
 

@@ -17,6 +17,8 @@ from stoker.summary import AttemptSummary
 # What stands for a tag that a job does not have, and for what is not kept of jobs that were removed.
 NONE = "(none)"
 REMOVED = "(removed)"
+# What there is a row for each of, beside values of tags.
+KINDS = ("day", "job", "provider", "machine")
 # The columns of money, in their order.
 AMOUNTS = ("spent", "on_demand", "saved", "idle", "lost", "startup", "waiting")
 
