@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,10 +16,12 @@ from stoker.core.snapshot import JobSnapshot, Plan
 from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.fold import JobState, fold
 from stoker.governor import govern
-from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
+from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.model import Claimed, Entry, Instance, Known, Launched, Unknown, Warned
 from stoker.providers.base import Request
+from stoker.rules import House
 from stoker.spent import read_spent, write_spent
 from stoker.store import Store
 from stoker.testing.memory import Fault
@@ -33,11 +35,20 @@ POLICY = f"rules:\n- {{name: money, budget: {{dollars: {DOLLARS}, period: day, b
 
 
 class Watched(World):
-    """Remembers when each pass began, and when each governor last set out to write what."""
+    """Remembers when each pass began, when each governor last set out to write what, and from when on it may not have
+    known then what others launched."""
 
     def point(self, caller: Caller, call: str) -> None:
         self.asked[caller.name, call] = self.now_s
+        for name, job in [*self.blind_since]:
+            if name == caller.name and call.startswith(f"create {layout.log_prefix(job)}"):
+                self.wrote[name, call] = self.blind_since[name, job]
         super().point(caller, call)
+
+    @property
+    def wrote(self) -> dict[tuple[str, str], datetime]:
+        found: dict[tuple[str, str], datetime] = self.__dict__.setdefault("_wrote", {})
+        return found
 
     @property
     def asked(self) -> dict[tuple[str, str], float]:
@@ -51,6 +62,22 @@ class Watched(World):
     @property
     def began(self) -> dict[str, list[float]]:
         found: dict[str, list[float]] = self.__dict__.setdefault("_began", {})
+        return found
+
+    def _new_governor(self, caller: Caller) -> Governor:
+        governor = super()._new_governor(caller)
+        look_again = governor.bookkeeper.look_again
+
+        def looks(house: House, job: str, now: datetime) -> None:
+            self.blind_since[caller.name, job] = now - timedelta(seconds=LOOK_AGAIN_S)
+            look_again(house, job, now)
+
+        governor.bookkeeper.look_again = looks  # type: ignore[method-assign]
+        return governor
+
+    @property
+    def blind_since(self) -> dict[tuple[str, str], datetime]:
+        found: dict[tuple[str, str], datetime] = self.__dict__.setdefault("_blind_since", {})
         return found
 
 
@@ -106,7 +133,7 @@ def spent(
 ) -> float:
     """What the team's jobs had cost by then, reckoned from the machines that the logs name.
 
-    `unseen`: a governor, and when its pass began. What others launched since, it only sees in its next one.
+    `unseen`: a governor, and since when it does not see what others launched.
     """
     total = 0.0
     for job, entries in told.items():
@@ -135,28 +162,38 @@ def test_no_governor_claims_once_the_money_is_spent(seed: int) -> None:
             match entry.event:
                 case Claimed():
                     # The store may take its time with it.
-                    moment = at(world.asked[entry.by, f"create {layout.log_entry(job, entry.seq)}"])
+                    call = f"create {layout.log_entry(job, entry.seq)}"
+                    moment, blind_since = at(world.asked[entry.by, call]), world.wrote[entry.by, call]
                 case Launched(claim=claim) if began and (began[-1] - entries[claim - 1].at).total_seconds() > 60:
                     # A launch takes a while, and is not called back.
-                    moment = began[-1]
+                    moment = blind_since = began[-1]
                 case _:
                     continue
-            before = spent(world, told, team, moment, unseen=(entry.by, began[-1]))
+            before = spent(world, told, team, moment, unseen=(entry.by, blind_since))
             assert before < DOLLARS, "\n".join([f"{job} #{entry.seq}: ${before} were spent", *world.trace])
+
+
+def crowd(count: int) -> Watched:
+    """Jobs of one team that never end, in a world without trouble."""
+    world = make_world(1)
+    world.scenario = replace(world.scenario, rates=dict.fromkeys(RATES, 0.0))
+    world.quiet = True
+    spec = replace(make_spec(), tags={"team": "a"})
+    world.jobs = {f"job-{n:02d}": SimJob(f"job-{n:02d}", spec, work=10**6, every=20, pace=1.0) for n in range(count)}
+    policies.write(world.store, POLICY, "jane")
+    for job in world.jobs.values():
+        world.submit(job)
+    return world
+
+
+def claimed(told: dict[str, list[Entry]]) -> list[tuple[datetime, str]]:
+    """When which jobs were claimed, in order."""
+    return sorted((entry.at, job) for job, log in told.items() for entry in log if isinstance(entry.event, Claimed))
 
 
 def test_who_launches_many_stops_when_the_money_is_spent() -> None:
     """Each launch takes a minute, and what it got costs money while the next one is made: within a single pass."""
-    world = make_world(1)
-    world.scenario = replace(world.scenario, rates=dict.fromkeys(RATES, 0.0))
-    world.quiet = True
-    world.jobs = {
-        f"job-{n:02d}": SimJob(f"job-{n:02d}", replace(make_spec(), tags={"team": "a"}), work=10**6, every=20, pace=1.0)
-        for n in range(30)
-    }
-    policies.write(world.store, POLICY, "jane")
-    for job in world.jobs.values():
-        world.submit(job)
+    world = crowd(30)
     real = SimProvider.launch
 
     def slow(self: SimProvider, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
@@ -167,11 +204,41 @@ def test_who_launches_many_stops_when_the_money_is_spent() -> None:
         patch.setattr(SimProvider, "launch", slow)
         done = world._new_governor(world.callers[0]).run_pass()
     told = logs(world)
-    claims = sorted(entry.at for entries in told.values() for entry in entries if isinstance(entry.event, Claimed))
+    claims = claimed(told)
     assert 2 < len(claims) < 30
-    assert all(spent(world, told, "a", moment) < DOLLARS for moment in claims)
-    kept_back = [job for job, entries in told.items() if not any(isinstance(e.event, Claimed) for e in entries)]
+    assert all(spent(world, told, "a", moment) < DOLLARS for moment, _ in claims)
+    kept_back = set(told) - {job for _, job in claims}
     assert all("policy money" in done.waiting[job] for job in kept_back)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["jobs-that-were-there", "jobs-that-came-since"])
+def test_who_launches_many_sees_what_another_launches_meanwhile(late: bool) -> None:
+    """A is in a long pass, each launch of which takes a minute; B launches twenty while A makes its first."""
+    world = crowd(40)
+    others = [job for job in world.jobs.values() if job.name >= "job-20"]
+    if late:
+        world.store.delete([layout.active(job.name, 1) for job in others])
+    real = SimProvider.launch
+    by_a: list[int] = []
+
+    def slow(self: SimProvider, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
+        if requests[0].params["order"].job < "job-20":
+            by_a.append(1)
+            if len(by_a) == 1:
+                for job in others:
+                    world.store.put(layout.active(job.name, 1), b"")
+                world._new_governor(world.callers[1]).run_pass(only={job.name for job in others})
+            world.run_until(world.now_s + 60.0)
+        return real(self, requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimProvider, "launch", slow)
+        done = world._new_governor(world.callers[0]).run_pass()
+    told = logs(world)
+    claims = claimed(told)
+    assert len(claims) == 22, "twenty by B; by A one before them, and one while there was money left"
+    assert all(spent(world, told, "a", moment) < DOLLARS for moment, _ in claims)
+    assert "are spent" in done.waiting["job-19"]
 
 
 def test_one_job_that_makes_no_sense_keeps_no_other_from_being_governed() -> None:

@@ -47,10 +47,10 @@ class Applied:
 
 
 class Purse(Protocol):
-    """Knows, without looking anything up, what budgets say at this very moment."""
+    """Knows what budgets say at this very moment."""
 
-    def keeps_back(self, job: str, *, claimed: bool) -> str | None:
-        """Why the job may not have a machine now; `claimed`: to finish a claim that was made before."""
+    def keeps_back(self, job: str) -> str | None:
+        """Why the job may not have a machine now, for a new claim or for one that was made before."""
 
     def launched(self, job: str, number: int) -> None:
         """A claim has its machines from now on."""
@@ -132,12 +132,12 @@ class Applier:
         """Launches take their time, and what they got costs money meanwhile: a plan may be old by its last ones."""
         match action:
             case Append(event=Claimed()):
-                claimed = False
+                pass
             case Launch() if action.job not in applied.moved:
-                claimed = True
+                pass  # A claim that was made before, and that nobody finished: that is a launch like any other.
             case _:
                 return False
-        why = purse.keeps_back(action.job, claimed=claimed)
+        why = purse.keeps_back(action.job)
         if why is not None:
             applied.waiting[action.job] = why
         return why is not None

@@ -25,7 +25,7 @@ from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
 from stoker.fold import JobState
-from stoker.governor.observe import Memory, for_each
+from stoker.governor.observe import Memory, active_jobs, for_each
 from stoker.index import read_index, read_submission
 from stoker.layout import spent_day, spent_month
 from stoker.model import PROTOCOL_VERSION, Known, Observed, Unknown, Warned
@@ -36,12 +36,15 @@ from stoker.store import Store
 
 # In a pass that is not about a job, what was read of it so lately will do.
 FRESH_S = 60.0
+# A pass that launches may take minutes, and others launch meanwhile. Before it goes on, what is older than this is read
+# again: about as often as a governor looks at a store that is far away.
+LOOK_AGAIN_S = 15.0
 # Where nobody wants a machine, budgets are only looked at to warn of them in time.
 WARN_EVERY_S = 300.0
 
 
 class Bookkeeper:
-    """Looks for one governor. What was read in a pass is kept for its further rounds.
+    """Looks for one governor. What was read in a pass is kept for its further rounds, for a few seconds.
 
     A pass over all jobs reads all their logs anyway. One over a few counts the others by what was read of them in the
     last minute, or by their records in `index/`, which every pass writes after what it did. What such a fold says runs
@@ -57,6 +60,8 @@ class Bookkeeper:
         # When each job was last read, by the governor's own clock.
         self._seen_s: dict[str, float] = {}
         self._passed_s: float | None = None
+        # What was read in this pass, and since when, by the store's clock: nothing of it is older.
+        self._read_since: datetime | None = None
         self._read: dict[str, JobState] = {}
         self._kept: tuple[tuple[str, ...], list[Expense]] | None = None
         self._warned_s: float | None = None
@@ -66,11 +71,13 @@ class Bookkeeper:
         self._books: Observed[Books] | None = None
         self._started: dict[tuple[str, int], Started] = {}
 
-    def begin(self, jobs: tuple[str, ...], *, whole: bool = True) -> None:
+    def begin(self, jobs: tuple[str, ...], *, whole: bool = True, now: datetime | None = None) -> None:
         """A new pass. `jobs` are all that are active, listed before anything else is read here: one that is forgotten
-        meanwhile is then counted by its log. `whole`: it is about all of them."""
+        meanwhile is then counted by its log. `whole`: it is about all of them. `now`: None where the first look follows
+        at once."""
         self._jobs = jobs
         self._whole = whole
+        self._read_since = now
         active = set(jobs)
         self._seen_s = {job: seen_s for job, seen_s in self._seen_s.items() if job in active}
         self._read = {}
@@ -97,6 +104,7 @@ class Bookkeeper:
         from stoker.governor.foreign.money import read_expenses
 
         try:
+            self._renew(now)
             found = for_each(self._account_or_why_not, list(self._jobs), near=self.store.near)
             accounts = [each for each in found if isinstance(each, tuple)]
             unread = [each for each in found if isinstance(each, Unread)]
@@ -109,20 +117,21 @@ class Bookkeeper:
         self._started = {}
         return self._books
 
-    def keeps_back(self, house: House, job: str, now: datetime, *, claimed: bool = False) -> str | None:
-        """What keeps a job from a machine at this moment, of what was looked up in this pass and of what was launched
-        since. Reads nothing: a pass may launch many, one after the other, and each costs money while the next waits.
+    def look_again(self, house: House, job: str, now: datetime) -> None:
+        """Before a job gets a machine: a pass may launch many, one after the other, and others launch meanwhile."""
+        submission = self.memory.submissions.get(job)
+        if submission is not None and concerned(house, submission.spec.tags) and self._is_old(now):
+            self.look(house, now)
 
-        `claimed`: it is about a claim that somebody made. What is not known does not hold that back.
-        """
+    def keeps_back(self, house: House, job: str, now: datetime) -> str | None:
+        """What keeps a job from a machine at this moment, of what was looked up last and of what was launched here
+        since: each costs money while the next waits. What is not known keeps it back, too. Reads nothing."""
         submission = self.memory.submissions.get(job)
         if submission is None or not concerned(house, submission.spec.tags):
             return None
         subject, books = Subject(submission.spec, now.date(), job), self._books
         if isinstance(books, Known):
             books = budgets.later(house, books.value, self._started.values(), subject, now)
-        if claimed and not isinstance(books, Known):
-            return None
         found = budgets.judge(house, subject, books, now)
         return next((each.reason for each in found if isinstance(each, Held)), None)
 
@@ -156,6 +165,16 @@ class Bookkeeper:
         if mark not in self._told:
             self.store.create(_key(mark), b"")
             self._told.add(mark)
+
+    def _is_old(self, now: datetime) -> bool:
+        return self._read_since is not None and (now - self._read_since).total_seconds() >= LOOK_AGAIN_S
+
+    def _renew(self, now: datetime) -> None:
+        """Have all of it read again that is too old, from the logs themselves, and of the jobs that came since."""
+        if self._is_old(now):
+            self._jobs = tuple(active_jobs(self.store))
+            self._whole, self._read, self._kept, self._read_since = True, {}, None, now
+        self._read_since = self._read_since or now
 
     def _was_told(self, mark: Mark) -> bool:
         if mark not in self._told and self.store.head(_key(mark)) is not None:

@@ -121,11 +121,11 @@ class Governor:
         """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
         self.policy = self.applier.policy = self._house.read()
         markers = active_jobs(self.store)
-        self.bookkeeper.begin(tuple(markers), whole=only is None)
         active = set(markers)
         if only is not None:
             markers = {job: found for job, found in markers.items() if job in only}
         clock = self._clock = record_pass(self.store, self.name, len(markers), self.monotonic)
+        self.bookkeeper.begin(tuple(sorted(active)), whole=only is None, now=clock.now())
         self.teller.begin(self.policy.house)
         self._look_at_markets(clock)
         sweeping = only is None and self._sweep_is_due()
@@ -369,8 +369,10 @@ class _Purse:
     house: House
     clock: StoreClock
 
-    def keeps_back(self, job: str, *, claimed: bool) -> str | None:
-        return self.keeper.keeps_back(self.house, job, self.clock.now(), claimed=claimed)
+    def keeps_back(self, job: str) -> str | None:
+        self.keeper.look_again(self.house, job, self.clock.now())
+        # A look takes its time, and what runs costs money meanwhile.
+        return self.keeper.keeps_back(self.house, job, self.clock.now())
 
     def launched(self, job: str, number: int) -> None:
         self.keeper.launched(job, number)
