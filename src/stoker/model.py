@@ -251,7 +251,9 @@ class Closed:
     step: int | None = None
     restored_from: str | None = None
     checkpoint: str | None = None
-    # Made a checkpoint or a step that no attempt before it had made.
+    # The highest step that is in its checkpoints, where they tell one.
+    saved_step: int | None = None
+    # Reported or saved a step beyond those of all attempts before it; where nobody tells steps, saved anything.
     progressed: bool = False
     # Failed before it made any progress on what it restored.
     at_startup: bool = False

@@ -245,6 +245,63 @@ def test_progress_starts_the_count_anew() -> None:
     assert not verdict(make_case(step, noticed=True, history=past(30, "reclaimed", step=7))).restart
 
 
+def saving(key: str, saved: int | None, **told: Any) -> Exit:
+    """It was killed, and had saved this."""
+    return make_exit("failed", signal=9, trained_s=1000.0, checkpoint=CheckpointRef(key, key, saved), **told)
+
+
+@pytest.mark.parametrize(
+    ("left", "before", "progressed"),
+    [
+        (saving("b", 100), {"saved_step": 100, "checkpoint": "a"}, False),
+        (saving("b", 100, step=100), {"step": 100, "saved_step": 100, "checkpoint": "a"}, False),
+        (saving("b", None, step=100), {"step": 100, "checkpoint": "a"}, False),
+        (saving("b", None), {"step": 100, "checkpoint": "a"}, False),
+        (saving("b", None), {"saved_step": 100, "checkpoint": "a"}, False),
+        (saving("b", 101), {"saved_step": 100, "checkpoint": "a"}, True),
+        (saving("b", None, step=101), {"step": 100, "checkpoint": "a"}, True),
+        (saving("b", 90, step=95), {"step": 100, "saved_step": 80}, True),
+        (saving("b", 100), {"step": 100}, True),
+        (saving("b", None), {"checkpoint": "a"}, True),
+        (saving("a", None, restored_from="a"), {"checkpoint": "a"}, False),
+        (saving("a", 100, restored_from="a"), {}, False),
+    ],
+    ids=[
+        "saved again",
+        "saved and reported again",
+        "reported again",
+        "reported before",
+        "saved before",
+        "saved more",
+        "reported more",
+        "kept what was lost",
+        "kept for the first time",
+        "nobody tells steps",
+        "saved nothing",
+        "saved nothing of its own",
+    ],
+)
+def test_progress_is_a_step_beyond_all_before(left: Exit, before: dict[str, Any], progressed: bool) -> None:
+    case = make_case(left, history=past(4, "infrastructure", **before))
+    assert case.progressed is progressed
+    assert verdict(case).restart is progressed
+    assert closing(case, verdict(case)).progressed is progressed
+
+
+def test_the_step_that_was_saved_is_kept_in_the_log() -> None:
+    case = make_case(saving("b", 7, restored_from="a"))
+    assert closing(case, verdict(case)).saved_step == 7
+
+
+def test_who_has_saved_has_got_past_what_it_restored() -> None:
+    """A step that was there before is no progress, and no reason to give up on the checkpoint before it either."""
+    left = make_exit(
+        "failed", code=1, trained_s=1.0, restored_from=KEY, checkpoint=CheckpointRef("00000005/000001-x", "x", 9)
+    )
+    case = make_case(left, history=past(1, "lost", saved_step=9))
+    assert not case.progressed and not case.at_startup
+
+
 def test_a_gang_that_was_never_complete_may_be_tried_without_end() -> None:
     assert verdict(make_case(None, None, named=1, history=past(9, "dry"))).restart
 

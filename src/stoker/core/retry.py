@@ -114,15 +114,34 @@ class Case:
         )
 
     @property
+    def saved(self) -> bool:
+        """Whether it made a checkpoint of its own."""
+        return self.checkpoint is not None and self.checkpoint != self.restored_from
+
+    @property
+    def saved_step(self) -> int | None:
+        """The highest step that is in a checkpoint of its own, where those tell."""
+        found = [one.checkpoint for one in (*self.left, *self.heartbeats) if one is not None and one.checkpoint]
+        steps = [ref.step for ref in found if ref.step is not None and ref.key != self.restored_from]
+        return max(steps, default=None)
+
+    @property
     def progressed(self) -> bool:
-        if self.checkpoint is not None and self.checkpoint != self.restored_from:
+        """Steps tell it, once anybody told one: who stands still may save the same step again, each time anew.
+
+        What was reported is compared with what was reported, and what was saved with what was saved: steps that were
+        lost with their machine have to be made again, and are progress once they are kept.
+        """
+        before = [claim.closed for claim in self.state.claims if claim.closed]
+        reported, kept = [closed.step for closed in before], [closed.saved_step for closed in before]
+        if _beyond(self.step, reported) or _beyond(self.saved_step, kept):
             return True
-        best = max((c.closed.step for c in self.state.claims if c.closed and c.closed.step is not None), default=None)
-        return self.step is not None and (best is None or self.step > best)
+        return self.saved and all(step is None for step in (self.step, self.saved_step, *reported, *kept))
 
     @property
     def at_startup(self) -> bool:
-        return not self.progressed and self.trained_s < self.policy.startup_s
+        # Who has saved since has got past what it restored, however little that was.
+        return not self.progressed and not self.saved and self.trained_s < self.policy.startup_s
 
 
 @dataclass(frozen=True)
@@ -157,6 +176,7 @@ def closing(case: Case, found: Verdict) -> Closed:
         step=case.step,
         restored_from=case.restored_from,
         checkpoint=case.checkpoint,
+        saved_step=case.saved_step,
         progressed=case.progressed,
         at_startup=case.at_startup and (found.outcome == "failed" or found.rule in LOADING),
         exit_code=_status(failure),
@@ -447,6 +467,11 @@ def _without_loops(case: Case, found: Verdict) -> Verdict:
     if in_a_row < most:
         return found
     return replace(found, restart=False, reason=f"{found.reason}; {in_a_row} attempts in a row made no progress")
+
+
+def _beyond(step: int | None, before: Sequence[int | None]) -> bool:
+    """Whether a step is known, and is higher than all that are known of those."""
+    return step is not None and all(other is None or step > other for other in before)
 
 
 def _status(found: Exit | None) -> int | None:
