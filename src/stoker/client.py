@@ -29,7 +29,7 @@ from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
-from stoker.heeding import heed, house_of
+from stoker.heeding import heed, heed_used, house_of
 from stoker.home import default_store_url
 from stoker.inputs import check_readable
 from stoker.jobfile import (
@@ -353,6 +353,7 @@ def _heed_again(store: Store, state: JobState) -> None:
         pass  # What is on offer is for a governor to find out; the other rules need nobody's word.
     else:
         fitting = fitting_offerings(house, spec, provider, offered)
+    heed_used(house, spec, state, fitting)
     heed(house, spec, fitting, store, state.job)
 
 

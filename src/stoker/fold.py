@@ -67,6 +67,8 @@ class Claim:
     closed: Closed | None = None
     closed_at: datetime | None = None
     closed_reason: str = ""
+    # Where it ended the job, and the job was opened again: when that was, or its machines were asked back before.
+    let_go_at: datetime | None = None
 
     @property
     def open(self) -> bool:
@@ -284,6 +286,9 @@ def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
 def _resumed(state: JobState, entry: Entry) -> JobState:
     if state.ended is None:
         return state
+    let_go_at = state.stop.at if state.stop is not None else entry.at
+    if state.ended.claim is not None:
+        state = _change(state, state.ended.claim, lambda claim: replace(claim, let_go_at=let_go_at))
     return replace(
         state, ended=None, stop=None, opened_at=entry.at, opened_seq=entry.seq, warned=(), warned_at={}, witnessed=()
     )

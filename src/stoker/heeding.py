@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
 from stoker import policies
-from stoker.core import budgets, governance
+from stoker.core import budgets, governance, limits
 from stoker.core.budgets import Books
 from stoker.core.governance import Subject
 from stoker.core.market import ordered
+from stoker.core.placement import that_pay
+from stoker.core.policy import DEFAULT
 from stoker.core.spans import span_text
 from stoker.errors import UserError
+from stoker.fold import JobState
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
@@ -40,12 +43,11 @@ def house_of(store: Store | None) -> House:
 def as_housed(house: House, spec: Spec) -> Spec:
     """The spec with what the house says of spot and of cost: both say which machines it may come to."""
     bounded = governance.bounded(house, _subject(spec)).spec
-    retry, limits = bounded.retry, bounded.limits
     return replace(
         spec,
         resources=bounded.resources,
-        retry=replace(spec.retry, spot_wait_s=retry.spot_wait_s),
-        limits=replace(spec.limits, max_cost=limits.max_cost),
+        retry=replace(spec.retry, spot_wait_s=bounded.retry.spot_wait_s),
+        limits=replace(spec.limits, max_cost=bounded.limits.max_cost),
     )
 
 
@@ -87,6 +89,20 @@ def heed(
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
     told = (*map(str, found), *(reason for reason, _ in coming))
     return Heeded(_as_seen(house, spec, store, governance.allowed(house, subject, offerings)), told, noted, bounds)
+
+
+def heed_used(house: House, spec: Spec, state: JobState, offerings: tuple[Offering, ...]) -> None:
+    """Raises UserError where the house's bounds, which count all attempts of a job, leave nothing to one that is to be
+    opened again."""
+    now = datetime.now(timezone.utc)
+    used = limits.used_before(replace(state, opened_seq=state.seq), spec, now)
+    bounds = governance.bounded(house, Subject(spec, now.date(), state.job, used))
+    told = limits.used_up(bounds)
+    if told is None and "max_cost" in bounds.by_rule:
+        whose, spent = bounds.named("max_cost"), bounds.used_of("max_cost")
+        _, told = that_pay(bounds.spec, list(offerings), DEFAULT.leave_s, cost_bound=whose, used=spent)
+    if told:
+        raise UserError(f"{told}; who keeps the rules can raise the bound, or list {state.job} under its `except`")
 
 
 def _as_seen(house: House, spec: Spec, store: Store | None, offerings: tuple[Offering, ...]) -> tuple[Offering, ...]:

@@ -9,22 +9,22 @@ from stoker.core.policy import DEFAULT
 from stoker.governor.apply import Applier, longest_life_s
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory
-from stoker.model import Claimed
+from stoker.model import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.rules import Exemption, House, Rule
 from stoker.spec import Limits
 from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state
+from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
 
 
-def life_s(until: date) -> float | None:
+def life_s(*before: Event, until: date) -> float | None:
     """Of a machine whose job is exempt from a bound of an hour until that day. It was claimed in January 2026."""
     store = MemoryStore(lambda: EPOCH)
     applier = Applier(store, Fleet(store.url), Memory(), "me")
     exempt = Exemption(JOB, until, "a demo")
     rule = Rule(name="short", max_runtime_s=3600.0, exempt=(exempt,))
     applier.policy = replace(DEFAULT, house=House((rule,)))
-    (claim,) = make_state(Claimed(SPOT_A, 1)).claims
-    return applier._longest_life_s(JOB, make_spec(limits=Limits(max_runtime_s=86400.0)), claim)
+    state = make_state(*before, Claimed(SPOT_A, 1))
+    return applier._longest_life_s(state, make_spec(limits=Limits(max_runtime_s=86400.0)), state.claims[-1])
 
 
 def test_the_houses_bound_is_tighter() -> None:
@@ -33,3 +33,11 @@ def test_the_houses_bound_is_tighter() -> None:
 
 def test_an_exemption_holds_on_the_day_of_the_claim() -> None:
     assert life_s(until=EPOCH.date()) == longest_life_s(make_spec(limits=Limits(max_runtime_s=86400.0)))
+
+
+def test_a_job_that_was_resumed_has_what_the_houses_bound_leaves_it() -> None:
+    closed = Closed(2, "stopped", "stop", trained_s=600.0)
+    before = (Claimed(SPOT_A, 1), Launched(2, nodes(2)), closed, Ended("stopped", "stop", 2), ResumeAsked("jane"))
+    left = longest_life_s(make_spec(limits=Limits(max_runtime_s=3000.0)))
+    assert life_s(*before, until=date(2025, 12, 31)) == left
+    assert life_s(*before, until=EPOCH.date()) == longest_life_s(make_spec(limits=Limits(max_runtime_s=86400.0)))

@@ -96,7 +96,8 @@ class _Decision:
         self.policy = policy
         self.now = now
         self.blind = blind
-        self.subject = governance.Subject(job.spec, now.date(), job.state.job)
+        used = limits.used_before(job.state, job.spec, now)
+        self.subject = governance.Subject(job.spec, now.date(), job.state.job, used)
         self.bounds = governance.bounded(policy.house, self.subject)
         self.actions: list[Action] = []
         self.wakes: list[datetime] = []
@@ -393,9 +394,12 @@ class _Decision:
         often = governance.taken_too_often(self.policy.house, self.subject, may, self.job.market, self.now)
         shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
         job, whose = self._bounded_job, self.bounds.named("spot_wait")
-        most = self.bounds.named("max_cost")
+        most, used = self.bounds.named("max_cost"), self.bounds.used_of("max_cost")
         by = self.bounds.named("on_demand_after") if "on_demand_after" in self.bounds.by_rule else ""
-        match place(job, may, self.policy, self.now, bound=whose, cost_bound=most, given_up_by=by, shunned=shunned):
+        found = place(
+            job, may, self.policy, self.now, bound=whose, cost_bound=most, used=used, given_up_by=by, shunned=shunned
+        )
+        match found:
             case Chosen(offering=offering, reason=why):
                 told = [finding for one, finding in often if one == offering]
                 audited = auditing.of_place(job, may, self.policy, self._bounded_subject, self.now, offering, shunned)

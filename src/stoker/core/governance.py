@@ -23,12 +23,21 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a job used up before it was last opened: it counts against the house's bounds, and not against its own."""
+
+    dollars: float = 0.0
+    trained_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Subject:
     """Whom a rule is held against. `job` is None before it has an id."""
 
     spec: Spec
     today: date
     job: str | None = None
+    used: Used = Used()
 
 
 @dataclass(frozen=True)
@@ -143,10 +152,14 @@ def taken_too_often(
 
 @dataclass(frozen=True)
 class Bounded:
-    """A spec with the house's bounds in it, and which of them are the house's: the name of the rule by the field's."""
+    """A spec with the house's bounds in it, and which of them are the house's: the name of the rule by the field's.
+
+    What was `used` before the job was last opened is taken off the house's, so that all count from there.
+    """
 
     spec: Spec
     by_rule: Mapping[str, str]
+    used: Used = Used()
 
     def named(self, field: str) -> str:
         """Whose bound it is, in words: `limits.max_cost`, or `policy max-cost`."""
@@ -154,8 +167,13 @@ class Bounded:
         section = "retry" if field in ("spot_wait", "on_demand_after", "resumes") else "limits"
         return f"{section}.{field}" if rule is None else f"policy {rule}"
 
+    def used_of(self, field: str) -> float:
+        """What counts against this bound from before the job was last opened: seconds or dollars."""
+        used = {"max_runtime": self.used.trained_s, "max_cost": self.used.dollars}
+        return used.get(field, 0.0) if field in self.by_rule else 0.0
+
     def value(self, field: str) -> float | None:
-        """The bound itself: seconds, dollars or a count."""
+        """The bound itself, as it was set: seconds, dollars or a count."""
         limits, retry = self.spec.limits, self.spec.retry
         found: dict[str, float | None] = {
             "max_runtime": limits.max_runtime_s,
@@ -165,7 +183,8 @@ class Bounded:
             "on_demand_after": retry.on_demand_after,
             "resumes": retry.resumes,
         }
-        return found[field]
+        left = found[field]
+        return None if left is None else left + self.used_of(field)
 
     def rule(self, field: str) -> str:
         rule = self.by_rule.get(field)
@@ -173,12 +192,16 @@ class Bounded:
 
 
 def bounded(house: House, subject: Subject) -> Bounded:
-    """The tightest of the job's own bounds and the house's; how it is retried is the house's where that says so."""
-    limits, retry, resources = subject.spec.limits, subject.spec.retry, subject.spec.resources
+    """The tightest of the job's own bounds and the house's; how it is retried is the house's where that says so.
+
+    The job's own time and money count anew when a person resumes it. The house's do not: nobody gets more of them by
+    asking again.
+    """
+    limits, retry, resources, used = subject.spec.limits, subject.spec.retry, subject.spec.resources, subject.used
     by_rule: dict[str, str] = {}
-    for field in ("max_runtime_s", "max_wait_s", "max_cost"):
+    for field, gone in (("max_runtime_s", used.trained_s), ("max_wait_s", 0.0), ("max_cost", used.dollars)):
         for rule in that_count(house, subject, field):
-            most, own = getattr(rule, field), getattr(limits, field)
+            most, own = getattr(rule, field) - gone, getattr(limits, field)
             if rule.action == "stop" and (own is None or most < own):
                 limits = replace(limits, **{field: most})
                 by_rule[field.removesuffix("_s")] = rule.name
@@ -201,7 +224,7 @@ def bounded(house: House, subject: Subject) -> Bounded:
             own_s = retry.spot_wait_s
             retry = replace(retry, spot_wait_s=math.inf if own_s is None else own_s)
             resources = replace(resources, spot="prefer")
-    return Bounded(replace(subject.spec, limits=limits, retry=retry, resources=resources), by_rule)
+    return Bounded(replace(subject.spec, limits=limits, retry=retry, resources=resources), by_rule, used)
 
 
 # ── Rule by rule ──────────────────────────────────────────────────────────────────────────────────────────────────────

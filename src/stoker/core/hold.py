@@ -57,8 +57,8 @@ def hold_of(state: JobState, spec: Spec) -> Hold | None:
 def longest_held(state: JobState, spec: Spec, now: datetime) -> dict[int, datetime]:
     """By the claims' numbers: until when machines were held at most, from the log alone, whatever came after.
 
-    A hold ends when somebody asks for that. When that was, before the job was opened again, the log's fold does not
-    keep: until then it counts as held. What the machines themselves said of it is in their facts.
+    A hold ends when somebody asks for that, or opens the job again. What the machines themselves said of it is in
+    their facts.
     """
     found = {}
     hold, stop = hold_of(replace(state, stop=None), spec), state.stop
@@ -68,9 +68,10 @@ def longest_held(state: JobState, spec: Spec, now: datetime) -> dict[int, dateti
         if claim.number in found or not may_have_been_held(claim, spec) or claim.number > state.opened_seq:
             continue
         assert claim.closed_at is not None
-        opened_at = following.at if following is not None else state.opened_at or now
+        # A fold that an older Stoker kept does not say.
+        let_go_at = claim.let_go_at or (following.at if following is not None else state.opened_at or now)
         longest_s = span_s(spec.retry.hold_on_failure_s)
-        found[claim.number] = min(now, opened_at, claim.closed_at + timedelta(seconds=longest_s))
+        found[claim.number] = min(now, max(let_go_at, claim.closed_at), claim.closed_at + timedelta(seconds=longest_s))
     return found
 
 

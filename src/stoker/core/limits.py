@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.costs import burn_rate, known_cost, span_s
-from stoker.core.governance import Bounded
+from stoker.core.costs import burn_rate, claim_cost, known_cost, span_s
+from stoker.core.governance import Bounded, Used
+from stoker.core.hold import longest_held
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.spans import span_text
+from stoker.fold import Claim, JobState
+from stoker.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,7 @@ def reached(job: JobSnapshot, bounds: Bounded, now: datetime, save_s: float) -> 
     if limits.max_runtime_s is not None:
         left = limits.max_runtime_s - trained_s(job, now)
         if left <= 0:
-            told = f"{bounds.named('max_runtime')} ({span_text(limits.max_runtime_s)} of training) is reached"
-            return Reached(bounds.rule("max_runtime"), told)
+            return Reached(bounds.rule("max_runtime"), f"{_title(bounds, 'max_runtime')} is reached")
         if job.state.open_claims:
             due.append(left)
     if limits.max_cost is not None:
@@ -43,13 +45,46 @@ def reached(job: JobSnapshot, bounds: Bounded, now: datetime, save_s: float) -> 
         set_aside = rate * save_s
         left = limits.max_cost - spent - set_aside
         if left <= 0 and (spent > 0 or limits.max_cost <= 0):
-            told = f"{bounds.named('max_cost')} (${limits.max_cost:g}) is reached: ${spent:,.2f} spent"
+            spent += bounds.used_of("max_cost")
+            told = f"{_title(bounds, 'max_cost')} is reached: ${spent:,.2f} spent"
             if set_aside > 0:
                 told += f", ${set_aside:,.2f} set aside for saving"
             return Reached(bounds.rule("max_cost"), told)
         if rate > 0:
             due.append(left / rate)
     return Far(min(due, default=None))
+
+
+def used_before(state: JobState, spec: Spec, now: datetime) -> Used:
+    """What counts against the house's bounds from before the job was last opened, held machines at their longest."""
+    before = [claim for claim in state.claims if claim.number <= state.opened_seq]
+    held = longest_held(state, spec, now) if before else {}
+
+    def dollars(claim: Claim) -> float:
+        held_s = (
+            (held[claim.number] - claim.closed_at).total_seconds() if claim.closed_at and claim.number in held else 0
+        )
+        return claim_cost(claim, now, max(0.0, held_s) / 3600 * len(claim.launched or ())).dearest or 0.0
+
+    trained = (span_s(claim.closed.trained_s) for claim in before if claim.closed)
+    return Used(sum(map(dollars, before)), sum(trained))
+
+
+def used_up(bounds: Bounded) -> str | None:
+    """The house's bound that leaves a job nothing if it is opened now, in words. `bounds` are of all that it used."""
+    for field in ("max_runtime", "max_cost"):
+        most = bounds.value(field)
+        if field in bounds.by_rule and most is not None and bounds.used_of(field) >= most:
+            used = bounds.used_of(field)
+            told = f"${used:,.2f} are spent" if field == "max_cost" else f"it has trained for {span_text(used)}"
+            return f"{_title(bounds, field)} counts all attempts of a job, and {told}"
+    return None
+
+
+def _title(bounds: Bounded, field: str) -> str:
+    """Whose bound it is, and how much: `policy max-cost ($500)`."""
+    most = bounds.value(field) or 0.0
+    return f"{bounds.named(field)} ({f'${most:g}' if field == 'max_cost' else f'{span_text(most)} of training'})"
 
 
 def trained_s(job: JobSnapshot, now: datetime) -> float:

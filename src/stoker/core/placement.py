@@ -103,16 +103,17 @@ def place(
     *,
     bound: str = "retry.spot_wait",
     cost_bound: str = MAX_COST,
+    used: float = 0.0,
     given_up_by: str = "",
     shunned: Mapping[str, str] = _NONE,
 ) -> Placement:
     """Choose among `offerings`, which come in order of preference.
 
-    `bound` is who says how long spot is waited for, `cost_bound` who says what the job may cost, `given_up_by` the rule
-    of the house that says after how many reclaims spot is given up. `shunned` are keys of offerings that are not to be
-    had for now, and why.
+    `bound` is who says how long spot is waited for, `cost_bound` who says what the job may cost, `used` what of that it
+    had spent before it was last opened, `given_up_by` the rule of the house that says after how many reclaims spot is
+    given up. `shunned` are keys of offerings that are not to be had for now, and why.
     """
-    look = _Look(job, offerings, policy, now, shunned, cost_bound, given_up_by)
+    look = _Look(job, offerings, policy, now, shunned, cost_bound, used, given_up_by)
     left_s = _spot_alone_left_s(job, now)
     if left_s <= 0:
         wait_s = spot.alone_s(job.spec)
@@ -158,6 +159,7 @@ class _Look:
     now: datetime
     shunned: Mapping[str, str]
     cost_bound: str
+    used: float
     given_up_by: str
 
     def place(self, *, spot_alone: bool = False, no_spot: str = _NO_SPOT) -> Placement:
@@ -183,8 +185,8 @@ class _Look:
         if not fitting:
             known, _ = acceptable(spec, self.offerings, reclaimed, spot_alone=spot_alone, unpriced=True)
             return Impossible(reason, unpriced=bool(known))
-        spent = known_cost(state, now)
-        fitting, too_little = that_pay(spec, fitting, self.policy.leave_s, spent, cost_bound=self.cost_bound)
+        spent, whose = known_cost(state, now), self.cost_bound
+        fitting, too_little = that_pay(spec, fitting, self.policy.leave_s, spent, cost_bound=whose, used=self.used)
         if not fitting:
             return Impossible(too_little, bound=True)
         if self.given_up_by and spot.given_up(spec, reclaimed) and not any(offering.spot for offering in fitting):
@@ -299,12 +301,18 @@ def _affordable(spec: Spec, offerings: list[Offering], unpriced: bool, cost_boun
 
 
 def that_pay(
-    spec: Spec, offerings: list[Offering], leave_s: float, spent: float = 0.0, *, cost_bound: str = MAX_COST
+    spec: Spec,
+    offerings: list[Offering],
+    leave_s: float,
+    spent: float = 0.0,
+    *,
+    cost_bound: str = MAX_COST,
+    used: float = 0.0,
 ) -> tuple[list[Offering], str]:
     """The offerings on which the job can train at all before its bound on the cost ends it, or why there are none.
 
     What saving and leaving may cost is set aside: where nothing is left beside it, a machine would be launched only to
-    be ended at once.
+    be ended at once. `used` is what was taken off the bound before.
     """
     most, save_s = spec.limits.max_cost, spec.checkpoints.grace_s + leave_s
     if most is None:
@@ -315,8 +323,9 @@ def that_pay(
         return kept, ""
     cheapest = min(set_aside.values())
     what = f"({span_text(save_s)} at ${cheapest * 3600 / save_s:,.2f}/h: ${cheapest:,.2f})"
-    if spent:
-        return [], f"{cost_bound}: ${spent:,.2f} of ${most:g} is spent, and what is left does not pay for saving {what}"
+    if spent + used:
+        told = f"${spent + used:,.2f} of ${most + used:g} is spent"
+        return [], f"{cost_bound}: {told}, and what is left does not pay for saving {what}"
     advice = "raise it, shorten checkpoints.grace, or take a cheaper machine"
     return [], f"{cost_bound}: ${most:g} does not even pay for saving {what}; {advice}"
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from stoker import layout, log
-from stoker.core import governance
+from stoker.core import governance, limits
 from stoker.core.hold import hold_of
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
@@ -268,14 +268,14 @@ class Applier:
             spec=spec,
             submitter=submission.submitter,
             offering=claim.offering,
-            max_life_s=self._longest_life_s(state.job, spec, claim),
+            max_life_s=self._longest_life_s(state, spec, claim),
             environ=submission.environ,
             bundles=submission.bundles,
         )
 
-    def _longest_life_s(self, job: str, spec: Spec, claim: Claim) -> float | None:
-        """By the house's bounds, too. The day is the claim's: whoever finishes it asks for the same."""
-        subject = governance.Subject(spec, claim.at.date(), job)
+    def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:
+        """By the house's bounds, too. The time is the claim's: whoever finishes it asks for the same."""
+        subject = governance.Subject(spec, claim.at.date(), state.job, limits.used_before(state, spec, claim.at))
         return longest_life_s(governance.bounded(self.policy.house, subject).spec)
 
 
@@ -289,4 +289,4 @@ _LIFE_MARGIN_S = 3600.0
 def longest_life_s(spec: Spec) -> float | None:
     """How long a machine of this job may live, whoever governs it; None where nothing bounds its time."""
     most_s = spec.limits.max_runtime_s
-    return None if most_s is None else most_s + spec.retry.hold_on_failure_s + _LIFE_MARGIN_S
+    return None if most_s is None else max(0.0, most_s) + spec.retry.hold_on_failure_s + _LIFE_MARGIN_S
