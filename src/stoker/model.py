@@ -260,6 +260,8 @@ class Closed:
     exit_code: int | None = None
     tail: tuple[str, ...] = ()
     waste: Waste | None = None
+    # How long its machines may be held for a look, where it ends the job and the spec asks for that.
+    hold_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -389,7 +389,7 @@ class Life:
         if holding:
             assert self._spec is not None
             span = span_text(self._spec.retry.hold_on_failure_s)
-            self.node.say(f"if this ends the job, the machine is held for {span}; `stoker stop` gives it back")
+            self.node.say(f"if this ends the job, the machine is held for {span} at most; `stoker stop` gives it back")
         else:
             self.enclosure.leave()
         left = self._flush_rest(left, closing)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from stoker.core import auditing, budgets, gate, governance, limits, orphans, retiring, retry, watching
+from stoker.core import auditing, budgets, gate, governance, hold, limits, orphans, retiring, retry, watching
 from stoker.core.costs import span_s
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
@@ -107,7 +107,7 @@ class _Decision:
         if self.state.min_version > PROTOCOL_VERSION:
             self.waiting = "a newer Stoker governs this job; update this one"
             return
-        self.actions += orphans.sweep(self.job, self.now)
+        self.actions += orphans.sweep(self._bounded_job, self.now)
         if self.state.ended is not None:
             self._retire()
         elif self._close_what_is_over():
@@ -123,7 +123,7 @@ class _Decision:
 
     def _retire(self) -> None:
         """Forget an ended job once its machines are positively gone."""
-        found = retiring.retire(self.job, self.policy, self.now)
+        found = retiring.retire(self._bounded_job, self.policy, self.now)
         self.waiting = found.waiting
         if found.wake_at is not None:
             self.wakes.append(found.wake_at)
@@ -158,6 +158,8 @@ class _Decision:
             if self._released_another(claim):
                 # The exits that are judged here have let the next attempt start already. It is the job now.
                 return self._append(replace(closed, restart=True), verdict.reason)
+            if verdict.rule in hold.HELD_RULES and self.job.spec.retry.hold_on_failure_s > 0:
+                closed = replace(closed, hold_s=hold.allowed_s(self.state, claim, self.bounds.spec, self.now))
             outcome: Outcome = "succeeded" if verdict.outcome == "succeeded" else "failed"
             ended = Ended(
                 outcome=outcome,

@@ -205,6 +205,10 @@ def bounded(house: House, subject: Subject) -> Bounded:
             if rule.action == "stop" and (own is None or most < own):
                 limits = replace(limits, **{field: most})
                 by_rule[field.removesuffix("_s")] = rule.name
+    for rule in that_count(house, subject, "max_runtime_s"):
+        if rule.action != "warn" and rule.max_runtime_s is not None:
+            # A failed machine is held for a look, not for longer than the house lets anybody train.
+            retry = replace(retry, hold_on_failure_s=min(retry.hold_on_failure_s, rule.max_runtime_s))
     for rule in that_count(house, subject, "max_wait_s"):
         own = spot.alone_s(replace(subject.spec, retry=retry))
         if rule.action == "on-demand" and rule.max_wait_s is not None and (own is None or rule.max_wait_s < own):

@@ -2,7 +2,8 @@
 
 Pure, and asked by both sides: the agent stays as long as this allows, and the governor ends nothing that this keeps.
 Only the attempt that ended the job is kept, only where its own script failed, and only until its time or its money is
-over, or somebody asks for the end (`stoker stop`, `stoker resume`).
+over, or somebody asks for the end (`stoker stop`, `stoker resume`). Who ends the job knows the bounds of the house, and
+writes down for how long: that holds for everybody.
 """
 
 from __future__ import annotations
@@ -48,10 +49,15 @@ def hold_of(state: JobState, spec: Spec) -> Hold | None:
     claim = state.claim(ended.claim) if ended.claim is not None else None
     if claim is None or claim.closed_at is None or not claim.launched:
         return None
-    longest_s = min(span_s(spec.retry.hold_on_failure_s), _affordable_s(state, claim, spec))
+    longest_s = min(_asked_s(claim, spec), allowed_s(state, claim, spec, claim.closed_at))
     if longest_s <= 0:
         return None
     return Hold(claim.number, since=claim.closed_at, until=claim.closed_at + timedelta(seconds=longest_s))
+
+
+def allowed_s(state: JobState, claim: Claim, spec: Spec, ended_at: datetime) -> float:
+    """How long machines of an attempt that ends its job may be held, by the spec and its bounds."""
+    return max(0.0, min(span_s(spec.retry.hold_on_failure_s), _affordable_s(state, claim, spec, ended_at)))
 
 
 def longest_held(state: JobState, spec: Spec, now: datetime) -> dict[int, datetime]:
@@ -70,8 +76,8 @@ def longest_held(state: JobState, spec: Spec, now: datetime) -> dict[int, dateti
         assert claim.closed_at is not None
         # A fold that an older Stoker kept does not say.
         let_go_at = claim.let_go_at or (following.at if following is not None else state.opened_at or now)
-        longest_s = span_s(spec.retry.hold_on_failure_s)
-        found[claim.number] = min(now, max(let_go_at, claim.closed_at), claim.closed_at + timedelta(seconds=longest_s))
+        longest = timedelta(seconds=_asked_s(claim, spec))
+        found[claim.number] = min(now, max(let_go_at, claim.closed_at), claim.closed_at + longest)
     return found
 
 
@@ -83,7 +89,7 @@ def may_have_been_held(claim: Claim, spec: Spec) -> bool:
         and closed is not None
         and not closed.restart
         and closed.rule in HELD_RULES
-        and span_s(spec.retry.hold_on_failure_s) > 0
+        and _asked_s(claim, spec) > 0
     )
 
 
@@ -96,13 +102,19 @@ def is_kept(state: JobState, spec: Spec, instance: str, now: datetime) -> bool:
     return claim is not None and any(node.instance == instance for node in claim.launched or ())
 
 
-def _affordable_s(state: JobState, claim: Claim, spec: Spec) -> float:
+def _asked_s(claim: Claim, spec: Spec) -> float:
+    """What the spec asks for, or less where the log says so."""
+    asked_s = span_s(spec.retry.hold_on_failure_s)
+    told_s = claim.closed.hold_s if claim.closed is not None else None
+    return asked_s if told_s is None else min(asked_s, span_s(told_s))
+
+
+def _affordable_s(state: JobState, claim: Claim, spec: Spec, ended_at: datetime) -> float:
     """How long `limits.max_cost` pays for all machines of the claim. The time to power off is set aside."""
     most = spec.limits.max_cost
     if most is None:
         return float("inf")
-    assert claim.closed_at is not None
-    spent, price = job_cost(state, claim.closed_at, since_opened=True).spent, claim.offering.price
+    spent, price = job_cost(state, ended_at, since_opened=True).spent, claim.offering.price
     if spent is None or price is None:
         return 0.0
     rate = price * len(claim.launched or ()) / 3600

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from stoker import layout, log
 from stoker.core import governance, limits
+from stoker.core.costs import per_s
 from stoker.core.hold import hold_of
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
@@ -276,7 +277,7 @@ class Applier:
     def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:
         """By the house's bounds, too. The time is the claim's: whoever finishes it asks for the same."""
         subject = governance.Subject(spec, claim.at.date(), state.job, limits.used_before(state, spec, claim.at))
-        return longest_life_s(governance.bounded(self.policy.house, subject).spec)
+        return longest_life_s(governance.bounded(self.policy.house, subject).spec, per_s(claim, claim.nodes))
 
 
 # Nothing is unbounded: what was dry yesterday is forgotten.
@@ -286,7 +287,13 @@ _DRY_KEPT = timedelta(days=1)
 _LIFE_MARGIN_S = 3600.0
 
 
-def longest_life_s(spec: Spec) -> float | None:
-    """How long a machine of this job may live, whoever governs it; None where nothing bounds its time."""
-    most_s = spec.limits.max_runtime_s
-    return None if most_s is None else max(0.0, most_s) + spec.retry.hold_on_failure_s + _LIFE_MARGIN_S
+def longest_life_s(spec: Spec, burn_s: float = 0.0) -> float | None:
+    """How long a machine of this job may live, whoever governs it; None where nothing bounds its time. `burn_s` are the
+    dollars a second of it and its peers, where that is known: it is held no longer than all the money lasts."""
+    most_s, most = spec.limits.max_runtime_s, spec.limits.max_cost
+    if most_s is None:
+        return None
+    held_s = spec.retry.hold_on_failure_s
+    if most is not None and burn_s > 0:
+        held_s = min(held_s, max(0.0, most) / burn_s)
+    return max(0.0, most_s) + held_s + _LIFE_MARGIN_S
