@@ -85,6 +85,16 @@ def test_machines_that_are_not_allowed_are_not_taken() -> None:
     assert reason == "policy machines: m1, m2 may not be used; allowed is m3"
 
 
+def test_a_job_that_has_run_goes_on_past_a_new_rule_unless_it_leaves_no_machine() -> None:
+    lost = Closed(claim=2, outcome="lost", rule="gone", restart=True)
+    job = make_snapshot(make_state(*RUNNING, lost), offerings=Known((SPOT_A,)))
+    ((event, reason),) = decided(job, policy("machines: [m2]"))
+    assert event == Ended(outcome="failed", rule="policy:machines", claim=2)
+    assert reason == "policy machines: m1 may not be used; allowed is m2"
+    ((event, _),) = decided(job, policy("tags: {project: any}"))
+    assert isinstance(event, Claimed), "what it was submitted with is no reason to end what runs"
+
+
 def test_rules_that_cannot_be_read_keep_everybody_waiting_and_end_nobody() -> None:
     by = policy("max_nodes: 1", unread="policy version 9 is not for me")
     plan = decide_job(make_snapshot(make_state(), offerings=Known((SPOT_A,))), by, at(10))

@@ -245,6 +245,18 @@ def test_progress_starts_the_count_anew() -> None:
     assert not verdict(make_case(step, noticed=True, history=past(30, "reclaimed", step=7))).restart
 
 
+def test_only_those_since_the_last_progress_are_counted() -> None:
+    def restarts(*progressed: bool) -> bool:
+        events: list[Event] = []
+        for number, made in zip(range(2, 99, 3), progressed, strict=False):
+            closed = Closed(number, "lost", "gone", restart=True, progressed=made)
+            events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), closed]
+        return verdict(make_case(None, history=tuple(events))).restart
+
+    assert restarts(False, False, False, True, False, False, False)
+    assert not restarts(True, False, False, False, False)
+
+
 def saving(key: str, saved: int | None, **told: Any) -> Exit:
     """It was killed, and had saved this."""
     return make_exit("failed", signal=9, trained_s=1000.0, checkpoint=CheckpointRef(key, key, saved), **told)
