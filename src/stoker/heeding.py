@@ -7,7 +7,7 @@ from datetime import date, datetime, timezone
 
 from stoker import policies
 from stoker.core import budgets, governance, limits
-from stoker.core.budgets import Books
+from stoker.core.books import Books, concerned
 from stoker.core.governance import Subject
 from stoker.core.market import ordered
 from stoker.core.placement import that_pay
@@ -58,7 +58,7 @@ def cost_bound(house: House, spec: Spec) -> str:
 
 def forecast(store: Store, house: House, spec: Spec, job: str | None = None) -> tuple[tuple[str, Then], ...]:
     """What the budgets of the house say to this job as they stand now, each with what comes of it."""
-    if not budgets.concerned(house, spec.tags):
+    if not concerned(house, spec.tags):
         return ()
     # By this computer's clock: whoever governs goes by the store's.
     now = datetime.now(timezone.utc)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfect_world import everyone_leaves, step
 from snapshots import states
 
-from stoker.core.budgets import Expense, close_books, period_of
+from stoker.core.books import Expense, close_books, period_of
 from stoker.core.costs import job_cost
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy

@@ -11,7 +11,7 @@ import pytest
 
 from stoker import layout, log, policies
 from stoker.core import decide
-from stoker.core.budgets import FULL
+from stoker.core.books import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
 from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.fold import JobState, fold

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stoker import codec, layout, log
-from stoker.core.budgets import Books, Held, Standing, Started, Word, judge, later
+from stoker.core.books import Books, Standing, Started, later
+from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, Launch, Plan
 from stoker.errors import StoreUnavailable

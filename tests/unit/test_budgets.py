@@ -7,7 +7,8 @@ from datetime import date, datetime, timedelta, timezone
 
 import pytest
 
-from stoker.core.budgets import Books, Expense, close_books, period_of, unheralded, without_told
+from stoker.core.books import Books, Expense, close_books, period_of
+from stoker.core.budgets import unheralded, without_told
 from stoker.core.costs import job_cost
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy

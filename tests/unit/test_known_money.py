@@ -9,7 +9,8 @@ from datetime import date, timedelta
 import pytest
 
 from stoker import codec, layout, log
-from stoker.core.budgets import Expense, Unread, close_books, expenses, judge
+from stoker.core.books import Expense, Unread, close_books, expenses
+from stoker.core.budgets import judge
 from stoker.core.decide import decide, decide_job
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT, Policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.core.budgets import Books
+from stoker.core.books import Books
 from stoker.core.market import UNKNOWN as UNKNOWN_MARKET
 from stoker.core.market import Market
 from stoker.fold import Claim, JobState

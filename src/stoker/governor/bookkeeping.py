@@ -9,18 +9,8 @@ from datetime import datetime
 
 from stoker import codec, layout, log
 from stoker.core import budgets
-from stoker.core.budgets import (
-    Books,
-    Expense,
-    Held,
-    Mark,
-    Started,
-    Unheralded,
-    Unread,
-    close_books,
-    concerned,
-    period_of,
-)
+from stoker.core.books import Books, Expense, Started, Unread, close_books, concerned, later, period_of, started
+from stoker.core.budgets import Held, Mark, Unheralded
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
@@ -131,7 +121,7 @@ class Bookkeeper:
             return None
         subject, books = Subject(submission.spec, now.date(), job), self._books
         if isinstance(books, Known):
-            books = budgets.later(house, books.value, self._started.values(), subject, now)
+            books = later(house, books.value, self._started.values(), subject, now)
         found = budgets.judge(house, subject, books, now)
         return next((each.reason for each in found if isinstance(each, Held)), None)
 
@@ -141,7 +131,7 @@ class Bookkeeper:
         claim = state.claim(number) if state else None
         if claim is None or submission is None or not claim.open:
             return
-        since = budgets.started(claim, submission.spec)
+        since = started(claim, submission.spec)
         if state is not None and since is not None:
             self._started[job, number] = since
             self._read[job] = state

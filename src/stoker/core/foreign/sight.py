@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import budgets, governance
-from stoker.core.budgets import Books
+from stoker.core.books import Books
 from stoker.core.foreign.alarms import Alarm, Readings, WantedAlarm
 from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
 from stoker.core.foreign.training_job import TrainingJob

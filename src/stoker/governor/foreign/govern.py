@@ -16,8 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from stoker import layout
-from stoker.core import budgets
-from stoker.core.budgets import Books
+from stoker.core.books import Books, concerned
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
@@ -382,7 +381,7 @@ class ForeignGovernor:
 
     def _books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
         """How the budgets stand that are about this job."""
-        if not budgets.concerned(house, job.tags):
+        if not concerned(house, job.tags):
             return None
         keeper = Bookkeeper(self.store, Memory())
         keeper.begin(tuple(active_jobs(self.store)), whole=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date, timedelta
 
-from stoker.core.budgets import Expense
+from stoker.core.books import Expense
 from stoker.core.spending import Sum, Sums, days
 from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
