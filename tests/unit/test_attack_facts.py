@@ -14,9 +14,10 @@ from stoker import client, codec, facts, layout, log
 from stoker.chunks import Sample, decode_lines, encode_line
 from stoker.cli import cli
 from stoker.cli.printing import duration, harmless, legible
+from stoker.core.cases import case_of
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
-from stoker.core.retry import case_of, judge
+from stoker.core.retry import judge
 from stoker.core.snapshot import JobSnapshot
 from stoker.errors import CodecError, StoreError
 from stoker.fold import fold

@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from stoker import layout
+from stoker.core.cases import case_of
 from stoker.core.policy import DEFAULT
-from stoker.core.retry import case_of, verdict
+from stoker.core.retry import verdict
 from stoker.facts import BOOT_FAILED, boot_exit, read_node
 from stoker.model import Claimed, Closed, Exit, Known, Launched, Stamped
 from stoker.testing.memory import MemoryStore

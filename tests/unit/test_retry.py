@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from stoker.core.cases import Case, case_of, facts_complete
 from stoker.core.policy import DEFAULT
-from stoker.core.retry import Case, case_of, closing, facts_complete, poisoned, verdict
+from stoker.core.retry import closing, poisoned, verdict
 from stoker.fold import JobState
 from stoker.model import (
     CheckpointRef,

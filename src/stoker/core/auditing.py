@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from stoker.core import governance, retry
+from stoker.core import cases, governance, retry
 from stoker.core.governance import Bounded, Finding, Subject
 from stoker.core.placement import Chosen, place
 from stoker.core.policy import Policy
@@ -34,7 +34,7 @@ def of_verdict(job: JobSnapshot, claim: Claim, policy: Policy, subject: Subject,
     counting = governance.that_count(house, subject, "failure")
     for rule, bounds in watched(house, subject, "resume", "failure"):
         diagnoses = tuple(each for each in house.about("failure") if each in counting or each == rule)
-        other = retry.verdict(retry.case_of(replace(job, spec=bounds.spec), claim, policy, diagnoses))
+        other = retry.verdict(cases.case_of(replace(job, spec=bounds.spec), claim, policy, diagnoses))
         if (other.outcome, other.rule, other.restart) != (verdict.outcome, verdict.rule, verdict.restart):
             then = "would be followed by another" if other.restart else "would be the last"
             yield Finding(rule, f"attempt {claim.attempt} {then}: {other.reason}")

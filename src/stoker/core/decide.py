@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from stoker.core import auditing, budgets, gate, governance, hold, limits, orphans, retiring, retry, watching
+from stoker.core import auditing, budgets, cases, gate, governance, hold, limits, orphans, retiring, retry, watching
 from stoker.core.costs import span_s
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import Policy
@@ -139,11 +139,11 @@ class _Decision:
     def _close_what_is_over(self) -> bool:
         """Close the oldest attempt that is over; with the job, if its verdict is the job's end."""
         for claim in self.state.open_claims:
-            if not self._over(claim) or not retry.facts_complete(self.job, claim):
+            if not self._over(claim) or not cases.facts_complete(self.job, claim):
                 continue
             diagnoses = governance.that_count(self.policy.house, self.subject, "failure")
             by = self.bounds.named("resumes") if "resumes" in self.bounds.by_rule else ""
-            case = retry.case_of(self._bounded_job, claim, self.policy, diagnoses, by)
+            case = cases.case_of(self._bounded_job, claim, self.policy, diagnoses, by)
             verdict = retry.verdict(case)
             if self._tell(auditing.of_verdict(self._bounded_job, claim, self.policy, self._bounded_subject, verdict)):
                 return True

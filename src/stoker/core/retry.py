@@ -10,15 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.core.costs import span_s
+from stoker.core.cases import Case
 from stoker.core.governance import PREFIX
 from stoker.core.policy import Policy
-from stoker.core.snapshot import JobSnapshot
 from stoker.core.watching import OWN
-from stoker.fold import Claim, JobState
-from stoker.model import AttemptOutcome, Closed, Exit, Heartbeat, Known, Waste
-from stoker.rules import Diagnosis, Rule
-from stoker.spec import Spec
+from stoker.fold import JobState
+from stoker.model import AttemptOutcome, Closed, Exit
+from stoker.rules import Diagnosis
 
 # Checkpoints brought in by `resume_from` are kept under claim 0. A person named them: they are never given up on.
 IMPORTED = "00000000/"
@@ -42,106 +40,6 @@ LOADING = frozenset({"killed", "oom", "host-memory"})
 
 # Outcomes after which the next attempt is free of charge for the user.
 RESTARTING: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned", "dry"})
-
-
-@dataclass(frozen=True)
-class Case:
-    """Everything known of an attempt whose every rank has exited or is gone."""
-
-    claim: Claim
-    exits: tuple[Exit | None, ...]
-    heartbeats: tuple[Heartbeat | None, ...]
-    noticed: bool
-    state: JobState
-    spec: Spec
-    policy: Policy
-    # The rules of the house about what a failure means, as far as they are about this job.
-    diagnoses: tuple[Rule, ...] = ()
-    # The rule that says how often it is resumed, in words; empty where the job says it itself.
-    resumed_by: str = ""
-    # Why there was no machine after all, where the cloud says so.
-    dry: str = ""
-
-    @property
-    def left(self) -> tuple[Exit, ...]:
-        """The exits there are."""
-        return tuple(found for found in self.exits if found is not None)
-
-    @property
-    def failure(self) -> Exit | None:
-        """The first exit that was the script's own failure."""
-        failures = [found for found in self.left if found.outcome == "failed"]
-        return min(failures, key=lambda found: found.at, default=None)
-
-    @property
-    def trained_s(self) -> float:
-        spans = [span_s(found.trained_s) for found in (*self.left, *self.heartbeats) if found is not None]
-        return max(spans, default=0.0)
-
-    @property
-    def step(self) -> int | None:
-        steps = [found.step for found in (*self.left, *self.heartbeats) if found is not None and found.step is not None]
-        return max(steps, default=None)
-
-    @property
-    def restored_from(self) -> str | None:
-        for found in (*self.left, *self.heartbeats):
-            if found is not None and found.restored_from:
-                return found.restored_from
-        return None
-
-    @property
-    def checkpoint(self) -> str | None:
-        keys = [
-            found.checkpoint.key for found in (*self.left, *self.heartbeats) if found is not None and found.checkpoint
-        ]
-        return max(keys, default=None)
-
-    @property
-    def waste(self) -> Waste | None:
-        """As the ranks told it, each in its exit, or in its last heartbeat where it left none."""
-        told = [(left or beat) for left, beat in zip(self.exits, self.heartbeats, strict=True)]
-        found = [one.waste for one in told if one is not None and one.waste is not None]
-        if not found:
-            return None
-        idle = [span_s(each.idle_s) for each in found if each.idle_s is not None]
-        # Of a gang, rank 0 saves: alone, or together with the others.
-        first = told[0].waste if told[0] is not None else None
-        return Waste(
-            waited_s=max(span_s(each.waited_s) for each in found),
-            idle_s=sum(idle) / len(idle) if len(idle) == len(self.exits) else None,
-            lost_s=None if first is None or first.lost_s is None else span_s(first.lost_s),
-        )
-
-    @property
-    def saved(self) -> bool:
-        """Whether it made a checkpoint of its own."""
-        return self.checkpoint is not None and self.checkpoint != self.restored_from
-
-    @property
-    def saved_step(self) -> int | None:
-        """The highest step that is in a checkpoint of its own, where those tell."""
-        found = [one.checkpoint for one in (*self.left, *self.heartbeats) if one is not None and one.checkpoint]
-        steps = [ref.step for ref in found if ref.step is not None and ref.key != self.restored_from]
-        return max(steps, default=None)
-
-    @property
-    def progressed(self) -> bool:
-        """Steps tell it, once anybody told one: who stands still may save the same step again, each time anew.
-
-        What was reported is compared with what was reported, and what was saved with what was saved: steps that were
-        lost with their machine have to be made again, and are progress once they are kept.
-        """
-        before = [claim.closed for claim in self.state.claims if claim.closed]
-        reported, kept = [closed.step for closed in before], [closed.saved_step for closed in before]
-        if _beyond(self.step, reported) or _beyond(self.saved_step, kept):
-            return True
-        return self.saved and all(step is None for step in (self.step, self.saved_step, *reported, *kept))
-
-    @property
-    def at_startup(self) -> bool:
-        # Who has saved since has got past what it restored, however little that was.
-        return not self.progressed and not self.saved and self.trained_s < self.policy.startup_s
 
 
 @dataclass(frozen=True)
@@ -192,39 +90,6 @@ def verdict(case: Case) -> Verdict:
         if found is not None:
             return _without_loops(case, found)
     raise AssertionError("the last rule matches everything")
-
-
-def case_of(
-    job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rule, ...] = (), resumed_by: str = ""
-) -> Case:
-    """The case of a claim whose every rank has exited or is gone."""
-    beats = [job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
-    exits = tuple(job.exit_of(claim, rank) for rank in range(claim.nodes))
-    return Case(
-        claim=claim,
-        exits=exits,
-        heartbeats=tuple(beat.value if beat else None for beat in beats),
-        # An agent that leaves at once may be gone before its notice is written; its exit tells of it too.
-        noticed=job.noticed(claim) or any(exit_ is not None and exit_.why == "notice" for exit_ in exits),
-        state=job.state,
-        spec=job.spec,
-        policy=policy,
-        diagnoses=diagnoses,
-        resumed_by=resumed_by,
-        dry=next((facts.dry for facts in job.facts.get(claim.number, ()) if facts.dry), ""),
-    )
-
-
-def facts_complete(job: JobSnapshot, claim: Claim) -> bool:
-    """Whether all that a verdict rests on could be read.
-
-    An unread exit would turn a success into a loss, an unread notice a reclaim into the script's own failure, and an
-    unread heartbeat would hide the progress that entitles it to another attempt.
-    """
-    return all(
-        isinstance(facts.exit, Known) and isinstance(facts.notice, Known) and isinstance(facts.heartbeat, Known)
-        for facts in job.facts.get(claim.number, ())
-    )
 
 
 def poisoned(state: JobState, policy: Policy) -> frozenset[str]:
@@ -467,11 +332,6 @@ def _without_loops(case: Case, found: Verdict) -> Verdict:
     if in_a_row < most:
         return found
     return replace(found, restart=False, reason=f"{found.reason}; {in_a_row} attempts in a row made no progress")
-
-
-def _beyond(step: int | None, before: Sequence[int | None]) -> bool:
-    """Whether a step is known, and is higher than all that are known of those."""
-    return step is not None and all(other is None or step > other for other in before)
 
 
 def _status(found: Exit | None) -> int | None:
