@@ -130,7 +130,7 @@ def test_bounds_are_the_tightest() -> None:
     assert (retry.min_runtime_s, retry.resumes, retry.on_demand_after, retry.spot_again_s) == (60, 1, 1, 3600)
     told = auditing.watched(house, subject(spec), "max_cost", "max_runtime_s")
     assert [(rule.name, bounds.value("max_cost")) for rule, bounds in told] == [("c", 1), ("d", 2)]
-    assert bounded(rules(), subject(spec)).spec == spec
+    assert bounded(House(), subject(spec)).spec == spec
 
 
 def test_audit_and_warn_refuse_nothing() -> None:
