@@ -32,7 +32,7 @@ if isolated():
     from stoker import Job, client, layout, policies
     from stoker.cli import main
     from stoker.core.foreign.alarms import prefix
-    from stoker.deploying import aws, package, record, stacks, template
+    from stoker.deploying import aws, package, record, removing, stacks, template
     from stoker.deploying.template import HANDLER
     from stoker.errors import AuthDenied
     from stoker.governor.background import Governed, call_deployed
@@ -196,12 +196,12 @@ if isolated():
         assert stoker("--store", bucket, "deploy", "aws", "--dry-run") == 0
         assert '"AWS::Lambda::Function"' in capsys.readouterr().out
         name, store = layout.deployment(bucket), open_store(bucket)
-        assert aws.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(layout.DEPLOYED))
+        assert removing.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(layout.DEPLOYED))
 
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") == 0
         deployed = record.find(store)
         assert deployed is not None and (deployed.name, deployed.elsewhere) == (name, ("us-west-2",))
-        kinds = {each.split()[0] for each in aws.left_over(Clients(), name, bucket, REGION)}
+        kinds = {each.split()[0] for each in removing.left_over(Clients(), name, bucket, REGION)}
         assert kinds == {"rule", "function", "topic", "log"} and len(roles()) == len(before) + 2
         assert boto("events").describe_rule(Name=f"{name}-tick")["State"] == "DISABLED"
 
@@ -226,7 +226,7 @@ if isolated():
         put_alarm("stoker-made-this", topic)
         put_alarm("somebody-elses", topic.replace(name, "other"))
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
-        assert aws.left_over(Clients(), name, bucket, REGION) == [] and roles() == before
+        assert removing.left_over(Clients(), name, bucket, REGION) == [] and roles() == before
         assert [each["AlarmName"] for each in boto("cloudwatch").describe_alarms()["MetricAlarms"]] == [
             "somebody-elses"
         ]
@@ -283,7 +283,7 @@ if isolated():
             assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") != 0
         assert record.find(store) is None
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
-        assert aws.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
+        assert removing.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
         assert not list(store.list(layout.DEPLOYED))
 
     def test_alarms_go_wherever_it_made_them(bucket: str) -> None:

@@ -140,8 +140,10 @@ if isolated():
     def test_another_region_leaves_nothing_in_the_first(google: GoogleProject, gcs_url: str) -> None:
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0
         google.trouble["DELETE /v2/"] = Refused(403, "PERMISSION_DENIED", "no")
-        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") != 0
-        # Interrupted like that, both regions are known.
+        assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") == 0
+        left = record.find(open_store(gcs_url))
+        assert left is not None and left.leaving == (REGION,) and any(f"/{REGION}/" in name for name in google.things)
+        # Where it could not be taken away, both regions are known.
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y", "--region", "europe-west1") == 0
         assert not [name for name in google.things if f"/{REGION}/" in name and "/operations/" not in name]
         assert any("/europe-west1/functions/" in name for name in google.things)

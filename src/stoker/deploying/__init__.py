@@ -3,7 +3,8 @@
 package.py    what a cloud is given to run
 record.py     the store's word that there is one, and how it is woken
 template.py   AWS: the CloudFormation template, pure
-aws.py        AWS: makes and removes the stack
+aws.py        AWS: makes the stack, and sees that it runs
+removing.py   AWS: takes all of it away, region by region
 project.py    Google Cloud: every request that makes and removes it, pure
 gcp.py        Google Cloud: sends them
 """

@@ -1,7 +1,6 @@
 """A governor on AWS: one CloudFormation stack, one zip in the store, one record of it. `stoker deploy aws`.
 
-Deploying again updates what is there, and changes nothing where nothing changed. Removing takes the stack away, with
-what the governor itself made (alarms), and then looks whether anything is left.
+Deploying again updates what is there, and changes nothing where nothing changed.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ from functools import partial
 from typing import Any
 
 from stoker import layout
-from stoker.core.foreign.alarms import prefix as alarm_prefix
-from stoker.core.policy import DEFAULT
 from stoker.deploying import forwarding, record, stacks
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed
 from stoker.deploying.template import Plan, template, tick_name
-from stoker.errors import NotFound, ProviderError, UserError
-from stoker.governor.house import HouseReader
+from stoker.errors import ProviderError, UserError
 from stoker.governor.serverless.aws import Rule
 from stoker.governor.serverless.schedule import Switch
 from stoker.providers import registry
@@ -54,6 +50,8 @@ class Deployment:
     elsewhere: tuple[str, ...] = ()
     # Where it may tell.
     notify: tuple[str, ...] = ()
+    # Regions in which nobody looks again, whatever is there.
+    forgotten: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,6 +66,7 @@ def planned(
     *,
     training: bool = False,
     notify: tuple[str, ...] = (),
+    forgotten: tuple[str, ...] = (),
 ) -> Deployment:
     """What would be deployed. `notify`: where it tells, as far as AWS has to allow that.
 
@@ -89,7 +88,7 @@ def planned(
         training=training,
     )
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
-    return Deployment(plan, region, others, notify)
+    return Deployment(plan, region, others, notify, forgotten)
 
 
 def _statements(store_url: str, notify: tuple[str, ...], region: str) -> tuple[dict[str, Any], ...]:
@@ -142,8 +141,10 @@ def _stack(name: str, body: dict[str, Any], region: str) -> Request:
 
 def deploy(store: Store, deployment: Deployment, package: Package, by: str, say: Say) -> Deployed:
     """Make it so, wait until it is, and see that it runs. Idempotent, and harmless to interrupt: what may have been
-    made is in the record before it is. Raises ProviderError with the stack's own reason, or the function's."""
+    made is in the record before it is. Raises ProviderError with the stack's own reason, or the function's, and
+    UserError for a region that does not answer."""
     clients = Clients()
+    _check_regions(clients, deployment)
     key = layout.deployed_package(package.digest)
     before = record.read(store, CLOUD)
     wanted = Deployed(
@@ -157,7 +158,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         sagemaker=deployment.plan.training,
         notify=deployment.notify,
     )
-    begun = record.begun(wanted, before)
+    begun = record.forgetting(record.begun(wanted, before), deployment.forgotten)
     record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
@@ -165,9 +166,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     for each in requests(deployment, package):
         if each.service == "cloudformation":
             say(f"stack {each.params['StackName']} in {each.region}: {stacks.settle(clients, each)}")
-    for gone in set(begun.elsewhere) - set(deployment.elsewhere):
-        if stacks.remove(clients, deployment.name, gone):
-            say(f"stack {deployment.name} in {gone}: removed")
+    wanted = replace(wanted, leaving=_give_up(clients, deployment.name, begun.leaving, say))
     # The stack may have switched it off, and jobs may be waiting since before there was a governor.
     switch = Switch(store, Rule(tick_name(deployment.name), deployment.region, clients))
     if switch.begin():
@@ -181,6 +180,33 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     record.write(store, wanted)
     store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     return wanted
+
+
+def _check_regions(clients: Clients, deployment: Deployment) -> None:
+    """Before anything is made or on record: one region that is closed would stop it halfway."""
+    stacks.look(clients, deployment.name, deployment.region)
+    for each in deployment.elsewhere:
+        try:
+            stacks.look(clients, deployment.name, each)
+        except ProviderError as error:
+            raise UserError(
+                f"--events-from {each}: CloudFormation does not answer there, and nothing was changed ({error}); "
+                "enable the region, or give it up with --no-events-from and name the others"
+            ) from error
+
+
+def _give_up(clients: Clients, name: str, regions: tuple[str, ...], say: Say) -> tuple[str, ...]:
+    """Take away what is in regions that were given up. Answers those in which something may still be: the governor
+    does without them, so that they are no reason to fail."""
+    left = []
+    for each in regions:
+        try:
+            if stacks.remove(clients, name, each):
+                say(f"stack {name} in {each}: removed")
+        except ProviderError as error:
+            left.append(each)
+            say(f"stack {name} in {each}: perhaps still there ({error}); --forget {each} leaves it as it is")
+    return tuple(left)
 
 
 def _try(clients: Clients, deployment: Deployment) -> None:
@@ -221,114 +247,3 @@ def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
         deployed.name,
         lambda: client.invoke(FunctionName=deployed.door, InvocationType="Event", Payload=payload),
     )
-
-
-# ── Removing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say) -> bool:
-    """Take it away with everything that it made, and look whether anything is left. Idempotent: what has to be looked
-    at is on record until nothing is left.
-
-    False: there was nothing. Raises StokerError naming what is left.
-    """
-    clients = Clients()
-    name = layout.deployment(store.url)
-    there = record.read(store, CLOUD)
-    found = there is not None
-    others = tuple(dict.fromkeys((*elsewhere, *(there.elsewhere if there else ()))))
-    if there is not None:
-        # First, so that nobody relies on it any more.
-        record.write(store, replace(there, state="removing", elsewhere=others))
-    regions = tuple(dict.fromkeys((region, *others)))
-    roles = [(each, role) for each in regions for role in stacks.roles(clients, name, each)]
-    for each in (*others, region):
-        if stacks.remove(clients, name, each):
-            found = True
-            say(f"stack {name} in {each}: removed")
-    # A call that was under way makes its log again.
-    _delete_log(clients, f"/aws/lambda/{name}", region)
-    # After the function, which makes them.
-    left = []
-    for each in _alarm_regions(store, regions):
-        try:
-            alarms = _alarms(clients, name, alarm_prefix(store.url), each)
-            _delete_alarms(clients, alarms, each)
-        except ProviderError as error:
-            left.append(f"perhaps alarms in {each} ({error})")
-            continue
-        if alarms:
-            found = True
-            say(f"alarms in {each}: {len(alarms)} removed")
-    for each in regions:
-        left += [f"{what} in {each}" for what in left_over(clients, name, store.url, each)]
-    left += [f"role {role}" for each, role in roles if _has_role(clients, role, each)]
-    if left:
-        raise ProviderError(f"left of {name}: {', '.join(left)}; remove it by hand, or try again")
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
-    # Last: it says where to look.
-    store.delete([layout.deployed(CLOUD)])
-    return found
-
-
-def _alarm_regions(store: Store, regions: tuple[str, ...]) -> tuple[str, ...]:
-    """Everywhere that it may have made alarms: where it governs training jobs of others, and where it ever did."""
-    policy = HouseReader(store, DEFAULT).read()
-    governed = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
-    return tuple(dict.fromkeys((*regions, *governed, *store.folders(layout.FAMILIES))))
-
-
-def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[str]:
-    """What of a deployment is still there, as AWS itself tells it."""
-    events, functions = clients.get("events", region), clients.get("lambda", region)
-    topics, logs = clients.get("sns", region), clients.get("logs", region)
-    found = [f"rule {each['Name']}" for each in calling(name, lambda: events.list_rules(NamePrefix=name))["Rules"]]
-    try:
-        calling(name, lambda: functions.get_function(FunctionName=name))
-        found.append(f"function {name}")
-    except NotFound:
-        pass
-    listed = [each for page in topics.get_paginator("list_topics").paginate() for each in page["Topics"]]
-    found += [f"topic {each['TopicArn']}" for each in listed if each["TopicArn"].endswith(f":{name}-alarms")]
-    group = f"/aws/lambda/{name}"
-    groups = calling(name, lambda: logs.describe_log_groups(logGroupNamePrefix=group))["logGroups"]
-    found += [f"log group {group}" for each in groups if each["logGroupName"] == group]
-    found += [f"alarm {each}" for each in _alarms(clients, name, alarm_prefix(store_url), region)]
-    return found
-
-
-def _has_role(clients: Clients, role: str, region: str) -> bool:
-    iam = clients.get("iam", region)
-    try:
-        calling(role, lambda: iam.get_role(RoleName=role))
-    except NotFound:
-        return False
-    return True
-
-
-def _alarms(clients: Clients, name: str, start: str, region: str) -> list[str]:
-    """Alarms that report to the governor, or go by the store's name: it made them."""
-    cloudwatch = clients.get("cloudwatch", region)
-    pages = calling(name, lambda: list(cloudwatch.get_paginator("describe_alarms").paginate()))
-    listed = [each for page in pages for each in page.get("MetricAlarms", ())]
-    ours = f":{name}-alarms"
-    return [
-        each["AlarmName"]
-        for each in listed
-        if each["AlarmName"].startswith(start) or any(to.endswith(ours) for to in each.get("AlarmActions", ()))
-    ]
-
-
-def _delete_alarms(clients: Clients, alarms: list[str], region: str) -> None:
-    cloudwatch = clients.get("cloudwatch", region)
-    for start in range(0, len(alarms), 100):
-        some = alarms[start : start + 100]
-        calling("alarms", lambda: cloudwatch.delete_alarms(AlarmNames=some))  # noqa: B023 - called at once
-
-
-def _delete_log(clients: Clients, group: str, region: str) -> None:
-    logs = clients.get("logs", region)
-    try:
-        calling(group, lambda: logs.delete_log_group(logGroupName=group))
-    except NotFound:
-        pass

@@ -17,11 +17,12 @@ from stoker.deploying import project, record
 from stoker.deploying.package import Package
 from stoker.deploying.project import ADDRESS, Bound, Made, Plan
 from stoker.deploying.record import Deployed
-from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
+from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.governor.serverless.gcp import SchedulerJob
 from stoker.governor.serverless.schedule import Switch
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
+from stoker.providers.gce import places
 from stoker.providers.gce.client import Api, Service
 from stoker.providers.gce.errors import AlreadyThere, refused
 from stoker.store import Store
@@ -39,13 +40,17 @@ _TRY_S = 180.0
 Say = Callable[[str], None]
 
 
-def deploy(store: Store, plan: Plan, package: Package, by: str, say: Say) -> Deployed:
+def deploy(
+    store: Store, plan: Plan, package: Package, by: str, say: Say, *, forgotten: tuple[str, ...] = ()
+) -> Deployed:
     """Make it so, wait until it is, and see that it runs. Idempotent, and harmless to interrupt: what may have been
-    made is in the record before it is. Raises ProviderError, and UserError where roles are missing."""
+    made is in the record before it is. `forgotten` regions are not looked at any more. Raises ProviderError, and
+    UserError where roles are missing, or the region does not answer."""
     api = Api()
     before = record.read(store, CLOUD)
     _check_project(plan, before)
     _check_roles(api, plan)
+    _check_region(api, plan)
     key = layout.deployed_package(package.digest)
     wanted = Deployed(
         cloud=CLOUD,
@@ -57,13 +62,14 @@ def deploy(store: Store, plan: Plan, package: Package, by: str, say: Say) -> Dep
         project=plan.project,
         notify=plan.notify,
     )
-    begun = record.begun(wanted, before)
+    begun = record.forgetting(record.begun(wanted, before), forgotten)
     record.write(store, begun)
     if store.head(key) is None:
         store.put(key, package.data)
         say(f"sent {key}")
     _make(api, plan, say)
-    _give_up(api, plan, begun, say)
+    wanted = replace(wanted, leaving=_give_up(api, plan, begun.leaving, say))
+    _give_up_secrets(api, plan, begun, say)
     switch = Switch(store, SchedulerJob(plan.clock, api))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
@@ -98,11 +104,36 @@ def _make(api: Api, plan: Plan, say: Say) -> None:
             say(f"{step.what}: {_bind(api, step)}")
 
 
-def _give_up(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
-    """What was deployed before and is not wanted any more: in other regions, and on secrets."""
-    for region in begun.elsewhere:
+def _check_region(api: Api, plan: Plan) -> None:
+    """Before anything is made or on record. A place that is not there is no `not found` to Google: it says that one may
+    not look there."""
+    for made in project.regional(plan):
+        try:
+            _is(api, made)
+        except (AuthDenied, InvalidRequest) as error:
+            if places.zones_of(plan.region):
+                raise
+            near = places.nearest(plan.region)
+            hint = f"did you mean {near}?" if near else "name one such as us-central1"
+            told = f"--region: {plan.region} does not answer, and nothing was made; {hint} ({error})"
+            raise UserError(told) from error
+
+
+def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[str, ...]:
+    """Take away what is in regions where it was before. Answers those in which something may still be: the governor
+    does without them, so that they are no reason to fail."""
+    left = []
+    for region in regions:
         for made in project.regional(replace(plan, region=region)):
-            say(f"{made.what} in {region}: {_take_away(api, made)}")
+            try:
+                say(f"{made.what} in {region}: {_take_away(api, made)}")
+            except ProviderError as error:
+                left.append(region)
+                say(f"{made.what} in {region}: perhaps still there ({error}); --forget {region} leaves it as it is")
+    return tuple(dict.fromkeys(left))
+
+
+def _give_up_secrets(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
     gone = tuple(each for each in begun.notify if each not in plan.notify)
     for bound in project.secrets(replace(plan, notify=gone)):
         say(f"{bound.what}: {_unbind(api, bound)}")
@@ -129,9 +160,9 @@ def _publish(deployed: Deployed, told: dict[str, Any]) -> None:
     Api().send("POST", f"/v1/{deployed.door}:publish", {"messages": [{"data": data}]}, service="pubsub", what="topic")
 
 
-def remove(store: Store, plan: Plan, say: Say) -> None:
+def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = ()) -> None:
     """Take it away, and look whether anything is left. Idempotent: what has to be looked at is on record until nothing
-    is left. Raises ProviderError naming what is left."""
+    is left. `forgotten` regions are not looked at any more. Raises ProviderError naming what is left, or may be."""
     api = Api()
     there = record.read(store, CLOUD)
     _check_project(plan, there)
@@ -140,19 +171,22 @@ def remove(store: Store, plan: Plan, say: Say) -> None:
         there = replace(record.begun(replace(there, region=plan.region), there), state="removing")
         record.write(store, there)
         plan = replace(plan, notify=tuple(dict.fromkeys((*plan.notify, *there.notify))))
-    others = [replace(plan, region=region) for region in (there.elsewhere if there else ())]
-    for other in others:
-        for made in project.regional(other):
-            say(f"{made.what} in {other.region}: {_take_away(api, made)}")
-    for each in project.removals(plan):
-        if isinstance(each, Bound):
-            say(f"{each.what}: {_unbind(api, each)}")
-        else:
-            say(f"{each.path}: {_removed(api, each)}")
-    left = left_over(api, plan)
-    left += [f"{made.what} in {other.region}" for other in others for made in project.regional(other) if _is(api, made)]
+    recorded = (*there.elsewhere, *there.leaving) if there is not None else ()
+    regions = tuple(each for each in dict.fromkeys((*recorded, plan.region)) if each not in forgotten)
+    left = []
+    for each in project.removals(plan, regions):
+        what = each.what if isinstance(each, Bound) else each.path
+        try:
+            say(f"{what}: {_unbind(api, each) if isinstance(each, Bound) else _removed(api, each)}")
+        except ProviderError as error:
+            left.append(f"perhaps {what} ({error})")
+            say(f"{what}: not removed")
+    left = left or left_over(api, plan, regions)
     if left:
-        raise ProviderError(f"left of {plan.name} in {plan.project}: {', '.join(left)}; remove them by hand")
+        raise ProviderError(
+            f"left of {plan.name} in {plan.project}: {', '.join(left)}; remove it by hand, or try again; "
+            "`--forget REGION` leaves as it is what is in a region"
+        )
     store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
     # Last: it says where to look.
     store.delete([layout.deployed(CLOUD)])
@@ -180,14 +214,12 @@ def _is(api: Api, made: Made) -> bool:
     return True
 
 
-def left_over(api: Api, plan: Plan) -> list[str]:
-    """What of a deployment is still there, as Google itself tells it."""
-    found = []
+def left_over(api: Api, plan: Plan, regions: tuple[str, ...] | None = None) -> list[str]:
+    """What of a deployment is still there, as Google itself tells it; by default in the plan's own region."""
+    things = project.things(plan, (plan.region,) if regions is None else regions)
+    found = [f"{made.what} at {made.at}" for made in things if _is(api, made)]
     for step in project.steps(plan):
-        if isinstance(step, Made):
-            if _is(api, step):
-                found.append(step.what)
-        elif not step.own:
+        if isinstance(step, Bound) and not step.own:
             try:
                 policy = _policy(api, step)
             except NotFound:

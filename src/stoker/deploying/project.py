@@ -285,10 +285,16 @@ def secrets(plan: Plan) -> tuple[Bound, ...]:
     return tuple(each for each in _governing(plan) if each.put.service == "secretmanager")
 
 
-def removals(plan: Plan) -> tuple[HttpRequest | Bound, ...]:
+def things(plan: Plan, regions: tuple[str, ...]) -> tuple[Made, ...]:
+    """What is made of it, last first: what is the project's, and what is in each of these regions."""
+    here = regional(plan)
+    shared = [each for each in reversed(steps(plan)) if isinstance(each, Made) and each not in here]
+    return (*(made for region in regions for made in regional(replace(plan, region=region))), *shared)
+
+
+def removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound, ...]:
     """What takes it away again, in order: bindings on what is not ours first, then what is ours."""
-    found = steps(plan)
     # What is bound to things of ours goes with them.
-    bound = [each for each in found if isinstance(each, Bound) and not each.own]
-    made = [HttpRequest(each.make.service, "DELETE", each.at) for each in reversed(found) if isinstance(each, Made)]
+    bound = [each for each in steps(plan) if isinstance(each, Bound) and not each.own]
+    made = [HttpRequest(each.make.service, "DELETE", each.at) for each in things(plan, regions)]
     return (*bound, *made)

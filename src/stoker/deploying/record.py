@@ -36,6 +36,8 @@ class Deployed:
     by: str
     # Other regions whose events are passed on to it.
     elsewhere: tuple[str, ...] = ()
+    # Regions that were given up, in which something of it may still be.
+    leaving: tuple[str, ...] = ()
     project: str = ""
     # What it may do beside governing this store's jobs.
     sagemaker: bool = False
@@ -81,13 +83,23 @@ def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
     there goes on while it is changed."""
     if before is None:
         return replace(wanted, state="making")
-    regions = (*wanted.elsewhere, *before.elsewhere, before.region)
+    known = dict.fromkeys((*before.elsewhere, *before.leaving, before.region))
     return replace(
         wanted,
-        elsewhere=tuple(dict.fromkeys(each for each in regions if each != wanted.region)),
+        leaving=tuple(each for each in known if each != wanted.region and each not in wanted.elsewhere),
         sagemaker=wanted.sagemaker or before.sagemaker,
         notify=tuple(dict.fromkeys((*wanted.notify, *before.notify))),
         state="there" if before.state == "there" else "making",
+    )
+
+
+def forgetting(deployed: Deployed, regions: Iterable[str]) -> Deployed:
+    """Without regions that nobody will look at again, whatever may be there."""
+    gone = set(regions)
+    return replace(
+        deployed,
+        elsewhere=tuple(each for each in deployed.elsewhere if each not in gone),
+        leaving=tuple(each for each in deployed.leaving if each not in gone),
     )
 
 

@@ -57,6 +57,11 @@ def settle(clients: Clients, request: Request) -> str:
     return "updated"
 
 
+def look(clients: Clients, name: str, region: str) -> None:
+    """See that CloudFormation answers in a region, whether the stack is there or not. Raises ProviderError."""
+    _find(clients.get("cloudformation", region), name)
+
+
 def remove(clients: Clients, name: str, region: str) -> bool:
     """Remove a stack and wait until it is gone. False: there is none. Raises ProviderError with the reason."""
     client = clients.get("cloudformation", region)

@@ -51,6 +51,8 @@ class GoogleProject:
     env: dict[str, str] = field(default_factory=dict)
     # Answers to give instead, by the beginning of `METHOD path`: each once.
     trouble: dict[str, Refused] = field(default_factory=dict)
+    # Locations that are not there.
+    nowhere: tuple[str, ...] = ()
     # How often a binding for a new account is refused, as long as it is not known everywhere.
     unknown_accounts: int = 0
     # What comes of a message.
@@ -67,6 +69,7 @@ class GoogleProject:
             for start in list(self.trouble):
                 if f"{method} {parts.path}".startswith(start):
                     raise self.trouble.pop(start)
+            self._check_location(service, parts.path)
             where = parts.path.removeprefix("/storage").removeprefix("/v1/").removeprefix("/v2/")
             if service == "storage":
                 return self._policy(where.removesuffix("/iam"), body if method == "PUT" else None)
@@ -74,6 +77,15 @@ class GoogleProject:
                 what, _, verb = where.rpartition(":")
                 return self._verb(service, what, verb, body)
             return self._thing(service, method, where, parse_qs(parts.query), body)
+
+    def _check_location(self, service: str, path: str) -> None:
+        """What is not there is not `not found`."""
+        location = path.partition("/locations/")[2].partition("/")[0]
+        if location not in self.nowhere:
+            return
+        if service == "cloudscheduler":
+            raise Refused(400, "INVALID_ARGUMENT", f"Location '{location}' is not a valid location.")
+        raise Refused(403, "PERMISSION_DENIED", f"Permission denied on 'locations/{location}' (or it may not exist).")
 
     # ── Things ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,13 +17,8 @@ _BEHIND_THE_REGION = re.compile(r"[a-z]|(-[a-z0-9]+)+")
 
 
 def check(region: str, zones: Iterable[str] = ()) -> None:
-    """Raise UserError for a region that no partition of AWS could have, and for a zone that is not in it.
-
-    A region is not looked at without botocore, which knows what they are called, nor where somebody runs a cloud of
-    their own, who may call them anything.
-    """
-    if not any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2")):
-        _check_region(region)
+    """Raise UserError for a region that no partition of AWS could have, and for a zone that is not in it."""
+    check_region(region)
     for zone in zones:
         if not zone.startswith(region) or not _BEHIND_THE_REGION.fullmatch(zone.removeprefix(region)):
             raise UserError(f"resources.zones: {zone} is not in {region}; name zones such as {region}a")
@@ -39,14 +34,21 @@ def unchecked(region: str, zones: Iterable[str] = ()) -> tuple[str, ...]:
     return tuple(spelling.unchecked("resources.zones", zone) for zone in zones if zone not in plain)
 
 
-def _check_region(region: str) -> None:
+def check_region(region: str, field: str = "resources.region") -> None:
+    """Raise UserError for a region that no partition of AWS could have. `field` is where it is named.
+
+    It is not looked at without botocore, which knows what they are called, nor where somebody runs a cloud of their
+    own, who may call them anything.
+    """
+    if any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2")):
+        return
     patterns, known = _partitions()
     words = {*spelling.COMPASS, *(word for name in known for word in _words(name))}
     strange = patterns and not any(re.fullmatch(pattern, region) for pattern in patterns)
     if strange or (region not in known and spelling.is_slip(_words(region), words)):
         near = spelling.nearest(region, known)
         hint = f"did you mean {near}?" if near else "name one such as us-east-1"
-        raise UserError(f"resources.region: AWS has no region {region!r}; {hint}")
+        raise UserError(f"{field}: AWS has no region {region!r}; {hint}")
 
 
 def _words(region: str) -> list[str]:

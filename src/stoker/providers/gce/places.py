@@ -134,6 +134,11 @@ def check_spelling(region: str) -> None:
         raise _no_region(region, spelling.nearest(region, regions))
 
 
+def nearest(region: str) -> str | None:
+    """The region of the table that is most like this one, if any is."""
+    return spelling.nearest(region, _table()["regions"])
+
+
 def _no_region(region: str, near: str | None) -> UserError:
     hint = f"did you mean {near}?" if near else "name one such as us-central1"
     return UserError(f"resources.region: Compute Engine has no region {region!r}; {hint}")

@@ -1,0 +1,185 @@
+"""Takes a governor away from AWS, with what it made itself (alarms), and looks whether anything is left.
+
+Each region by itself: one that does not answer keeps nobody from removing what is in the others. Only whoever says so
+leaves one as it is, since nobody can tell what is in a region that is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from stoker import layout
+from stoker.core.foreign.alarms import prefix as alarm_prefix
+from stoker.core.policy import DEFAULT
+from stoker.deploying import record, stacks
+from stoker.errors import NotFound, ProviderError
+from stoker.governor.house import HouseReader
+from stoker.providers.ec2.client import Clients
+from stoker.providers.ec2.errors import calling
+from stoker.store import Store
+
+CLOUD = "aws"
+
+Say = Callable[[str], None]
+
+
+def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, forgotten: tuple[str, ...] = ()) -> bool:
+    """Take it away with everything that it made, and look whether anything is left. Idempotent: what has to be looked
+    at is on record until nothing is left. `forgotten` regions are not looked at any more.
+
+    False: there was nothing. Raises ProviderError naming what is left, or may be.
+    """
+    clients = Clients()
+    name = layout.deployment(store.url)
+    there = record.read(store, CLOUD)
+    recorded = (*there.elsewhere, *there.leaving, there.region) if there is not None else ()
+    others = tuple(dict.fromkeys(each for each in (*elsewhere, *recorded) if each != region and each not in forgotten))
+    if there is not None:
+        # First, so that nobody relies on it any more.
+        record.write(store, replace(there, state="removing", region=region, elsewhere=others, leaving=()))
+    removal = _Removal(clients, name, store.url, say)
+    # Its own region last: that has the function, which makes alarms.
+    for each in (*others, region):
+        removal.take_stack(each)
+    # A call that was under way makes its log again.
+    removal.take_log(region)
+    for each in _alarm_regions(store, (region, *others)):
+        if each not in forgotten:
+            removal.take_alarms(each)
+    for each in (region, *others):
+        removal.look(each)
+    removal.look_for_roles(region)
+    if removal.left:
+        raise ProviderError(_told_left(name, region, removal.left))
+    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
+    # Last: it says where to look.
+    store.delete([layout.deployed(CLOUD)])
+    return removal.found or there is not None
+
+
+def _alarm_regions(store: Store, regions: tuple[str, ...]) -> tuple[str, ...]:
+    """Everywhere that it may have made alarms: where it governs training jobs of others, and where it ever did."""
+    policy = HouseReader(store, DEFAULT).read()
+    governed = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
+    return tuple(dict.fromkeys((*regions, *governed, *store.folders(layout.FAMILIES))))
+
+
+def _told_left(name: str, home: str, left: dict[str, list[str]]) -> str:
+    what = ", ".join(f"{each} in {region}" for region, found in left.items() for each in found)
+    others = [region for region in left if region != home]
+    forget = f"; `{' '.join(f'--forget {each}' for each in others)}` leaves as it is what is there" if others else ""
+    return f"left of {name}: {what}; remove it by hand, or try again{forget}"
+
+
+class _Removal:
+    """One removal. `found`: something was there; `left`: what still is or may be, by its region."""
+
+    def __init__(self, clients: Clients, name: str, store_url: str, say: Say) -> None:
+        self._clients = clients
+        self._name = name
+        self._store_url = store_url
+        self._say = say
+        self._roles: list[str] = []
+        self.found = False
+        self.left: dict[str, list[str]] = {}
+
+    def take_stack(self, region: str) -> None:
+        try:
+            self._roles += stacks.roles(self._clients, self._name, region)
+            if stacks.remove(self._clients, self._name, region):
+                self.found = True
+                self._say(f"stack {self._name} in {region}: removed")
+        except ProviderError as error:
+            self._perhaps("a stack", region, error)
+
+    def take_log(self, region: str) -> None:
+        logs, group = self._clients.get("logs", region), f"/aws/lambda/{self._name}"
+        try:
+            calling(group, lambda: logs.delete_log_group(logGroupName=group))
+        except NotFound:
+            pass
+        except ProviderError as error:
+            self._perhaps("its log", region, error)
+
+    def take_alarms(self, region: str) -> None:
+        try:
+            alarms = _alarms(self._clients, self._name, alarm_prefix(self._store_url), region)
+            _delete_alarms(self._clients, alarms, region)
+        except ProviderError as error:
+            self._perhaps("alarms", region, error)
+            return
+        if alarms:
+            self.found = True
+            self._say(f"alarms in {region}: {len(alarms)} removed")
+
+    def look(self, region: str) -> None:
+        try:
+            there = left_over(self._clients, self._name, self._store_url, region)
+        except ProviderError as error:
+            self._perhaps("something", region, error)
+            return
+        if there:
+            self.left.setdefault(region, []).extend(there)
+
+    def look_for_roles(self, region: str) -> None:
+        """They are of no region, so any answers for them."""
+        for role in self._roles:
+            try:
+                if _has_role(self._clients, role, region):
+                    self.left.setdefault(region, []).append(f"role {role}")
+            except ProviderError as error:
+                self._perhaps(f"role {role}", region, error)
+
+    def _perhaps(self, what: str, region: str, error: ProviderError) -> None:
+        # The first reason is enough: what does not answer is asked more than once.
+        self.left.setdefault(region, [f"perhaps {what} ({error})"])
+
+
+def left_over(clients: Clients, name: str, store_url: str, region: str) -> list[str]:
+    """What of a deployment is still there, as AWS itself tells it."""
+    events, functions = clients.get("events", region), clients.get("lambda", region)
+    topics, logs = clients.get("sns", region), clients.get("logs", region)
+    found = [f"rule {each['Name']}" for each in calling(name, lambda: events.list_rules(NamePrefix=name))["Rules"]]
+    try:
+        calling(name, lambda: functions.get_function(FunctionName=name))
+        found.append(f"function {name}")
+    except NotFound:
+        pass
+    pages = calling(name, lambda: list(topics.get_paginator("list_topics").paginate()))
+    listed = [each["TopicArn"] for page in pages for each in page["Topics"]]
+    found += [f"topic {each}" for each in listed if each.endswith(f":{name}-alarms")]
+    group = f"/aws/lambda/{name}"
+    groups = calling(name, lambda: logs.describe_log_groups(logGroupNamePrefix=group))["logGroups"]
+    found += [f"log group {group}" for each in groups if each["logGroupName"] == group]
+    found += [f"alarm {each}" for each in _alarms(clients, name, alarm_prefix(store_url), region)]
+    return found
+
+
+def _has_role(clients: Clients, role: str, region: str) -> bool:
+    iam = clients.get("iam", region)
+    try:
+        calling(role, lambda: iam.get_role(RoleName=role))
+    except NotFound:
+        return False
+    return True
+
+
+def _alarms(clients: Clients, name: str, start: str, region: str) -> list[str]:
+    """Alarms that report to the governor, or go by the store's name: it made them."""
+    cloudwatch = clients.get("cloudwatch", region)
+    pages = calling(name, lambda: list(cloudwatch.get_paginator("describe_alarms").paginate()))
+    listed = [each for page in pages for each in page.get("MetricAlarms", ())]
+    ours = f":{name}-alarms"
+    return [
+        each["AlarmName"]
+        for each in listed
+        if each["AlarmName"].startswith(start) or any(to.endswith(ours) for to in each.get("AlarmActions", ()))
+    ]
+
+
+def _delete_alarms(clients: Clients, alarms: list[str], region: str) -> None:
+    cloudwatch = clients.get("cloudwatch", region)
+    for start in range(0, len(alarms), 100):
+        some = alarms[start : start + 100]
+        calling("alarms", lambda: cloudwatch.delete_alarms(AlarmNames=some))  # noqa: B023 - called at once

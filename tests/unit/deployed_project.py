@@ -1,0 +1,56 @@
+"""A project of Google Cloud's as far as deploying goes, with a bucket in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from stoker.cli import deploy as command
+from stoker.cli import main
+from stoker.deploying import gcp, project
+from stoker.governor.clock import record_pass
+from stoker.governor.serverless.gcp import NAME
+from stoker.providers.gce import client
+from stoker.testing.google_functions import GoogleProject, google_project
+from stoker.testing.memory import MemoryStore
+
+URL, PROJECT, REGION = "gs://bucket/team", "vision-1", "us-central1"
+PLAN = project.planned(URL, PROJECT, REGION, "0" * 64, {})
+Stoker = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def bucket() -> MemoryStore:
+    return MemoryStore(clock=lambda: datetime.now(timezone.utc), url=URL)
+
+
+@pytest.fixture
+def google(bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleProject]:
+    with google_project(PROJECT) as made:
+        for name, value in made.env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
+        monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
+        monkeypatch.setattr(client, "_find_credentials", lambda: (AnonymousCredentials(), PROJECT))
+        monkeypatch.setattr(command, "opened_store", lambda: bucket)
+        monkeypatch.setattr(gcp, "_BIND_PAUSE_S", 0.01)
+        # As the function does when it is called.
+        made.pushed = lambda: record_pass(bucket, NAME, 0, lambda: 0.0)
+        yield made
+
+
+@pytest.fixture
+def stoker(google: GoogleProject, capsys: pytest.CaptureFixture[str]) -> Stoker:
+    """The command line, with this project and this bucket."""
+
+    def run_it(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, captured.out, captured.err
+
+    return run_it
