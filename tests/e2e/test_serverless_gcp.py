@@ -28,7 +28,7 @@ PROJECT, REGION = "vision-1", "us-central1"
 if isolated():
     from stoker import Job, client, layout, log, policies
     from stoker.cli import main
-    from stoker.deploying import gcp, package, project, record
+    from stoker.deploying import bindings, gcp, package, project, record
     from stoker.errors import UserError
     from stoker.governor.background import call_deployed
     from stoker.governor.clock import record_pass
@@ -50,7 +50,7 @@ if isolated():
                 monkeypatch.setenv(name, value)
             monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", PROJECT)
             monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
-            monkeypatch.setattr(gcp, "_BIND_PAUSE_S", 0.01)
+            monkeypatch.setattr(bindings, "_PAUSE_S", 0.01)
             # As the function does when it is called.
             made.pushed = lambda: passed(gcs_url)
             yield made

@@ -7,4 +7,5 @@ aws.py        AWS: makes the stack, and sees that it runs
 removing.py   AWS: takes all of it away, region by region
 project.py    Google Cloud: every request that makes and removes it, pure
 gcp.py        Google Cloud: sends them
+bindings.py   Google Cloud: roles of members, on what is there
 """

@@ -10,10 +10,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from stoker import layout
 from stoker.deploying import project, record
+from stoker.deploying.bindings import bind, policy_of, send, unbind
 from stoker.deploying.package import Package
 from stoker.deploying.project import ADDRESS, Bound, Made, Plan
 from stoker.deploying.record import Deployed
@@ -23,7 +24,7 @@ from stoker.governor.serverless.schedule import Switch
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce import places
-from stoker.providers.gce.client import Api, Service
+from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyThere, refused
 from stoker.store import Store
 
@@ -31,9 +32,6 @@ CLOUD = "gcp"
 # Building a function takes minutes.
 _OPERATION_S = 900.0
 _POLL_S = 3.0
-# A new account is not known everywhere at once, and a policy may be changed by somebody else at the same time.
-_BIND_S = 120.0
-_BIND_PAUSE_S = 2.0
 # Who may call the function is not known everywhere at once either; Pub/Sub sends a message again until it is.
 _TRY_S = 180.0
 
@@ -101,7 +99,7 @@ def _make(api: Api, plan: Plan, say: Say) -> None:
             if step.what == "function":
                 address = _address(api, step)
         else:
-            say(f"{step.what}: {_bind(api, step)}")
+            say(f"{step.what}: {bind(api, step)}")
 
 
 def _check_region(api: Api, plan: Plan) -> None:
@@ -136,7 +134,7 @@ def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[
 def _give_up_secrets(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
     gone = tuple(each for each in begun.notify if each not in plan.notify)
     for bound in project.secrets(replace(plan, notify=gone)):
-        say(f"{bound.what}: {_unbind(api, bound)}")
+        say(f"{bound.what}: {unbind(api, bound)}")
 
 
 def _try(store: Store, deployed: Deployed) -> None:
@@ -177,7 +175,7 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
     for each in project.removals(plan, regions):
         what = each.what if isinstance(each, Bound) else each.path
         try:
-            say(f"{what}: {_unbind(api, each) if isinstance(each, Bound) else _removed(api, each)}")
+            say(f"{what}: {unbind(api, each) if isinstance(each, Bound) else _removed(api, each)}")
         except ProviderError as error:
             left.append(f"perhaps {what} ({error})")
             say(f"{what}: not removed")
@@ -198,7 +196,7 @@ def _take_away(api: Api, made: Made) -> str:
 
 def _removed(api: Api, request: HttpRequest) -> str:
     try:
-        told = _send(api, request)
+        told = send(api, request)
         if request.service == "cloudfunctions":
             _finished(api, told)
     except NotFound:
@@ -208,7 +206,7 @@ def _removed(api: Api, request: HttpRequest) -> str:
 
 def _is(api: Api, made: Made) -> bool:
     try:
-        _send(api, HttpRequest(made.make.service, "GET", made.at))
+        send(api, HttpRequest(made.make.service, "GET", made.at))
     except NotFound:
         return False
     return True
@@ -221,7 +219,7 @@ def left_over(api: Api, plan: Plan, regions: tuple[str, ...] | None = None) -> l
     for step in project.steps(plan):
         if isinstance(step, Bound) and not step.own:
             try:
-                policy = _policy(api, step)
+                policy = policy_of(api, step)
             except NotFound:
                 continue
             members = {member for each in step.bindings for member in each["members"]}
@@ -255,7 +253,7 @@ def _check_roles(api: Api, plan: Plan) -> None:
 
 def _settle(api: Api, step: Made, address: str) -> str:
     try:
-        told = _send(api, _addressed(step.make, address))
+        told = send(api, _addressed(step.make, address))
         if step.slow:
             _finished(api, told)
         return "made"
@@ -263,7 +261,7 @@ def _settle(api: Api, step: Made, address: str) -> str:
         pass
     if step.change is None:
         return "as it was"
-    told = _send(api, _addressed(step.change, address))
+    told = send(api, _addressed(step.change, address))
     if step.slow:
         _finished(api, told)
     return "updated"
@@ -275,7 +273,7 @@ def _addressed(request: HttpRequest, address: str) -> HttpRequest:
 
 
 def _address(api: Api, step: Made) -> str:
-    found = _send(api, HttpRequest(step.make.service, "GET", step.at))
+    found = send(api, HttpRequest(step.make.service, "GET", step.at))
     address = (found.get("serviceConfig") or {}).get("uri") or found.get("url")
     if not address:
         raise Transient(f"{step.what}: has no address yet; deploy it again in a while")
@@ -295,82 +293,3 @@ def _finished(api: Api, operation: Any) -> None:
     error = operation.get("error")
     if error:
         raise refused("function", 400, {"error": {"message": error.get("message"), "status": "FAILED"}})
-
-
-# ── Bindings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _bind(api: Api, step: Bound) -> str:
-    def add(policy: dict[str, Any]) -> bool:
-        held = policy.setdefault("bindings", [])
-        missing = [each for each in step.bindings if not any(_covers(there, each) for there in held)]
-        held += missing
-        return bool(missing)
-
-    return "bound" if _changed(api, step, add) else "as it was"
-
-
-def _unbind(api: Api, step: Bound) -> str:
-    members = {member for each in step.bindings for member in each["members"]}
-
-    def take(policy: dict[str, Any]) -> bool:
-        held = policy.get("bindings", [])
-        left = [
-            {**each, "members": [member for member in each.get("members", ()) if not _is_of(member, members)]}
-            for each in held
-        ]
-        policy["bindings"] = [each for each in left if each["members"]]
-        return bool(left != held)
-
-    try:
-        return "unbound" if _changed(api, step, take) else "had no binding"
-    except NotFound:
-        return "is not there"
-
-
-def _changed(api: Api, step: Bound, change: Callable[[dict[str, Any]], bool]) -> bool:
-    """Read the policy, change it and put it back; again where somebody else has changed it in between, or does not know
-    an account yet. False: there was nothing to change."""
-    until_s = time.monotonic() + _BIND_S
-    while True:
-        policy = _policy(api, step)
-        if not change(policy):
-            return False
-        try:
-            _put(api, step, policy)
-            return True
-        except (InvalidRequest, Transient) as error:
-            if time.monotonic() > until_s or ("exist" not in str(error) and not isinstance(error, Transient)):
-                raise
-        time.sleep(_BIND_PAUSE_S)
-
-
-def _is_of(member: str, members: set[str]) -> bool:
-    """Also of an account that somebody has deleted: `deleted:serviceAccount:NAME?uid=…`."""
-    return member.removeprefix("deleted:").partition("?")[0] in members
-
-
-def _covers(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    condition = (there.get("condition") or {}).get("expression")
-    return (
-        there.get("role") == wanted["role"]
-        and condition == (wanted.get("condition") or {}).get("expression")
-        and set(wanted["members"]) <= set(there.get("members", ()))
-    )
-
-
-def _policy(api: Api, step: Bound) -> dict[str, Any]:
-    return dict(_send(api, step.look))
-
-
-def _put(api: Api, step: Bound, policy: dict[str, Any]) -> None:
-    # Conditions are of version 3 alone; the etag makes a rival's change in between fail this one.
-    whole = {**policy, "version": 3}
-    body = {"policy": whole} if step.wrapped else whole
-    _send(api, HttpRequest(step.put.service, step.put.method, step.put.path, body))
-
-
-def _send(api: Api, request: HttpRequest) -> Any:
-    service = cast("Service", request.service)
-    body = request.body if request.method not in ("GET", "DELETE") else None
-    return api.send(request.method, request.path, body, service=service, what=request.path.partition("?")[0])
