@@ -93,6 +93,20 @@ def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
     assert [action for action in everything if action.startswith("iam:")] in (["iam:PassRole"], ["iam:PassRole"] * 2)
 
 
+@pytest.mark.parametrize(
+    ("region", "start", "service"),
+    [("us-east-1", "arn:aws:", "ec2.amazonaws.com"), ("cn-north-1", "arn:aws-cn:", "ec2.amazonaws.com.cn")],
+)
+def test_it_may_pass_the_roles_that_were_named_and_to_machines_alone(region: str, start: str, service: str) -> None:
+    whole = f"{start}iam::123456789012:role/team/vision"
+    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, region, roles=("vision", whole)).plan
+    (named,) = (each for each in plan.statements if each["Sid"] == "PassNamedRoles")
+    assert named["Action"] == "iam:PassRole" and named["Resource"] == [f"{start}iam::*:role/vision", whole]
+    passed_to = [service, "sagemaker.amazonaws.com"]
+    assert named["Condition"] == {"StringEquals": {"iam:PassedToService": passed_to}}
+    assert not [each for each in planned().plan.statements if each["Sid"] == "PassNamedRoles"]
+
+
 def test_its_clock_is_off_at_first() -> None:
     tick = templates()["deploy-aws"]["Resources"]["Tick"]["Properties"]
     assert (tick["State"], tick["ScheduleExpression"]) == ("DISABLED", "rate(1 minute)")

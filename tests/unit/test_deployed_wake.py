@@ -12,7 +12,8 @@ from woken_world import submit
 
 from stoker import client, layout, log
 from stoker.cli import main, run
-from stoker.deploying import aws, record
+from stoker.cli.printing import tell_problem
+from stoker.deploying import aws, passing, record
 from stoker.deploying.record import Deployed
 from stoker.errors import AuthDenied
 from stoker.governor import background
@@ -112,6 +113,23 @@ def test_a_governor_that_is_called_and_does_nothing_is_told_and_replaced(
     governed = carry_on(store, [job])
     assert governed.by is None and "stoker-1 in us-east-1 was called and has done nothing" in str(governed.problem)
     assert started == [store.url]
+
+
+def test_what_it_may_not_pass_is_told_with_the_command(
+    store: Store,
+    tmp_path: Path,
+    woken: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(passing, "remark", lambda deployed, spec: f"{deployed.name} may not, for {spec.name}")
+    elsewhere(monkeypatch)
+    job = submit(store, tmp_path)
+    name = job.rpartition("-")[0]
+    governed = carry_on(store, [job])
+    assert governed == Governed(by="stoker-1 in us-east-1", remark=f"stoker-1 may not, for {name}")
+    tell_problem(governed)
+    assert capsys.readouterr().err == f"warning: stoker-1 may not, for {name}\n"
 
 
 def test_passes_are_looked_for_where_they_are_written() -> None:

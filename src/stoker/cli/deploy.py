@@ -50,6 +50,12 @@ def command(ctx: click.Context) -> None:
     "TO",
     f"Let it tell through this topic, as sns:ARN, or read this secret that is an address, as aws-sm:NAME. {_POLICYS}",
 )
+@kept_option(
+    "--pass-role",
+    "roles",
+    "ROLE",
+    "A role that jobs give their machines, by its name or ARN. Those of `stoker iam` need no naming.",
+)
 @common_options
 def aws(
     region: str | None,
@@ -57,6 +63,8 @@ def aws(
     no_elsewhere: bool,
     notify: tuple[str, ...],
     no_notify: bool,
+    roles: tuple[str, ...],
+    no_roles: bool,
     sagemaker: bool | None,
     dry_run: bool,
     remove: bool,
@@ -77,6 +85,8 @@ def aws(
     for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
         _check_region(flag, named)
     checking.check_granted(notify, "--notify", "AWS")
+    for each in roles:
+        _check_role(each)
     where = _region(store, region, offline=dry_run)
     there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
     if where in forget:
@@ -89,7 +99,10 @@ def aws(
     regions = kept(elsewhere, before.elsewhere, give_up=no_elsewhere)
     training = before.sagemaker if sagemaker is None else sagemaker
     told = notify if dry_run else channels(store, "AWS", kept(notify, before.notify, give_up=no_notify), no_notify)
-    planned = deploying.planned(store, built, where, regions, training=training, notify=told, forgotten=forget)
+    passed = kept(roles, before.identities, give_up=no_roles)
+    planned = deploying.planned(
+        store, built, where, regions, training=training, notify=told, roles=passed, forgotten=forget
+    )
     if dry_run:
         print_requests(list(deploying.requests(planned, built)), as_json=as_json)
         return
@@ -98,6 +111,7 @@ def aws(
         say("given up: training jobs of others")
     tell_given_up(before.elsewhere, (where, *regions))
     tell_given_up(before.notify, told)
+    tell_given_up(before.identities, passed)
     if not training and house_of(store).sagemaker is not None:
         problem = "the policy is about training jobs of others, which it may not touch without --sagemaker"
         click.secho(problem, fg="yellow", err=True)
@@ -109,12 +123,17 @@ def aws(
 @click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
 @click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
 @kept_option("--notify", "notify", "TO", f"Let it read this secret that is an address, as gcp-sm:NAME. {_POLICYS}")
+@kept_option(
+    "--service-account", "accounts", "EMAIL", "An account that jobs give their machines, beside that of `stoker iam`."
+)
 @common_options
 def gcp(
     region: str | None,
     project: str | None,
     notify: tuple[str, ...],
     no_notify: bool,
+    accounts: tuple[str, ...],
+    no_accounts: bool,
     dry_run: bool,
     remove: bool,
     forget: tuple[str, ...],
@@ -126,8 +145,10 @@ def gcp(
     from stoker.deploying import gcp as deploying
     from stoker.deploying import package, record
     from stoker.deploying import project as planning
+    from stoker.deploying.record import Deployed
     from stoker.errors import UserError
     from stoker.notify import checking
+    from stoker.providers.gce import identity
     from stoker.submitting import submitter
     from stoker.surroundings import store_environ
 
@@ -137,11 +158,13 @@ def gcp(
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))
     built = package.for_cloud_run()
-    before = there.notify if there else ()
+    before = there or Deployed(deploying.CLOUD, "", where, "", "", "")
     told = notify
     if not dry_run and not remove and store.url.startswith("gs://"):
-        told = channels(store, "Google Cloud", kept(notify, before, give_up=no_notify), no_notify)
-    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), told)
+        told = channels(store, "Google Cloud", kept(notify, before.notify, give_up=no_notify), no_notify)
+    named = tuple(identity.checked(whose, each, "--service-account") for each in accounts)
+    acted = kept(named, before.identities, give_up=no_accounts)
+    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), told, acted)
     if remove:
         if dry_run:
             print_steps(planning.removals(plan, (plan.region,)), "remove", as_json=as_json)
@@ -156,7 +179,8 @@ def gcp(
         print_steps(planning.steps(plan), "add", as_json=as_json)
         return
     tell_lacking(built)
-    tell_given_up(before, told)
+    tell_given_up(before.notify, told)
+    tell_given_up(before.identities, acted)
     agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
     deployed = deploying.deploy(store, plan, built, submitter(), say, forgotten=forget)
     tell_deployed(deployed, as_json=as_json)
@@ -204,6 +228,15 @@ def _google_region(named: str | None) -> str:
     if not found:
         raise UserError("--region: is not known; give one near the bucket, such as us-central1")
     return found
+
+
+def _check_role(named: str) -> None:
+    import re
+
+    from stoker.errors import UserError
+
+    if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", named) is None:
+        raise UserError(f"--pass-role: {named!r} is no role; give its name, or its ARN")
 
 
 def _check_region(flag: str, named: str | None) -> None:

@@ -65,7 +65,9 @@ def tell_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
 
     for each in before:
         if each not in kept:
-            say(f"given up: {address.masked(each) if ':' in each else each}")
+            # An address may hold a key; regions, roles and accounts hold none.
+            secret = ":" in each and not each.startswith("arn:")
+            say(f"given up: {address.masked(each) if secret else each}")
 
 
 def tell_lacking(built: Package) -> None:

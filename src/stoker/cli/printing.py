@@ -188,9 +188,11 @@ def say(text: str = "") -> None:
 
 
 def tell_problem(governed: Governed) -> None:
-    """Why a governor that is deployed does not see to it; one on this computer does."""
+    """Why a governor that is deployed does not see to it, and one on this computer does; or what it may not do."""
     if governed.problem is not None:
         say(governed.problem)
+    if governed.remark is not None:
+        warn(governed.remark)
 
 
 def warn(text: str) -> None:

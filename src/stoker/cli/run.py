@@ -31,6 +31,7 @@ from stoker.cli.progress import progress_bar, working
 from stoker.cli.report import show_end
 from stoker.errors import StokerError, UserError
 from stoker.sending import Progress, check_writable, send
+from stoker.spec import Spec
 from stoker.store import Store
 from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
@@ -87,13 +88,13 @@ def command(
         agree(prepared, yes=yes)
         with _uploading(prepared) as progress:
             job = send(prepared, store, progress)
-        paid = prepared.capabilities.paid
+        paid, spec = prepared.capabilities.paid, prepared.spec
     if detach:
         _detach(store, job, paid=paid)
         click.echo(job)
         return 0
     say(f"  job {click.style(job, bold=True)}")
-    _call_deployed(store, job)
+    _call_deployed(store, job, spec)
     return follow_governing(store, job, paid=paid, as_json=as_json)
 
 
@@ -294,11 +295,11 @@ def _hanging_up() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _call_deployed(store: Store, job: str) -> None:
+def _call_deployed(store: Store, job: str, spec: Spec) -> None:
     """This process governs; should it end, somebody else knows of the job already."""
     from stoker.governor.background import call_deployed
 
-    tell_problem(call_deployed(store, [job]))
+    tell_problem(call_deployed(store, [job], specs=[spec]))
 
 
 def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None:
@@ -307,10 +308,10 @@ def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None
     governed = carry_on(store, [job])
     if not paid or silent:
         return
+    tell_problem(governed)
     if governed.by is not None:
         say(f"governed by {governed.by}")
         return
-    tell_problem(governed)
     what = "its governor runs on this computer: while that is off, nobody replaces a reclaimed machine"
     say(what if governed.problem else f"{what}; `stoker deploy` puts one into the cloud")
 

@@ -50,6 +50,8 @@ class Deployment:
     elsewhere: tuple[str, ...] = ()
     # Where it may tell.
     notify: tuple[str, ...] = ()
+    # Roles that its machines may have, beside those of `stoker iam`.
+    roles: tuple[str, ...] = ()
     # Regions in which nobody looks again, whatever is there.
     forgotten: tuple[str, ...] = ()
 
@@ -66,9 +68,10 @@ def planned(
     *,
     training: bool = False,
     notify: tuple[str, ...] = (),
+    roles: tuple[str, ...] = (),
     forgotten: tuple[str, ...] = (),
 ) -> Deployment:
-    """What would be deployed. `notify`: where it tells, as far as AWS has to allow that.
+    """What would be deployed. `notify`: where it tells, as far as AWS has to allow that. `roles`: names or ARNs.
 
     Asks nobody. Raises UserError for a store that is not on S3.
     """
@@ -83,16 +86,18 @@ def planned(
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=_statements(store.url, notify, region),
+        statements=_statements(store.url, notify, roles, region),
         environ=environ,
         training=training,
     )
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
-    return Deployment(plan, region, others, notify, forgotten)
+    return Deployment(plan, region, others, notify, roles, forgotten)
 
 
-def _statements(store_url: str, notify: tuple[str, ...], region: str) -> tuple[dict[str, Any], ...]:
-    """What the governor's policies of every provider with such a store allow, each statement once."""
+def _statements(
+    store_url: str, notify: tuple[str, ...], roles: tuple[str, ...], region: str
+) -> tuple[dict[str, Any], ...]:
+    """What the governor's policies of every provider with such a store allow, each statement once; and these roles."""
     homed = partial(permissions.homed, region=region)
     found: dict[str, dict[str, Any]] = {}
     for name in registry.names():
@@ -110,7 +115,15 @@ def _statements(store_url: str, notify: tuple[str, ...], region: str) -> tuple[d
         while sid in told_apart:
             sid, number = f"{each['Sid']}{number}", number + 1
         told_apart[sid] = {**each, "Sid": sid}
-    return tuple(told_apart.values())
+    return (*told_apart.values(), *([homed(_passing(roles))] if roles else ()))
+
+
+def _passing(roles: tuple[str, ...]) -> dict[str, Any]:
+    """To machines and training jobs, and to nothing else that could make more of them."""
+    named = [role if role.startswith("arn:") else f"arn:aws:iam::*:role/{role}" for role in roles]
+    services = [permissions.machine_service(), "sagemaker.amazonaws.com"]
+    condition = {"StringEquals": {"iam:PassedToService": services}}
+    return permissions.allow("PassNamedRoles", "iam:PassRole", named, condition)
 
 
 def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
@@ -157,6 +170,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         elsewhere=deployment.elsewhere,
         sagemaker=deployment.plan.training,
         notify=deployment.notify,
+        identities=deployment.roles,
     )
     begun = record.forgetting(record.begun(wanted, before), deployment.forgotten)
     record.write(store, begun)

@@ -23,7 +23,7 @@ from stoker.governor.serverless.gcp import SchedulerJob
 from stoker.governor.serverless.schedule import Switch
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
-from stoker.providers.gce import places
+from stoker.providers.gce import identity, places
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyThere, refused
 from stoker.store import Store
@@ -49,6 +49,7 @@ def deploy(
     _check_project(plan, before)
     _check_roles(api, plan)
     _check_region(api, plan)
+    _check_accounts(api, plan)
     key = layout.deployed_package(package.digest)
     wanted = Deployed(
         cloud=CLOUD,
@@ -59,6 +60,7 @@ def deploy(
         by=by,
         project=plan.project,
         notify=plan.notify,
+        identities=plan.accounts,
     )
     begun = record.forgetting(record.begun(wanted, before), forgotten)
     record.write(store, begun)
@@ -67,7 +69,7 @@ def deploy(
         say(f"sent {key}")
     _make(api, plan, say)
     wanted = replace(wanted, leaving=_give_up(api, plan, begun.leaving, say))
-    _give_up_secrets(api, plan, begun, say)
+    _unbind_others(api, plan, begun, say)
     switch = Switch(store, SchedulerJob(plan.clock, api))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
@@ -117,6 +119,17 @@ def _check_region(api: Api, plan: Plan) -> None:
             raise UserError(told) from error
 
 
+def _check_accounts(api: Api, plan: Plan) -> None:
+    for each in plan.accounts:
+        try:
+            api.get(identity.path(each), service="iam")
+        except NotFound:
+            raise UserError(
+                f"--service-account {each}: is not there, and nothing was made; give the address of one, "
+                "or give it up with --no-service-account"
+            ) from None
+
+
 def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[str, ...]:
     """Take away what is in regions where it was before. Answers those in which something may still be: the governor
     does without them, so that they are no reason to fail."""
@@ -131,9 +144,14 @@ def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[
     return tuple(dict.fromkeys(left))
 
 
-def _give_up_secrets(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
-    gone = tuple(each for each in begun.notify if each not in plan.notify)
-    for bound in project.secrets(replace(plan, notify=gone)):
+def _unbind_others(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
+    """Secrets and accounts that were named before, and are not any more."""
+    gone = replace(
+        plan,
+        notify=tuple(each for each in begun.notify if each not in plan.notify),
+        accounts=tuple(each for each in begun.identities if each not in plan.accounts),
+    )
+    for bound in project.on_others(gone):
         say(f"{bound.what}: {unbind(api, bound)}")
 
 
@@ -168,7 +186,11 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
         # First, so that nobody relies on it any more.
         there = replace(record.begun(replace(there, region=plan.region), there), state="removing")
         record.write(store, there)
-        plan = replace(plan, notify=tuple(dict.fromkeys((*plan.notify, *there.notify))))
+        plan = replace(
+            plan,
+            notify=tuple(dict.fromkeys((*plan.notify, *there.notify))),
+            accounts=tuple(dict.fromkeys((*plan.accounts, *there.identities))),
+        )
     recorded = (*there.elsewhere, *there.leaving) if there is not None else ()
     regions = tuple(each for each in dict.fromkeys((*recorded, plan.region)) if each not in forgotten)
     left = []

@@ -18,6 +18,7 @@ from stoker.errors import UserError
 from stoker.governor.serverless.gcp import CLOCK, STORE
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
+from stoker.providers.gce import identity
 from stoker.providers.gce.client import Service
 from stoker.providers.gce.identity import DEFAULT_ACCOUNT, email
 
@@ -30,6 +31,7 @@ _MOST_INSTANCES = 5
 _KEPT = "600s"
 _PUBLISHER = "roles/pubsub.publisher"
 _INVOKER = "roles/run.invoker"
+_ACTOR = "roles/iam.serviceAccountUser"
 # Known once the function is there.
 ADDRESS = "(the function's address)"
 
@@ -47,6 +49,8 @@ class Plan:
     environ: Mapping[str, str] = field(default_factory=dict)
     # Where it tells, as for `stoker iam`.
     notify: tuple[str, ...] = ()
+    # Accounts that machines may have, beside the one of `stoker iam`: addresses.
+    accounts: tuple[str, ...] = ()
 
     @property
     def account(self) -> str:
@@ -105,12 +109,13 @@ def steps(plan: Plan) -> tuple[Made | Bound, ...]:
         _account(plan, plan.name, "The governor of a Stoker store"),
         _account(plan, f"{plan.name}-push", "Calls the governor of a Stoker store"),
         *_governing(plan),
+        *_acting(plan),
         _topic(plan),
         _policy_of(
             "pubsub",
             "topic",
             plan.topic,
-            (_binding(_PUBLISHER, email(plan.project, DEFAULT_ACCOUNT)),),
+            tuple(_binding(_PUBLISHER, each) for each in (email(plan.project, DEFAULT_ACCOUNT), *plan.accounts)),
         ),
         _function(plan),
         _policy_of("run", "function", f"{plan.place}/services/{plan.name}", (_binding(_INVOKER, plan.pusher),)),
@@ -152,9 +157,18 @@ def _guarded(plan: Plan, on: str, bindings: tuple[dict[str, Any], ...]) -> Bound
     if "secrets/" in on:
         secret = on if on.startswith("projects/") else f"projects/{plan.project}/{on}"
         return replace(_policy_of("secretmanager", "secret", secret, bindings), own=False)
-    where = f"projects/{plan.project}/serviceAccounts/{email(plan.project, on)}"
-    look = HttpRequest("iam", "POST", f"/v1/{where}:getIamPolicy?options.requestedPolicyVersion=3")
-    return Bound(f"service account {on}", look, HttpRequest("iam", "POST", f"/v1/{where}:setIamPolicy"), bindings)
+    return _on_account(email(plan.project, on), bindings)
+
+
+def _acting(plan: Plan) -> tuple[Bound, ...]:
+    """Who launches a machine acts as its account."""
+    return tuple(_on_account(each, (_binding(_ACTOR, plan.account),)) for each in plan.accounts)
+
+
+def _on_account(address: str, bindings: tuple[dict[str, Any], ...]) -> Bound:
+    where = identity.path(address)
+    look = HttpRequest("iam", "POST", f"{where}:getIamPolicy?options.requestedPolicyVersion=3")
+    return Bound(f"service account {address}", look, HttpRequest("iam", "POST", f"{where}:setIamPolicy"), bindings)
 
 
 def _policy_of(service: Service, what: str, path: str, bindings: tuple[dict[str, Any], ...]) -> Bound:
@@ -255,8 +269,9 @@ def planned(
     digest: str,
     environ: Mapping[str, str],
     notify: tuple[str, ...] = (),
+    accounts: tuple[str, ...] = (),
 ) -> Plan:
-    """The plan for a store. Raises UserError for one that is not on Cloud Storage."""
+    """The plan for a store. `accounts` are addresses. Raises UserError for a store that is not on Cloud Storage."""
     if not store_url.startswith("gs://"):
         raise UserError(
             f"a governor on Google Cloud needs a store there, not {store_url}; give --store gs://BUCKET/PREFIX"
@@ -272,6 +287,7 @@ def planned(
         object=f"{prefix}/{key}" if prefix else key,
         environ=environ,
         notify=notify,
+        accounts=accounts,
     )
 
 
@@ -280,9 +296,12 @@ def regional(plan: Plan) -> tuple[Made, ...]:
     return _clock(plan), _function(plan)
 
 
-def secrets(plan: Plan) -> tuple[Bound, ...]:
-    """Bindings on what stands for the addresses of channels."""
-    return tuple(each for each in _governing(plan) if each.put.service == "secretmanager")
+def on_others(plan: Plan) -> tuple[Bound, ...]:
+    """Bindings on what a plan names besides: secrets that are addresses of channels, and accounts of machines."""
+    secrets = tuple(each for each in _governing(plan) if each.put.service == "secretmanager")
+    publishing = tuple(_binding(_PUBLISHER, each) for each in plan.accounts)
+    topic = (_policy_of("pubsub", "topic", plan.topic, publishing),) if publishing else ()
+    return (*secrets, *_acting(plan), *topic)
 
 
 def things(plan: Plan, regions: tuple[str, ...]) -> tuple[Made, ...]:

@@ -42,6 +42,8 @@ class Deployed:
     # What it may do beside governing this store's jobs.
     sagemaker: bool = False
     notify: tuple[str, ...] = ()
+    # What its machines may be, beside those of `stoker iam`: roles, or service accounts.
+    identities: tuple[str, ...] = ()
     # Only one that is there is relied on. Of the others something may be there, in the regions that are named.
     state: Literal["there", "making", "removing"] = "there"
 
@@ -89,6 +91,7 @@ def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
         leaving=tuple(each for each in known if each != wanted.region and each not in wanted.elsewhere),
         sagemaker=wanted.sagemaker or before.sagemaker,
         notify=tuple(dict.fromkeys((*wanted.notify, *before.notify))),
+        identities=tuple(dict.fromkeys((*wanted.identities, *before.identities))),
         state="there" if before.state == "there" else "making",
     )
 

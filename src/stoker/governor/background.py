@@ -26,6 +26,7 @@ from stoker.governor.observe import is_idle
 from stoker.home import home, make_home
 from stoker.index import read_submission
 from stoker.providers import registry
+from stoker.spec import Spec
 from stoker.store import Store, open_store
 
 # What an earlier governor said is kept up to this size.
@@ -73,10 +74,12 @@ def ensure_governor(store_url: str) -> bool:
 
 @dataclass(frozen=True)
 class Governed:
-    """Who governs from here on: the deployed governor `by`, else one on this computer. `problem`: why not that one."""
+    """Who governs from here on: the deployed governor `by`, else one on this computer. `problem`: why not that one.
+    `remark`: what it will not be able to do."""
 
     by: str | None = None
     problem: str | None = None
+    remark: str | None = None
 
 
 def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
@@ -85,8 +88,9 @@ def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
     A governor that is deployed does it, where there is one that can reach the jobs' machines, and that is seen to pass.
     """
     named = list(jobs)
-    here = any(_runs_here(store, job) for job in named)
-    governed = call_deployed(store, named, relied_on=not here)
+    specs = [_spec(store, job) for job in named]
+    here = any(map(_runs_here, specs))
+    governed = call_deployed(store, named, relied_on=not here, specs=[spec for spec in specs if spec is not None])
     if governed.by is not None and not here:
         return governed
     try:
@@ -94,13 +98,15 @@ def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
     except StokerError:
         pass  # The background governor tries again for as long as it takes.
     ensure_governor(store.url)
-    return Governed(problem=governed.problem)
+    return Governed(problem=governed.problem, remark=governed.remark)
 
 
-def call_deployed(store: Store, jobs: Iterable[str], *, relied_on: bool = False) -> Governed:
+def call_deployed(
+    store: Store, jobs: Iterable[str], *, relied_on: bool = False, specs: Iterable[Spec] = ()
+) -> Governed:
     """Wake the governor that is deployed for this store, if one is. Never raises: others may govern as well.
 
-    `relied_on`: nobody else will, so wait until it is seen to do something.
+    `relied_on`: nobody else will, so wait until it is seen to do something. `specs`: what the jobs ask for.
     """
     from stoker.deploying import record
 
@@ -108,14 +114,27 @@ def call_deployed(store: Store, jobs: Iterable[str], *, relied_on: bool = False)
         found = record.wake(store, jobs, within_s=record.ANSWERS_WITHIN_S if relied_on else None)
     except StokerError as error:
         return Governed(problem=str(error))
-    return Governed() if found is None else Governed(by=f"{found.name} in {found.region}")
+    if found is None:
+        return Governed()
+    from stoker.deploying import passing
+
+    remarks = (passing.remark(found, spec) for spec in specs)
+    return Governed(by=f"{found.name} in {found.region}", remark=next(filter(None, remarks), None))
 
 
-def _runs_here(store: Store, job: str) -> bool:
-    """Whether only a governor on this computer can see to the job's machines; also where nobody can tell."""
+def _spec(store: Store, job: str) -> Spec | None:
+    """What the job asks for; None where nobody can tell."""
     try:
         state = log.read(store, job)
-        return state is None or registry.capabilities(read_submission(store, state).spec.resources.provider).here
+        return None if state is None else read_submission(store, state).spec
+    except StokerError:
+        return None
+
+
+def _runs_here(spec: Spec | None) -> bool:
+    """Whether only a governor on this computer can see to the job's machines; also where nobody can tell."""
+    try:
+        return spec is None or registry.capabilities(spec.resources.provider).here
     except StokerError:
         return True
 

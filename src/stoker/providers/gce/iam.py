@@ -385,7 +385,8 @@ Machines with this account reach jobs called (JOB), and delete machines of such 
 to (ACCOUNT). A condition knows how names begin: jobs called (JOB)-more are reached as well. They can still list the
 names of all objects in the bucket, and read all packed code.
 
-Whoever governs has to be allowed to use this account, too: run this with GOVERNOR set.
+Whoever governs has to be allowed to use this account, too: run this with GOVERNOR set, and where a governor is
+deployed `stoker deploy gcp --service-account (ACCOUNT)`.
 
 """
 

@@ -46,6 +46,13 @@ def email(project: str, name: str) -> str:
     return f"{name}@{own}.{domain}.iam.gserviceaccount.com" if domain else f"{name}@{own}.iam.gserviceaccount.com"
 
 
+def checked(project: str, name: str, field: str) -> str:
+    """The address of an account that somebody named. Raises UserError for what cannot be one."""
+    if name == "default" or not _ACCOUNT.fullmatch(name):
+        raise UserError(f"{field}: {name!r} is no account; give its address")
+    return email(project, name)
+
+
 def path(email: str) -> str:
     """Where IAM tells of an account. By its own project: of an account that is not there, IAM says where nobody names
     the project that it may not be seen."""

@@ -1,0 +1,58 @@
+"""Accounts that jobs give their machines on Google Cloud: bound while they are named."""
+
+from __future__ import annotations
+
+from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
+
+from stoker import layout
+from stoker.deploying import record
+from stoker.testing.google_functions import GoogleProject
+from stoker.testing.memory import MemoryStore
+
+__all__ = ["bucket", "google", "stoker"]
+
+DEPLOY = ("deploy", "gcp", "-y")
+VISION = f"vision@{PROJECT}.iam.gserviceaccount.com"
+WHERE = f"projects/{PROJECT}/serviceAccounts/{VISION}"
+
+
+def members(google: GoogleProject, where: str) -> set[str]:
+    held = google.policies.get(where, {"bindings": []})["bindings"]
+    return {f"{each['role']} {member}" for each in held for member in each["members"]}
+
+
+def test_an_account_is_acted_as_and_publishes_while_it_is_named(
+    google: GoogleProject, bucket: MemoryStore, stoker: Stoker
+) -> None:
+    google.things[WHERE] = {"name": WHERE}
+    assert stoker(*DEPLOY, "--service-account", "vision")[0] == 0
+    assert stoker(*DEPLOY)[0] == 0
+    found = record.find(bucket)
+    assert found is not None and found.identities == (VISION,)
+    assert members(google, WHERE) == {f"roles/iam.serviceAccountUser serviceAccount:{PLAN.account}"}
+    publisher = f"roles/pubsub.publisher serviceAccount:{VISION}"
+    assert publisher in members(google, PLAN.topic)
+
+    code, _, said = stoker(*DEPLOY, "--no-service-account")
+    assert code == 0 and f"given up: {VISION}\n" in said
+    assert members(google, WHERE) == set()
+    assert members(google, PLAN.topic) == {
+        f"roles/pubsub.publisher serviceAccount:stoker-node@{PROJECT}.iam.gserviceaccount.com"
+    }
+
+
+def test_what_is_removed_leaves_no_binding(google: GoogleProject, bucket: MemoryStore, stoker: Stoker) -> None:
+    google.things[WHERE] = {"name": WHERE}
+    assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0
+    assert stoker("deploy", "gcp", "--remove", "-y")[0] == 0
+    assert members(google, WHERE) == set() and not list(bucket.list(layout.DEPLOYED))
+
+
+def test_an_account_that_is_not_there_is_told_before_anything_is_made(
+    google: GoogleProject, bucket: MemoryStore, stoker: Stoker
+) -> None:
+    code, _, said = stoker(*DEPLOY, "--service-account", "vision")
+    assert code == 2 and f"--service-account {VISION}: is not there, and nothing was made" in said
+    assert not list(bucket.list(layout.DEPLOYED))
+    code, _, said = stoker(*DEPLOY, "--service-account", "default")
+    assert (code, said) == (2, "stoker: --service-account: 'default' is no account; give its address\n")

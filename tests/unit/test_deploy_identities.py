@@ -1,0 +1,91 @@
+"""Roles and accounts that jobs give their machines: named for a deployed governor, kept, given up, and told of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from deployed_account import HOME, Account, Stoker, account, bucket, stoker
+
+from stoker.deploying import passing, record
+from stoker.deploying.record import Deployed
+from stoker.spec import Ec2Resources, GceResources, Resources, SagemakerResources, Spec
+from stoker.testing.memory import MemoryStore
+
+__all__ = ["account", "bucket", "stoker"]
+
+DEPLOY = ("deploy", "aws", "-y")
+AWS = Deployed("aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", identities=("vision", "arn:aws:iam::1:role/a/nlp"))
+VISION = "vision@vision-1.iam.gserviceaccount.com"
+GCP = Deployed("gcp", "stoker-1", "us-central1", "t", "0" * 64, "me", project="vision-1", identities=(VISION,))
+
+
+def passable(account: Account) -> str:
+    role = account.stacks[HOME]["Template"]["Resources"]["Role"]["Properties"]
+    statements = [each for policy in role["Policies"] for each in policy["PolicyDocument"]["Statement"]]
+    return json.dumps([each["Resource"] for each in statements if each["Sid"] == "PassNamedRoles"])
+
+
+def test_roles_are_kept_until_they_are_given_up(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
+    assert stoker(*DEPLOY, "--pass-role", "vision", "--pass-role", "nlp")[0] == 0
+    assert stoker(*DEPLOY)[0] == 0
+    found = record.find(bucket)
+    assert found is not None and found.identities == ("vision", "nlp")
+    assert passable(account) == '[["arn:aws:iam::*:role/vision", "arn:aws:iam::*:role/nlp"]]'
+    code, _, said = stoker(*DEPLOY, "--no-pass-role", "--pass-role", "nlp")
+    assert code == 0 and "given up: vision\n" in said and passable(account) == '[["arn:aws:iam::*:role/nlp"]]'
+
+
+@pytest.mark.parametrize("named", ["*", "a b", "arn:aws:iam::123456789012:user/x", "arn:aws:s3:::bucket", ""])
+def test_what_is_no_role_is_refused(named: str, account: Account, stoker: Stoker) -> None:
+    code, _, said = stoker(*DEPLOY, "--pass-role", named)
+    assert (code, said) == (2, f"stoker: --pass-role: {named!r} is no role; give its name, or its ARN\n")
+    assert account.asked == []
+
+
+def ec2(profile: str | None) -> Spec:
+    return Spec("x", "true", resources=Resources(provider="ec2", ec2=Ec2Resources(profile=profile)))
+
+
+def sagemaker(role: str | None) -> Spec:
+    return Spec("x", "true", resources=Resources(provider="sagemaker", sagemaker=SagemakerResources(role=role)))
+
+
+def gce(account: str | None) -> Spec:
+    return Spec("x", "true", resources=Resources(provider="gce", gce=GceResources(service_account=account)))
+
+
+@pytest.mark.parametrize(
+    ("deployed", "spec"),
+    [
+        (AWS, ec2(None)),
+        (AWS, ec2("stoker-node")),
+        (AWS, ec2("arn:aws:iam::1:instance-profile/stoker-node-x")),
+        (AWS, ec2("arn:aws:iam::1:instance-profile/team/vision")),
+        (AWS, sagemaker("nlp")),
+        (AWS, sagemaker(None)),
+        (AWS, sagemaker("stoker-training-x")),
+        (AWS, Spec("x", "true", resources=Resources(provider="local"))),
+        (GCP, gce(None)),
+        (GCP, gce("stoker-node")),
+        (GCP, gce("vision")),
+        (GCP, gce(VISION)),
+    ],
+)
+def test_nothing_is_said_of_what_it_may_pass(deployed: Deployed, spec: Spec) -> None:
+    assert passing.remark(deployed, spec) is None
+
+
+@pytest.mark.parametrize(
+    ("deployed", "spec", "told"),
+    [
+        (AWS, ec2("stoker-nodes"), "resources.ec2.profile: the governor stoker-1 may not pass the role stoker-nodes, "),
+        (AWS, ec2("arn:aws:iam::1:instance-profile/gpu"), "`stoker deploy aws --pass-role gpu` allows it"),
+        (AWS, sagemaker("gpu"), "resources.sagemaker.role: the governor stoker-1 may not pass the role gpu"),
+        (GCP, gce("stoker-node-x"), "stoker deploy gcp --service-account stoker-node-x@vision-1.iam.gserviceaccount"),
+        (GCP, gce("default"), "resources.gce.service_account: the governor stoker-1 may not act as default"),
+    ],
+)
+def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: Deployed, spec: Spec, told: str) -> None:
+    said = passing.remark(deployed, spec)
+    assert said is not None and told in said and "\n" not in said
