@@ -96,8 +96,10 @@ def aws(
         return
     built = package.for_lambda(offline=dry_run)
     before = record.forgetting(there or Deployed(deploying.CLOUD, "", where, "", "", ""), forget)
-    regions = kept(elsewhere, before.elsewhere, give_up=no_elsewhere)
     training = before.sagemaker if sagemaker is None else sagemaker
+    regions = kept(elsewhere, before.elsewhere, give_up=no_elsewhere)
+    if not dry_run:
+        regions = _heard(store, regions, where, forget, training=training, only_named=no_elsewhere)
     told = notify if dry_run else channels(store, "AWS", kept(notify, before.notify, give_up=no_notify), no_notify)
     passed = kept(roles, before.identities, give_up=no_roles)
     planned = deploying.planned(
@@ -112,9 +114,6 @@ def aws(
     tell_given_up(before.elsewhere, (where, *regions))
     tell_given_up(before.notify, told)
     tell_given_up(before.identities, passed)
-    if not training and house_of(store).sagemaker is not None:
-        problem = "the policy is about training jobs of others, which it may not touch without --sagemaker"
-        click.secho(problem, fg="yellow", err=True)
     agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
     tell_deployed(deploying.deploy(store, planned, built, submitter(), say), as_json=as_json)
 
@@ -184,6 +183,29 @@ def gcp(
     agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
     deployed = deploying.deploy(store, plan, built, submitter(), say, forgotten=forget)
     tell_deployed(deployed, as_json=as_json)
+
+
+def _heard(
+    store: Store, regions: tuple[str, ...], where: str, forget: tuple[str, ...], *, training: bool, only_named: bool
+) -> tuple[str, ...]:
+    """These regions, and those whose training jobs the policy is about: without their events nobody would look at them.
+    Says so, and warns where it is not to be."""
+    from stoker.cli.printing import say
+
+    governed = house_of(store).sagemaker
+    if governed is None:
+        return regions
+    if not training:
+        told = "the policy is about training jobs of others, which it may not touch without --sagemaker"
+        click.secho(told, fg="yellow", err=True)
+        return regions
+    more = tuple(each for each in governed.regions if each not in (where, *regions, *forget))
+    if more and only_named:
+        told = f"the policy is about training jobs in {', '.join(more)}, of which it will hear nothing"
+        click.secho(told, fg="yellow", err=True)
+    elif more:
+        say(f"events come from {', '.join(more)}, too: the policy is about training jobs there")
+    return regions if only_named else (*regions, *more)
 
 
 def _remove_from_aws(

@@ -11,6 +11,7 @@ import click
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
+    from stoker.deploying.record import Deployed
     from stoker.policies import Kept
     from stoker.rules import House
     from stoker.spec import Spec
@@ -52,6 +53,7 @@ def set_(file: str, note: str) -> None:
     rules, before = len(house.rules), _rules_before(store, kept.version)
     fewer = f" ({before} before)" if before > rules else ""
     say(f"policy version {kept.version}: {counted(rules, 'rule')}{fewer}, from now on, for all jobs")
+    _tell_deployed(store, house)
 
 
 @command.command()
@@ -150,6 +152,37 @@ def _unknown_providers(house: House) -> list[str]:
                 hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
                 found.append(f"warning: policy {rule.name}: no provider here is called {pattern}; {hint}")
     return found
+
+
+def _tell_deployed(store: Store, house: House) -> None:
+    """A governor that is deployed looks at everything anew, by the new rules. That it cannot be called is a word and no
+    error: the policy is set."""
+    from stoker.cli.printing import say, warn
+    from stoker.deploying import record
+    from stoker.errors import StokerError
+
+    try:
+        deployed = record.find(store)
+        if deployed is None:
+            return
+        for line in _unheard(deployed, house):
+            warn(line)
+        record.wake(store, ())
+    except StokerError as error:
+        say(str(error))
+
+
+def _unheard(deployed: Deployed, house: House) -> list[str]:
+    """A line about training jobs that the policy is about, and the deployed governor is not."""
+    if house.sagemaker is None or deployed.cloud != "aws":
+        return []
+    silent = [each for each in house.sagemaker.regions if each not in (deployed.region, *deployed.elsewhere)]
+    found = []
+    if not deployed.sagemaker:
+        found.append(f"sagemaker: the governor {deployed.name} may not touch training jobs of others")
+    elif silent:
+        found.append(f"sagemaker.regions: the governor {deployed.name} hears nothing of {', '.join(silent)}")
+    return [f"{each}; `stoker deploy aws --sagemaker` puts that right" for each in found]
 
 
 def _rules_before(store: Store, version: int) -> int:

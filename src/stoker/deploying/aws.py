@@ -256,7 +256,7 @@ def _failure(told: bytes) -> str:
 def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
     """Call the function, without waiting for what it does."""
     client = Clients().get("lambda", deployed.region)
-    payload = json.dumps({"stoker": {"jobs": list(jobs)}}).encode()
+    payload = json.dumps({"stoker": record.asked(jobs)}).encode()
     calling(
         deployed.name,
         lambda: client.invoke(FunctionName=deployed.door, InvocationType="Event", Payload=payload),

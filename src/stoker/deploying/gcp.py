@@ -168,7 +168,7 @@ def _try(store: Store, deployed: Deployed) -> None:
 
 def wake(deployed: Deployed, jobs: tuple[str, ...]) -> None:
     """A message to the topic, as agents send it."""
-    _publish(deployed, {"jobs": list(jobs)})
+    _publish(deployed, record.asked(jobs))
 
 
 def _publish(deployed: Deployed, told: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import importlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from stoker import codec, layout
 from stoker.errors import CodecError, StokerError, UserError
@@ -52,7 +52,13 @@ class Cloud(Protocol):
     """A module that knows one cloud's deployments."""
 
     def wake(self, deployed: Deployed, jobs: tuple[str, ...]) -> None:
-        """Have the governor look at these jobs at once. Raises StokerError where it cannot be reached."""
+        """Have the governor look at these jobs at once, or at everything. Raises StokerError where it cannot be
+        reached."""
+
+
+def asked(jobs: tuple[str, ...]) -> dict[str, Any]:
+    """What is said to a governor, in the words of `stoker.governor.serverless.events`: no jobs are all of them."""
+    return {"jobs": list(jobs)} if jobs else {"tick": True}
 
 
 def write(store: Store, deployed: Deployed) -> None:
@@ -123,7 +129,7 @@ def has_passed(store: Store, cloud: str, before: str | None, within_s: float) ->
 
 
 def wake(store: Store, jobs: Iterable[str], *, within_s: float | None = None) -> Deployed | None:
-    """Wake the store's deployed governor; None where there is none.
+    """Wake the store's deployed governor, for these jobs or for a whole tick; None where there is none.
 
     With `within_s`, see that it does pass. Raises StokerError where it cannot be reached, or does not.
     """
