@@ -16,7 +16,7 @@ from stoker import layout
 from stoker.deploying import forwarding, record, stacks
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed
-from stoker.deploying.template import Plan, template, tick_name
+from stoker.deploying.template import TIMEOUT_S, Plan, template, tick_name
 from stoker.errors import ProviderError, UserError
 from stoker.governor.serverless.aws import Rule
 from stoker.governor.serverless.schedule import Switch
@@ -35,6 +35,8 @@ _CAPABILITIES = ["CAPABILITY_IAM"]
 # How long a function may fail before it is taken to be broken.
 _TRY_S = 30.0
 _POLL_S = 2.0
+# A cold start, and the way there and back, are not of the function's own time.
+_ON_THE_WAY_S = 30.0
 _ANSWER_BYTES = 1 << 16
 
 Say = Callable[[str], None]
@@ -224,9 +226,10 @@ def _give_up(clients: Clients, name: str, regions: tuple[str, ...], say: Say) ->
 
 
 def _try(clients: Clients, deployment: Deployment) -> None:
-    """Call it once and wait for what it says. A new role is not known everywhere at once."""
-    client = clients.get("lambda", deployment.region, attempts=1)
-    payload = json.dumps({"stoker": {"tick": True}}).encode()
+    """Call it once and wait for what it says, for as long as it may take: its first tick may have a thousand jobs to
+    look at. A new role is not known everywhere at once."""
+    client = clients.get("lambda", deployment.region, attempts=1, read_timeout_s=TIMEOUT_S + _ON_THE_WAY_S)
+    payload = json.dumps({"stoker": record.asked(())}).encode()
     until_s = time.monotonic() + _TRY_S
     while True:
         answer = calling(

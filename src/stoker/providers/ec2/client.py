@@ -31,11 +31,13 @@ class Clients:
 
     def __init__(self) -> None:
         self._session: Any = None
-        self._clients: dict[tuple[str, str, int], Any] = {}
+        self._clients: dict[tuple[str, str, int, float], Any] = {}
         self._lock = threading.Lock()
         self._made_s = 0.0
 
-    def get(self, service: str, region: str | None, *, attempts: int = _ATTEMPTS) -> Any:
+    def get(
+        self, service: str, region: str | None, *, attempts: int = _ATTEMPTS, read_timeout_s: float = _READ_TIMEOUT_S
+    ) -> Any:
         """A client. Raises UserError without boto3 or without a region, AuthDenied for a profile that is not there."""
         with self._lock:
             if time.monotonic() - self._made_s > _SESSION_S:
@@ -45,13 +47,15 @@ class Clients:
             where = region or session.region_name
             if where is None:
                 raise UserError("resources.region: name a region, such as us-east-1, or set AWS_REGION")
-            key = (service, where, attempts)
+            key = (service, where, attempts, read_timeout_s)
             if key not in self._clients:
                 from botocore.config import Config
 
                 settings = Config(
                     connect_timeout=_CONNECT_TIMEOUT_S,
-                    read_timeout=_READ_TIMEOUT_S,
+                    read_timeout=read_timeout_s,
+                    # What is between here and AWS may forget a connection that is silent for minutes.
+                    tcp_keepalive=True,
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     user_agent_extra="stoker",
                 )
