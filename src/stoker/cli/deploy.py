@@ -18,6 +18,7 @@ from stoker.cli.deploying import (
     tell_deployed,
     tell_given_up,
     tell_lacking,
+    tell_unasked,
 )
 from stoker.cli.options import help_alone, opened_store
 
@@ -75,7 +76,7 @@ def aws(
     """Deploy the governor to AWS: a Lambda, its events, its clock and its role, as one CloudFormation stack."""
     from stoker.cli.printing import say
     from stoker.deploying import aws as deploying
-    from stoker.deploying import package, record
+    from stoker.deploying import package, record, removing
     from stoker.deploying.record import Deployed
     from stoker.errors import UserError
     from stoker.notify import checking
@@ -92,7 +93,11 @@ def aws(
     if where in forget:
         raise UserError(f"--forget {where}: the governor itself is there")
     if remove:
-        _remove_from_aws(store, where, elsewhere, forget, dry_run=dry_run, yes=yes)
+        if dry_run:
+            print_requests(list(removing.requests(store.url, where, elsewhere)), as_json=as_json)
+            tell_unasked(remove=True)
+            return
+        _remove_from_aws(store, where, elsewhere, forget, yes=yes)
         return
     built = package.for_lambda(offline=dry_run)
     before = record.forgetting(there or Deployed(deploying.CLOUD, "", where, "", "", ""), forget)
@@ -107,6 +112,7 @@ def aws(
     )
     if dry_run:
         print_requests(list(deploying.requests(planned, built)), as_json=as_json)
+        tell_unasked(remove=False)
         return
     tell_lacking(built)
     if before.sagemaker and not training:
@@ -153,11 +159,11 @@ def gcp(
 
     store = opened_store()
     checking.check_granted(notify, "--notify", "Google Cloud")
-    there = None if dry_run or not store.url.startswith("gs://") else record.read(store, deploying.CLOUD)
+    there = None if dry_run or not store.url.startswith("gs://") else record.read(store, planning.CLOUD)
     whose = project or (there.project if there else None) or _project(offline=dry_run)
     where = _google_region(region or (there.region if there else None))
     built = package.for_cloud_run()
-    before = there or Deployed(deploying.CLOUD, "", where, "", "", "")
+    before = there or Deployed(planning.CLOUD, "", where, "", "", "")
     told = notify
     if not dry_run and not remove and store.url.startswith("gs://"):
         told = channels(store, "Google Cloud", kept(notify, before.notify, give_up=no_notify), no_notify)
@@ -166,7 +172,8 @@ def gcp(
     plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), told, acted)
     if remove:
         if dry_run:
-            print_steps(planning.removals(plan, (plan.region,)), "remove", as_json=as_json)
+            print_steps(planning.all_removals(plan, (plan.region,)), "remove", as_json=as_json)
+            tell_unasked(remove=True)
             return
         agree(f"Remove {plan.name} from {whose}?", yes=yes)
         deploying.remove(store, plan, say, forgotten=forget)
@@ -175,7 +182,8 @@ def gcp(
     if where in forget:
         raise UserError(f"--forget {where}: the governor itself is to be there")
     if dry_run:
-        print_steps(planning.steps(plan), "add", as_json=as_json)
+        print_steps(planning.everything(plan, built), "add", as_json=as_json)
+        tell_unasked(remove=False)
         return
     tell_lacking(built)
     tell_given_up(before.notify, told)
@@ -208,21 +216,12 @@ def _heard(
     return regions if only_named else (*regions, *more)
 
 
-def _remove_from_aws(
-    store: Store, where: str, others: tuple[str, ...], forget: tuple[str, ...], *, dry_run: bool, yes: bool
-) -> None:
+def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: tuple[str, ...], *, yes: bool) -> None:
     from stoker import layout
     from stoker.cli.printing import say
     from stoker.deploying import removing
 
     name = layout.deployment(store.url)
-    if dry_run:
-        for each in (where, *others):
-            click.echo(f"cloudformation DeleteStack {name} in {each}, with all of its resources")
-        click.echo(f"cloudwatch DeleteAlarms that it made, in {where} and wherever it governed training jobs of others")
-        click.echo(f"logs DeleteLogGroup /aws/lambda/{name} in {where}")
-        click.echo(f"s3 DeleteObject {store.url}/deployed/*")
-        return
     agree(f"Remove {name} from {where}?", yes=yes)
     if not removing.remove(store, where, others, say, forgotten=forget):
         say(f"there is no stack {name} in {where}; nothing to remove")

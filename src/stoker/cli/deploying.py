@@ -108,6 +108,17 @@ def agree(question: str, *, yes: bool) -> None:
         raise click.exceptions.Exit(130)
 
 
+def tell_unasked(*, remove: bool) -> None:
+    """What a dry run cannot know, since it asks nobody: not even the store."""
+    from stoker.cli.printing import say
+
+    if remove:
+        say("nobody was asked: regions, secrets and accounts that are on record and not named here are not shown")
+        return
+    say("nobody was asked: what is kept from before (--events-from, --sagemaker, --notify and so on), and the topics,")
+    say("secrets and regions of the policy are not shown; the clock is switched on where a job is active, else off")
+
+
 # ── What is shown ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -142,9 +153,11 @@ def print_requests(requests: list[Any], *, as_json: bool) -> None:
         print_json(told)
         return
     for each in told:
-        what = each["operation"] if "operation" in each else f"{each['method']} {each['path']}"
+        what = f"{each['operation']} in {each['region']}" if "operation" in each else f"{each['method']} {each['path']}"
         click.secho(f"{each['service']} {what}", bold=True)
-        print_json(each.get("params", each.get("body")))
+        body = each.get("params", each.get("body"))
+        if body:
+            print_json(body)
 
 
 def tell_deployed(deployed: Any, *, as_json: bool) -> None:

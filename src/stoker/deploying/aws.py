@@ -129,15 +129,25 @@ def _passing(roles: tuple[str, ...]) -> dict[str, Any]:
 
 
 def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
-    """Everything that is asked of AWS to deploy, in order, as data. A stack that is there is updated, not created."""
+    """Everything that is asked of AWS to deploy, in order, as data. A stack that is there is updated, not created; the
+    clock is switched off, and on again where a job is active."""
     plan, region = deployment.plan, deployment.region
-    what = {"Bucket": plan.bucket, "Key": plan.key, "Body": f"{len(package.data)} bytes, sha256 {package.digest}"}
-    yield Request("s3", "PutObject", what, region)
+    key = layout.deployed_package(package.digest)
+    recorded = {"Bucket": plan.bucket, "Key": plan.key.removesuffix(key) + layout.deployed(CLOUD)}
+    yield Request("s3", "PutObject", recorded, region)
+    yield Request("s3", "PutObject", {"Bucket": plan.bucket, "Key": plan.key, "Body": package.described}, region)
     yield _stack(plan.name, template(plan), region)
     for other in deployment.elsewhere:
         yield _stack(plan.name, forwarding.template(plan.name, plan.store, region), other)
-    key = plan.key.removesuffix(layout.deployed_package(package.digest)) + layout.deployed(CLOUD)
-    yield Request("s3", "PutObject", {"Bucket": plan.bucket, "Key": key}, region)
+    for operation in ("DisableRule", "EnableRule"):
+        yield Request("events", operation, {"Name": tick_name(plan.name)}, region)
+    tried = {"FunctionName": plan.name, "InvocationType": "RequestResponse", "Payload": _tick()}
+    yield Request("lambda", "Invoke", tried, region)
+    yield Request("s3", "PutObject", recorded, region)
+
+
+def _tick() -> str:
+    return json.dumps({"stoker": record.asked(())})
 
 
 def _stack(name: str, body: dict[str, Any], region: str) -> Request:
@@ -229,7 +239,7 @@ def _try(clients: Clients, deployment: Deployment) -> None:
     """Call it once and wait for what it says, for as long as it may take: its first tick may have a thousand jobs to
     look at. A new role is not known everywhere at once."""
     client = clients.get("lambda", deployment.region, attempts=1, read_timeout_s=TIMEOUT_S + _ON_THE_WAY_S)
-    payload = json.dumps({"stoker": record.asked(())}).encode()
+    payload = _tick().encode()
     until_s = time.monotonic() + _TRY_S
     while True:
         answer = calling(

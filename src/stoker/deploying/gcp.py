@@ -16,7 +16,7 @@ from stoker import layout
 from stoker.deploying import project, record
 from stoker.deploying.bindings import bind, policy_of, send, unbind
 from stoker.deploying.package import Package
-from stoker.deploying.project import ADDRESS, Bound, Made, Plan
+from stoker.deploying.project import ADDRESS, CLOUD, Bound, Made, Plan
 from stoker.deploying.record import Deployed
 from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.governor.serverless.gcp import SchedulerJob
@@ -28,7 +28,6 @@ from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyThere, refused
 from stoker.store import Store
 
-CLOUD = "gcp"
 # Building a function takes minutes.
 _OPERATION_S = 900.0
 _POLL_S = 3.0
@@ -158,7 +157,7 @@ def _unbind_others(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
 def _try(store: Store, deployed: Deployed) -> None:
     """Have it tick once, by the way that all its messages take, and wait for its pass."""
     before = record.last_pass(store, CLOUD)
-    _publish(deployed, {"tick": True})
+    _publish(deployed, record.asked(()))
     if not record.has_passed(store, CLOUD, before, _TRY_S):
         raise ProviderError(
             f"{deployed.name}: is deployed, and has done nothing for {_TRY_S:.0f} s after a message; the log of the "

@@ -18,7 +18,8 @@ from importlib import metadata
 from pathlib import Path
 
 import stoker
-from stoker.bundle import obstore_files
+from stoker.bundle import NotServed, obstore_files
+from stoker.errors import UserError
 
 # Lambda's processors by the names that Python has for this computer's. Where this computer has neither, it gets the
 # one whose packages everybody has.
@@ -44,6 +45,7 @@ _NOTIFYING = (
 _ALWAYS = ("PyYAML",)
 _GOOGLE = ("obstore", "PyYAML", "httpx", "google-auth")
 _NEVER = ("/i18n/", "/tests/", "__pycache__")
+_UNKNOWN = "(digest)"
 # Zip files know no time before this.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -57,15 +59,22 @@ __all__ = ["on_event", "wake"]
 
 @dataclass(frozen=True)
 class Package:
-    """A zip. `digest` is its SHA-256; `lacking` says what could not be put in, a line each."""
+    """A zip. `digest` is its SHA-256; `lacking` says what could not be put in, a line each. Not `whole`: a part of it
+    has to be fetched first, so that its digest is not known; none such is deployed."""
 
     data: bytes
     processor: str
     lacking: tuple[str, ...] = ()
+    whole: bool = True
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
+        return hashlib.sha256(self.data).hexdigest() if self.whole else _UNKNOWN
+
+    @property
+    def described(self) -> str:
+        """Instead of its bytes, for people."""
+        return f"{len(self.data)} bytes, sha256 {self.digest}" if self.whole else "(obstore is fetched first)"
 
 
 def processor() -> str:
@@ -74,9 +83,21 @@ def processor() -> str:
 
 
 def for_lambda(*, offline: bool = False) -> Package:
-    """What Lambda runs. Raises NotServed where obstore cannot be had for its processor."""
+    """What Lambda runs. `offline` nothing is fetched, so it may not be whole.
+
+    Raises UserError where obstore cannot be had for its processor.
+    """
     arch = processor()
-    files = _stoker_files() | obstore_files(f"{_PYTHON}-{arch}", offline)
+    files, whole = _stoker_files(), True
+    try:
+        files |= obstore_files(f"{_PYTHON}-{arch}", offline)
+    except NotServed as error:
+        if not offline:
+            why = str(error).rpartition("; ")[0]
+            raise UserError(
+                f"the function's package: {why}; see that pip reaches its index, or deploy from Linux with Python 3.11"
+            ) from error
+        whole = False
     lacking = []
     for name in (*_ALWAYS, *_NOTIFYING):
         try:
@@ -84,7 +105,7 @@ def for_lambda(*, offline: bool = False) -> Package:
         except metadata.PackageNotFoundError:
             lacking.append(name)
     told = ("notifications by Apprise: not installed here; pip install 'stoker[notify]'",) if lacking else ()
-    return Package(_zipped(files), arch, told)
+    return Package(_zipped(files), arch, told, whole)
 
 
 def for_cloud_run() -> Package:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker import layout
+from stoker.deploying.package import Package
+from stoker.deploying.record import asked
 from stoker.errors import UserError
 from stoker.governor.serverless.gcp import CLOCK, STORE
 from stoker.providers import registry
@@ -22,6 +24,7 @@ from stoker.providers.gce import identity
 from stoker.providers.gce.client import Service
 from stoker.providers.gce.identity import DEFAULT_ACCOUNT, email
 
+CLOUD = "gcp"
 RUNTIME = "python313"
 ENTRY = "wake"
 _MEMORY = "1Gi"
@@ -32,6 +35,8 @@ _KEPT = "600s"
 _PUBLISHER = "roles/pubsub.publisher"
 _INVOKER = "roles/run.invoker"
 _ACTOR = "roles/iam.serviceAccountUser"
+# What the clock says, and whoever tries the function.
+_TICK = base64.b64encode(json.dumps({"stoker": asked(())}).encode()).decode()
 # Known once the function is there.
 ADDRESS = "(the function's address)"
 
@@ -65,6 +70,12 @@ class Plan:
     @property
     def topic(self) -> str:
         return f"projects/{self.project}/topics/{self.name}"
+
+    @property
+    def folder(self) -> str:
+        """Of the store in its bucket."""
+        prefix = self.store.removeprefix("gs://").partition("/")[2]
+        return f"{prefix}/" if prefix else ""
 
     @property
     def place(self) -> str:
@@ -121,6 +132,20 @@ def steps(plan: Plan) -> tuple[Made | Bound, ...]:
         _policy_of("run", "function", f"{plan.place}/services/{plan.name}", (_binding(_INVOKER, plan.pusher),)),
         _subscription(plan),
         _clock(plan),
+    )
+
+
+def everything(plan: Plan, package: Package) -> tuple[Made | Bound | HttpRequest, ...]:
+    """All that deploying changes, in order: what is made and bound, and what is done beside."""
+    recorded = HttpRequest("storage", "PUT", f"/{plan.bucket}/{plan.folder}{layout.deployed(CLOUD)}")
+    return (
+        recorded,
+        HttpRequest("storage", "PUT", f"/{plan.bucket}/{plan.object}", {"bytes": package.described}),
+        *steps(plan),
+        # Where no job is active.
+        HttpRequest("cloudscheduler", "POST", f"/v1/{plan.clock}:pause"),
+        HttpRequest("pubsub", "POST", f"/v1/{plan.topic}:publish", {"messages": [{"data": _TICK}]}),
+        recorded,
     )
 
 
@@ -251,13 +276,12 @@ def _subscription(plan: Plan) -> Made:
 
 def _clock(plan: Plan) -> Made:
     """Made running, for Scheduler knows no other way; whoever deploys pauses it at once where no job is active."""
-    data = base64.b64encode(json.dumps({"stoker": {"tick": True}}).encode()).decode()
     body = {
         "name": plan.clock,
         "description": f"Once a minute while {plan.store} has an active job; the governor switches it"[:500],
         "schedule": "* * * * *",
         "timeZone": "Etc/UTC",
-        "pubsubTarget": {"topicName": plan.topic, "data": data},
+        "pubsubTarget": {"topicName": plan.topic, "data": _TICK},
     }
     return Made("clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.clock}")
 
@@ -317,3 +341,9 @@ def removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound,
     bound = [each for each in steps(plan) if isinstance(each, Bound) and not each.own]
     made = [HttpRequest(each.make.service, "DELETE", each.at) for each in things(plan, regions)]
     return (*bound, *made)
+
+
+def all_removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound, ...]:
+    """All that removing changes, in order: also what is in the bucket."""
+    objects = HttpRequest("storage", "DELETE", f"/{plan.bucket}/{plan.folder}{layout.DEPLOYED}*")
+    return (*removals(plan, regions), objects)

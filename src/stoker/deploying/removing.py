@@ -6,7 +6,7 @@ leaves one as it is, since nobody can tell what is in a region that is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from stoker import layout
@@ -15,6 +15,7 @@ from stoker.core.policy import DEFAULT
 from stoker.deploying import record, stacks
 from stoker.errors import NotFound, ProviderError
 from stoker.governor.house import HouseReader
+from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
 from stoker.store import Store
@@ -56,6 +57,20 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, f
     # Last: it says where to look.
     store.delete([layout.deployed(CLOUD)])
     return removal.found or there is not None
+
+
+def requests(store_url: str, region: str, elsewhere: tuple[str, ...]) -> Iterator[Request]:
+    """Everything that is asked of AWS to remove it, in order, as data: as far as anybody knows who asks nobody."""
+    name = layout.deployment(store_url)
+    bucket, _, prefix = store_url.removeprefix("s3://").partition("/")
+    for each in (*elsewhere, region):
+        yield Request("cloudformation", "DeleteStack", {"StackName": name}, each)
+    yield Request("logs", "DeleteLogGroup", {"logGroupName": f"/aws/lambda/{name}"}, region)
+    alarms = {"AlarmNames": [f"{alarm_prefix(store_url)}*"]}
+    for each in (region, *elsewhere):
+        yield Request("cloudwatch", "DeleteAlarms", alarms, each)
+    key = f"{prefix}/{layout.DEPLOYED}*" if prefix else f"{layout.DEPLOYED}*"
+    yield Request("s3", "DeleteObject", {"Bucket": bucket, "Key": key}, region)
 
 
 def _alarm_regions(store: Store, regions: tuple[str, ...]) -> tuple[str, ...]:
