@@ -173,8 +173,8 @@ def test_what_governors_need_is_granted_where_it_is_asked_for() -> None:
     granted = json.loads(stoker(*words, "--notify", f"sns:{topic}", "--notify", "aws-sm:chat").stdout)
     added = [each for each in granted["Statement"] if each not in plain["Statement"]]
     assert [(each["Sid"], each["Action"], each["Resource"]) for each in added] == [
-        ("Tell1", "sns:Publish", topic),
-        ("ChannelReadSecret2", "secretsmanager:GetSecretValue", "arn:aws:secretsmanager:*:*:secret:chat-??????"),
+        ("Tell", "sns:Publish", [topic]),
+        ("ReadChannelSecrets", "secretsmanager:GetSecretValue", ["arn:aws:secretsmanager:*:*:secret:chat-??????"]),
     ]
     google = stoker("iam", "gce", "--bucket", "gs://bucket/p", "--policy", "governor", "--notify", "gcp-sm:chat")
     assert {"on": "secrets/chat", "role": "roles/secretmanager.secretAccessor"} in json.loads(google.stdout)["bindings"]

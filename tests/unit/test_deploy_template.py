@@ -75,6 +75,24 @@ def test_cloudformation_takes_it_in_one_piece() -> None:
     assert inline < 10_240
 
 
+def test_forty_channels_fit_into_one_role() -> None:
+    secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:02d}" for number in range(40))
+    more = (*secrets, "aws-ssm:/stoker/pager", "sns:arn:aws:sns:us-east-1:123456789012:alerts", secrets[0])
+    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", training=True, notify=more).plan
+    policies = template(plan)["Resources"]["Role"]["Properties"]["Policies"]
+    assert sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in policies) < 10_240
+    found = {each["Sid"]: each for each in plan.statements}
+    assert len(found["ReadChannelSecrets"]["Resource"]) == 40
+    assert found["ReadChannelParameters"]["Resource"] == ["arn:aws:ssm:*:*:parameter/stoker/pager"]
+    assert found["Tell"]["Resource"] == ["arn:aws:sns:us-east-1:123456789012:alerts"]
+
+
+def test_what_does_not_fit_is_told_before_anything_is_made() -> None:
+    secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:03d}" for number in range(100))
+    with pytest.raises(UserError, match=r"--notify and --pass-role: .* characters, and IAM takes 10240"):
+        aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", notify=secrets)
+
+
 def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
     role = template(planned().plan)["Resources"]["Role"]["Properties"]
     governor, itself = (each["PolicyDocument"]["Statement"] for each in role["Policies"])

@@ -32,6 +32,8 @@ CLOUD = "aws"
 # Lambda sets these itself, and refuses to be told.
 _RESERVED = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CAPABILITIES = ["CAPABILITY_IAM"]
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html: all inline policies of a role together.
+_LONGEST_POLICIES = 10_240
 # How long a function may fail before it is taken to be broken.
 _TRY_S = 30.0
 _POLL_S = 2.0
@@ -92,8 +94,20 @@ def planned(
         environ=environ,
         training=training,
     )
+    _check_length(plan)
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
     return Deployment(plan, region, others, notify, roles, forgotten)
+
+
+def _check_length(plan: Plan) -> None:
+    """As IAM counts it: without what is white."""
+    policies = template(plan)["Resources"]["Role"]["Properties"]["Policies"]
+    length = sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in policies)
+    if length > _LONGEST_POLICIES:
+        raise UserError(
+            f"--notify and --pass-role: too much is named for one role: {length} characters, and IAM takes "
+            f"{_LONGEST_POLICIES}; name less, or give some up with --no-notify or --no-pass-role"
+        )
 
 
 def _statements(

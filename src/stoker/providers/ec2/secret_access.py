@@ -14,6 +14,13 @@ from stoker.references import Reference
 _ARTIFACT_READS = ["codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"]
 _IMAGE_READS = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
 
+# What channels are read with, and what the statements about them are called.
+_CHANNELS = {
+    "sns:Publish": "Tell",
+    "secretsmanager:GetSecretValue": "ReadChannelSecrets",
+    "ssm:GetParameter": "ReadChannelParameters",
+}
+
 NOTE = (
     "A secret or parameter that is encrypted with a key of your own also needs kms:Decrypt on that key; with AWS's own "
     "keys it does not."
@@ -29,15 +36,20 @@ def statements(secrets: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def channels(notify: tuple[str, ...]) -> list[dict[str, Any]]:
-    """For governors: topics that they publish to, and secrets that are addresses. Others need nothing of AWS's."""
-    found: list[dict[str, Any]] = []
-    for number, to in enumerate(notify, 1):
+    """For governors: topics that they publish to, and secrets that are addresses. Others need nothing of AWS's.
+
+    One statement for each action, however many there are: IAM bounds how long a role's policies may be.
+    """
+    wanted: dict[str, list[str]] = {}
+    for to in notify:
         topic = address.topic_of(to)
         if topic is not None:
-            found.append(allow(f"Tell{number}", "sns:Publish", topic))
+            wanted.setdefault("sns:Publish", []).append(topic)
         elif to.startswith("aws-"):
-            found += [{**each, "Sid": f"Channel{each['Sid']}"} for each in _statements(number, _parsed(to))]
-    return found
+            for each in _statements(0, _parsed(to)):
+                wanted.setdefault(each["Action"], []).append(each["Resource"])
+    named = {action: list(dict.fromkeys(resources)) for action, resources in wanted.items()}
+    return [allow(_CHANNELS[action], action, resources) for action, resources in named.items()]
 
 
 def _parsed(text: str) -> Reference:
