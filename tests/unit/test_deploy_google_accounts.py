@@ -44,7 +44,7 @@ def test_an_account_is_acted_as_and_publishes_while_it_is_named(
 def test_what_is_removed_leaves_no_binding(google: GoogleProject, bucket: MemoryStore, stoker: Stoker) -> None:
     google.things[WHERE] = {"name": WHERE}
     assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0
-    assert stoker("deploy", "gcp", "--remove", "-y")[0] == 0
+    assert stoker("deploy", "gcp", "--remove", "--no-service-account", "-y")[0] == 0, "what is on record counts"
     assert members(google, WHERE) == set() and not list(bucket.list(layout.DEPLOYED))
 
 

@@ -23,6 +23,7 @@ class CloudFormation:
         self.events = events or []
         self.news: list[dict[str, Any]] = []
         self.begun = False
+        self.asked: list[str] = []
 
     def get(self, *_: object, **__: object) -> CloudFormation:
         return self
@@ -41,10 +42,18 @@ class CloudFormation:
         return {"StackEvents": [*self.news, *self.events] if self.begun else self.events}
 
     def create_stack(self, **_: object) -> dict[str, Any]:
+        return self._change("create_stack")
+
+    def update_stack(self, **_: object) -> dict[str, Any]:
+        return self._change("update_stack")
+
+    def delete_stack(self, **_: object) -> dict[str, Any]:
+        return self._change("delete_stack")
+
+    def _change(self, operation: str) -> dict[str, Any]:
+        self.asked.append(operation)
         self.begun = True
         return {"StackId": ID}
-
-    update_stack = delete_stack = create_stack
 
 
 def absent(name: str) -> ClientError:
@@ -80,6 +89,14 @@ def test_what_no_update_leads_out_of_names_what_does(status: str) -> None:
     with pytest.raises(ProviderError, match="--remove"):
         stacks.settle(cloud, REQUEST)  # type: ignore[arg-type]
     assert stacks.remove(cloud, "stoker-1", "us-east-1") is True  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"])
+def test_a_stack_that_never_came_to_be_is_removed_and_made_anew(status: str) -> None:
+    """No update leads out of that."""
+    cloud = CloudFormation(status, "DELETE_COMPLETE", "CREATE_IN_PROGRESS", "CREATE_COMPLETE")
+    assert stacks.settle(cloud, REQUEST) == "made"  # type: ignore[arg-type]
+    assert cloud.asked == ["delete_stack", "create_stack"]
 
 
 def test_a_removal_that_fails_says_why() -> None:
