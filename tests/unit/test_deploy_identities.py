@@ -43,6 +43,25 @@ def test_what_is_no_role_is_refused(named: str, account: Account, stoker: Stoker
     assert account.asked == []
 
 
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+def test_keys_are_kept_until_they_are_given_up(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
+    assert stoker(*DEPLOY, "--kms-key", KEY)[0] == 0
+    assert stoker(*DEPLOY)[0] == 0
+    found = record.find(bucket)
+    assert found is not None and found.keys == (KEY,) and KEY in json.dumps(account.stacks[HOME])
+    code, _, said = stoker(*DEPLOY, "--no-kms-key")
+    assert code == 0 and f"given up: {KEY}\n" in said and KEY not in json.dumps(account.stacks[HOME])
+
+
+@pytest.mark.parametrize("named", ["*", "1234abcd", "arn:aws:kms:us-east-1:123456789012:alias/team", f"{KEY}*"])
+def test_what_is_no_key_is_refused(named: str, account: Account, stoker: Stoker) -> None:
+    code, _, said = stoker(*DEPLOY, "--kms-key", named)
+    assert code == 2 and said.startswith(f"stoker: --kms-key: {named!r} is no key; give its ARN, as arn:aws:kms:")
+    assert account.asked == []
+
+
 def ec2(profile: str | None) -> Spec:
     return Spec("x", "true", resources=Resources(provider="ec2", ec2=Ec2Resources(profile=profile)))
 

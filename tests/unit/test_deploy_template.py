@@ -89,7 +89,7 @@ def test_forty_channels_fit_into_one_role() -> None:
 
 def test_what_does_not_fit_is_told_before_anything_is_made() -> None:
     secrets = tuple(f"aws-sm:stoker/teams/computer-vision/channel-{number:03d}" for number in range(100))
-    with pytest.raises(UserError, match=r"--notify and --pass-role: .* characters, and IAM takes 10240"):
+    with pytest.raises(UserError, match=r"--notify, --pass-role and --kms-key: .* characters, and IAM takes 10240"):
         aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", notify=secrets)
 
 
@@ -123,6 +123,18 @@ def test_it_may_pass_the_roles_that_were_named_and_to_machines_alone(region: str
     passed_to = [service, "sagemaker.amazonaws.com"]
     assert named["Condition"] == {"StringEquals": {"iam:PassedToService": passed_to}}
     assert not [each for each in planned().plan.statements if each["Sid"] == "PassNamedRoles"]
+
+
+def test_it_may_use_the_keys_that_were_named_and_lend_them_to_aws_alone() -> None:
+    keys = tuple(f"arn:aws:kms:{region}:123456789012:key/1234abcd" for region in ("us-east-1", "eu-west-1"))
+    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", keys=keys).plan
+    about = [each for each in plan.statements if "kms:" in json.dumps(each["Action"])]
+    use, lend = about
+    assert use["Resource"] == lend["Resource"] == list(keys)
+    assert {"kms:Decrypt", "kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext"} <= set(use["Action"])
+    assert lend["Action"] == "kms:CreateGrant"
+    assert lend["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    assert "kms:" not in json.dumps(planned().plan.statements)
 
 
 def test_its_clock_is_off_at_first() -> None:

@@ -57,6 +57,9 @@ def command(ctx: click.Context) -> None:
     "ROLE",
     "A role that jobs give their machines, by its name or ARN. Those of `stoker iam` need no naming.",
 )
+@kept_option(
+    "--kms-key", "keys", "ARN", "A key of your own that the bucket, a topic, a secret or volumes are encrypted with."
+)
 @common_options
 def aws(
     region: str | None,
@@ -66,6 +69,8 @@ def aws(
     no_notify: bool,
     roles: tuple[str, ...],
     no_roles: bool,
+    keys: tuple[str, ...],
+    no_keys: bool,
     sagemaker: bool | None,
     dry_run: bool,
     remove: bool,
@@ -86,8 +91,7 @@ def aws(
     for flag, named in (("--region", region), *(("--events-from", each) for each in elsewhere)):
         _check_region(flag, named)
     checking.check_granted(notify, "--notify", "AWS")
-    for each in roles:
-        _check_role(each)
+    _check_named(roles, keys)
     where = _region(store, region, offline=dry_run)
     there = None if dry_run and not store.near else record.read(store, deploying.CLOUD)
     if where in forget:
@@ -107,8 +111,9 @@ def aws(
         regions = _heard(store, regions, where, forget, training=training, only_named=no_elsewhere)
     told = notify if dry_run else channels(store, "AWS", kept(notify, before.notify, give_up=no_notify), no_notify)
     passed = kept(roles, before.identities, give_up=no_roles)
+    used = kept(keys, before.keys, give_up=no_keys)
     planned = deploying.planned(
-        store, built, where, regions, training=training, notify=told, roles=passed, forgotten=forget
+        store, built, where, regions, training=training, notify=told, roles=passed, keys=used, forgotten=forget
     )
     if dry_run:
         print_requests(list(deploying.requests(planned, built)), as_json=as_json)
@@ -119,7 +124,7 @@ def aws(
         say("given up: training jobs of others")
     tell_given_up(before.elsewhere, (where, *regions))
     tell_given_up(before.notify, told)
-    tell_given_up(before.identities, passed)
+    tell_given_up((*before.identities, *before.keys), (*passed, *used))
     agree(f"Deploy the governor of {store.url} to {where}, as {planned.name}?", yes=yes)
     tell_deployed(deploying.deploy(store, planned, built, submitter(), say), as_json=as_json)
 
@@ -251,13 +256,18 @@ def _google_region(named: str | None) -> str:
     return found
 
 
-def _check_role(named: str) -> None:
+def _check_named(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
     import re
 
     from stoker.errors import UserError
 
-    if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", named) is None:
-        raise UserError(f"--pass-role: {named!r} is no role; give its name, or its ARN")
+    for each in roles:
+        if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", each) is None:
+            raise UserError(f"--pass-role: {each!r} is no role; give its name, or its ARN")
+    for each in keys:
+        # An alias may stand for another key tomorrow, so that no policy goes by one.
+        if re.fullmatch(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+", each) is None:
+            raise UserError(f"--kms-key: {each!r} is no key; give its ARN, as arn:aws:kms:REGION:ACCOUNT:key/ID")
 
 
 def _check_region(flag: str, named: str | None) -> None:

@@ -2,6 +2,7 @@
 
 package.py    what a cloud is given to run
 record.py     the store's word that there is one, and how it is woken
+passing.py    which roles of jobs it may pass on, by that word
 template.py   AWS: the CloudFormation template, pure
 aws.py        AWS: makes the stack, and sees that it runs
 removing.py   AWS: takes all of it away, region by region

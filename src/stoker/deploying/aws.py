@@ -56,6 +56,8 @@ class Deployment:
     notify: tuple[str, ...] = ()
     # Roles that its machines may have, beside those of `stoker iam`.
     roles: tuple[str, ...] = ()
+    # Keys that what it reads and launches is encrypted with.
+    keys: tuple[str, ...] = ()
     # Regions in which nobody looks again, whatever is there.
     forgotten: tuple[str, ...] = ()
 
@@ -73,9 +75,11 @@ def planned(
     training: bool = False,
     notify: tuple[str, ...] = (),
     roles: tuple[str, ...] = (),
+    keys: tuple[str, ...] = (),
     forgotten: tuple[str, ...] = (),
 ) -> Deployment:
-    """What would be deployed. `notify`: where it tells, as far as AWS has to allow that. `roles`: names or ARNs.
+    """What would be deployed. `notify`: where it tells, as far as AWS has to allow that. `roles` are names or ARNs,
+    `keys` are ARNs.
 
     Asks nobody. Raises UserError for a store that is not on S3.
     """
@@ -90,13 +94,13 @@ def planned(
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=_statements(store.url, notify, roles, region),
+        statements=(*_statements(store.url, notify, roles, region), *_using(keys)),
         environ=environ,
         training=training,
     )
     _check_length(plan)
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
-    return Deployment(plan, region, others, notify, roles, forgotten)
+    return Deployment(plan, region, others, notify, roles, keys, forgotten)
 
 
 def _check_length(plan: Plan) -> None:
@@ -105,8 +109,8 @@ def _check_length(plan: Plan) -> None:
     length = sum(len(json.dumps(each["PolicyDocument"], separators=(",", ":"))) for each in policies)
     if length > _LONGEST_POLICIES:
         raise UserError(
-            f"--notify and --pass-role: too much is named for one role: {length} characters, and IAM takes "
-            f"{_LONGEST_POLICIES}; name less, or give some up with --no-notify or --no-pass-role"
+            f"--notify, --pass-role and --kms-key: too much is named for one role: {length} characters, and IAM takes "
+            f"{_LONGEST_POLICIES}; name less, or give some up, as with --no-notify"
         )
 
 
@@ -140,6 +144,29 @@ def _passing(roles: tuple[str, ...]) -> dict[str, Any]:
     services = [permissions.machine_service(), "sagemaker.amazonaws.com"]
     condition = {"StringEquals": {"iam:PassedToService": services}}
     return permissions.allow("PassNamedRoles", "iam:PassRole", named, condition)
+
+
+# https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html has what a launch needs; reading and
+# writing what is encrypted in a bucket, a topic or a secret needs less.
+_KEY_ACTIONS = [
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:GenerateDataKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+]
+
+
+def _using(keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Use these keys, and let AWS itself use them for the volumes of machines: nobody else gets a grant."""
+    if not keys:
+        return []
+    for_aws = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    return [
+        permissions.allow("UseKeys", _KEY_ACTIONS, list(keys)),
+        permissions.allow("LendKeys", "kms:CreateGrant", list(keys), for_aws),
+    ]
 
 
 def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
@@ -197,6 +224,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         sagemaker=deployment.plan.training,
         notify=deployment.notify,
         identities=deployment.roles,
+        keys=deployment.keys,
     )
     begun = record.forgetting(record.begun(wanted, before), deployment.forgotten)
     record.write(store, begun)

@@ -44,6 +44,8 @@ class Deployed:
     notify: tuple[str, ...] = ()
     # What its machines may be, beside those of `stoker iam`: roles, or service accounts.
     identities: tuple[str, ...] = ()
+    # Keys of the account's own, with which its bucket, topics, secrets and volumes are encrypted.
+    keys: tuple[str, ...] = ()
     # Only one that is there is relied on. Of the others something may be there, in the regions that are named.
     state: Literal["there", "making", "removing"] = "there"
 
@@ -98,6 +100,7 @@ def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
         sagemaker=wanted.sagemaker or before.sagemaker,
         notify=tuple(dict.fromkeys((*wanted.notify, *before.notify))),
         identities=tuple(dict.fromkeys((*wanted.identities, *before.identities))),
+        keys=tuple(dict.fromkeys((*wanted.keys, *before.keys))),
         state="there" if before.state == "there" else "making",
     )
 
