@@ -23,15 +23,23 @@ def send(api: Api, request: HttpRequest) -> Any:
 
 
 def bind(api: Api, step: Bound) -> str:
-    """Add what is missing, and say in a word what was done. Others' bindings stay."""
+    """Add what is missing, and say in a word what was done. What the same members had by the same role under another
+    condition is of an older Stoker, and goes; others' bindings stay."""
+    wanted = {(each["role"], member, _condition(each)) for each in step.bindings for member in each["members"]}
+    ours = {(role, member) for role, member, _ in wanted}
 
-    def add(policy: dict[str, Any]) -> bool:
-        held = policy.setdefault("bindings", [])
-        missing = [each for each in step.bindings if not any(_covers(there, each) for there in held)]
-        held += missing
-        return bool(missing)
+    def stale(there: dict[str, Any], member: str) -> bool:
+        role = str(there.get("role"))
+        return (role, member) in ours and (role, member, _condition(there)) not in wanted
 
-    return "bound" if _changed(api, step, add) else "as it was"
+    def change(policy: dict[str, Any]) -> bool:
+        held = policy.get("bindings", [])
+        kept = _without(held, stale)
+        missing = [each for each in step.bindings if not any(_covers(there, each) for there in kept)]
+        policy["bindings"] = [*kept, *missing]
+        return bool(missing) or kept != held
+
+    return "bound" if _changed(api, step, change) else "as it was"
 
 
 def unbind(api: Api, step: Bound) -> str:
@@ -40,12 +48,8 @@ def unbind(api: Api, step: Bound) -> str:
 
     def take(policy: dict[str, Any]) -> bool:
         held = policy.get("bindings", [])
-        left = [
-            {**each, "members": [member for member in each.get("members", ()) if not _is_of(member, members)]}
-            for each in held
-        ]
-        policy["bindings"] = [each for each in left if each["members"]]
-        return bool(left != held)
+        policy["bindings"] = _without(held, lambda _there, member: _is_of(member, members))
+        return bool(policy["bindings"] != held)
 
     try:
         return "unbound" if _changed(api, step, take) else "had no binding"
@@ -70,18 +74,28 @@ def _changed(api: Api, step: Bound, change: Callable[[dict[str, Any]], bool]) ->
         time.sleep(_PAUSE_S)
 
 
+def _without(held: list[dict[str, Any]], gone: Callable[[dict[str, Any], str], bool]) -> list[dict[str, Any]]:
+    """These bindings without the members that are to go; one that has none left goes, too."""
+    left = [{**each, "members": [who for who in each.get("members", ()) if not gone(each, who)]} for each in held]
+    return [each for each in left if each["members"]]
+
+
 def _is_of(member: str, members: set[str]) -> bool:
     """Also of an account that somebody has deleted: `deleted:serviceAccount:NAME?uid=…`."""
     return member.removeprefix("deleted:").partition("?")[0] in members
 
 
 def _covers(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    condition = (there.get("condition") or {}).get("expression")
     return (
         there.get("role") == wanted["role"]
-        and condition == (wanted.get("condition") or {}).get("expression")
+        and _condition(there) == _condition(wanted)
         and set(wanted["members"]) <= set(there.get("members", ()))
     )
+
+
+def _condition(binding: dict[str, Any]) -> str | None:
+    found: str | None = (binding.get("condition") or {}).get("expression")
+    return found
 
 
 def policy_of(api: Api, step: Bound) -> dict[str, Any]:
