@@ -35,6 +35,9 @@ class Account:
     alarms: dict[str, list[str]] = field(default_factory=dict)
     closed: dict[str, Exception] = field(default_factory=dict)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    # How often the function's log is made again by a call that is under way.
+    logs_again: int = 0
+    logs: int = 0
     # What was told to the function, and how.
     invoked: list[tuple[str, Any]] = field(default_factory=list)
     read_timeouts: list[float | None] = field(default_factory=list)
@@ -127,10 +130,12 @@ class Client:
     def _get_function(self, FunctionName: str) -> None:
         raise refused("ResourceNotFoundException", "no such function")
 
-    def _delete_log_group(self, logGroupName: str) -> None: ...
+    def _delete_log_group(self, logGroupName: str) -> None:
+        self.account.logs = min(1, self.account.logs_again)
+        self.account.logs_again -= self.account.logs
 
     def _describe_log_groups(self, logGroupNamePrefix: str) -> Any:
-        return {"logGroups": []}
+        return {"logGroups": [{"logGroupName": logGroupNamePrefix}] * self.account.logs}
 
     def _list_topics(self) -> Any:
         return {"Topics": []}

@@ -81,9 +81,9 @@ def test_all_that_is_removed_is_shown(stoker: Stoker) -> None:
     assert code == 0 and done == [
         "DeleteStack eu-west-1",
         "DeleteStack us-east-1",
-        "DeleteLogGroup us-east-1",
         "DeleteAlarms us-east-1",
         "DeleteAlarms eu-west-1",
+        "DeleteLogGroup us-east-1",
         "DeleteObject us-east-1",
     ]
     assert "nobody was asked: regions," in said

@@ -91,6 +91,16 @@ def test_a_region_of_the_policys_that_never_answers_is_forgotten_too(
     assert stoker(*REMOVE, "--forget", "me-south-1")[0] == 0
 
 
+def test_a_log_that_a_call_makes_again_goes_too(account: Account, stoker: Stoker) -> None:
+    assert stoker(*DEPLOY)[0] == 0
+    account.logs_again = 1
+    assert stoker(*REMOVE)[0] == 0
+    assert stoker(*DEPLOY)[0] == 0
+    account.logs_again = 3
+    code, _, said = stoker(*REMOVE)
+    assert code != 0 and "log group /aws/lambda/" in said
+
+
 def test_what_is_on_record_before_anything_is_made() -> None:
     """All that is to be, and all that may be there; only what was relied on still is."""
     wanted = Deployed("aws", "stoker-1", HOME, "stoker-1", "0" * 64, "me", elsewhere=("eu-west-1",))

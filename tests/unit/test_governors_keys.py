@@ -31,7 +31,7 @@ RARE: tuple[Change, ...] = (
     ("write", layout.dry("ec2/m/z/spot")),
     ("remove", layout.dry("ec2/m/z/spot")),
     ("write", layout.active("gpt-ab12", 4)),
-    ("write", layout.budget_told("team", date(2026, 1, 1), "vision")),
+    ("write", layout.budget_told("team", date(2026, 1, 1), "vision", "spent")),
 )
 WRITTEN = [
     *("foreign/index", "foreign/sagemaker", "governors", "index", "jobs"),

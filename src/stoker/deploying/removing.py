@@ -43,11 +43,11 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, f
     # Its own region last: that has the function, which makes alarms.
     for each in (*others, region):
         removal.take_stack(each)
-    # A call that was under way makes its log again.
-    removal.take_log(region)
     for each in _alarm_regions(store, (region, *others)):
         if each not in forgotten:
             removal.take_alarms(each)
+    # Late, for a call that was under way makes its log again.
+    removal.take_log(region)
     for each in (region, *others):
         removal.look(each)
     removal.look_for_roles(region)
@@ -65,10 +65,10 @@ def requests(store_url: str, region: str, elsewhere: tuple[str, ...]) -> Iterato
     bucket, _, prefix = store_url.removeprefix("s3://").partition("/")
     for each in (*elsewhere, region):
         yield Request("cloudformation", "DeleteStack", {"StackName": name}, each)
-    yield Request("logs", "DeleteLogGroup", {"logGroupName": f"/aws/lambda/{name}"}, region)
     alarms = {"AlarmNames": [f"{alarm_prefix(store_url)}*"]}
     for each in (region, *elsewhere):
         yield Request("cloudwatch", "DeleteAlarms", alarms, each)
+    yield Request("logs", "DeleteLogGroup", {"logGroupName": f"/aws/lambda/{name}"}, region)
     key = f"{prefix}/{layout.DEPLOYED}*" if prefix else f"{layout.DEPLOYED}*"
     yield Request("s3", "DeleteObject", {"Bucket": bucket, "Key": key}, region)
 
@@ -131,6 +131,10 @@ class _Removal:
     def look(self, region: str) -> None:
         try:
             there = left_over(self._clients, self._name, self._store_url, region)
+            if any(each.startswith("log group ") for each in there):
+                # Of a call that has only just ended.
+                self.take_log(region)
+                there = left_over(self._clients, self._name, self._store_url, region)
         except ProviderError as error:
             self._perhaps("something", region, error)
             return
