@@ -7,7 +7,7 @@ import itertools
 import re
 from dataclasses import replace
 
-from stoker import codec
+from stoker import codec, series
 from stoker.errors import SpecError
 from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.fields import LONGEST_S, public_name
@@ -42,6 +42,7 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     if written_now:
         for number, rule in enumerate(rules):
             _check_sense(rule, f"rules[{number}]", reader, layer)
+            _check_spans(rule, f"rules[{number}]", reader, layer)
     notify = _named_channels(house.notify, reader, layer)
     if house.sagemaker is not None:
         _check_regions(house.sagemaker, reader, layer)
@@ -165,6 +166,24 @@ def _check_sense(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
         raise _where(reader, layer, f"{path}.failure", "evidence", problem)
     if rule.metric is not None and rule.metric.no_improvement_s is None and f"{path}.metric.goal" in reader.origins:
         raise _where(reader, layer, f"{path}.metric", "goal", "is for no_improvement alone; leave it out")
+
+
+def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+    """What no machine remembers would never be found: the rule would be there, and never hold."""
+    if rule.stall is not None:
+        stall, path = rule.stall, f"{path}.stall"
+        if stall.window_s < series.FINEST_S:
+            raise _where(reader, layer, path, "window", "is less than a second, and nobody looks so often")
+        if stall.windows > series.MOST_WINDOWS:
+            raise _where(reader, layer, path, "windows", f"are more than {series.MOST_WINDOWS}; make them longer")
+        if stall.span_s > series.LONGEST_S:
+            raise _where(reader, layer, path, "windows", "together are more than 24 h, which no machine remembers")
+    if rule.min_gpu_utilization is not None:
+        over_s, path = rule.min_gpu_utilization.over_s, f"{path}.min_gpu_utilization"
+        if over_s < series.FINEST_S:
+            raise _where(reader, layer, path, "over", "is less than a second, and nobody looks so often")
+        if over_s > series.LONGEST_S:
+            raise _where(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
 
 
 def _check_regions(wanted: SageMaker, reader: SectionReader, layer: Layer) -> None:

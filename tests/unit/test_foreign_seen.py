@@ -191,9 +191,9 @@ def test_processors_at_work_excuse_for_a_while() -> None:
 
 
 def test_alarms_are_what_cloudwatch_takes() -> None:
-    long = parse_policy(
-        b"rules: [{stall: {window: 10s, windows: 9000}}, {min_gpu_utilization: {value: 1%, over: 30d}}]", "p"
-    ).rules
+    # As one that was set before spans were bounded.
+    text = b"rules: [{stall: {window: 10s, windows: 9000}}, {min_gpu_utilization: {value: 1%, over: 30d}}]"
+    long = parse_policy(text, "p", version=1).rules
     for rule, (period_s, periods) in zip(long, ((60, 1440), (86400, 1)), strict=True):
         for wanted in alarms.wanted((rule,), TRAINING, 8, "stoker-x-"):
             assert (wanted.period_s, wanted.periods) == (period_s, periods) and len(wanted.name) <= 255

@@ -230,6 +230,14 @@ NINES = "9" * 400
         (f"max_nodes: {NINES}", "rules[0].max_nodes: expected a whole number of at most 18 digits"),
         (f"stall: {{windows: {NINES}}}", "rules[0].stall.windows: expected a whole number of at most 18 digits"),
         ("stall: {windows: 100000000}", "rules[0].stall.windows: together are more than 10 years"),
+        ("stall: {window: 5m, windows: 289}", "rules[0].stall.windows: together are more than 24 h, which no machine"),
+        ("stall: {window: 1s, windows: 1001}", "rules[0].stall.windows: are more than 1000; make them longer"),
+        ("stall: {window: 0.9s}", "rules[0].stall.window: is less than a second, and nobody looks so often"),
+        (
+            "min_gpu_utilization: {value: 80%, over: 25h}",
+            "rules[0].min_gpu_utilization.over: is more than 24 h, which no machine remembers",
+        ),
+        ("min_gpu_utilization: {value: 80%, over: 0.5s}", "rules[0].min_gpu_utilization.over: is less than a second"),
         (f"metric: {{name: l, above: {NINES}}}", "rules[0].metric.above: expected a number"),
         (f"budget: {{dollars: {NINES}, period: day}}", "rules[0].budget.dollars: expected a number"),
         ("budget: {dollars: 1.0e+12, period: day}", "rules[0].budget.dollars: must be at most 1000000000"),
@@ -243,6 +251,12 @@ def test_numbers_that_cannot_be_meant(rule: str, told: str) -> None:
         parse_policy(f"rules: [{{{rule}}}]".encode(), "p.yaml")
     assert str(error.value).startswith(f"p.yaml:1: {told}"), error.value
     assert len(str(error.value)) < 200 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rule", ["stall: {window: 1h, windows: 30}", "min_gpu_utilization: {value: 80%, over: 48h}"])
+def test_spans_that_nobody_remembers_are_read_where_they_were_set_before(rule: str) -> None:
+    """A policy that cannot be read stops the house."""
+    assert parse_policy(f"rules: [{{{rule}}}]".encode(), "policy/3", version=3).rules
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.model import Series
-from stoker.series import pack, unpack, windows
+from stoker.series import means, pack, quiet, unpack
 
 # Half percents are kept: what is finer is not.
 SHARES = st.one_of(st.none(), st.integers(0, 200).map(lambda step: step / 200))
@@ -39,30 +39,62 @@ def test_what_is_no_number_is_unknown_and_not_idle() -> None:
     assert unpack(pack(2.0, [[float("nan"), None]])) == [[None, None]]
 
 
-def test_windows_are_means_and_the_newest_is_last() -> None:
+def test_means_are_of_the_newest() -> None:
     series = pack(10.0, [[1.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0]])
-    assert windows([series], 20.0, 2) == [[0.25, 0.75], [0.0, 1.0]]
-    assert windows([series], 50.0, 1) == [[0.6], [0.4]]
-    assert windows([series], 30.0, 2) is None, "it is not long enough"
-    assert windows([series], 4.0, 1) is None, "it is too coarse"
-    assert windows([], 20.0, 1) is None
+    assert means([series], 20.0) == [0.75, 1.0]
+    assert means([series], 50.0) == [0.6, 0.4]
+    assert means([series], 35.0) == means([series], 40.0) == [0.5, 0.5], "no part of it is left out"
+    assert means([series], 50.1) is None, "it is not long enough"
+    assert means([series], 4.0) is None, "it is too coarse"
+    assert means([], 20.0) is None
 
 
 def test_the_finest_series_that_is_long_enough_tells() -> None:
     fine, coarse = pack(10.0, [[0.5] * 3]), pack(30.0, [[1.0] * 10])
     for found in ([fine, coarse], [coarse, fine]):
-        assert windows(found, 30.0, 1) == [[0.5]]
-        assert windows(found, 30.0, 2) == [[1.0, 1.0]]
+        assert means(found, 30.0) == [0.5]
+        assert means(found, 60.0) == [1.0]
 
 
 def test_one_gap_of_one_device_hides_all() -> None:
     whole = [0.0, 0.0, 0.0, 0.0]
     for at in range(4):
         holed = [None if n == at else share for n, share in enumerate(whole)]
-        assert windows([pack(10.0, [whole, holed])], 20.0, 2) is None
+        fine = pack(10.0, [whole, holed])
+        assert means([fine], 40.0) is None and not quiet([fine], 20.0, 2, 0.01, 2)
         # A coarser one does not know better.
-        assert windows([pack(10.0, [whole, holed]), pack(20.0, [whole, whole])], 20.0, 2) is None
-    assert windows([pack(10.0, [[None, *whole], [0.0, *whole]])], 20.0, 2) is not None, "that was earlier"
+        coarse = pack(20.0, [whole, whole])
+        assert means([fine, coarse], 40.0) is None and not quiet([fine, coarse], 20.0, 2, 0.01, 2)
+    earlier = pack(10.0, [[None, *whole], [0.0, *whole]])
+    assert means([earlier], 40.0) is not None and quiet([earlier], 20.0, 2, 0.01, 2), "that was earlier"
+
+
+def test_all_devices_are_quiet_in_each_window() -> None:
+    series = pack(10.0, [[1.0, 0.0, 0.02, 0.01, 0.01], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    assert quiet([series], 20.0, 2, 0.01, 2)
+    assert not quiet([series], 10.0, 4, 0.01, 2), "one of these is above"
+    assert not quiet([series], 20.0, 2, 0.005, 2)
+    assert not quiet([series], 20.0, 2, 0.01, 3), "there is one more that nobody can read"
+    assert not quiet([series], 50.0, 1, 0.01, 2) and not quiet([series], 20.0, 3, 1.0, 2), "it does not reach"
+    assert not quiet([], 20.0, 2, 1.0, 0)
+
+
+def test_a_period_longer_than_a_window_gets_the_windows_share_of_it() -> None:
+    """A window of half a period may have been above in a period that is, in the mean, at half of it."""
+    for share, told in ((0.5, True), (0.505, False)):
+        assert quiet([pack(20.0, [[0.0, share, 0.0]])], 10.0, 6, 1.0, 1) is told
+    # So it is where periods make no whole window: three quarters here.
+    for share, told in ((0.75, True), (0.755, False)):
+        assert quiet([pack(10.0, [[share] * 6])], 15.0, 4, 1.0, 1) is told
+
+
+def test_what_a_coarse_series_does_not_tell_yet_a_finer_one_does() -> None:
+    coarse, busy = pack(60.0, [[0.0] * 90]), [*[0.0] * 119, 1.0]
+    assert quiet([coarse, pack(1.0, [[0.0] * 120])], 10.0, 18, 0.01, 1)
+    assert not quiet([coarse, pack(1.0, [busy])], 10.0, 18, 0.01, 1)
+    assert not quiet([coarse, pack(1.0, [[None] * 120])], 10.0, 18, 0.01, 1)
+    # It has no window that long.
+    assert quiet([coarse, pack(1.0, [busy])], 300.0, 3, 0.01, 1)
 
 
 def encoded(data: bytes) -> str:
@@ -93,9 +125,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize("series", HOSTILE)
 def test_what_makes_no_sense_says_nothing(series: Series) -> None:
-    assert windows([series], 300.0, 1) is None
+    assert means([series], 300.0) is None and not quiet([series], 300.0, 1, 1.0, 0)
     good = pack(60.0, [[0.5] * 5])
-    assert windows([series, good], 300.0, 1) == windows([good, series], 300.0, 1) == [[0.5]]
+    assert means([series, good], 300.0) == means([good, series], 300.0) == [0.5]
+    assert quiet([series, good], 300.0, 1, 0.5, 1) and not quiet([series, good], 300.0, 1, 0.4, 1)
 
 
 @given(
@@ -112,6 +145,6 @@ def test_what_makes_no_sense_says_nothing(series: Series) -> None:
     st.integers(1, 10**9),
 )
 def test_nothing_raises(found: list[Series], window_s: float, count: int) -> None:
-    told = windows(found, window_s, count)
-    assert told is None or all(0 <= mean <= 1 for device in told for mean in device)
-    assert told is None or all(len(device) == count for device in told)
+    told = means(found, window_s)
+    assert told is None or all(0 <= mean <= 1 for mean in told)
+    assert quiet(found, window_s, count, 1.0, 0) in (True, False)

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from stoker.agent.logs import PREFIX
 from stoker.model import Activity, Series
-from stoker.series import pack
+from stoker.series import FINEST_S, pack
 
-PERIOD_S = 1.0
-# Two minutes, an hour and a half, a day: each period made of so many of the one before.
+PERIOD_S = FINEST_S
+# Two minutes, an hour and a half, a day (`series.LONGEST_S`): each period made of so many of the one before.
 _KEPT = ((1, 120), (60, 90), (10, 144))
 # At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.
 _CORE_SHARE = 0.05

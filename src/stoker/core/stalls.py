@@ -10,7 +10,7 @@ from stoker.core.spans import span_text
 from stoker.fold import Claim
 from stoker.model import Activity, Heartbeat, Stamped
 from stoker.rules import Stall, Utilization
-from stoker.series import windows
+from stoker.series import means, quiet
 
 # A heartbeat older than this many of its intervals says nothing about now.
 _FRESH_BEATS = 6
@@ -41,16 +41,16 @@ def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime)
     told = _activities(job, claim, now, wanted.after_s + wanted.over_s)
     if told is None or claim.offering.gpus == 0:
         return None
-    means: list[float] = []
+    used: list[float] = []
     for activity in told:
-        found = _readable(activity, claim.offering.gpus, wanted.over_s, 1)
-        if found is None:
-            return None
-        means += [device[0] for device in found]
-    mean = sum(means) / len(means)
+        found = means(activity.utilization, wanted.over_s)
+        if found is None or len(found) < max(claim.offering.gpus, activity.devices):
+            return None  # There are some that cannot be read.
+        used += found
+    mean = sum(used) / len(used)
     if mean >= wanted.value:
         return None
-    return f"its {len(means)} accelerators were used {mean:.0%} over {span_text(wanted.over_s)}"
+    return f"its {len(used)} accelerators were used {mean:.0%} over {span_text(wanted.over_s)}"
 
 
 def fresh(beat: Stamped[Heartbeat], now: datetime) -> bool:
@@ -80,11 +80,5 @@ def _stands_still(wanted: Stall, activity: Activity, gpus: int) -> bool:
     if not gpus and not activity.devices:
         # Nothing but processors, and they do nothing.
         return activity.idle_s >= span_s
-    found = _readable(activity, gpus, wanted.window_s, wanted.windows)
-    return found is not None and all(mean <= wanted.below for device in found for mean in device)
-
-
-def _readable(activity: Activity, gpus: int, window_s: float, count: int) -> list[list[float]] | None:
-    """The windows of all accelerators; None where there are some that cannot be read."""
-    found = windows(activity.utilization, window_s, count)
-    return found if found is not None and len(found) >= max(gpus, activity.devices) else None
+    devices = max(gpus, activity.devices)
+    return quiet(activity.utilization, wanted.window_s, wanted.windows, wanted.below, devices)
