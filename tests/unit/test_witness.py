@@ -131,6 +131,27 @@ def test_frames_of_native_code_are_left_out_where_they_cannot_be_had(child: int,
     assert part_of(told(child, spy=spy), f"stack of {child}").strip() == f"plain dump --pid {child}"
 
 
+def test_a_driver_that_hangs_or_fails_loses_nothing_else(
+    child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness, "_GPUS_LIMIT_S", 0.1)
+    log, hangs = tmp_path / "train.log", threading.Event()
+    log.write_text("step 1\n")
+
+    def hang() -> list[str]:
+        hangs.wait()
+        return []
+
+    def fail() -> list[str]:
+        raise RuntimeError("GPU is lost")
+
+    for ask, says in ((hang, "(the driver does not answer)"), (fail, "(RuntimeError('GPU is lost'))")):
+        text = told(child, log=log, spy=find_spy(), gpu_processes=ask)
+        assert part_of(text, "processes on accelerators").strip() == says
+        assert "stands_still_here" in part_of(text, f"stack of {child}") and "step 1" in text
+    hangs.set()
+
+
 def test_processes_that_are_gone_are_said_to_be(child: int) -> None:
     with subprocess.Popen(["true"]) as over:
         pass

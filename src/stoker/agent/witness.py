@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ from stoker.parallel import run_all
 # `Policy.evidence_s` for it.
 _STACK_LIMIT_S = 20.0
 _STACKS_LIMIT_S = 45.0
+# A GPU that fell off the bus never answers: what is known by then is worth more.
+_GPUS_LIMIT_S = 10.0
 _AT_ONCE = 8
 _MOST_PROCESSES = 64
 _MOST_WORDS = 300
@@ -60,12 +63,28 @@ def testify(
     parts = [
         _titled("processes", [_process(proc, pid) for pid in pids]),
         *(_titled(f"stack of {pid}", [stack]) for pid, stack in zip(pythons, stacks, strict=True)),
-        _titled("processes on accelerators", gpu_processes()),
+        _titled("processes on accelerators", _within(_GPUS_LIMIT_S, gpu_processes)),
         _titled(f"the last {_LOG_LINES} lines of the log", last_lines(log, _LOG_LINES)),
     ]
     masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
     data = "\n".join(parts).encode(errors="replace")
     return (masker.feed(data) + masker.end())[:_MOST_BYTES]
+
+
+def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:
+    """What it answers, in a thread of its own: one that hangs is left behind."""
+    found: list[str] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            found.extend(ask())
+        except Exception as error:  # noqa: BLE001 - the rest of the evidence does not depend on it
+            found.append(f"({error!r})")
+        done.set()
+
+    threading.Thread(target=work, name="gpu-processes", daemon=True).start()
+    return found if done.wait(limit_s) else ["(the driver does not answer)"]
 
 
 def _titled(title: str, lines: Iterable[str]) -> str:
