@@ -22,13 +22,15 @@ MINUTE = round(60 / PERIOD_S)
 # ── Sight ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def add_process(proc: Path, pid: int, *, ticks: Sequence[int] = (0, 0, 0, 0), moved: int = 0, net: int = 0) -> None:
+def add_process(
+    proc: Path, pid: int, *, ticks: Sequence[int] = (0, 0, 0, 0), moved: int = 0, disk: int = 0, net: int = 0
+) -> None:
     """As the kernel shows one. Its name is as unkind as names can be."""
     folder = proc / str(pid)
     (folder / "net").mkdir(parents=True)
     told = " ".join(str(each) for each in ticks)
     (folder / "stat").write_text(f"{pid} (a) b (c 9 9) S 1 {pid} {pid} 0 -1 0 0 0 0 0 {told} 20 0 3 0 100 0 0\n")
-    (folder / "io").write_text(f"rchar: {moved}\nwchar: {moved}\nsyscr: 7\nread_bytes: 5\n")
+    (folder / "io").write_text(f"rchar: {moved}\nwchar: {moved}\nsyscr: 7\nread_bytes: {disk}\nwrite_bytes: {disk}\n")
     (folder / "net" / "dev").write_text(
         f"Inter-|   Receive\n face |bytes    packets\n    lo: {net} 1 0 0 0\n  eth0:{net} 2 0 0 0\n"
     )
@@ -50,6 +52,23 @@ def test_what_is_read_and_written_counts(tmp_path: Path) -> None:
     add_process(tmp_path, 11, moved=20, net=7)
     assert look_at(tmp_path, 10, 11).moved == 240
     assert look_at(tmp_path, 10, 11, shared=False).moved == 240 + 14, "the network's once, of all interfaces"
+
+
+def test_what_is_mapped_into_memory_counts_as_disks_move_it(tmp_path: Path) -> None:
+    add_process(tmp_path, 10, moved=100, disk=4096)
+    assert look_at(tmp_path, 10).moved == 200 + 8192
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_of_one_that_nobody_may_look_into_nothing_is_known(shared: bool, tmp_path: Path) -> None:
+    add_process(tmp_path, 10, ticks=(TICKS, 0, 0, 0), moved=100)
+    add_process(tmp_path, 11, ticks=(TICKS, 0, 0, 0), moved=100)
+    # As it is of another user's: there, and not to be read.
+    (tmp_path / "11" / "io").unlink()
+    (tmp_path / "11" / "io").mkdir()
+    assert look_at(tmp_path, 10, 11, shared=shared) == Look((), 2.0, None)
+    (tmp_path / "11" / "io").rmdir()
+    assert look_at(tmp_path, 10, 11, shared=shared).moved is None, "a kernel that does not count"
 
 
 def test_processes_that_are_gone_say_nothing(tmp_path: Path) -> None:
@@ -85,9 +104,17 @@ def test_this_very_process_can_be_seen() -> None:
 
 def test_accelerators_that_nobody_can_read_are_counted(tmp_path: Path) -> None:
     assert count_others(tmp_path) == 0
-    for name in ("accel/accel0", "accel/accel1", "neuron0", "hl0", "hl_controlD0", "nvidia0", "null"):
+    for name in ("accel/accel0", "accel/accel1", "neuron0", "hl0", "hl_controlD0", "nvidia0", "null", "vfio/vfio"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    assert count_others(tmp_path) == 4
+
+
+@pytest.mark.parametrize("name", ["accel", "vfio/"])
+def test_tpus_are_accelerators(name: str, tmp_path: Path) -> None:
+    (tmp_path / "vfio").mkdir()
+    for number in range(4):
+        (tmp_path / f"{name}{number}").touch()
     assert count_others(tmp_path) == 4
 
 

@@ -27,8 +27,8 @@ _CORE_SHARE = 0.05
 _BYTES_PER_S = 100_000.0
 # An accelerator that does no more than this does nothing.
 _IDLE_SHARE = 0.01
-# Accelerators that NVML does not know.
-_OTHERS = ("accel/accel[0-9]*", "neuron[0-9]*", "hl[0-9]*")
+# Accelerators that NVML does not know: TPUs (by either driver), Gaudi (by either driver), Inferentia and Trainium.
+_OTHERS = ("accel[0-9]*", "vfio/[0-9]*", "accel/accel[0-9]*", "hl[0-9]*", "neuron[0-9]*")
 
 
 def count_others(dev: Path = Path("/dev")) -> int:
@@ -224,20 +224,27 @@ class Sight:
             return None
 
     def _bytes(self, members: set[int]) -> float | None:
-        """Read and written, and received where the machine is the training's own."""
-        found = [self._of_process(pid) for pid in members]
+        """Read and written, and received where the machine is the training's own. One that nobody may look into may do
+        anything."""
+        found = [self._of_process(pid) for pid in members if self._is_there(pid)]
         if not self._shared and members:
-            found.append(self._received(min(members)))
+            received = (self._received(pid) for pid in sorted(members))
+            found.append(next((each for each in received if each is not None), None))
         known = [each for each in found if each is not None]
-        return sum(known) if known else None
+        return sum(known) if known and len(known) == len(found) else None
+
+    def _is_there(self, pid: int) -> bool:
+        return (self._proc / str(pid)).exists()
 
     def _of_process(self, pid: int) -> float | None:
+        """As it asked for them, and as disks moved them: what it maps into its memory, it never asks for."""
         try:
             lines = (self._proc / str(pid) / "io").read_text().splitlines()
             parts = dict(line.split(": ") for line in lines)
-            return float(int(parts["rchar"]) + int(parts["wchar"]))
+            return float(sum(int(parts[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes")))
         except (OSError, ValueError, KeyError):
-            return None
+            # One that ended at this moment did nothing more.
+            return None if self._is_there(pid) else 0.0
 
     def _received(self, pid: int) -> float | None:
         """By all interfaces that it sees: a container may have its own."""
