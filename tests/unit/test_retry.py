@@ -38,6 +38,7 @@ from stoker.testing.sim_data import (
 
 OK = make_exit("succeeded", started=True, code=0)
 SAVED = make_exit("interrupted", "notice", step=40, started=True)
+DRAINED = make_exit("interrupted", "drain", step=40, started=True)
 ERROR = make_exit("failed", code=1, trained_s=500.0, step=40, tail=("ValueError: no",))
 KEY = "00000002/000001-step-10"
 
@@ -135,6 +136,18 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
         True,
         "waited too long to be allowed to train",
     ),
+    # What a stall's ladder ended is its rule's, for the house as for the job's own bound; a broken gang's is nobody's.
+    *(
+        (
+            make_case(DRAINED, events=(Draining(2, "infrastructure", rule),)),
+            "infrastructure",
+            rule,
+            True,
+            "draining at 4",
+        )
+        for rule in ("policy:hangs", "stall")
+    ),
+    (make_case(DRAINED, events=(Draining(2, "lost", "gang"),)), "abandoned", "left", True, "draining at 4"),
     (make_case(make_exit("interrupted", "peer")), "abandoned", "left", True, "was asked to leave before it finished"),
     (make_case(ERROR), "failed", "user-error", False, "the command exited with 1"),
     (make_case(ERROR, user_errors=2), "failed", "user-error", True, "the command exited with 1; retry 1 of 2"),
