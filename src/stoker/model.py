@@ -387,7 +387,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a training did lately. Ages are by its agent's monotonic clock, when the heartbeat was written."""
+    """What a training, or what comes before it, did lately. Ages are by its agent's monotonic clock, when the heartbeat
+    was written."""
 
     # Since its step rose or its log grew, whatever came last; since it was started where neither ever did.
     silent_s: float
@@ -397,6 +398,8 @@ class Activity:
     utilization: tuple[Series, ...] = ()
     # Accelerators that are there; those that nobody can read are among them.
     devices: int = 0
+    # It waits for another node, before its training: it need do nothing.
+    waits: bool = False
 
 
 @dataclass(frozen=True)

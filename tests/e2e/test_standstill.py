@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import World
 
 from stoker.agent.witness import find_spy
@@ -66,3 +67,35 @@ def test_audit_tells_and_touches_nothing(world: World) -> None:
     assert summary.outcome == "succeeded" and len(summary.attempts) == 1, world.story(summary.id)
     assert "policy hangs (audit)" in world.cli("explain", summary.id).stdout
     assert not [meta for meta in open_store(world.url).list(f"work/{summary.id}/") if "/evidence/" in meta.key]
+
+
+def test_a_set_up_that_waits_for_a_password_is_noticed_and_the_next_attempt_trains(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write("print('trained', flush=True)\n")
+    rules(world, "rules:\n- {name: hangs, stall: {window: 2s, windows: 2, after: 1s}}\n")
+    asked = world.root / "asked"
+    # As git does where there is nobody to ask, and as nobody is the second time.
+    hangs = f"[ -e {asked} ] || {{ touch {asked}; echo Password: ; sh -c 'sleep 1000; true' --token=$TOKEN; }}"
+    monkeypatch.setenv("STANDSTILL_TOKEN", "hunter2-hunter2")
+    summary = world.run(setup=hangs, secrets={"TOKEN": "env:STANDSTILL_TOKEN"})
+    assert summary.outcome == "succeeded", world.story(summary.id)
+    first, second = summary.attempts
+    assert (first.outcome, first.rule) == ("infrastructure", "policy:hangs")
+    assert "no line of the log and no work for" in first.reason and "before the training (setup)" in first.reason
+    assert second.outcome == "succeeded"
+    text = world.cli("logs", "--evidence", summary.id).stdout
+    assert "sleep 1000" in text and "── the agent" in text and "steps.py" in text
+    assert "--token=" in text and "hunter2" not in text
+
+
+def test_a_gang_that_waits_for_a_set_up_that_hangs_goes_on_together(world: World) -> None:
+    world.write("print('trained', flush=True)\n")
+    rules(world, "rules:\n- {name: hangs, stall: {window: 2s, windows: 2, after: 1s}}\n")
+    asked = world.root / "asked"
+    hangs = f"[ $NODE_RANK = 0 ] || [ -e {asked} ] || {{ touch {asked}; exec sleep 1000; }}"
+    summary = world.run(nodes=2, setup=hangs)
+    assert summary.outcome == "succeeded", world.story(summary.id)
+    first, _ = summary.attempts
+    assert (first.outcome, first.rule) == ("infrastructure", "policy:hangs")
+    assert "before the training (setup)" in first.reason, "the other one waits"

@@ -36,8 +36,15 @@ def add_process(
     )
 
 
-def look_at(proc: Path, *members: int, shared: bool = True, gpus: Sequence[float | None] = ()) -> Look:
-    return Sight(lambda: gpus, lambda: set(members), shared=shared, proc=proc)()
+def look_at(
+    proc: Path,
+    *members: int,
+    shared: bool = True,
+    gpus: Sequence[float | None] = (),
+    agent: int | None = None,
+    sending: bool = False,
+) -> Look:
+    return Sight(lambda: gpus, lambda: set(members), shared=shared, agent=agent, sending=lambda: sending, proc=proc)()
 
 
 def test_processors_count_with_those_of_children_that_were(tmp_path: Path) -> None:
@@ -88,6 +95,21 @@ def test_what_makes_no_sense_is_unknown(text: str, tmp_path: Path) -> None:
     assert look_at(tmp_path, 10).moved is None
 
 
+def test_an_agent_at_work_is_seen_by_what_it_writes_and_what_disks_move(tmp_path: Path) -> None:
+    add_process(tmp_path, 5, ticks=(9 * TICKS, 0, 0, 0), moved=100, disk=7, net=50)
+    add_process(tmp_path, 10, ticks=(TICKS, 0, 0, 0), moved=10, net=3)
+    assert look_at(tmp_path, 10, agent=5) == Look((), 1.0, 20.0, 114.0), "it reads all day, and always runs a little"
+    assert look_at(tmp_path, 10, agent=5, shared=False).moved == 20 + 100, "it sees the network of the whole machine"
+    assert look_at(tmp_path, agent=5) == Look((), 0.0, 0.0, 114.0), "it is alone at it"
+    assert look_at(tmp_path, agent=6).carried is None
+    assert look_at(tmp_path, 10, sending=True).sending and not look_at(tmp_path, 10).sending
+
+
+def test_where_somebody_works_whom_nobody_sees_nothing_is_known(tmp_path: Path) -> None:
+    add_process(tmp_path, 5, moved=100)
+    assert Sight(lambda: (), lambda: None, shared=True, agent=5, proc=tmp_path)() == Look((), None, None, 100.0)
+
+
 def test_shares_of_accelerators(tmp_path: Path) -> None:
     assert look_at(tmp_path, gpus=(0.0, None, 55.0, 100.0)).gpus == (0.0, None, 0.55, 1.0)
 
@@ -124,10 +146,13 @@ def test_tpus_are_accelerators(name: str, tmp_path: Path) -> None:
 class Recorded:
     """A recorder with a clock, and looks that the test gives."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, others: int = 0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, others: int = 0, carrying: bool = False) -> None:
         self.now_s = BEGAN_S
         self.recorder = ActivityRecorder(
-            lambda: pytest.fail("nobody looks here"), others=others, monotonic=lambda: self.now_s
+            lambda: pytest.fail("nobody looks here"),
+            others=others,
+            carrying=carrying,
+            monotonic=lambda: self.now_s,
         )
         # The looks are the test's.
         monkeypatch.setattr(self.recorder, "_run", lambda: None)
@@ -207,6 +232,38 @@ def test_processors_or_bytes_are_work(recorded: Recorded) -> None:
     assert recorded.look(cpu_s=1.0, moved=290_000 * PERIOD_S).idle_s == 0
     # Some of its processes ended, and took their numbers with them.
     assert recorded.look(cpu_s=0.5, moved=0.0).idle_s == PERIOD_S
+
+
+def test_what_the_agent_sends_for_it_is_work_and_no_sign_of_life(recorded: Recorded) -> None:
+    recorded.look(times=5)
+    for carried, sending in ((0.0, True), (100_000 * PERIOD_S, False)):
+        recorded.now_s += PERIOD_S
+        recorded.recorder.take(Look((), 0.0, 0.0, carried, sending))
+        assert recorded.fact().idle_s == 0 and recorded.fact().silent_s > 5
+    assert recorded.look().idle_s == PERIOD_S
+    recorded.now_s += PERIOD_S
+    recorded.recorder.take(Look((), 0.0, 0.0, None))
+    assert recorded.fact().idle_s is None
+
+
+def test_before_the_training_what_the_agent_carries_is_what_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch, carrying=True)
+    recorded.look(times=5)
+    recorded.now_s += PERIOD_S
+    recorded.recorder.take(Look((), 0.0, 0.0, 99_000 * PERIOD_S))
+    assert recorded.fact().silent_s == 6 * PERIOD_S, "it always writes a little"
+    recorded.now_s += PERIOD_S
+    recorded.recorder.take(Look((), 0.0, 0.0, 199_000 * PERIOD_S))
+    assert (recorded.fact().silent_s, recorded.fact().idle_s) == (0, 0)
+    assert recorded.look(cpu_s=1e6, moved=1e9).silent_s == PERIOD_S, "what others do is work"
+
+
+def test_who_waits_for_others_says_so_while_it_does(recorded: Recorded) -> None:
+    assert not recorded.look(times=9).waits
+    recorded.recorder.waits()
+    assert recorded.fact().waits and recorded.fact().silent_s == 0
+    assert not recorded.look(times=3).waits
+    assert recorded.fact().silent_s == 3 * PERIOD_S, "and from then on something has to move"
 
 
 @pytest.mark.parametrize("unseen", ["cpu_s", "moved"])

@@ -32,6 +32,7 @@ SPAN_S = RULE.span_s
 IDLE = (pack(60.0, [[0.0] * 90]),)
 STILL = Activity(2000.0, idle_s=2000.0, utilization=IDLE, devices=1)
 BUSY = replace(STILL, silent_s=5.0)
+WAITS = replace(BUSY, waits=True)
 NOW = at(101)
 
 
@@ -113,6 +114,8 @@ def test_a_gang_that_waits_for_one_that_hangs_stands_still() -> None:
     for others in (("waiting", "waiting"), ("restoring", "waiting"), ("setup", "waiting"), ("training", "training")):
         assert is_stalled(beat("setup"), *map(beat, others))
         assert is_silent(beat("setup"), *map(beat, others))
+        assert is_stalled(beat("setup"), beat("restoring", WAITS), beat("setup", WAITS))
+    assert not is_stalled(beat("setup", WAITS), beat("restoring", WAITS)) and not is_silent(beat("restoring", WAITS))
     assert not is_stalled(beat("setup", BUSY), beat("waiting")), "they wait for one that works"
     assert not is_stalled(beat("setup"), beat("setup", BUSY), beat("waiting"))
     assert not is_stalled(beat("setup"), make_beat(30.0, "waiting")), "that one was not heard for long"

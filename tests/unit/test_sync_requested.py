@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint_world
@@ -18,7 +19,7 @@ from test_sync import Meddling
 
 from stoker.agent.commits import CommitRequest
 from stoker.agent.committing import pick
-from stoker.store import Store
+from stoker.store import Sent, Store
 from stoker.testing.memory import MemoryStore
 
 # Fixtures that all tests of checkpoints share.
@@ -43,6 +44,23 @@ def test_a_save_is_committed_at_once_and_answered(world: World, tmp_path: Path) 
     }
     world.settle()
     assert len(checkpoints(world.store)) == 1
+
+
+def test_it_tells_that_it_sends_while_it_does(
+    memory: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may wait for that, and do nothing itself."""
+    world, seen, put_file = World(tmp_path, memory).begin(), [], memory.put_file
+
+    def slowly(source: Path, key: Callable[[str], str]) -> Sent:
+        seen.append(world.sync.sending)
+        return put_file(source, key)
+
+    monkeypatch.setattr(memory, "put_file", slowly)
+    world.save("step-1", {"model": "1"}, step=1)
+    assert not world.sync.sending
+    world.tick()
+    assert seen and all(seen) and not world.sync.sending
 
 
 def test_saves_are_committed_in_order(world: World) -> None:

@@ -47,6 +47,9 @@ class Look(NamedTuple):
     # Seconds that its processors were busy, since ever; and bytes that it moved.
     cpu_s: float | None
     moved: float | None
+    # Bytes that the agent itself moved, and whether it is sending a save: a training may wait for that.
+    carried: float | None = 0.0
+    sending: bool = False
 
 
 class ActivityRecorder:
@@ -57,6 +60,7 @@ class ActivityRecorder:
         see: Callable[[], Look],
         *,
         others: int = 0,
+        carrying: bool = False,
         period_s: float = PERIOD_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,6 +68,8 @@ class ActivityRecorder:
         self._period_s = period_s
         # Accelerators that nobody here can read.
         self._others = others
+        # Before the training what the agent carries is what moves: a download says nothing in the log, and takes long.
+        self._carrying = carrying
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -73,13 +79,14 @@ class ActivityRecorder:
         self._moved_s = 0.0
         self._worked_s: float | None = None
         self._looked_s = 0.0
+        self._waited_s: float | None = None
         self._step: int | None = None
         # How long all accelerators were seen idle, and whether they were ever seen.
         self._idle_s = 0.0
         self._read = False
 
     def begin(self, *, looking: bool = True) -> None:
-        """The training starts now. Looks from here on, unless somebody else does."""
+        """It starts now, whatever was before. Looks from here on, unless somebody does already."""
         with self._lock:
             self._began_s = self._moved_s = self._looked_s = self._monotonic()
             self._worked_s = self._began_s
@@ -101,6 +108,11 @@ class ActivityRecorder:
             self._step = step
             self._move()
 
+    def waits(self) -> None:
+        """It waits for somebody else, now: to be called all the time while it does."""
+        with self._lock:
+            self._waited_s = self._moved_s = self._monotonic()
+
     def fact(self) -> Activity | None:
         """For the next heartbeat; None before the training starts."""
         now = self._monotonic()
@@ -117,6 +129,7 @@ class ActivityRecorder:
                 idle_s=None if self._worked_s is None or not seen else round(now - self._worked_s, 3),
                 utilization=tuple(each for each in periods if each is not None) if seen else (),
                 devices=devices,
+                waits=self._waited_s is not None and now - self._waited_s < 3 * self._period_s,
             )
 
     def idle_s(self, devices: int) -> float | None:
@@ -180,9 +193,12 @@ class ActivityRecorder:
         passed_s = now - at_s
         busy = _rose(before.cpu_s, look.cpu_s, _CORE_SHARE * passed_s)
         moved = _rose(before.moved, look.moved, _BYTES_PER_S * passed_s)
-        if busy or moved:
+        carried = _rose(before.carried, look.carried, _BYTES_PER_S * passed_s)
+        if carried and self._carrying:
+            self._moved_s = now
+        if busy or moved or carried or look.sending:
             self._worked_s = now
-        elif busy is None or moved is None:
+        elif busy is None or moved is None or carried is None:
             # Nobody can see whether it works: it may.
             self._worked_s = None
         elif self._worked_s is None:
@@ -190,30 +206,40 @@ class ActivityRecorder:
 
 
 class Sight:
-    """Looks at the processes of a training."""
+    """Looks at the processes of a training, or at those on the way to it."""
 
     def __init__(
         self,
         gpus: Callable[[], Sequence[float | None]],
-        members: Callable[[], set[int]],
+        # None: somebody is at work whom nobody here can see.
+        members: Callable[[], set[int] | None],
         *,
         # Others use this computer, too: what its network does says nothing about the training.
         shared: bool,
+        sending: Callable[[], bool] = lambda: False,
+        # The pid of the agent, where it is at work itself.
+        agent: int | None = None,
         proc: Path = Path("/proc"),
     ) -> None:
         self._gpus = gpus
         self._members = members
         self._shared = shared
+        self._sending = sending
+        self._agent = agent
         self._proc = proc
 
     def __call__(self) -> Look:
         shares = tuple(None if share is None else share / 100 for share in self._gpus())
-        members = self._members()
-        return Look(shares, self._cpu_s(members), self._bytes(members))
+        members, carried = self._members(), 0.0 if self._agent is None else self._carried(self._agent)
+        if members is None:
+            return Look(shares, None, None, carried)
+        return Look(shares, self._cpu_s(members), self._bytes(members), carried, self._sending())
 
     def _cpu_s(self, members: set[int]) -> float | None:
         """Of all that are there, and of their children that were."""
         ticks = [found for pid in members if (found := self._ticks(pid)) is not None]
+        if not ticks and self._agent is not None:
+            return 0.0  # The agent is alone at it.
         return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
     def _ticks(self, pid: int) -> int | None:
@@ -227,10 +253,14 @@ class Sight:
         """Read and written, and received where the machine is the training's own. One that nobody may look into may do
         anything."""
         found = [self._of_process(pid) for pid in members if self._is_there(pid)]
-        if not self._shared and members:
-            received = (self._received(pid) for pid in sorted(members))
+        # An agent sees the network of the whole machine, and so what daemons fetch for it.
+        seeing = sorted(members) if self._agent is None else [self._agent]
+        if not self._shared and seeing:
+            received = (self._received(pid) for pid in seeing)
             found.append(next((each for each in received if each is not None), None))
         known = [each for each in found if each is not None]
+        if not found and self._agent is not None:
+            return 0.0
         return sum(known) if known and len(known) == len(found) else None
 
     def _is_there(self, pid: int) -> bool:
@@ -238,13 +268,21 @@ class Sight:
 
     def _of_process(self, pid: int) -> float | None:
         """As it asked for them, and as disks moved them: what it maps into its memory, it never asks for."""
+        found = self._counted(pid, "rchar", "wchar", "read_bytes", "write_bytes")
+        # One that ended at this moment did nothing more.
+        return found if found is not None or self._is_there(pid) else 0.0
+
+    def _carried(self, agent: int) -> float | None:
+        """Without what it reads from memory: it reads all day what the kernel says of others."""
+        return self._counted(agent, "wchar", "read_bytes", "write_bytes")
+
+    def _counted(self, pid: int, *names: str) -> float | None:
         try:
             lines = (self._proc / str(pid) / "io").read_text().splitlines()
             parts = dict(line.split(": ") for line in lines)
-            return float(sum(int(parts[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes")))
+            return float(sum(int(parts[name]) for name in names))
         except (OSError, ValueError, KeyError):
-            # One that ended at this moment did nothing more.
-            return None if self._is_there(pid) else 0.0
+            return None
 
     def _received(self, pid: int) -> float | None:
         """By all interfaces that it sees: a container may have its own."""

@@ -27,6 +27,7 @@ from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
+from stoker.agent.preparing import Preparing
 from stoker.agent.programs import fetch_program
 from stoker.agent.ready import Ready, Readying, make_command, make_place
 from stoker.agent.restore import RestoreError, proposals, restore
@@ -45,7 +46,7 @@ from stoker.core.spans import span_text
 from stoker.errors import StoreError, StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.index import read_submission
-from stoker.model import Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
+from stoker.model import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
 from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
@@ -95,7 +96,10 @@ class Life:
         self.metrics: MetricsPump | None = None
         self.usage = UsageThread(UsageSampler(self.paths.root), self._take_usage)
         shared = isinstance(node.machine, KeepsEnvironments)
-        sight = Sight(Gpus().utilization, lambda: self.enclosure.group.members(), shared=shared)
+        members = lambda: self.enclosure.group.members()  # noqa: E731 - a container's comes later
+        self.preparing = Preparing(members, lambda: self.readying is not None and self.readying.pulling, shared=shared)
+        sending = lambda: self.sync is not None and self.sync.sending  # noqa: E731
+        sight = Sight(Gpus().utilization, members, shared=shared, sending=sending)
         self.activity = ActivityRecorder(sight, others=count_others())
         self.witness = Witness(node, self.beat, self._testify)
         group = make_group(TRAINING, self.config.instance, sessions=self.paths.root / "training.sessions")
@@ -157,9 +161,9 @@ class Life:
             self.store, self.node.key, self.paths.metrics, spec.metrics, earlier=self.node.earlier
         )
         self.metrics.start()
-        self.beat.change(phase="setup", address=self.node.machine.address() if self.config.rank == 0 else None)
+        self._prepare("setup", address=self.node.machine.address() if self.config.rank == 0 else None)
         self._enclose(submission)
-        self.readying = Readying(self.node, self.enclosure, self._ask, self._leave_if_told)
+        self.readying = Readying(self.node, self.enclosure, self._ask, self._leave_if_told, self.preparing.waits)
         self.ready = self.readying.run(state, submission)
         state = self._wait_until_allowed()
         claim = state.claim(self.config.claim)
@@ -167,7 +171,7 @@ class Life:
         if spec.limits.max_runtime_s is not None:
             spent = sum(c.closed.trained_s for c in state.since_opened() if c.closed)
             self._runtime_left_s = spec.limits.max_runtime_s - spent
-        self.beat.change(phase="restoring", image=self.enclosure.image)
+        self._prepare("restoring", image=self.enclosure.image)
         agreement = self._agree(state, submission)
         return self._train(submission, agreement, claim.attempt)
 
@@ -182,6 +186,15 @@ class Life:
         self.training = Training(self.enclosure, self.wake, self._cut_mounts)
 
     # ── Before the training ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prepare(self, phase: AgentPhase, **changes: str | None) -> None:
+        """The next part of the way to the training: nobody bounds it, so it is watched whether anything moves."""
+        self.preparing.begin()
+        self.beat.change(phase=phase, **changes)
+
+    def _wait_for_others(self, seconds: float) -> None:
+        self.preparing.waits()
+        self._pause(seconds)
 
     def _wait_until_named(self) -> JobState:
         """Until `launched` names this instance: user code of any kind runs only on machines that the log knows."""
@@ -231,7 +244,7 @@ class Life:
         assert claim is not None
         folder = folders.checkpoint_folder(self.paths, spec)
         folder.mkdir(parents=True, exist_ok=True)
-        gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._pause)
+        gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._wait_for_others)
         address = self.node.machine.address()
 
         def fetch(key: str) -> None:
@@ -289,6 +302,7 @@ class Life:
             what = f"there is no program {error.filename!r}" if isinstance(error, FileNotFoundError) else str(error)
             raise SetupFailed(f"run: {what} on this machine", user=True, code=127) from error
         self.trained.started_at = utcnow()
+        self.preparing.stop()
         self.activity.begin()
         self.beat.change(phase="training", training_since=self.trained.started_at)
         ending = self.training.wait(lambda: self._reason_to_end(spec.checkpoints.grace_s))
@@ -431,7 +445,7 @@ class Life:
             self.copy.drain(_COPY_FIRST_S)
         if self.sync is not None:
             self.sync.close()
-        for worker in (self.peers, self.usage, self.activity):
+        for worker in (self.peers, self.usage, self.preparing, self.activity):
             if worker is not None:
                 worker.stop()
         for pump in (self.logs, self.metrics):
@@ -453,6 +467,7 @@ class Life:
     # ── Reasons to leave ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _leave_if_noticed(self) -> None:
+        self.witness.look(self.watch.state)
         if self.notices.look() is not None:
             raise Left("notice", "given notice before the training started")
         if self.peers is not None and self.peers.left is not None:
@@ -507,7 +522,7 @@ class Life:
             changes |= {"step": progress.last_step, "first_step": progress.first_step}
             changes |= {"metrics": progress.values, "trends": progress.trends}
             self.activity.stepped(progress.last_step)
-        changes |= {"activity": self.activity.fact(), "waste": self._waste()}
+        changes |= {"activity": self.activity.fact() or self.preparing.fact(), "waste": self._waste()}
         problems = [self.logs.status.error, self.watch.error, self.copy.warning if self.copy else None]
         if self.sync is not None:
             status = self.sync.status()
@@ -533,8 +548,10 @@ class Life:
         )
 
     def _testify(self) -> bytes:
-        members, log = self.enclosure.group.members(), self.paths.train_log
-        return testify(members, log, self.ready.secrets, spy=self._spy(), gpu_processes=Gpus().processes)
+        early, log = self.trained.started_at is None, self.paths.train_log
+        members = self.preparing.members() if early else self.enclosure.group.members()
+        secrets = {**(self.readying.secrets if self.readying is not None else {}), **self.ready.secrets}
+        return testify(members, log, secrets, spy=self._spy(), gpu_processes=Gpus().processes, agent=early)
 
     def _spy(self) -> Path | None:
         """py-spy, fetched now where it is not installed. The rest of the evidence does not wait for it."""
@@ -551,6 +568,7 @@ class Life:
     def _scan(self, data: bytes, at: float) -> None:
         if self.copy is not None:
             self.copy.feed(data, at)
+        self.preparing.heard(data)
         self.activity.heard(data)
         if self.metrics is not None:
             self.metrics.scan(data, at)

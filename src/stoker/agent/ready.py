@@ -47,16 +47,28 @@ class Ready:
 
 
 class Readying:
-    """One set-up. `check` is asked while anything takes time, and may raise."""
+    """One set-up. `check` is asked while anything takes time, and may raise; `waits`, too, while that is another node's
+    to do."""
 
-    def __init__(self, node: Node, enclosure: Enclosure, ask: Ask, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        enclosure: Enclosure,
+        ask: Ask,
+        check: Callable[[], None],
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
         self._node = node
         self._paths = node.paths
         self._enclosure = enclosure
         self._ask = ask
         self._check = check
-        self._inputs = Inputs(node, check)
+        self._waits = waits
+        self._inputs = Inputs(node, check, waits=waits)
         self._making: Making | None = None
+        # What nobody else may see, as far as it is known yet; and whether an image is being had.
+        self.secrets: dict[str, str] = {}
+        self.pulling = False
 
     def run(self, state: JobState, submission: Submission) -> Ready:
         """Code, secrets, inputs, then the steps of the environment. Raises SetupFailed, and whatever `check` raises."""
@@ -115,7 +127,7 @@ class Readying:
             step = apt.step(wishes.apt, wishes.apt_mirror, self._fetch, ready.base, self._paths.code, keep_out=keep_out)
             steps.run(step)
         node = replace(self._node, shelf=self._enclosure.environments)
-        making = self._making = Making(node, submission, steps, self._ask, self._check)
+        making = self._making = Making(node, submission, steps, self._ask, self._check, self._waits)
         image = self._enclosure.image or ""
         environ: dict[str, str] = {}
         python: str | None = None
@@ -140,7 +152,11 @@ class Readying:
 
     def _enter(self, submission: Submission, paths: Sequence[Path], inputs: Mapping[str, str], steps: Steps) -> None:
         """Where the commands run, with all that they see: what lies outside of the node's own folder is named."""
-        self._enclosure.open(steps.timed)
+        self.pulling = submission.spec.environment.container is not None
+        try:
+            self._enclosure.open(steps.timed)
+        finally:
+            self.pulling = False
         spec = submission.spec
         checkpoints, outputs = folders.checkpoint_folder(self._paths, spec), folders.output_folder(self._paths, spec)
         made = [folder for folder in (checkpoints, outputs) if folder is not None]
@@ -171,11 +187,13 @@ class Readying:
         return replace(command, env={**command.env, **env}, secrets={**secrets, **command.secrets})
 
     def _fetch(self, field: str, reference: str) -> str:
-        return self._ask(lambda: fetch(field, reference, os.environ))
+        found = self.secrets[field] = self._ask(lambda: fetch(field, reference, os.environ))
+        return found
 
     def _secrets(self, references: Mapping[str, str]) -> dict[str, str]:
         """Their values, anew for each attempt: tokens expire, and people change passwords."""
         found = self._ask(lambda: fetch_all(references, os.environ))
+        self.secrets |= found
         for name in (name for name, value in found.items() if not can_mask(value)):
             self._node.say(f"secrets.{name} is shorter than {SHORTEST_BYTES} bytes, and is not masked in the log")
         return found

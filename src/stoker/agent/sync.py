@@ -214,6 +214,11 @@ class CheckpointSync:
             return status
         return replace(status, last=last[0], last_age_s=self._monotonic() - last[1])
 
+    @property
+    def sending(self) -> bool:
+        """Whether it is bringing something to the store at this moment, which may take long."""
+        return self._sender.bytes_left > 0
+
     def press(self, seconds: float) -> None:
         """There is notice: in so many seconds `final` is called, or the machine is gone.
 

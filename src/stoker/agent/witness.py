@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -53,9 +55,10 @@ def testify(
     *,
     spy: Path | None,
     gpu_processes: Callable[[], list[str]],
+    agent: bool = False,
     proc: Path = Path("/proc"),
 ) -> bytes:
-    """A text for people, without secrets."""
+    """A text for people, without secrets. `agent`: what this process itself is doing is part of it."""
     pids = sorted(members)[:_MOST_PROCESSES]
     pythons = [pid for pid in pids if _is_python(proc, pid)]
     ends_s = time.monotonic() + _STACKS_LIMIT_S
@@ -63,6 +66,7 @@ def testify(
     parts = [
         _titled("processes", [_process(proc, pid) for pid in pids]),
         *(_titled(f"stack of {pid}", [stack]) for pid, stack in zip(pythons, stacks, strict=True)),
+        *([_titled("the agent", _own_stacks())] if agent else []),
         _titled("processes on accelerators", _within(_GPUS_LIMIT_S, gpu_processes)),
         _titled(f"the last {_LOG_LINES} lines of the log", last_lines(log, _LOG_LINES)),
     ]
@@ -141,6 +145,13 @@ def _stack(spy: Path | None, proc: Path, pid: int, ends_s: float) -> str:
             return ran.stdout
         problem = ran.stderr.strip()
     return f"({problem})\n{_kernel_stack(proc, pid)}"
+
+
+def _own_stacks() -> list[str]:
+    """Of all threads of this process. py-spy would halt whoever has to end it when it hangs."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return [f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames]
 
 
 def _kernel_stack(proc: Path, pid: int) -> str:

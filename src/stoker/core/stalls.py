@@ -35,8 +35,8 @@ def stalled(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> str
 
 
 def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
-    """As `stalled`, for a job that says itself how long it may be silent, whatever its machines do meanwhile. Before the
-    training the job has no say: there they must do nothing, either."""
+    """As `stalled`, for a job that says itself how long it may be silent, whatever its machines do meanwhile. Before
+    the training it has no say in that: there they must do nothing, either."""
     told = _told(job, claim, now)
     if told is None:
         return None
@@ -96,7 +96,7 @@ def _told(job: JobSnapshot, claim: Claim, now: datetime) -> list[tuple[Heartbeat
         if beat is None or not _heard(beat, now):
             return None
         phase, activity = beat.value.phase, beat.value.activity
-        if phase == "waiting":
+        if phase == "waiting" or (activity is not None and activity.waits):
             continue
         if phase not in ("training", *_EARLIER) or activity is None:
             return None

@@ -43,13 +43,25 @@ def digest_of(facts: Mapping[str, object]) -> str:
 
 
 class Making:
-    """The environments of one node's set-up. They are this process's to use for as long as it lives."""
+    """The environments of one node's set-up. They are this process's to use for as long as it lives.
 
-    def __init__(self, node: Node, submission: Submission, steps: Steps, ask: Ask, check: Callable[[], None]) -> None:
+    `check` is asked while anything takes time, and may raise; `waits`, too, while another node makes one.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        submission: Submission,
+        steps: Steps,
+        ask: Ask,
+        check: Callable[[], None],
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
         self._node = node
         self._steps = steps
         self._ask = ask
         self._check = check
+        self._waits = waits
         # The machine stays when the job is over, and environments with it: they need no copy in the store.
         self.here = isinstance(node.machine, KeepsEnvironments)
         # Commands of the set-up may install into it: then it is this node's alone where others would find it.
@@ -92,10 +104,14 @@ class Making:
 
     def _hold(self, recipe: Recipe) -> Held:
         try:
-            return self._shelf.hold(recipe.key, self._check, self._node.say)
+            return self._shelf.hold(recipe.key, self._wait, self._node.say)
         except InUse:
             self._node.say(f"{recipe.name}: {_CHANGED}, and is in use, so this node gets its own")
             return self._own.hold(recipe.key, self._check, self._node.say)
+
+    def _wait(self) -> None:
+        self._waits()
+        self._check()
 
     def settle(self, until_s: Callable[[], float]) -> None:
         """Wait for what is being kept, until that monotonic time and no longer. It may come closer meanwhile."""

@@ -37,9 +37,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Inputs:
-    """The inputs of one node. `kept` is where copies are kept. `check` is called all the time, and may raise."""
+    """The inputs of one node. `kept` is where copies are kept. `check` is called all the time, and may raise; `waits`,
+    too, while another node brings them."""
 
-    def __init__(self, node: Node, check: Callable[[], None], *, kept: Path | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        check: Callable[[], None],
+        *,
+        waits: Callable[[], None] = lambda: None,
+        kept: Path | None = None,
+    ) -> None:
         self._node = node
         self._kept = kept or node.inputs
         self._own = node.paths.inputs
@@ -50,6 +58,7 @@ class Inputs:
         self.paths: list[Path] = []
         self._mounted: list[Mounted] = []
         self._check = check
+        self._waits = waits
 
     def bring(self, inputs: Mapping[str, Input]) -> dict[str, str]:
         """Where each is: a folder, a file, or for `stream` the URL itself. Raises SetupFailed that names the input."""
@@ -156,12 +165,16 @@ class Inputs:
         except ObjectChanged as error:
             raise UserError(f"{error}; {_RESTS}") from error
 
+    def _wait(self) -> None:
+        self._waits()
+        self._check()
+
     # ── A copy ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _copy(self, name: str, listing: Listing, say: Callable[[str], None]) -> Path:
         kept = Kept(self._kept, listing)
         try:
-            whole = kept.take(self._check, lambda: say("another node of this machine is fetching it; waiting"))
+            whole = kept.take(self._wait, lambda: say("another node of this machine is fetching it; waiting"))
         except InUse:
             # Somebody's training wrote into it. Theirs stays as it is.
             kept = Kept(self._own / name, listing)
