@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.metrics import MetricsPump
+from stoker.agent.metrics import MAX_NAMES, MAX_TRENDS, MetricsPump
 from stoker.core.decide import decide_job
 from stoker.core.experiments import hopeless
 from stoker.core.policy import DEFAULT, Policy
@@ -99,3 +99,15 @@ def test_agents_remember_the_best_both_ways(tmp_path: Path) -> None:
     pump.stop()
     assert (trends["loss"].low, trends["loss"].high, trends["acc"].low) == (1.0, 5.0, 0.5)
     assert trends["loss"].low_s > 0
+
+
+def test_what_a_job_names_is_not_crowded_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_text("".join(f'{{"m{number}": 1}}\n' for number in range(MAX_NAMES + 1)))
+    pump = MetricsPump(open_store((tmp_path / "store").as_uri()), "work/j/1/0/i.1", path, {"loss": r"loss=(\S+)"})
+    pump.start()
+    assert pump.drain(10.0)
+    assert (len(pump.progress.values), len(pump.progress.trends)) == (MAX_NAMES, MAX_TRENDS)
+    pump.scan(b"loss=0.5\n", 1.0)
+    assert pump.progress.values["loss"] == pump.progress.trends["loss"].low == 0.5
+    pump.stop()

@@ -192,6 +192,8 @@ class MetricsPump:
         self._tail = FileTail(path)
         self._earlier = tuple(earlier)
         self._scanner = MetricScanner(regexes or {})
+        # What the job names itself is not crowded out by what its script reports besides.
+        self._named = frozenset(regexes or ())
         self._writer = ChunkWriter(store, lambda n: layout.metrics_chunk(node, n))
         self._flush_s = NEAR_FLUSH_S if near else FAR_FLUSH_S
         self._flushed_at = -self._flush_s
@@ -258,7 +260,7 @@ class MetricsPump:
                 self._first_step = sample.step
             self._last_step = sample.step
         for name, value in sample.values.items():
-            if name in self._values or len(self._values) < MAX_NAMES:
+            if name in self._values or name in self._named or len(self._values) < MAX_NAMES:
                 self._values[name] = value
                 self._note_best(name, value)
         kept = self._thinner.offer(sample)
@@ -272,7 +274,7 @@ class MetricsPump:
         best = self._bests.get(name)
         if best is not None:
             best.take(value, now_s)
-        elif len(self._bests) < MAX_TRENDS:
+        elif name in self._named or len(self._bests) < MAX_TRENDS:
             self._bests[name] = _Best(value, now_s, value, now_s)
 
     def _append(self, line: MetricLine) -> None:
