@@ -12,6 +12,7 @@ from stoker.core.policy import DEFAULT
 from stoker.core.retry import closing, poisoned, verdict
 from stoker.fold import JobState
 from stoker.model import (
+    Activity,
     CheckpointRef,
     Claimed,
     Closed,
@@ -312,6 +313,32 @@ def test_progress_is_a_step_beyond_all_before(left: Exit, before: dict[str, Any]
     assert case.progressed is progressed
     assert verdict(case).restart is progressed
     assert closing(case, verdict(case)).progressed is progressed
+
+
+@pytest.mark.parametrize(
+    ("trained_s", "silent_s", "progressed"), [(3700.0, 50.0, True), (3700.0, 1000.0, False), (3500.0, 0.0, False)]
+)
+def test_long_training_that_was_saved_is_progress_for_who_counts_anew_in_every_epoch(
+    trained_s: float, silent_s: float, progressed: bool
+) -> None:
+    left = replace(saving("b", None, step=90), trained_s=trained_s)
+    beat = make_beat(0, step=90, trained_s=trained_s, activity=Activity(silent_s)).value
+    case = make_case(left, beat=beat, history=past(4, "infrastructure", step=100, checkpoint="a"))
+    assert verdict(case).restart is progressed
+    assert closing(case, verdict(case)).progressed is progressed
+    unsaved = make_case(replace(left, checkpoint=None), beat=beat, history=past(4, "infrastructure", step=100))
+    assert not verdict(unsaved).restart
+
+
+def test_what_was_taken_away_gets_the_benefit_of_the_doubt() -> None:
+    """Twenty reclaims of a script whose steps begin anew in every epoch end nothing."""
+    taken = replace(SAVED, step=90, checkpoint=CheckpointRef("b", "b", None))
+    before = past(30, "reclaimed", step=100, checkpoint="a")
+    again = make_case(taken, noticed=True, history=before)
+    found = verdict(again)
+    assert (found.outcome, found.restart) == ("reclaimed", True) and closing(again, found).progressed
+    nothing = make_case(replace(taken, checkpoint=None), noticed=True, history=before)
+    assert not verdict(nothing).restart
 
 
 def test_the_step_that_was_saved_is_kept_in_the_log() -> None:

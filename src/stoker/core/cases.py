@@ -49,6 +49,12 @@ class Case:
         return max(spans, default=0.0)
 
     @property
+    def moved_s(self) -> float:
+        """The training without the silence at its end, as far as that was told."""
+        told = [beat.activity for beat in self.heartbeats if beat is not None and beat.activity is not None]
+        return max(0.0, self.trained_s - min((span_s(each.silent_s) for each in told), default=0.0))
+
+    @property
     def step(self) -> int | None:
         steps = [found.step for found in (*self.left, *self.heartbeats) if found is not None and found.step is not None]
         return max(steps, default=None)
@@ -100,13 +106,15 @@ class Case:
         """Steps tell it, once anybody told one: who stands still may save the same step again, each time anew.
 
         What was reported is compared with what was reported, and what was saved with what was saved: steps that were
-        lost with their machine have to be made again, and are progress once they are kept.
+        lost with their machine have to be made again, and are progress once they are kept. Some scripts count anew in
+        every epoch: what was trained for long and saved is progress, whatever its steps say.
         """
         before = [claim.closed for claim in self.state.claims if claim.closed]
         reported, kept = [closed.step for closed in before], [closed.saved_step for closed in before]
         if _beyond(self.step, reported) or _beyond(self.saved_step, kept):
             return True
-        return self.saved and all(step is None for step in (self.step, self.saved_step, *reported, *kept))
+        never_told = all(step is None for step in (self.step, self.saved_step, *reported, *kept))
+        return self.saved and (never_told or self.moved_s >= self.policy.long_s)
 
     @property
     def at_startup(self) -> bool:

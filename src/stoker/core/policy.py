@@ -33,6 +33,8 @@ class Policy:
     poison_after: int = 2
     # How many checkpoints may be given up on before the script itself is to blame.
     most_poisoned: int = 2
+    # A checkpoint after so much training is progress, whatever its step.
+    long_s: float = 3600.0
     # Attempts in a row that end without progress before the job fails: never loop.
     most_without_progress: int = 5
     # The same for reclaims, which say nothing about the job.

@@ -38,6 +38,8 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
 # What loading a checkpoint may do to a machine. Other faults of the machine say nothing about what it had restored.
 LOADING = frozenset({"killed", "oom", "host-memory"})
 
+# Ends that say nothing about the script: whatever it saved by then is taken for progress.
+_FROM_OUTSIDE: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "abandoned"})
 # Outcomes after which the next attempt is free of charge for the user.
 RESTARTING: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned", "dry"})
 
@@ -75,7 +77,7 @@ def closing(case: Case, found: Verdict) -> Closed:
         restored_from=case.restored_from,
         checkpoint=case.checkpoint,
         saved_step=case.saved_step,
-        progressed=case.progressed,
+        progressed=_led_somewhere(case, found),
         at_startup=case.at_startup and (found.outcome == "failed" or found.rule in LOADING),
         exit_code=_status(failure),
         tail=failure.tail if failure is not None and found.outcome != "succeeded" else (),
@@ -317,7 +319,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
 
 def _without_loops(case: Case, found: Verdict) -> Verdict:
     """Restarts are free only while they lead somewhere."""
-    if not found.restart or case.progressed or found.outcome == "dry":
+    if not found.restart or _led_somewhere(case, found) or found.outcome == "dry":
         return found
     in_a_row = 1
     reclaims_only = found.outcome == "reclaimed"
@@ -332,6 +334,11 @@ def _without_loops(case: Case, found: Verdict) -> Verdict:
     if in_a_row < most:
         return found
     return replace(found, restart=False, reason=f"{found.reason}; {in_a_row} attempts in a row made no progress")
+
+
+def _led_somewhere(case: Case, found: Verdict) -> bool:
+    """Whether the attempt brought the job further. What ended by no doing of its own gets the benefit of the doubt."""
+    return case.progressed or (case.saved and found.outcome in _FROM_OUTSIDE)
 
 
 def _status(found: Exit | None) -> int | None:
