@@ -189,6 +189,11 @@ def _training(plan: Plan) -> list[dict[str, Any]]:
     job that it is of, whichever that is."""
     start = "arn:${AWS::Partition}"
     jobs = {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:training-job/*"}
+    # What is in reserved capacity is made in that, too.
+    plans = [
+        {"Fn::Sub": f"{start}:sagemaker:*:${{AWS::AccountId}}:{kind}/*"}
+        for kind in ("training-plan", "reserved-capacity")
+    ]
     alarms = {"Fn::Sub": f"{start}:cloudwatch:*:${{AWS::AccountId}}:alarm:{alarm_prefix(plan.store)}*"}
     log = {"Fn::Sub": f"{start}:logs:*:${{AWS::AccountId}}:log-group:/aws/sagemaker/TrainingJobs*"}
     return [
@@ -209,6 +214,12 @@ def _training(plan: Plan) -> list[dict[str, Any]]:
                 "sagemaker:AddTags",
             ],
             "Resource": jobs,
+        },
+        {
+            "Sid": "Plans",
+            "Effect": "Allow",
+            "Action": "sagemaker:CreateTrainingJob",
+            "Resource": plans,
         },
         {
             "Sid": "Alarms",
