@@ -1,15 +1,18 @@
 """Whatever happens to training jobs of others, and however events about it arrive: twice, late, out of order, about
 nothing; and whatever is lost or breaks off in between, with two governors at once. No second clone, no more than the
-house allows, nothing stopped without a rule, and no alarm left."""
+house allows, nothing stopped without a rule, no alarm left; and what was stopped to go on does, or it is told."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +20,12 @@ sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from foreign_world import HOUR_S, REGION, START, MemoryAccount, World
 
 from stoker import policies
+from stoker.core.foreign import news
+from stoker.core.foreign.family import GaveUp
+from stoker.core.foreign.news import Whose
+from stoker.core.policy import DEFAULT
 from stoker.errors import StoreUnavailable, Transient
+from stoker.governor.foreign import families
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sagemaker.jobs import ENDED
@@ -34,8 +42,12 @@ HOUSES = (
 BOUND = f"resume: {{min_runtime: 1h, times: {TIMES}}}"
 REASONS = ("InternalServerError: x", "AlgorithmError: , exit code: 1", "ClientError: x", "")
 # What an operation of AWS's or of the store's does to whoever calls it: nothing, fails, or happens without a word; or
-# another governor does all of its work right before.
-TROUBLES = ("", "fail", "lose", "rival")
+# another governor does all of its work right before; or who would call it is no more.
+TROUBLES = ("", "fail", "lose", "rival", "crash")
+
+
+class Crash(BaseException):
+    """The governor's process ends here."""
 
 
 @dataclass
@@ -49,6 +61,7 @@ class Life:
     families: dict[str, int] = field(default_factory=dict)
     wrongs: list[str] = field(default_factory=list)
     stopped_by_a_person: set[str] = field(default_factory=set)
+    stopped_by_anybody: set[str] = field(default_factory=set)
     number: int = 0
 
     def __post_init__(self) -> None:
@@ -159,7 +172,16 @@ class Life:
             account.ring()
         elif what == "stop" and job.status == "InProgress":
             account.jobs.answer("StopTrainingJob", REGION, {"TrainingJobName": name})
-            self.stopped_by_a_person.add(name)
+            (self.stopped_by_anybody if self.asked_lately(name) else self.stopped_by_a_person).add(name)
+
+    def asked_lately(self, name: str) -> bool:
+        """Whether a governor that is no more may have asked the same of SageMaker a moment ago."""
+        for region, origin in families.find(self.store, name):
+            family = families.read(self.store, region, origin)
+            asked_at = family.stops_at.get(name)
+            if asked_at is not None and name not in family.unheard:
+                return self.account.clock.now() - asked_at <= timedelta(minutes=5)
+        return False
 
     # ── Who looks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -177,6 +199,8 @@ class Life:
         def of_aws(_operation: str) -> bool:
             if not due():
                 return False
+            if trouble == "crash":
+                raise Crash
             if trouble == "rival":
                 rival = self.governor("two", self.store.client())
                 self.account.trouble = lambda _each: False
@@ -187,13 +211,15 @@ class Life:
             return trouble == "lose"
 
         def of_store(_operation: str, _key: str) -> Fault | None:
+            if trouble == "crash" and due():
+                raise Crash
             return Fault(after=trouble == "lose") if trouble in ("fail", "lose") and due() else None
 
         self.account.trouble = of_aws
         one = self.governor("one", self.store.client(of_store))
         try:
             one.wake(REGION, name) if name is not None else one.tick()
-        except StoreUnavailable:
+        except (StoreUnavailable, Crash):
             pass
         finally:
             self.account.trouble = lambda _each: False
@@ -213,6 +239,30 @@ class Life:
         for alarm in self.account.rings.values():
             name = alarm.host.partition("/")[0]
             assert name in self.account.names and self.account.job(name).status == "InProgress"
+        for name in self.account.names:
+            assert self.goes_on_or_is_told_of(name), name
+
+    def goes_on_or_is_told_of(self, name: str) -> bool:
+        """Whether that is so of one that was stopped to go on, ended within the last day, and by no person's word."""
+        job, house = self.account.job(name), DEFAULT.house
+        if job.ended is None or job.status == "Completed" or name in self.stopped_by_a_person:
+            return True
+        for region, origin in families.find(self.store, name):
+            entries = list(families.entries(self.store, region, origin))
+            family = families.read(self.store, region, origin)
+            stop = family.stops.get(name)
+            if stop is None or not stop.after or self.account.clock.now() - job.ended > timedelta(hours=24):
+                continue
+            goes_on = name in family.clones and family.clones[name].name in family.made
+            told = any(
+                isinstance(entry.record.event, GaveUp)
+                and entry.record.event.job == name
+                and news.tell(entry, Whose(origin, region), house) is not None
+                for entry in entries
+            )
+            if not goes_on and not told:
+                return False
+        return True
 
 
 OFTEN = ("train", "advance", "fail late", "fail late", "interrupt", "idle")
@@ -276,6 +326,54 @@ def test_a_clone_is_made_however_often_it_breaks_off(
         life.look("a", *trouble)
     life.settle()
     assert life.cloned == {"a": 1} and life.account.clock.now() > START
+
+
+def until(life: Life, why: str, crash: int) -> int:
+    """A job is stopped to go on, or fails; a governor ends at its n-th call, and others carry on. How many calls were
+    left to that."""
+    calls = [crash]
+
+    def ends(_operation: str, _key: str = "") -> Literal[False]:
+        calls[0] -= 1
+        if calls[0] == 0:
+            raise Crash
+        return False
+
+    def look() -> None:
+        life.account.clock.move(60)
+        life.account.trouble = ends
+        with suppress(Crash):
+            life.governor(f"g{calls[0]}", life.store.client(lambda *asked: ends(*asked) or None)).tick()
+        life.account.trouble = lambda _each: False
+
+    life.happen("submit", "a", 0)
+    look()
+    life.happen("train", "a", 2)
+    look()
+    life.happen({"spot": "interrupt", "stall": "idle", "fail": "fail"}[why], "a", 0 if why != "spot" else 3)
+    for _ in range(4):
+        look()
+        if why == "stall" and life.account.job("a").status == "InProgress":
+            life.happen("idle", "a", 0)
+    if why != "fail":
+        assert life.account.job("a").status == "Stopping"
+        life.account.jobs.advance(life.account.job("a"), "Stopped")
+    for _ in range(4):
+        look()
+    return calls[0]
+
+
+@pytest.mark.parametrize("why", ["fail", "spot", "stall"])
+def test_a_governor_may_end_at_any_point(why: str) -> None:
+    for crash in count(1):
+        life = Life()
+        if why == "stall":
+            life.legislate(2)
+        left = until(life, why, crash)
+        life.settle()
+        assert life.cloned == {"a": 1}, crash
+        if left > 0:
+            break
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

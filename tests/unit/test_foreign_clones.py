@@ -276,10 +276,10 @@ def test_a_stop_that_never_came_is_forgotten_when_no_rule_wants_it() -> None:
     world.account.trouble = lambda _operation: False
     world.legislate("")
     world.wake()
-    assert kinds(world) == ["Seen", "Stopping"]
+    assert kinds(world) == ["Seen", "Stopping", "Unheard"]
     world.account.clock.move(600)
     world.wake()
-    assert kinds(world) == ["Seen", "Stopping", "Relented"] and world.account.job().status == "InProgress"
+    assert kinds(world) == ["Seen", "Stopping", "Unheard", "Relented"] and world.account.job().status == "InProgress"
     # Somebody stops it now, for reasons of their own.
     world.account.stop("bert")
     world.account.jobs.advance(world.account.job(), "Stopped")

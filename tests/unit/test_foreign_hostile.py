@@ -169,7 +169,7 @@ def test_a_clone_that_never_could_be_made_is_told_of() -> None:
     for _ in range(26):
         world.governor.tick()
         world.account.clock.move(HOUR_S)
-    assert events(world)[-1] == GaveUp("bert", "late") and world.clones == []
+    assert events(world)[-1] == GaveUp("bert", "late", meant=True) and world.clones == []
 
 
 # ── Names that come back ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -230,21 +230,6 @@ def test_what_stoker_itself_started_is_governed_as_a_job(tmp_path: Path, monkeyp
     world.governor.tick()
     assert {name for name, status in world.account.statuses().items() if status == "InProgress"} == {ours, theirs}
     assert {each.id for each in index.summaries(store)} == set(pretenders)
-
-
-@pytest.mark.parametrize("heard", [False, True])
-def test_one_that_a_person_stopped_is_not_cloned_because_we_meant_to_stop_it(heard: bool) -> None:
-    world = World("- name: calm\n  spot: {on_demand_after: 1}")
-    world.account.start(training_s=9000)
-    world.account.interrupt(times=2)
-    if not heard:
-        world.account.trouble = refusing(Transient("throttled"), "StopTrainingJob")
-    world.governor.wake(REGION, "bert")
-    world.account.trouble = lambda _operation: False
-    world.account.stop("bert")
-    world.account.jobs.advance(world.account.job(), "Stopped")
-    world.wake()
-    assert len(world.clones) == heard
 
 
 # ── Logs and requests ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -89,7 +89,7 @@ def whose(store: Store, name: str, command: str) -> str | None:
 
 def describe(event: FamilyEvent) -> str:
     """An entry of a family's log in words."""
-    from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Heard, Over, Relented, Seen, Stopping, Told
+    from stoker.core.foreign.family import Cloned, Cloning, GaveUp, Heard, Over, Relented, Seen, Stopping, Told, Unheard
 
     match event:
         case Seen():
@@ -101,6 +101,8 @@ def describe(event: FamilyEvent) -> str:
             return f"{event.job}: stopped, {event.rule}{then}"
         case Heard():
             return f"{event.job}: SageMaker stops it"
+        case Unheard():
+            return f"{event.job}: SageMaker did not answer"
         case Relented():
             return f"{event.job}: goes on, not stopped"
         case Cloning():

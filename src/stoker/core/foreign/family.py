@@ -54,6 +54,14 @@ class Heard:
 
 
 @dataclass(frozen=True)
+class Unheard:
+    """SageMaker did not answer the request to stop it so that it goes on. Should it end now, it may be by anybody's."""
+
+    kind: ClassVar[str] = "unheard"
+    job: str
+
+
+@dataclass(frozen=True)
 class Relented:
     """It was to be stopped, was not yet, and no rule wants it any more. However it ends now is its own affair."""
 
@@ -84,11 +92,12 @@ class Cloned:
 
 @dataclass(frozen=True)
 class GaveUp:
-    """It is over, and will not go on."""
+    """It is over, and will not go on. `meant`: it was said that it would."""
 
     kind: ClassVar[str] = "gave-up"
     job: str
     rule: str
+    meant: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ class Over:
     interruptions: int = 0
 
 
-FamilyEvent = Seen | Told | Stopping | Heard | Relented | Cloning | Cloned | GaveUp | Over
+FamilyEvent = Seen | Told | Stopping | Heard | Unheard | Relented | Cloning | Cloned | GaveUp | Over
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,8 @@ class Family:
     stops_at: dict[str, datetime] = field(default_factory=dict)
     # Those that SageMaker has taken.
     heard: frozenset[str] = frozenset()
+    # Those that it did not answer, whether it has them or not.
+    unheard: frozenset[str] = frozenset()
     # By what they are clones of.
     clones: dict[str, Cloning] = field(default_factory=dict)
     made: frozenset[str] = frozenset()
@@ -185,9 +196,12 @@ def _with(family: Family, event: FamilyEvent, at: datetime) -> Family:
             return replace(family, stops={event.job: event, **family.stops}, stops_at=stops_at)
         case Heard():
             return replace(family, heard=family.heard | {event.job})
+        case Unheard():
+            return replace(family, unheard=family.unheard | {event.job})
         case Relented():
             kept = {job: stop for job, stop in family.stops.items() if job != event.job}
-            return replace(family, stops=kept, stops_at={job: family.stops_at[job] for job in kept})
+            stops_at = {job: family.stops_at[job] for job in kept}
+            return replace(family, stops=kept, stops_at=stops_at, unheard=family.unheard - {event.job})
         case Cloning():
             return replace(family, clones={event.of: event, **family.clones})
         case Cloned():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from stoker.core import governance
 from stoker.core.foreign.clone import clone_name
@@ -25,6 +26,12 @@ from stoker.rules import House
 
 # What was over for so long has been seen by its owner.
 _LATE_S = 86400.0
+# A request to stop that nobody saw answered is taken for ours where SageMaker began to stop the job at the time that
+# it was written down, right before it was sent. Store and SageMaker have clocks of their own: a minute is more than
+# they are apart, and up to that moment the job was seen in progress. Afterwards a request may take as long as a client
+# tries it.
+_EARLY_S = 60.0
+_WITHIN_S = 300.0
 _BUDGET_S = 300.0
 
 
@@ -45,13 +52,21 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     if job.name in family.gave_up:
         return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
     stop = family.stops.get(job.name)
-    if stop is not None and stop.after and job.name not in family.heard:
-        # Nobody knows that it was ours.
-        stop = None
-    by_others = stop is None and (job.stop_asked or job.status == "Stopped")
-    if job.status == "Completed" or by_others or (stop is not None and not stop.after):
+    stopped = job.stop_asked_at is not None or job.status == "Stopped"
+    if job.status == "Completed" or (stop is None and stopped) or (stop is not None and not stop.after):
         return ForeignPlan(settled=True)
+    if stop is not None:
+        match _whose_end(sight):
+            case "its own":
+                stop = None
+            case "others":
+                return ForeignPlan(settled=True)
+            case "unclear":
+                told = f"it was to be stopped so that it goes on ({stop.rule}), and nobody knows whether that ended it"
+                return _gave_up(sight, "unheard", told)
     if not _wanted(house):
+        if stop is not None:
+            return _gave_up(sight, "unwanted", "it was stopped to go on, and the house wants no clones any more")
         return ForeignPlan(settled=True)
     if stop is not None and job.status == "Stopped":
         return _as_meant(sight, house, subject, stop, now)
@@ -114,7 +129,26 @@ def _launched(sight: Sight, house: House, meant: Cloning, reason: str, now: date
 
 
 def _gave_up(sight: Sight, rule: str, reason: str) -> ForeignPlan:
-    return ForeignPlan((Note(GaveUp(sight.job.name, rule), reason),), note=reason)
+    job, family = sight.job.name, sight.family
+    stop = family.stops.get(job)
+    meant = job in family.clones or (stop is not None and bool(stop.after))
+    return ForeignPlan((Note(GaveUp(job, rule, meant), reason),), note=reason)
+
+
+def _whose_end(sight: Sight) -> Literal["ours", "others", "its own", "unclear"]:
+    """Who ended a job that was to be stopped so that it goes on."""
+    family, job = sight.family, sight.job
+    if job.name in family.heard:
+        return "ours"
+    meant_at, began_at = family.stops_at.get(job.name), job.stop_asked_at
+    if began_at is None and job.status == "Failed":
+        return "its own"
+    if meant_at is None or began_at is None:
+        return "unclear"
+    after_s = (began_at - meant_at).total_seconds()
+    if after_s < -_EARLY_S:
+        return "others"
+    return "ours" if after_s <= _WITHIN_S and job.name not in family.unheard else "unclear"
 
 
 def _wanted(house: House) -> bool:

@@ -66,7 +66,7 @@ def _about(event: FamilyEvent, whose: Whose, house: House) -> tuple[EventKind | 
         case Over():
             return _ENDS.get(event.status), event.job, ""
         # It was to go on.
-        case GaveUp(rule=rule) if rule in _BROKEN_OFF:
+        case GaveUp(rule=rule, meant=meant) if meant or rule in _BROKEN_OFF:
             return "failed", event.job, ""
         case _:
             return None, "", ""

@@ -52,8 +52,8 @@ class TrainingJob:
     last_training_at: datetime | None = None
     waiting_since: datetime | None = None
     interruptions: int = 0
-    # Somebody asked it to stop, however it ended then.
-    stop_asked: bool = False
+    # When somebody asked it to stop, however it ended then.
+    stop_asked_at: datetime | None = None
     failure: str = ""
     checkpoints: bool = False
     # Who started it and waits for it, in words.
@@ -138,7 +138,7 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         last_training_at=max((start for name, start, _ in steps if name == "Training"), default=None),
         waiting_since=_waiting(steps) if status == "InProgress" else None,
         interruptions=sum(1 for name, _, _ in steps if name == "Interrupted"),
-        stop_asked=any(name == "Stopping" for name, _, _ in steps),
+        stop_asked_at=next((start for name, start, _ in steps if name == "Stopping"), None),
         failure=str(description.get("FailureReason") or ""),
         checkpoints=bool(_mapping(description.get("CheckpointConfig")).get("S3Uri")),
         parent=_parent(description, named),

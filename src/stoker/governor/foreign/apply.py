@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from stoker.core.foreign import clone
-from stoker.core.foreign.family import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard
+from stoker.core.foreign.family import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard, Unheard
 from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
 from stoker.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.governor.foreign import families
@@ -83,14 +83,22 @@ class ForeignApplier:
     def _stop(self, action: Stop, sight: Sight) -> bool:
         job = sight.job.name
         try:
-            taken = self.account.stop(job)
-        except Transient:
-            # At once, so that whoever stopped it was us, should the reply alone be lost.
-            taken = self.account.stop(job)
+            taken = self._asked_to_stop(job)
+        except ProviderError as error:
+            if action.event.after and job not in sight.family.unheard:
+                self._written(sight, Unheard(job), f"SageMaker did not take the request: {error}")
+            raise
         if not taken:
             return True
         self.tell(f"{job}: asked to stop: {action.reason}")
         return not action.event.after or self._written(sight, Heard(job), "SageMaker has taken the request")
+
+    def _asked_to_stop(self, job: str) -> bool:
+        try:
+            return self.account.stop(job)
+        except Transient:
+            # At once, so that whoever stopped it was us, should the reply alone be lost.
+            return self.account.stop(job)
 
     def _clone(self, action: Clone, sight: Sight, found: Described) -> bool:
         event, job = action.event, sight.job.name
