@@ -14,11 +14,13 @@ from foreign_world import (
     WASTE,
     World,
     asked,
+    events,
     idle,
     kinds,
 )
 
-from stoker.core.foreign.alarms import WantedAlarm
+from stoker.core.foreign.alarms import Host, WantedAlarm
+from stoker.core.foreign.family import Stopping
 
 
 def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
@@ -142,6 +144,67 @@ def test_processors_at_work_are_no_excuse_for_ever() -> None:
     world = World(STALL)
     idle(world, cpu=1600, silent_s=2.4 * HOUR_S)
     assert "no work of its GPUs" in world.wake()[0]
+
+
+def hang(world: World, minutes: int, cpu: float = 300.0) -> None:
+    """It was at full load for hours, and hangs for so many minutes: the log is silent, and the GPUs rest."""
+    account, now = world.account, world.account.clock.now()
+    since = now - timedelta(minutes=minutes)
+    times = [now - timedelta(minutes=90 - number) for number in range(90)]
+    for host in ("bert/algo-1", "bert/algo-2"):
+        gpu = tuple((at, 380.0 if at < since else 0.0) for at in times)
+        account.figures[host] = Host(host, gpu, tuple((at, 300.0 if at < since else cpu) for at in times))
+    account.line_at = since
+    account.rings = {name: replace(alarm, ringing="-stall-" not in name) for name, alarm in account.rings.items()}
+
+
+@pytest.mark.parametrize("stall", [STALL, f"{STALL}\n  then: stop"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_that_hangs_is_not_ended_as_a_wasteful_one(stall: str, order: int) -> None:
+    world = World("\n".join([WASTE, stall][::order]))
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    for minutes in range(1, 16):
+        hang(world, minutes, cpu=0.0)
+        done = world.governor.tick().done
+        assert bool(done) == (minutes == 15), minutes
+        world.account.clock.move(60)
+    stop = next(event for event in events(world) if isinstance(event, Stopping))
+    assert stop == Stopping("bert", "policy:stall", "" if "then" in stall else "restart")
+
+
+@pytest.mark.parametrize(
+    "stall", [f"{STALL}\n  then: warn", f"{STALL}\n  audit: true", f"{STALL}\n  for: {{team: cv}}"]
+)
+def test_a_rule_about_hangs_that_does_nothing_is_not_waited_for(stall: str) -> None:
+    world = World(f"{WASTE}\n{stall}")
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    hang(world, 12, cpu=0.0)
+    assert "min-gpu-utilization" in world.wake()[0]
+
+
+def test_after_the_span_of_a_stall_what_is_at_work_is_held_to_its_utilisation() -> None:
+    world = World(f"{WASTE}\n{STALL}")
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    hang(world, 14)
+    assert world.wake() == []
+    hang(world, 15)
+    assert "min-gpu-utilization" in world.wake()[0]
+
+
+def test_a_line_of_the_log_is_no_hang() -> None:
+    world = World(f"{WASTE}\n{STALL}")
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    hang(world, 14, cpu=0.0)
+    world.account.line_at = world.account.clock.now() - timedelta(minutes=2)
+    assert "min-gpu-utilization" in world.wake()[0]
 
 
 def test_a_stalled_job_without_checkpoints_is_only_stopped() -> None:

@@ -34,6 +34,26 @@ def stalled(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> str
     return f"no step, no line of the log and no work for {span_text(silent_s)}"
 
 
+def begins_to_stall(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> bool:
+    """Whether nothing of a training moved in the newest window, and not for all of the windows yet. What is at work
+    beside its accelerators does not count: it may be what hangs."""
+    told = _told(job, claim, now)
+    if told is None or not all(beat.phase == "training" for beat, _ in told):
+        return False
+    ranks = [activity for _, activity in told]
+
+    def is_quiet(windows: int) -> bool:
+        return all(_quiet(wanted, activity, claim.offering.gpus, windows) for activity in ranks)
+
+    silent_s = min(activity.silent_s for activity in ranks)
+    if not silent_s >= wanted.window_s or not is_quiet(1):
+        return False
+    if silent_s >= wanted.span_s and is_quiet(wanted.windows):
+        return False
+    # Windows that cannot be read never make a stall: nobody waits for them for ever.
+    return silent_s < 2 * wanted.span_s
+
+
 def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
     """As `stalled`, for a job that says itself how long it may be silent, whatever its machines do meanwhile. Before
     the training it has no say in that: there they must do nothing, either."""
@@ -123,5 +143,9 @@ def _stands_still(wanted: Stall, beat: Heartbeat, activity: Activity, gpus: int)
     if not gpus and not activity.devices:
         # Nothing but processors, and they do nothing.
         return activity.idle_s >= span_s
-    devices = max(gpus, activity.devices)
-    return quiet(activity.utilization, wanted.window_s, wanted.windows, wanted.below, devices)
+    return _quiet(wanted, activity, gpus, wanted.windows)
+
+
+def _quiet(wanted: Stall, activity: Activity, gpus: int, windows: int) -> bool:
+    """Whether all accelerators are known to have done nothing in the last `windows`."""
+    return quiet(activity.utilization, wanted.window_s, windows, wanted.below, max(gpus, activity.devices))

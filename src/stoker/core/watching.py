@@ -8,13 +8,15 @@ from datetime import datetime
 
 from stoker.core import stalls
 from stoker.core.experiments import hopeless
-from stoker.core.governance import Finding, Subject, applies
+from stoker.core.governance import Finding, Subject, applies, that_count
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim
-from stoker.rules import House, Rule, Then
+from stoker.rules import House, Rule, Stall, Then
 
 # What a job's own bound on silence is called in decisions.
 OWN = "stall"
+# It has no windows; a third of it without a word, and with idle accelerators, is a beginning.
+_OWN_WINDOWS = 3
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,34 @@ class Sighting:
 
 
 def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> Iterator[Sighting]:
-    """By the job's own bound first, then by the rules of the house, in their order."""
+    """By the job's own bound first, then by the rules of the house, in their order.
+
+    One that hangs is no wasteful one: the rule that would start it again comes first, and is waited for.
+    """
     own = job.spec.limits.stall_s
     reason = stalls.silent(own, job, claim, now) if own is not None else None
     if reason is not None:
         yield Sighting(OWN, reason, "restart")
+    hangs = reason is not None or _may_hang(job, claim, house, subject, now)
     for rule in house.rules:
         reason = _reason(rule, job, claim, now) if applies(rule, subject) else None
-        if reason is not None:
+        if reason is not None and not (hangs and rule.min_gpu_utilization is not None):
             told = Finding(rule, reason)
             # A number that is no good needs no witness.
             evidence = told.counts and rule.metric is None
             yield Sighting(told.code, str(told), rule.action, told.counts, evidence)
+
+
+def _may_hang(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> bool:
+    """Whether a rule that does something about it finds the job standing still, or will unless something moves."""
+    wanted = [rule.stall for rule in that_count(house, subject, "stall") if rule.stall and rule.action != "warn"]
+    own = job.spec.limits.stall_s
+    if own is not None:
+        wanted.append(Stall(window_s=own / _OWN_WINDOWS, windows=_OWN_WINDOWS))
+    return any(
+        stalls.begins_to_stall(each, job, claim, now) or stalls.stalled(each, job, claim, now) is not None
+        for each in wanted
+    )
 
 
 def _reason(rule: Rule, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:

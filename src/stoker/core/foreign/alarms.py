@@ -122,19 +122,37 @@ def span_s(rule: Rule) -> float:
 
 def reason(rule: Rule, job: TrainingJob, gpus: int, readings: Readings, now: datetime) -> str | None:
     """How the rule is broken, in words; None where it is not, or nobody can know."""
-    if {host.name for host in readings.hosts} != set(job.hosts) or job.training_since is None:
+    end = _end(job, readings, now)
+    if end is None or job.training_since is None:
         return None
-    ends = [host.gpu[-1][0] for host in readings.hosts if host.gpu]
-    if len(ends) < job.nodes:
-        return None
-    end = min(ends) + timedelta(seconds=MINUTE_S)
     # This training's, not one's before an interruption.
     trained_s = (end - job.training_since).total_seconds()
-    if (now - end).total_seconds() > _LATE_S:
-        return None
     if rule.stall is not None:
         return _stalled(rule.stall, gpus, readings, end, trained_s)
     return _wasteful(rule.min_gpu_utilization, gpus, readings, end, trained_s) if rule.min_gpu_utilization else None
+
+
+def begins_to_stall(wanted: Stall, job: TrainingJob, gpus: int, readings: Readings, now: datetime) -> bool:
+    """As `stalls.begins_to_stall`: nothing moved in the newest window, and not for all of the windows yet."""
+    end = _end(job, readings, now)
+    if end is None or readings.last_line_at is None:
+        return False
+    silent_s = (end - readings.last_line_at).total_seconds()
+    start, most = end - timedelta(seconds=wanted.window_s), wanted.below * 100 * gpus
+    newest = [_mean(host.gpu, start, end) for host in readings.hosts]
+    if silent_s < wanted.window_s or not all(mean is not None and mean <= most for mean in newest):
+        return False
+    used = [mean for host in readings.hosts for mean in _windows(host.gpu, wanted, end)]
+    return silent_s < wanted.span_s or any(mean > most for mean in used)
+
+
+def _end(job: TrainingJob, readings: Readings, now: datetime) -> datetime | None:
+    """Until when all hosts of a job have figures; None where one has none, or no new ones."""
+    ends = [host.gpu[-1][0] for host in readings.hosts if host.gpu]
+    if {host.name for host in readings.hosts} != set(job.hosts) or len(ends) < job.nodes:
+        return None
+    end = min(ends) + timedelta(seconds=MINUTE_S)
+    return end if (now - end).total_seconds() <= _LATE_S else None
 
 
 def _stalled(wanted: Stall, gpus: int, readings: Readings, end: datetime, trained_s: float) -> str | None:

@@ -186,12 +186,20 @@ def _rung(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterat
     """The rules whose alarms ring and whose figures, asked for now, say the same."""
     if not isinstance(sight.alarms, Known) or not isinstance(sight.readings, Known) or not sight.gpus:
         return
+    job, gpus, figures = sight.job, sight.gpus, sight.readings.value
+    rules = alarms.watching(house, subject)
     ringing = {alarm.name for alarm in sight.alarms.value if alarm.ringing}
-    for rule in alarms.watching(house, subject):
-        names = {each.name for each in alarms.wanted((rule,), sight.job, sight.gpus, sight.start)}
-        if not names & ringing:
-            continue
-        reason = alarms.reason(rule, sight.job, sight.gpus, sight.readings.value, now)
+    rung = {each.rule for each in alarms.wanted(rules, job, gpus, sight.start) if each.name in ringing}
+    hangs = any(
+        alarms.begins_to_stall(rule.stall, job, gpus, figures, now)
+        or alarms.reason(rule, job, gpus, figures, now) is not None
+        for rule in rules
+        if rule.stall is not None and not rule.audit and rule.action != "warn"
+    )
+    # One that hangs is no wasteful one: the rule that would start it again is waited for, and whatever rings is reason
+    # enough to ask that one.
+    for rule in (rule for rule in rules if (rule.name in rung and not hangs) or (rule.stall is not None and rung)):
+        reason = alarms.reason(rule, job, gpus, figures, now)
         if reason is not None:
             yield _fault(Finding(rule, reason))
 
