@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from foreign_world import (
     HOUR_S,
+    INTERNAL,
     REGION,
     STALL,
     WASTE,
@@ -21,6 +22,7 @@ from foreign_world import (
 
 from stoker.core.foreign.alarms import Host, WantedAlarm
 from stoker.core.foreign.family import Stopping
+from stoker.errors import AuthDenied
 
 
 def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
@@ -222,6 +224,21 @@ def test_a_stalled_job_without_checkpoints_is_only_stopped() -> None:
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.wake()
     assert world.clones == []
+
+
+def test_alarms_are_removed_although_no_clone_can_be_made() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=3 * HOUR_S)
+    world.wake()
+    world.account.fail(reason=INTERNAL)
+
+    def denied(operation: str) -> bool:
+        if operation == "CreateTrainingJob":
+            raise AuthDenied("iam:PassRole")
+        return False
+
+    world.account.trouble = denied
+    assert "iam:PassRole" in world.governor.tick().problems["bert"] and world.account.rings == {}
 
 
 def test_reap_sweeps_the_alarms_that_are_left() -> None:

@@ -74,7 +74,8 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
             over = Over(job.name, job.status, job.trained_s(now), cost_of(sight, now), job.interruptions)
             actions.append(Note(over, job.failure or job.status))
         ending = after_the_end(sight, house, subject, now)
-        actions += (*ending.actions, *_alarms(sight, ()))
+        # The alarms first: a clone may not be had for long.
+        actions += (*_alarms(sight, ()), *ending.actions)
         settled = ending.settled and not actions and isinstance(sight.alarms, Known)
         return replace(ending, actions=tuple(actions), settled=settled)
     if job.status != "InProgress":
