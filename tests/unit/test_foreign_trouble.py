@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foreign_world import (
+    HOUR_S,
     INTERNAL,
     REGION,
     WASTE,
@@ -13,8 +14,12 @@ from foreign_world import (
 )
 
 from stoker import layout
+from stoker.core.foreign import news
 from stoker.core.foreign.family import Cloned, GaveUp
+from stoker.core.foreign.news import Whose
+from stoker.core.policy import DEFAULT
 from stoker.errors import AuthDenied, Transient
+from stoker.governor.foreign import families, index
 from stoker.governor.foreign.govern import ForeignGovernor
 
 
@@ -57,14 +62,34 @@ def test_what_does_not_answer_causes_nothing(operation: str) -> None:
 
     world.account.trouble = refuse
     looked = world.governor.tick()
-    if operation == "GetLogEvents":
-        world.governor.wake(REGION, "bert")
-    else:
-        assert "nobody answers" in str(looked.problems)
+    assert "nobody answers" in str(looked.problems)
     assert world.clones == [] and kinds(world)[-1] != "GaveUp"
     world.account.trouble = lambda _each: False
     world.governor.tick()
     assert len(world.clones) == 1
+
+
+def test_a_log_that_can_never_be_read_is_told_of_and_given_up() -> None:
+    world = World()
+    world.account.start(training_s=9000)
+    world.wake()
+    world.account.fail()
+
+    def denied(each: str) -> bool:
+        if each == "GetLogEvents":
+            raise AuthDenied("logs:GetLogEvents")
+        return False
+
+    world.account.trouble = denied
+    assert "logs:GetLogEvents" in world.governor.tick().problems["bert"]
+    (listed,) = index.summaries(world.store)
+    assert "its log cannot be read" in listed.reason and "logs:GetLogEvents" in listed.reason
+    world.account.clock.move(25 * HOUR_S)
+    assert world.governor.tick().active == 0 and events(world)[-1] == GaveUp("bert", "unread")
+    assert world.governor.tick().problems == {}
+    *_, last = families.entries(world.store, REGION, "bert")
+    told = news.tell(last, Whose("bert", REGION), DEFAULT.house)
+    assert told is not None and "logs:GetLogEvents" in told.reason
 
 
 def test_a_clone_that_sagemaker_refuses_is_not_asked_for_again() -> None:

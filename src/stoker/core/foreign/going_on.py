@@ -83,11 +83,14 @@ def _as_meant(sight: Sight, house: House, subject: Subject, stop: Stopping, now:
 
 
 def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: Stopping | None) -> ForeignPlan:
-    if not isinstance(sight.tail, Known):
-        return ForeignPlan(look_in_s=0.0, note="nobody could read its log yet")
     job = sight.job
     if not _was_ours(sight):
         return _gave_up(sight, "before", "it was over before the house wanted its rules to hold here")
+    if not isinstance(sight.tail, Known):
+        error = f": {sight.tail.error}" if sight.tail is not None else ""
+        if _is_late(sight, now):
+            return _gave_up(sight, "unread", f"its log could not be read for a day{error}")
+        return ForeignPlan(look_in_s=0.0, note=f"its log cannot be read, so nobody knows why it failed{error}")
     cause = diagnose(job.failure, sight.tail.value, governance.that_count(house, subject, "failure"))
     if cause.blame == "script":
         return _gave_up(sight, cause.rule, cause.reason)

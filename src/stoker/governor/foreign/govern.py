@@ -269,6 +269,8 @@ class ForeignGovernor:
                     row = index.row_of(sight, plan, house, now)
                     if sight.job.over:
                         money.keep(self.store, row)
+                    if isinstance(sight.tail, Unknown):
+                        looked.problems[name] = f"its log cannot be read: {sight.tail.error}"
                     return _with_troubles(row, applier.troubles, looked)
                 # Where a rival wrote something meanwhile, it is decided anew all the same.
                 applier.apply(plan, sight, found)
