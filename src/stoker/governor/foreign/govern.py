@@ -13,36 +13,28 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
 
 from stoker import layout
-from stoker.core.books import Books, concerned
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.clone import ORIGIN
-from stoker.core.foreign.family import Family
 from stoker.core.foreign.sight import LOOK_S, ForeignPlan, Sight, Stop
-from stoker.core.foreign.training_job import TrainingJob
-from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT
-from stoker.errors import STUMBLES, AuthDenied, NotInstalled, ProviderError, StokerError, StoreUnavailable
-from stoker.governor.bookkeeping import Bookkeeper
+from stoker.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.governor.clock import governor_name, read_clock
-from stoker.governor.foreign import families, index, money
-from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
+from stoker.governor.foreign import index, money
+from stoker.governor.foreign.account import ForeignAccount
 from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.foreign.index import Row
+from stoker.governor.foreign.observe import NAME, ForeignObserver, job_of
 from stoker.governor.foreign.owning import is_own
 from stoker.governor.foreign.telling import ForeignTeller
 from stoker.governor.house import HouseReader
-from stoker.governor.observe import Memory, active_jobs
-from stoker.governor.past import Past
 from stoker.governor.telling import Teller
 from stoker.log import new_token
-from stoker.model import Known, Observed, Unknown
+from stoker.model import Unknown
 from stoker.providers.ec2.client import Clients
-from stoker.rules import House, Rule
+from stoker.rules import House
 from stoker.store import Store
 
 # Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
@@ -51,7 +43,6 @@ MOST_ROUNDS = 8
 _ENDED_FOR = timedelta(hours=24)
 # A region with more than can be looked at in this time is gone through in several ticks.
 _TICK_S = 60.0
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
@@ -125,12 +116,12 @@ class ForeignGovernor:
         self._house = HouseReader(store, DEFAULT)
         self._now = now
         self._teller = ForeignTeller(store, self.name, teller)
-        self._past = Past(store)
+        self._observer = ForeignObserver(store, self.start)
 
     def wake(self, region: str, name: str) -> Looked:
         """See `wake`."""
         looked = Looked()
-        if _NAME.fullmatch(name) is None or _REGION.fullmatch(region) is None:
+        if NAME.fullmatch(name) is None or _REGION.fullmatch(region) is None:
             return looked
         house = self._rules(looked)
         if house is None or house.sagemaker is None or region not in house.sagemaker.regions:
@@ -174,7 +165,7 @@ class ForeignGovernor:
                 for name in {each.name for each in (*account.in_progress(), *account.changed_since(now - _ENDED_FOR))}:
                     found = account.describe(name)
                     if found is not None and not is_own(self.store, found):
-                        sight = self._sight(house, account, found, now, None, None)
+                        sight = self._observer.sight(house, account, found, now, None, None)
                         actions = self._plan(sight, house, now).actions
                         looked.done += [obeying.told(action, name) for action in actions]
             except (StokerError, *STUMBLES) as error:
@@ -218,17 +209,17 @@ class ForeignGovernor:
             return
         listed = {each.name: each for each in (*ended, *running)}
         rows = dict(index.read(self.store, region).rows)
-        ringing = {_job_of(alarm) for alarm in alarms if alarm.ringing}
+        ringing = {job_of(alarm) for alarm in alarms if alarm.ringing}
         due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, house, now)]
         # Whoever cannot be looked at is not always the first: the others come to their turn.
         random.shuffle(due)
         # What is listed nowhere may be over for long, or gone: its alarms and its row are not.
         lost = {name for name, row in rows.items() if not row.settled} - set(listed)
-        due += sorted(lost | ({_job_of(alarm) for alarm in alarms} - set(listed)))
+        due += sorted(lost | ({job_of(alarm) for alarm in alarms} - set(listed)))
         changed: dict[str, Row] = {}
         until_s = time.monotonic() + _TICK_S
         for name in dict.fromkeys((*sorted(ringing), *due)):
-            if _NAME.fullmatch(name) is None or time.monotonic() > until_s:
+            if NAME.fullmatch(name) is None or time.monotonic() > until_s:
                 continue
             # Whether it still rings is asked anew.
             row = self._look(looked, house, region, name, now, None if name in ringing else alarms)
@@ -261,7 +252,7 @@ class ForeignGovernor:
                 if found is None:
                     self._forget(account, name, looked)
                     return None
-                sight = self._sight(house, account, found, now, listed, applier)
+                sight = self._observer.sight(house, account, found, now, listed, applier)
                 if is_own(self.store, found):
                     return replace(index.row_of(sight, ForeignPlan(settled=True), house, now), own=True)
                 plan = self._plan(sight, house, now)
@@ -286,76 +277,9 @@ class ForeignGovernor:
         """What follows. How the budgets stand is asked for where one would be stopped to go on: it needs a machine."""
         plan = obeying.decide(sight, house, now)
         if sight.books is None and any(isinstance(each, Stop) and each.event.after for each in plan.actions):
-            books = self._books(house, sight.job, now)
+            books = self._observer.books(house, sight.job, now)
             return plan if books is None else obeying.decide(replace(sight, books=books), house, now)
         return plan
-
-    def _sight(
-        self,
-        house: House,
-        account: ForeignAccount,
-        found: Described,
-        now: datetime,
-        listed: Iterable[Alarm] | None,
-        applier: ForeignApplier | None,
-    ) -> Sight:
-        job = training_job.read(found.description, found.tags, account.region)
-        family = self._family(job)
-        alarms = self._alarms(account, job, listed, applier)
-        gpus = gpus_of(job)
-        readings = tail = since = None
-        if isinstance(alarms, Known) and job.training and any(alarm.ringing for alarm in alarms.value):
-            span_s = max((alarming.span_s(rule) for rule in house.rules), default=0.0)
-            begin = now - timedelta(seconds=span_s + 1200)
-            readings = _known(lambda: account.readings(job.name, job.hosts, begin, now))
-        if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
-            tail = _known(lambda: account.tail(job.name, job.last_training_at))
-            since = self._wanted_since(house, account.region)
-        subject = obeying.subject_of(job, family, now)
-        rules_since = {} if job.over else self._rules_since(house, job, subject)
-        # It wants machines, or a clone of it would.
-        wants = job.status in ("Failed", "Stopped") or (job.status == "InProgress" and not job.trained_s(now))
-        books = self._books(house, job, now) if wants else None
-        return Sight(
-            job=job,
-            family=family,
-            alarms=alarms,
-            start=self.start,
-            gpus=gpus,
-            price=price_of(job),
-            readings=readings,
-            tail=tail,
-            books=books,
-            rules_since=rules_since,
-            wanted_since=since,
-        )
-
-    def _family(self, job: TrainingJob) -> Family:
-        """Tags are copied by people too: a job is a clone where the log of its origin names it."""
-        origin = job.tags.get(ORIGIN, "")
-        if origin and origin != job.name and _NAME.fullmatch(origin) is not None:
-            family = families.read(self.store, job.region, origin)
-            if family.holds(job.name):
-                return family
-        return families.read(self.store, job.region, job.name)
-
-    def _alarms(
-        self,
-        account: ForeignAccount,
-        job: TrainingJob,
-        listed: Iterable[Alarm] | None,
-        applier: ForeignApplier | None,
-    ) -> Observed[tuple[Alarm, ...]]:
-        try:
-            found = account.alarms(f"{self.start}{job.name}-") if listed is None else listed
-        except ProviderError as error:
-            return Unknown(str(error))
-        mine = {alarm.name: alarm for alarm in found if _job_of(alarm) == job.name}
-        if applier is None:
-            return Known(tuple(mine.values()))
-        # CloudWatch may not list at once what was made a moment ago.
-        known = {**{name: Alarm(name, host) for name, host in applier.made}, **mine}
-        return Known(tuple(alarm for name, alarm in known.items() if name not in applier.removed))
 
     def _drop(self, region: str, name: str) -> None:
         rows = index.read(self.store, region).rows
@@ -364,7 +288,7 @@ class ForeignGovernor:
 
     def _forget(self, account: ForeignAccount, name: str, looked: Looked) -> None:
         looked.gone.add(name)
-        names = [alarm.name for alarm in account.alarms(f"{self.start}{name}-") if _job_of(alarm) == name]
+        names = [alarm.name for alarm in account.alarms(f"{self.start}{name}-") if job_of(alarm) == name]
         if names:
             account.remove_alarms(names)
             looked.done.append(f"{name}: is gone; its alarms are removed")
@@ -381,26 +305,6 @@ class ForeignGovernor:
             return None
         return policy.house
 
-    def _books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
-        """How the budgets stand that are about this job."""
-        if not concerned(house, job.tags):
-            return None
-        keeper = Bookkeeper(self.store, Memory())
-        keeper.begin(tuple(active_jobs(self.store)), whole=False)
-        return keeper.look(house, now)
-
-    def _wanted_since(self, house: House, region: str) -> datetime | None:
-        return self._past.since(house, partial(_governs, region))
-
-    def _rules_since(self, house: House, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
-        """Since when there have been the rules, as they are and for its region, that would have refused this job."""
-        found = {}
-        for finding in obeying.refusals(house, job, subject):
-            at = self._past.since(house, partial(_has, finding.rule, job.region))
-            if at is not None:
-                found[finding.rule.name] = at
-        return found
-
     def _clock(self) -> Callable[[], datetime]:
         """The store's, asked for once."""
         return self._now if self._now is not None else read_clock(self.store, self.name, time.monotonic).now
@@ -413,20 +317,12 @@ class ForeignGovernor:
 
 def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:
     """Why an alarm is of no use; None where its job is not over for sure."""
-    name = _job_of(alarm)
+    name = job_of(alarm)
     found = account.describe(name)
     if found is None:
         return f"there is no training job {name}"
     status = str(found.description.get("TrainingJobStatus", ""))
     return f"{name} is {status}" if status in training_job.OVER else None
-
-
-def _has(rule: Rule, region: str, house: House) -> bool:
-    return rule in house.rules and _governs(region, house)
-
-
-def _governs(region: str, house: House) -> bool:
-    return house.sagemaker is not None and region in house.sagemaker.regions
 
 
 def _with_troubles(row: Row, troubles: dict[str, str], looked: Looked) -> Row:
@@ -437,14 +333,3 @@ def _with_troubles(row: Row, troubles: dict[str, str], looked: Looked) -> Row:
     looked.problems[row.name] = told
     look_at = row.look_at or row.looked_at + timedelta(seconds=LOOK_S)
     return replace(row, note=f"{row.note}; {told}" if row.note else told, settled=False, look_at=look_at)
-
-
-def _job_of(alarm: Alarm) -> str:
-    return alarm.host.partition("/")[0]
-
-
-def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]
-    try:
-        return Known(ask())
-    except ProviderError as error:
-        return Unknown(str(error))

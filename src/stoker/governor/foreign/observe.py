@@ -1,0 +1,149 @@
+"""What is asked for about a training job of others before anything is decided."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from functools import partial
+
+from stoker.core.books import Books, concerned
+from stoker.core.foreign import alarms as alarming
+from stoker.core.foreign import obeying, training_job
+from stoker.core.foreign.alarms import Alarm
+from stoker.core.foreign.clone import ORIGIN
+from stoker.core.foreign.family import Family
+from stoker.core.foreign.sight import Sight
+from stoker.core.foreign.training_job import TrainingJob
+from stoker.core.governance import Subject
+from stoker.errors import ProviderError
+from stoker.governor.bookkeeping import Bookkeeper
+from stoker.governor.foreign import families
+from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
+from stoker.governor.foreign.apply import ForeignApplier
+from stoker.governor.observe import Memory, active_jobs
+from stoker.governor.past import Past
+from stoker.model import Known, Observed, Unknown
+from stoker.rules import House, Rule
+from stoker.store import Store
+
+# What SageMaker takes for the name of a training job.
+NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+
+
+class ForeignObserver:
+    """Looks, and changes nothing."""
+
+    def __init__(self, store: Store, start: str) -> None:
+        self._store = store
+        # What names of alarms begin with.
+        self._start = start
+        self._past = Past(store)
+
+    def sight(
+        self,
+        house: House,
+        account: ForeignAccount,
+        found: Described,
+        now: datetime,
+        listed: Iterable[Alarm] | None,
+        applier: ForeignApplier | None,
+    ) -> Sight:
+        """Everything that is looked at before it is decided about."""
+        job = training_job.read(found.description, found.tags, account.region)
+        family = self._family(job)
+        alarms = self._alarms(account, job, listed, applier)
+        gpus = gpus_of(job)
+        readings = tail = since = None
+        if isinstance(alarms, Known) and job.training and any(alarm.ringing for alarm in alarms.value):
+            span_s = max((alarming.span_s(rule) for rule in house.rules), default=0.0)
+            begin = now - timedelta(seconds=span_s + 1200)
+            readings = _known(lambda: account.readings(job.name, job.hosts, begin, now))
+        if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
+            tail = _known(lambda: account.tail(job.name, job.last_training_at))
+            since = self._wanted_since(house, account.region)
+        subject = obeying.subject_of(job, family, now)
+        rules_since = {} if job.over else self._rules_since(house, job, subject)
+        # It wants machines, or a clone of it would.
+        wants = job.status in ("Failed", "Stopped") or (job.status == "InProgress" and not job.trained_s(now))
+        books = self.books(house, job, now) if wants else None
+        return Sight(
+            job=job,
+            family=family,
+            alarms=alarms,
+            start=self._start,
+            gpus=gpus,
+            price=price_of(job),
+            readings=readings,
+            tail=tail,
+            books=books,
+            rules_since=rules_since,
+            wanted_since=since,
+        )
+
+    def _family(self, job: TrainingJob) -> Family:
+        """Tags are copied by people too: a job is a clone where the log of its origin names it."""
+        origin = job.tags.get(ORIGIN, "")
+        if origin and origin != job.name and NAME.fullmatch(origin) is not None:
+            family = families.read(self._store, job.region, origin)
+            if family.holds(job.name):
+                return family
+        return families.read(self._store, job.region, job.name)
+
+    def _alarms(
+        self,
+        account: ForeignAccount,
+        job: TrainingJob,
+        listed: Iterable[Alarm] | None,
+        applier: ForeignApplier | None,
+    ) -> Observed[tuple[Alarm, ...]]:
+        try:
+            found = account.alarms(f"{self._start}{job.name}-") if listed is None else listed
+        except ProviderError as error:
+            return Unknown(str(error))
+        mine = {alarm.name: alarm for alarm in found if job_of(alarm) == job.name}
+        if applier is None:
+            return Known(tuple(mine.values()))
+        # CloudWatch may not list at once what was made a moment ago.
+        known = {**{name: Alarm(name, host) for name, host in applier.made}, **mine}
+        return Known(tuple(alarm for name, alarm in known.items() if name not in applier.removed))
+
+    def books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
+        """How the budgets stand that are about this job."""
+        if not concerned(house, job.tags):
+            return None
+        keeper = Bookkeeper(self._store, Memory())
+        keeper.begin(tuple(active_jobs(self._store)), whole=False)
+        return keeper.look(house, now)
+
+    def _wanted_since(self, house: House, region: str) -> datetime | None:
+        return self._past.since(house, partial(_governs, region))
+
+    def _rules_since(self, house: House, job: TrainingJob, subject: Subject) -> dict[str, datetime]:
+        """Since when there have been the rules, as they are and for its region, that would have refused this job."""
+        found = {}
+        for finding in obeying.refusals(house, job, subject):
+            at = self._past.since(house, partial(_has, finding.rule, job.region))
+            if at is not None:
+                found[finding.rule.name] = at
+        return found
+
+
+def job_of(alarm: Alarm) -> str:
+    """The training job that it watches."""
+    return alarm.host.partition("/")[0]
+
+
+def _has(rule: Rule, region: str, house: House) -> bool:
+    return rule in house.rules and _governs(region, house)
+
+
+def _governs(region: str, house: House) -> bool:
+    return house.sagemaker is not None and region in house.sagemaker.regions
+
+
+def _known(ask: Callable[[], object]) -> Observed:  # type: ignore[type-arg]
+    try:
+        return Known(ask())
+    except ProviderError as error:
+        return Unknown(str(error))
