@@ -140,7 +140,7 @@ class Life:
         if what == "submit":
             if job is None and name in NAMES:
                 resources = {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 1 + number % 2, "VolumeSizeInGB": 1}
-                account.start(name, ResourceConfig=resources)
+                account.start(name, ResourceConfig=resources, CheckpointConfig={"S3Uri": f"s3://bucket/{name}"})
         elif what == "pass":
             account.clock.move((60, 1800, HOUR_S, 3 * HOUR_S, 30 * HOUR_S)[number % 5])
         elif what == "legislate":

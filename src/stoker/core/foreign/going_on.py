@@ -21,7 +21,7 @@ from stoker.core.foreign.sight import (
 )
 from stoker.core.governance import Finding, Subject
 from stoker.core.spans import span_text
-from stoker.model import Known
+from stoker.model import Known, Unknown
 from stoker.rules import House
 
 # What was over for so long has been seen by its owner.
@@ -33,6 +33,8 @@ _LATE_S = 86400.0
 _EARLY_S = 60.0
 _WITHIN_S = 300.0
 _BUDGET_S = 300.0
+# Nobody sees a job end and starts it again by hand in less.
+_BY_HAND_S = 300.0
 
 
 def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
@@ -71,6 +73,12 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     if stop is not None and job.status == "Stopped":
         return _as_meant(sight, house, subject, stop, now)
     return _failed(sight, house, subject, now, stop)
+
+
+def may_be_resumed(sight: Sight, now: datetime) -> bool:
+    """Whether somebody may have started it again by hand, from where it was, before its clone is made."""
+    ended = sight.job.ended_at
+    return bool(sight.job.checkpoints) and ended is not None and (now - ended).total_seconds() > _BY_HAND_S
 
 
 def _as_meant(sight: Sight, house: House, subject: Subject, stop: Stopping, now: datetime) -> ForeignPlan:
@@ -123,6 +131,12 @@ def _cloned(sight: Sight, house: House, cause: Cause, now: datetime) -> ForeignP
 
 def _launched(sight: Sight, house: House, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
     """A rule that would refuse it does so now, as when a job is resumed. A budget that is spent only keeps it back."""
+    if isinstance(sight.resumed_as, Unknown):
+        told = f"waits to go on: nobody knows whether it was started again by hand: {sight.resumed_as.error}"
+        return ForeignPlan(look_in_s=0.0, note=told)
+    if sight.resumed_as is not None and sight.resumed_as.value:
+        told = f"{sight.resumed_as.value} goes on from its checkpoints already; {reason}"
+        return _gave_up(sight, "resumed-by-owner", told)
     against = against_a_clone(sight, house, now, spot=meant.spot)
     if isinstance(against, Finding):
         return _gave_up(sight, against.code, str(against))

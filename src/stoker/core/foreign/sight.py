@@ -44,6 +44,8 @@ class Sight:
     rules_since: Mapping[str, datetime] = field(default_factory=dict)
     # How the budgets stand, where it may be cloned: a clone is a launch. None where nobody asked.
     books: Observed[Books] | None = None
+    # Which training job of others goes on from its checkpoints already; empty: none. None where nobody asked.
+    resumed_as: Observed[str] | None = None
     # Since when the house has wanted the jobs of this region to obey; None where nobody asked, or knows.
     wanted_since: datetime | None = None
 

@@ -55,7 +55,8 @@ class TrainingJob:
     # When somebody asked it to stop, however it ended then.
     stop_asked_at: datetime | None = None
     failure: str = ""
-    checkpoints: bool = False
+    # Where it keeps its checkpoints; empty: it has none.
+    checkpoints: str = ""
     # Who started it and waits for it, in words.
     parent: str = ""
     # Which clone it is by its tags, which anybody may write; 0: none.
@@ -140,7 +141,7 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         interruptions=sum(1 for name, _, _ in steps if name == "Interrupted"),
         stop_asked_at=next((start for name, start, _ in steps if name == "Stopping"), None),
         failure=str(description.get("FailureReason") or ""),
-        checkpoints=bool(_mapping(description.get("CheckpointConfig")).get("S3Uri")),
+        checkpoints=(_text(_mapping(description.get("CheckpointConfig")).get("S3Uri")) or "").rstrip("/"),
         parent=_parent(description, named),
         clone=int(named[NUMBER]) if _DIGITS.fullmatch(named.get(NUMBER, "")) else 0,
         max_runtime_s=_number(stopping.get("MaxRuntimeInSeconds")),

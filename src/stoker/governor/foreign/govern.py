@@ -18,7 +18,8 @@ from stoker import layout
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.sight import LOOK_S, ForeignPlan, Sight, Stop
+from stoker.core.foreign.going_on import may_be_resumed
+from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, Sight, Stop
 from stoker.core.policy import DEFAULT
 from stoker.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.governor.clock import governor_name, read_clock
@@ -274,11 +275,15 @@ class ForeignGovernor:
         return None
 
     def _plan(self, sight: Sight, house: House, now: datetime) -> ForeignPlan:
-        """What follows. How the budgets stand is asked for where one would be stopped to go on: it needs a machine."""
+        """What follows. How the budgets stand is asked for where one would be stopped to go on: it needs a machine. And
+        whether it was started again by hand, where a clone would be made."""
         plan = obeying.decide(sight, house, now)
         if sight.books is None and any(isinstance(each, Stop) and each.event.after for each in plan.actions):
             books = self._observer.books(house, sight.job, now)
             return plan if books is None else obeying.decide(replace(sight, books=books), house, now)
+        if any(isinstance(each, Clone) for each in plan.actions) and may_be_resumed(sight, now):
+            resumed_as = self._observer.resumed_as(self._at(sight.job.region), sight)
+            return obeying.decide(replace(sight, resumed_as=resumed_as), house, now)
         return plan
 
     def _drop(self, region: str, name: str) -> None:

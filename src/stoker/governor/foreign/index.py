@@ -50,6 +50,8 @@ class Row:
     # Whose it is: the role that it runs as.
     role: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    # Where it keeps its checkpoints; None where nobody looked.
+    checkpoints: str | None = None
     trained_s: float = 0.0
     # Dollars until it was looked at; None is unknown.
     cost: float | None = None
@@ -173,6 +175,7 @@ def row_of(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
         spot=job.spot,
         role=job.role,
         tags=dict(job.tags),
+        checkpoints=job.checkpoints,
         trained_s=job.trained_s(now),
         cost=cost_of(sight, now),
         interruptions=job.interruptions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -11,14 +11,14 @@ from stoker.core.books import Books, concerned
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.clone import ORIGIN
+from stoker.core.foreign.clone import ORIGIN, clone_name
 from stoker.core.foreign.family import Family
 from stoker.core.foreign.sight import Sight
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject
 from stoker.errors import ProviderError
 from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.foreign import families
+from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
 from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.observe import Memory, active_jobs
@@ -107,6 +107,28 @@ class ForeignObserver:
         # CloudWatch may not list at once what was made a moment ago.
         known = {**{name: Alarm(name, host) for name, host in applier.made}, **mine}
         return Known(tuple(alarm for name, alarm in known.items() if name not in applier.removed))
+
+    def resumed_as(self, account: ForeignAccount, sight: Sight) -> Observed[str]:
+        """The training job in progress, of none of its clones, that has the same checkpoints; empty: there is none."""
+        return _known(lambda: next(self._with_its_checkpoints(account, sight), ""))
+
+    def _with_its_checkpoints(self, account: ForeignAccount, sight: Sight) -> Iterator[str]:
+        job, family, rows = sight.job, sight.family, index.read(self._store, account.region).rows
+        for name in (each.name for each in account.in_progress()):
+            row = rows.get(name)
+            if name == clone_name(job.name, job.created_at) or family.holds(name):
+                continue
+            if row is not None and row.checkpoints is not None:
+                checkpoints, tags = row.checkpoints, row.tags
+            else:
+                found = account.describe(name)
+                if found is None:
+                    continue
+                other = training_job.read(found.description, found.tags, account.region)
+                checkpoints, tags = other.checkpoints, dict(other.tags)
+            # A clone of another house's, which this one may not know of, tells by its tags.
+            if checkpoints == job.checkpoints and tags.get(ORIGIN) != family.origin:
+                yield name
 
     def books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
         """How the budgets stand that are about this job."""
