@@ -243,9 +243,15 @@ def kinds(world: World, origin: str = "bert") -> list[str]:
     return [type(event).__name__ for event in events(world, origin)]
 
 
-def idle(world: World, gpu: float = 0.0, cpu: float = 0.0, silent_s: float = HOUR_S) -> None:
+def idle(
+    world: World,
+    gpu: float = 0.0,
+    cpu: float = 0.0,
+    silent_s: float = HOUR_S,
+    tags: Sequence[dict[str, str]] = ({"Key": "team", "Value": "nlp"},),
+) -> None:
     """A job that trained for three hours, with alarms that ring."""
-    world.account.start(training_s=60)
+    world.account.start(training_s=60, Tags=list(tags))
     world.wake()
     world.account.clock.move(3 * HOUR_S)
     world.account.measure("bert", gpu, cpu)

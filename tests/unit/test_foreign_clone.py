@@ -15,7 +15,7 @@ from botocore.model import ListShape, MapShape, Shape, StructureShape
 from botocore.validate import ParamValidator
 from foreign_world import asked
 
-from stoker.core.foreign.clone import KEPT, UNTOLD, begin, clone_name, request
+from stoker.core.foreign.clone import KEPT, UNTOLD, Lineage, begin, clone_name, has_room, lineage, request
 
 GOLDEN = Path(__file__).parent / "golden" / "sagemaker_clone.json"
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
@@ -151,10 +151,28 @@ def test_what_is_empty_in_a_description_is_not_asked_for() -> None:
     assert not {"Environment", "InputDataConfig", "VpcConfig"} & set(wanted)
 
 
-def test_there_is_room_for_its_tags() -> None:
-    many = [{"Key": f"k{number}", "Value": ""} for number in range(50)]
-    wanted = request(asked(), many, name="b", origin="a", number=1, spot=True)
-    assert len(wanted["Tags"]) == 50 and wanted["Tags"][-1] == {"Key": "stoker:clone", "Value": "1"}
+@pytest.mark.parametrize("count", [0, 46, 47, 48, 49])
+def test_all_of_its_tags_are_kept_and_those_of_the_clone_take_what_is_left(count: int) -> None:
+    many = [{"Key": f"k{number}", "Value": "v"} for number in range(count)]
+    wanted = request(asked(), [*many, *TAGS[1:]], name="b", origin="a", number=3, spot=True)
+    told = {tag["Key"]: tag["Value"] for tag in wanted["Tags"]}
+    assert len(wanted["Tags"]) == len(told) == count + (3 if count < 48 else 1) <= 50
+    assert [tag for tag in wanted["Tags"] if tag["Key"].startswith("k")] == many
+    assert lineage(told) == Lineage("a", "bert", 3) and has_room(told)
+    # So its own clone has as much room.
+    again = request({**asked(), "TrainingJobName": "b"}, wanted["Tags"], name="c", origin="a", number=4, spot=True)
+    assert lineage({tag["Key"]: tag["Value"] for tag in again["Tags"]}) == Lineage("a", "b", 4)
+    assert ParamValidator().validate(wanted, ASKED).generate_report() == ""
+
+
+def test_with_fifty_tags_there_is_no_room() -> None:
+    many = {f"k{number}": "" for number in range(50)}
+    assert not has_room(many) and has_room({**dict(list(many.items())[1:]), "stoker:origin": "a", "AWS:x": ""})
+
+
+@pytest.mark.parametrize("odd", [{}, {"stoker:clone": "x"}, {"stoker:origin": "a/b"}, {"stoker:origin": "//"}])
+def test_tags_without_sense_tell_of_no_clone(odd: dict[str, str]) -> None:
+    assert lineage(odd).number == 0 and lineage(odd).of == ""
 
 
 def test_names_are_unique_and_the_same_for_everybody() -> None:

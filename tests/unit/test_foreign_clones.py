@@ -13,11 +13,13 @@ from foreign_world import (
     World,
     asked,
     events,
+    idle,
     kinds,
+    told,
 )
 
 from stoker import layout
-from stoker.core.foreign.family import Cloning, GaveUp, Heard, Stopping
+from stoker.core.foreign.family import Cloning, GaveUp, Heard, Stopping, Told
 from stoker.errors import Transient
 from stoker.governor.foreign import index
 
@@ -250,6 +252,49 @@ def test_a_budget_that_is_spent_keeps_clones_back() -> None:
     world.account.clock.move(14 * HOUR_S)
     world.governor.tick()
     assert len(world.clones) == 1
+
+
+def tagged(count: int) -> list[dict[str, str]]:
+    return [*({"Key": f"k{number}", "Value": "v"} for number in range(count - 1)), {"Key": "team", "Value": "nlp"}]
+
+
+@pytest.mark.parametrize("count", [47, 48, 49])
+def test_a_clone_has_all_tags_of_a_job_with_many_and_is_of_its_family(count: int) -> None:
+    world = World("- tags: {team: [nlp]}")
+    world.account.clock.move(60)
+    world.account.start(training_s=3 * HOUR_S, Tags=tagged(count))
+    name = "bert"
+    for number in (1, 2):
+        world.wake(name)
+        world.account.fail(name, INTERNAL)
+        world.wake(name)
+        assert len(world.clones) == number
+        name = world.clones[-1]
+        world.account.train(name, 3 * HOUR_S)
+        assert world.wake(name) == [] and world.account.job(name).status == "InProgress"
+    assert set(world.account.job(name).tags) >= {each["Key"] for each in tagged(count)}
+    assert kinds(world).count("Cloned") == 2
+
+
+def test_without_room_for_a_tag_there_is_no_clone() -> None:
+    world = World()
+    world.account.start(training_s=3 * HOUR_S, Tags=tagged(50))
+    world.account.interrupt(times=4)
+    # It stays on spot, and that is said.
+    assert world.wake() == [] and world.account.job().status == "InProgress"
+    stays = events(world)[-1]
+    assert isinstance(stays, Told) and stays.code == "on-demand/stays"
+    world.account.fail(reason=INTERNAL)
+    world.wake()
+    assert world.clones == [] and events(world)[-1] == GaveUp("bert", "no-room")
+    assert "as many tags as SageMaker takes" in told(world)[-1].reason
+
+
+def test_one_that_stands_still_without_room_for_a_tag_is_only_stopped() -> None:
+    world = World(STALL)
+    idle(world, tags=tagged(50))
+    world.wake()
+    assert Stopping("bert", "policy:stall", "") in events(world)
 
 
 def test_a_person_who_stops_a_job_is_not_contradicted() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 ORIGIN = "stoker:origin"
 CLONE_OF = "stoker:clone-of"
 NUMBER = "stoker:clone"
+_OWN = (ORIGIN, CLONE_OF, NUMBER)
+# Between the three where there is room for one tag alone. No name has it, and a tag may.
+_JOINT = "/"
 
 # All that a request may have and a description tells. A test compares it with AWS's own model, so that what AWS adds
 # is noticed.
@@ -50,6 +54,7 @@ _KEYS = ("KmsKeyId", "VolumeKmsKeyId")
 _LONGEST_NAME = 63
 _CLONE = re.compile(r"(?P<begin>.+)-r(?P<number>[0-9]{1,4})-[0-9a-f]{6}")
 _MOST_TAGS = 50
+_DIGITS = re.compile(r"[0-9]{1,4}")
 # How SageMaker refuses what it told itself.
 MAY_NOT_MEASURE = re.compile(r"override the metric definitions", re.IGNORECASE)
 
@@ -74,15 +79,42 @@ def request(
         stopping = dict(wanted.get("StoppingCondition", {}))
         stopping.pop("MaxWaitTimeInSeconds", None)
         wanted["StoppingCondition"] = stopping
-    of = str(description.get("TrainingJobName", ""))
-    own = {ORIGIN: origin, CLONE_OF: of, NUMBER: str(number)}
-    kept = [
-        {"Key": str(tag["Key"]), "Value": str(tag.get("Value", ""))}
-        for tag in tags
-        if tag.get("Key") and not str(tag["Key"]).lower().startswith("aws:") and tag["Key"] not in own
-    ]
-    wanted["Tags"] = [*kept[: _MOST_TAGS - len(own)], *({"Key": key, "Value": value} for key, value in own.items())]
+    told = {str(tag["Key"]): str(tag.get("Value", "")) for tag in tags if tag.get("Key")}
+    lineage = Lineage(origin, str(description.get("TrainingJobName", "")), number)
+    every = {**_kept(told), **lineage.tags(_MOST_TAGS - len(_kept(told)))}
+    wanted["Tags"] = [{"Key": key, "Value": value} for key, value in every.items()]
     return wanted
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a clone comes from, as its tags tell, which anybody may write. Of a job that is none: empty, and 0."""
+
+    origin: str = ""
+    of: str = ""
+    number: int = 0
+
+    def tags(self, room: int) -> dict[str, str]:
+        """A tag for each, or one for all where there is no room: the original's are all kept."""
+        each = (self.origin, self.of, str(self.number))
+        return dict(zip(_OWN, each, strict=True)) if room >= len(_OWN) else {ORIGIN: _JOINT.join(each)}
+
+
+def lineage(tags: Mapping[str, str]) -> Lineage:
+    """What the tags of a training job tell of it. What makes no sense is left open."""
+    origin, of, number = (tags.get(key, "") for key in _OWN)
+    if origin.count(_JOINT) == len(_OWN) - 1:
+        origin, of, number = origin.split(_JOINT)
+    return Lineage(origin, of, int(number) if _DIGITS.fullmatch(number) else 0)
+
+
+def has_room(tags: Mapping[str, str]) -> bool:
+    """Whether a clone of a job with these tags can have one more, to tell where it comes from."""
+    return len(_kept(tags)) < _MOST_TAGS
+
+
+def _kept(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in tags.items() if not key.lower().startswith("aws:") and key not in _OWN}
 
 
 def without_metrics(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.core import governance
-from stoker.core.foreign.clone import clone_name
+from stoker.core.foreign.clone import clone_name, has_room
 from stoker.core.foreign.diagnosis import Cause, diagnose
 from stoker.core.foreign.family import Cloning, GaveUp, Stopping
 from stoker.core.foreign.sight import (
+    NO_ROOM,
     ON_DEMAND,
     Clone,
     ForeignPlan,
@@ -131,6 +132,8 @@ def _cloned(sight: Sight, house: House, cause: Cause, now: datetime) -> ForeignP
 
 def _launched(sight: Sight, house: House, meant: Cloning, reason: str, now: datetime) -> ForeignPlan:
     """A rule that would refuse it does so now, as when a job is resumed. A budget that is spent only keeps it back."""
+    if not has_room(sight.job.tags):
+        return _gave_up(sight, "no-room", f"{NO_ROOM}; {reason}")
     if isinstance(sight.resumed_as, Unknown):
         told = f"waits to go on: nobody knows whether it was started again by hand: {sight.resumed_as.error}"
         return ForeignPlan(look_in_s=0.0, note=told)

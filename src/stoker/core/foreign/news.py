@@ -13,7 +13,7 @@ from stoker.core.telling import Told, shortened
 from stoker.rules import EventKind, House
 
 # Why a clone was not made that was meant to be.
-_BROKEN_OFF = ("late", "name-taken", "refused", "resumed-by-owner", "unheard", "unread", "unwanted")
+_BROKEN_OFF = ("late", "name-taken", "no-room", "refused", "resumed-by-owner", "unheard", "unread", "unwanted")
 _ENDS: Mapping[str, EventKind] = {"Completed": "finished", "Failed": "failed", "Stopped": "stopped"}
 
 

@@ -14,10 +14,12 @@ from stoker.core import auditing, budgets, governance
 from stoker.core.experiments import broken_by
 from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import WantedAlarm
+from stoker.core.foreign.clone import has_room
 from stoker.core.foreign.family import Family, Over, Relented, Seen, Stopping, Told
 from stoker.core.foreign.going_on import after_the_end
 from stoker.core.foreign.sight import (
     LOOK_S,
+    NO_ROOM,
     ON_DEMAND,
     Clone,
     ForeignAction,
@@ -223,6 +225,7 @@ def _stop(sight: Sight, house: House, subject: Subject, faults: list[Fault], now
     for fault in sorted(counting, key=lambda fault: fault.then == "restart"):
         # What cannot go on where it was is not begun anew for this.
         again = fault.then == "restart" and job.checkpoints and not may_go_on(sight, house, subject)
+        again = again and has_room(job.tags)
         # A budget that is spent only keeps the clone back, and it stands still anyway.
         again = again and not isinstance(against_a_clone(sight, house, now, spot=job.spot), Finding)
         return Stop(Stopping(job.name, fault.rule, "restart" if again else ""), fault.reason)
@@ -238,11 +241,14 @@ def _may_relent(family: Family, job: str, now: datetime) -> bool:
 def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | Note | None:
     """Whether spot has failed it. What may not go on without stays, and that is said."""
     stop = _spot_failed(sight, house, subject, now)
-    against = against_a_clone(sight, house, now, spot=False) if stop is not None else None
-    if stop is None or against is None:
+    if stop is None:
+        return None
+    against = against_a_clone(sight, house, now, spot=False)
+    why = str(against) if isinstance(against, Finding) else "" if against is None else against.reason
+    why = why if has_room(sight.job.tags) else NO_ROOM
+    if not why:
         return stop
     rule = stop.event.rule
-    why = str(against) if isinstance(against, Finding) else against.reason
     return Note(
         Told(sight.job.name, rule, f"{rule}/stays"), f"{stop.reason.partition(';')[0]}; it stays on spot: {why}"
     )

@@ -19,6 +19,8 @@ from stoker.spec import Limits
 
 # The rule that a job was cloned by because spot was given up.
 ON_DEMAND: Literal["on-demand"] = "on-demand"
+# Why there is no clone of what has no room for a tag: it could not tell where it comes from.
+NO_ROOM = "it has as many tags as SageMaker takes, and its clone would need one more; remove one"
 # Nothing about it changed, and no bound is near: its tags or its metrics may have all the same.
 LOOK_S = 900.0
 

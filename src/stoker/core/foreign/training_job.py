@@ -3,13 +3,12 @@ against. Pure. What is not told, or not with sense, is left open and breaks no r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.core.foreign.clone import NUMBER
+from stoker.core.foreign.clone import lineage
 from stoker.model import Offering
 from stoker.spec import Container, Environment, Limits, Resources, Spec
 
@@ -24,7 +23,6 @@ _STATE_MACHINE = "AWS_STEP_FUNCTIONS_EXECUTION_ARN"
 _MANAGED = "MANAGED_BY_AWS"
 # What these call their jobs, whose tags may be of the person alone.
 _NAMED_BY = {"pipelines-": "pipeline", "AWSBatch": "AWS Batch"}
-_DIGITS = re.compile(r"[0-9]{1,4}")
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         failure=str(description.get("FailureReason") or ""),
         checkpoints=(_text(_mapping(description.get("CheckpointConfig")).get("S3Uri")) or "").rstrip("/"),
         parent=_parent(description, named),
-        clone=int(named[NUMBER]) if _DIGITS.fullmatch(named.get(NUMBER, "")) else 0,
+        clone=lineage(named).number,
         max_runtime_s=_number(stopping.get("MaxRuntimeInSeconds")),
         billable_s=_number(description.get("BillableTimeInSeconds")),
         metrics=_metrics(description.get("FinalMetricDataList")),

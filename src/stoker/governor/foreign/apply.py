@@ -143,7 +143,8 @@ class ForeignApplier:
     def _is_clone(self, name: str, of: str) -> bool:
         """Whether the job of that name is the clone that was meant, made by an earlier try or by a rival."""
         there = self.account.describe(name)
-        return there is None or any(tag.get("Key") == clone.CLONE_OF and tag.get("Value") == of for tag in there.tags)
+        told = {} if there is None else {str(tag.get("Key", "")): str(tag.get("Value", "")) for tag in there.tags}
+        return there is None or clone.lineage(told).of == of
 
     def _written(self, sight: Sight, event: FamilyEvent, reason: str) -> bool:
         record = FamilyRecord(self.token(), self.by, reason, event, self.policy)

@@ -11,7 +11,7 @@ from stoker.core.books import Books, concerned
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.clone import ORIGIN, clone_name
+from stoker.core.foreign.clone import clone_name, lineage
 from stoker.core.foreign.family import Family
 from stoker.core.foreign.sight import Sight
 from stoker.core.foreign.training_job import TrainingJob
@@ -83,7 +83,7 @@ class ForeignObserver:
 
     def _family(self, job: TrainingJob) -> Family:
         """Tags are copied by people too: a job is a clone where the log of its origin names it."""
-        origin = job.tags.get(ORIGIN, "")
+        origin = lineage(job.tags).origin
         if origin and origin != job.name and NAME.fullmatch(origin) is not None:
             family = families.read(self._store, job.region, origin)
             if family.holds(job.name):
@@ -127,7 +127,7 @@ class ForeignObserver:
                 other = training_job.read(found.description, found.tags, account.region)
                 checkpoints, tags = other.checkpoints, dict(other.tags)
             # A clone of another house's, which this one may not know of, tells by its tags.
-            if checkpoints == job.checkpoints and tags.get(ORIGIN) != family.origin:
+            if checkpoints == job.checkpoints and lineage(tags).origin != family.origin:
                 yield name
 
     def books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
