@@ -32,7 +32,8 @@ def test_nothing_is_governed_that_the_house_did_not_ask_for() -> None:
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        ("tags: {project: any}", "tags.project is missing"),
+        ("tags: {project: any}", "tags.project is missing; start it with that tag"),
+        ("tags: {project: any, owner: any}", "tags project and owner are missing; start it with those tags"),
         ("tags: {team: [vision]}", "tags.team: nlp is not allowed"),
         ("providers: [ec2, gce]", "sagemaker may not be used"),
         ("regions: [eu-*]", "us-east-1 may not be used"),

@@ -32,12 +32,14 @@ class Used:
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a rule is held against. `job` is None before it has an id."""
+    """Whom a rule is held against. `job` is None before it has an id. `others`: it was started without Stoker, which
+    cannot start another like it."""
 
     spec: Spec
     today: date
     job: str | None = None
     used: Used = Used()
+    others: bool = False
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None
     """How the rule is broken; None where it is not, or nobody can know yet."""
     spec = subject.spec
     if rule.tags is not None:
-        return _tags(rule.tags, spec.tags, subject.job)
+        return _tags(rule.tags, subject)
     if rule.images is not None:
         container = spec.environment.container
         named = [name for name in (spec.resources.image, container.image if container else None) if name is not None]
@@ -267,13 +269,16 @@ def _reason(rule: Rule, subject: Subject, offerings: tuple[Offering, ...] | None
     return None
 
 
-def _tags(wanted: Mapping[str, Wanted], tags: Mapping[str, str], job: str | None) -> str | None:
+def _tags(wanted: Mapping[str, Wanted], subject: Subject) -> str | None:
+    tags, job = subject.spec.tags, subject.job
     missing = [name for name in wanted if not tags.get(name)]
     if missing:
         given = " ".join(f"--set tags.{name}=…" for name in missing)
         what, them = f"tags.{missing[0]} is missing", "it"
         if len(missing) > 1:
             what, them = f"tags {', '.join(missing[:-1])} and {missing[-1]} are missing", "them"
+        if subject.others:
+            return f"{what}; start it with {'that tag' if len(missing) == 1 else 'those tags'}"
         if job is not None:
             return f"{what}; `stoker clone {job} {given}` has {them}"  # What was submitted never changes.
         return f"{what}; add {them} to the job file, or give {given}"

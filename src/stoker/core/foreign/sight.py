@@ -107,7 +107,7 @@ class ForeignPlan:
 
 def subject_of(job: TrainingJob, family: Family, now: datetime) -> Subject:
     """Whom rules are held against. What is exempt is so with its clones."""
-    return Subject(replace(job.spec(), name=family.origin), now.date(), job.name)
+    return Subject(replace(job.spec(), name=family.origin), now.date(), job.name, others=True)
 
 
 def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding, ...]:
