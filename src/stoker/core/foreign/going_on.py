@@ -19,7 +19,9 @@ from stoker.core.foreign.sight import (
     against_a_clone,
     bounds_of,
     may_go_on,
+    may_leave_spot,
 )
+from stoker.core.foreign.training_job import MAX_WAIT, TrainingJob
 from stoker.core.governance import Finding, Subject
 from stoker.core.spans import span_text
 from stoker.model import Known, Unknown
@@ -34,6 +36,7 @@ _LATE_S = 86400.0
 _EARLY_S = 60.0
 _WITHIN_S = 300.0
 _BUDGET_S = 300.0
+_BEFORE = "it was over before the house wanted its rules to hold here"
 # Nobody sees a job end and starts it again by hand in less.
 _BY_HAND_S = 300.0
 
@@ -55,7 +58,7 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
     if job.name in family.gave_up:
         return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
     stop = family.stops.get(job.name)
-    stopped = job.stop_asked_at is not None or job.status == "Stopped"
+    stopped = not job.exceeded and (job.stop_asked_at is not None or job.status == "Stopped")
     if job.status == "Completed" or (stop is None and stopped) or (stop is not None and not stop.after):
         return ForeignPlan(settled=True)
     if stop is not None:
@@ -67,6 +70,8 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
             case "unclear":
                 told = f"it was to be stopped so that it goes on ({stop.rule}), and nobody knows whether that ended it"
                 return _gave_up(sight, "unheard", told)
+    if stop is None and job.exceeded:
+        return _outlasted(sight, house, subject, now)
     if not _wanted(house):
         if stop is not None:
             return _gave_up(sight, "unwanted", "it was stopped to go on, and the house wants no clones any more")
@@ -91,10 +96,29 @@ def _as_meant(sight: Sight, house: House, subject: Subject, stop: Stopping, now:
     return _cloned(sight, house, Cause("machine", ON_DEMAND, "it goes on without spot"), now)
 
 
+def at_its_bound(job: TrainingJob) -> str:
+    """That SageMaker ended it at a bound of its own, in words; empty where it did not."""
+    return f"SageMaker ended it: its {job.exceeded} are over" if job.exceeded else ""
+
+
+def _outlasted(sight: Sight, house: House, subject: Subject, now: datetime) -> ForeignPlan:
+    """SageMaker ended it at a bound of its own. What waited for spot goes on without, where the house says so."""
+    job, bounds, ended = sight.job, bounds_of(house, subject), at_its_bound(sight.job)
+    waited = job.exceeded == MAX_WAIT and "spot_wait" in bounds.by_rule
+    if not waited or not may_leave_spot(sight, house, now):
+        return ForeignPlan(settled=True, note=ended)
+    if not _was_ours(sight):
+        return _gave_up(sight, "before", _BEFORE)
+    if _is_late(sight, now):
+        return _gave_up(sight, "late", f"it has been over for too long; {ended}")
+    cause = Cause("machine", ON_DEMAND, f"{bounds.named('spot_wait')}: {ended}; it goes on without spot")
+    return _cloned(sight, house, cause, now)
+
+
 def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: Stopping | None) -> ForeignPlan:
     job = sight.job
     if not _was_ours(sight):
-        return _gave_up(sight, "before", "it was over before the house wanted its rules to hold here")
+        return _gave_up(sight, "before", _BEFORE)
     if not isinstance(sight.tail, Known):
         error = f": {sight.tail.error}" if sight.tail is not None else ""
         if _is_late(sight, now):
@@ -161,7 +185,7 @@ def _whose_end(sight: Sight) -> Literal["ours", "others", "its own", "unclear"]:
     if job.name in family.heard:
         return "ours"
     meant_at, began_at = family.stops_at.get(job.name), job.stop_asked_at
-    if began_at is None and job.status == "Failed":
+    if job.exceeded or (began_at is None and job.status == "Failed"):
         return "its own"
     if meant_at is None or began_at is None:
         return "unclear"

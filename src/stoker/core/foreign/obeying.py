@@ -16,7 +16,7 @@ from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import WantedAlarm
 from stoker.core.foreign.clone import has_room
 from stoker.core.foreign.family import Family, Over, Relented, Seen, Stopping, Told
-from stoker.core.foreign.going_on import after_the_end
+from stoker.core.foreign.going_on import after_the_end, at_its_bound
 from stoker.core.foreign.sight import (
     LOOK_S,
     NO_ROOM,
@@ -32,6 +32,7 @@ from stoker.core.foreign.sight import (
     against_a_clone,
     bounds_of,
     may_go_on,
+    may_leave_spot,
     refusals,
     subject_of,
     unbounded,
@@ -74,7 +75,7 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     if job.over:
         if job.name not in sight.family.over:
             over = Over(job.name, job.status, job.trained_s(now), cost_of(sight, now), job.interruptions)
-            actions.append(Note(over, job.failure or job.status))
+            actions.append(Note(over, job.failure or at_its_bound(job) or job.status))
         ending = after_the_end(sight, house, subject, now)
         # The alarms first: a clone may not be had for long.
         actions += (*_alarms(sight, ()), *ending.actions)
@@ -257,15 +258,12 @@ def _without_spot(sight: Sight, house: House, subject: Subject, now: datetime) -
 def _spot_failed(sight: Sight, house: House, subject: Subject, now: datetime) -> Stop | None:
     """It was taken away too often, or is not to be had."""
     job = sight.job
-    if not job.spot or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
-        return None
-    if house.sagemaker is None or not house.sagemaker.clone or job.parent:
+    # What has trained, and would lose that, rather waits.
+    if not may_leave_spot(sight, house, now):
         return None
     bounds = bounds_of(house, subject)
     longest_s = bounds.spec.retry.spot_wait_s
-    # What has trained, and would lose that, rather waits.
-    keeps = job.checkpoints or job.trained_s(now) == 0
-    if keeps and "spot_wait" in bounds.by_rule and longest_s is not None and job.waiting_since is not None:
+    if "spot_wait" in bounds.by_rule and longest_s is not None and job.waiting_since is not None:
         waited_s = (now - job.waiting_since).total_seconds()
         if waited_s >= longest_s:
             waited = span_text(waited_s)

@@ -145,6 +145,16 @@ def against_a_clone(sight: Sight, house: House, now: datetime, *, spot: bool) ->
     return next((each for each in found if isinstance(each, budgets.Held)), None)
 
 
+def may_leave_spot(sight: Sight, house: House, now: datetime) -> bool:
+    """Whether it may go on without spot, as far as it goes: once, and where it loses nothing by that."""
+    job = sight.job
+    if not job.spot or any(each.rule == ON_DEMAND for each in sight.family.clones.values()):
+        return False
+    if house.sagemaker is None or not house.sagemaker.clone or job.parent:
+        return False
+    return bool(job.checkpoints) or job.trained_s(now) == 0
+
+
 def may_go_on(sight: Sight, house: House, subject: Subject) -> str:
     """Why this job may not be cloned, in words; empty where it may, as far as its family goes."""
     if house.sagemaker is None or not house.sagemaker.clone:

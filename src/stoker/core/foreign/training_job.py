@@ -16,6 +16,8 @@ PROVIDER = "sagemaker"
 OVER = frozenset({"Completed", "Failed", "Stopped"})
 # Secondary statuses in which no machine trains, and none is there for sure.
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting", "LaunchingMLInstances"})
+MAX_WAIT = "MaxWaitTimeInSeconds"
+_BOUNDS = {"MaxWaitTimeExceeded": MAX_WAIT, "MaxRuntimeExceeded": "MaxRuntimeInSeconds"}
 # Whoever starts these watches them, and would not know of a clone.
 _PARENTS = {"TuningJobArn": "tuning job", "AutoMLJobArn": "AutoML job", "LabelingJobArn": "labelling job"}
 _PIPELINE = ("sagemaker:pipeline", "aws:sagemaker:pipeline")
@@ -75,6 +77,11 @@ class TrainingJob:
     def hosts(self) -> tuple[str, ...]:
         """As CloudWatch calls them."""
         return tuple(f"{self.name}/algo-{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def exceeded(self) -> str:
+        """The bound of its own at which SageMaker ended it, as a request calls it; empty: at none."""
+        return _BOUNDS.get(self.secondary, "") if self.status == "Stopped" else ""
 
     def trained_s(self, now: datetime) -> float:
         running = 0.0 if self.training_since is None else (now - self.training_since).total_seconds()

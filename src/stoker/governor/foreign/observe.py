@@ -59,9 +59,9 @@ class ForeignObserver:
             span_s = max((alarming.span_s(rule) for rule in house.rules), default=0.0)
             begin = now - timedelta(seconds=span_s + 1200)
             readings = _known(lambda: account.readings(job.name, job.hosts, begin, now))
-        if job.status == "Failed" and job.name not in family.clones and job.name not in family.gave_up:
-            tail = _known(lambda: account.tail(job.name, job.last_training_at))
+        if (job.status == "Failed" or job.exceeded) and not {job.name} & {*family.clones, *family.gave_up}:
             since = self._wanted_since(house, account.region)
+            tail = _known(lambda: account.tail(job.name, job.last_training_at)) if job.status == "Failed" else None
         subject = obeying.subject_of(job, family, now)
         rules_since = {} if job.over else self._rules_since(house, job, subject)
         # It wants machines, or a clone of it would.
