@@ -173,7 +173,7 @@ def test_who_names_a_training_job_of_others_is_told_what_helps(
     assert "there is no job 'bert'" in stoker(*words, "bert")[2]
     policies.write(store, f"sagemaker: {{regions: [{REGION}]}}", "jane")
     now = datetime.now(timezone.utc)
-    index.write(store, REGION, {"bert": Row("bert", REGION, "bert", "InProgress", "Training", now, now)})
+    index.write(store, REGION, {"bert": Row("bert", REGION, "bert", "InProgress", "Training", now, now)}, now)
     code, _, said = stoker(*words, "bert")
     assert code == 2 and said.startswith("stoker: bert is a training job of others, on SageMaker in us-east-1")
     assert helps in said

@@ -11,6 +11,7 @@ from foreign_world import (
     HOUSE,
     REGION,
     WASTE,
+    MemoryAccount,
     World,
     asked,
     events,
@@ -21,6 +22,7 @@ from stoker.core.telling import Letter, line
 from stoker.core.telling import Told as News
 from stoker.errors import StoreUnavailable
 from stoker.governor.foreign import index
+from stoker.governor.foreign.account import Described
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.governor.telling import Teller
 from stoker.store import Store
@@ -50,6 +52,55 @@ def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPa
     assert index.summaries(world.store) == []
     monkeypatch.setattr("stoker.governor.foreign.govern._TICK_S", 60.0)
     assert world.governor.tick().active == 6 and len(index.summaries(world.store)) == 6
+
+
+@pytest.mark.parametrize("ago_s", [0.0, 23 * HOUR_S])
+def test_all_that_is_listed_yet_is_known_and_not_asked_about_again(
+    monkeypatch: pytest.MonkeyPatch, ago_s: float
+) -> None:
+    monkeypatch.setattr("stoker.governor.foreign.index._MOST_ENDED", 5)
+    world = World()
+    for number in range(12):
+        world.account.start(f"sweep-{number}")
+        world.account.jobs.advance(world.account.job(f"sweep-{number}"), "Completed")
+    world.account.clock.move(ago_s)
+    world.governor.tick()
+    world.account.calls.clear()
+    world.governor.tick()
+    assert [name for name, _ in world.account.calls] == ["ListTrainingJobs", "ListTrainingJobs", "DescribeAlarms"]
+    # Those that are not listed any more are forgotten, but for the last.
+    world.account.clock.move(26 * HOUR_S)
+    world.account.start("another")
+    world.account.jobs.advance(world.account.job("another"), "Completed")
+    world.governor.tick()
+    kept = [summary.id for summary in index.summaries(world.store)]
+    assert len(kept) == 5 and "another" in kept
+
+
+def test_all_regions_share_the_time_of_a_tick_and_each_comes_to_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = ("eu-west-1", "eu-west-2", "us-east-1", "us-west-2")
+    world = World(house=f"sagemaker: {{regions: [{', '.join(regions)}]}}\n")
+    passed_s, looked_at = [0.0], []
+
+    class Slow(MemoryAccount):
+        def describe(self, name: str) -> Described | None:
+            passed_s[0] += 25
+            looked_at.append(self.region)
+            return super().describe(name)
+
+    accounts = {region: Slow(region) for region in regions}
+    for account in accounts.values():
+        account.clock = account.jobs.clock = world.account.clock
+        for number in range(20):
+            account.start(f"job-{number}")
+    monkeypatch.setattr("stoker.governor.foreign.govern.time.monotonic", lambda: passed_s[0])
+    for _ in regions:
+        before = len(looked_at)
+        # As a function has it: nothing is remembered from one tick to the next.
+        ForeignGovernor(world.store, accounts.__getitem__, name="one", now=world.account.clock.now).tick()
+        world.account.clock.move(60)
+        assert len(looked_at) - before < 10, "one deadline for all regions"
+    assert set(looked_at) == set(regions)
 
 
 def test_lists_tell_whose_they_are_and_how_they_do() -> None:

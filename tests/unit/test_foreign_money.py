@@ -64,7 +64,7 @@ def test_what_has_left_the_list_still_counts() -> None:
     world.account.start(training_s=HOUR_S, **SPOTLESS)
     world.account.jobs.enter(world.account.job(), "Completed")
     world.wake()
-    index.write(world.store, REGION, {})
+    index.write(world.store, REGION, {}, world.account.clock.now())
     assert read_expenses(world.store, rules_of(world)) == [] and spent(world) == (20.0, ())
 
 
@@ -152,5 +152,6 @@ def test_what_stoker_itself_started_is_counted_as_a_job() -> None:
     world.account.start(training_s=HOUR_S, **SPOTLESS)
     world.wake()
     rows = index.read(world.store, REGION).rows
-    index.write(world.store, REGION, {name: replace(row, own=True) for name, row in rows.items()})
+    ours = {name: replace(row, own=True) for name, row in rows.items()}
+    index.write(world.store, REGION, ours, world.account.clock.now())
     assert read_expenses(world.store, rules_of(world)) == []

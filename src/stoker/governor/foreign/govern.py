@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -40,9 +40,7 @@ from stoker.store import Store
 
 # Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
 MOST_ROUNDS = 8
-# What ended longer ago was seen by some tick before, or is its owner's.
-_ENDED_FOR = timedelta(hours=24)
-# A region with more than can be looked at in this time is gone through in several ticks.
+# Regions with more than can be looked at in this time, all together, are gone through in several ticks.
 _TICK_S = 60.0
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
@@ -132,7 +130,7 @@ class ForeignGovernor:
         # What could not be looked at is to be looked at again.
         looked.active = int(bool(looked.problems) if row is None else not row.settled)
         if name in looked.gone:
-            self._drop(region, name)
+            self._drop(region, name, clock())
         if row is not None:
             rows = index.read(self.store, region).rows
             gathered = self._teller.gather(house, row, rows.get(name))
@@ -140,7 +138,7 @@ class ForeignGovernor:
             looked.untold = self._teller.untold or not gathered
             # Until it is noted what is to be told of it, it stays as it was: the next look tells.
             if gathered and self._teller.noted:
-                index.write(self.store, region, {**rows, name: row})
+                index.write(self.store, region, {**rows, name: row}, clock())
         return looked
 
     def tick(self) -> Looked:
@@ -149,8 +147,9 @@ class ForeignGovernor:
         house = self._rules(looked)
         if house is not None and house.sagemaker is not None:
             clock = self._clock()
-            for region in house.sagemaker.regions:
-                self._tick(looked, house, region, clock)
+            until_s = time.monotonic() + _TICK_S
+            for region in _in_turn(house.sagemaker.regions, clock()):
+                self._tick(looked, house, region, clock, until_s)
         return looked
 
     def plan(self) -> Looked:
@@ -163,7 +162,9 @@ class ForeignGovernor:
         for region in house.sagemaker.regions:
             try:
                 account = self._at(region)
-                for name in {each.name for each in (*account.in_progress(), *account.changed_since(now - _ENDED_FOR))}:
+                for name in {
+                    each.name for each in (*account.in_progress(), *account.changed_since(now - index.ENDED_FOR))
+                }:
                     found = account.describe(name)
                     if found is not None and not is_own(self.store, found):
                         sight = self._observer.sight(house, account, found, now, None, None)
@@ -196,12 +197,12 @@ class ForeignGovernor:
 
     # ── One region ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _tick(self, looked: Looked, house: House, region: str, clock: Callable[[], datetime]) -> None:
+    def _tick(self, looked: Looked, house: House, region: str, clock: Callable[[], datetime], until_s: float) -> None:
         now = clock()
         try:
             account = self._at(region)
             running = account.in_progress()
-            ended = account.changed_since(now - _ENDED_FOR)
+            ended = account.changed_since(now - index.ENDED_FOR)
             alarms = account.alarms(self.start)
         except StokerError as error:
             # A list that failed proves nothing. Who may not see any will not see some in a minute.
@@ -218,7 +219,6 @@ class ForeignGovernor:
         lost = {name for name, row in rows.items() if not row.settled} - set(listed)
         due += sorted(lost | ({job_of(alarm) for alarm in alarms} - set(listed)))
         changed: dict[str, Row] = {}
-        until_s = time.monotonic() + _TICK_S
         for name in dict.fromkeys((*sorted(ringing), *due)):
             if NAME.fullmatch(name) is None or time.monotonic() > until_s:
                 continue
@@ -235,7 +235,7 @@ class ForeignGovernor:
         looked.untold = looked.untold or self._teller.untold
         # Until it is noted what is to be told of them, they stay as they were: the next tick tells.
         if (changed or gone) and self._teller.noted:
-            index.write(self.store, region, rows)
+            index.write(self.store, region, rows, now)
         unsettled = {name for name, row in rows.items() if not row.settled}
         looked.active += len(unsettled | {name for name in listed if name not in rows})
 
@@ -286,10 +286,10 @@ class ForeignGovernor:
             return obeying.decide(replace(sight, resumed_as=resumed_as), house, now)
         return plan
 
-    def _drop(self, region: str, name: str) -> None:
+    def _drop(self, region: str, name: str, now: datetime) -> None:
         rows = index.read(self.store, region).rows
         if name in rows:
-            index.write(self.store, region, {kept: row for kept, row in rows.items() if kept != name})
+            index.write(self.store, region, {kept: row for kept, row in rows.items() if kept != name}, now)
 
     def _forget(self, account: ForeignAccount, name: str, looked: Looked) -> None:
         looked.gone.add(name)
@@ -318,6 +318,12 @@ class ForeignGovernor:
         if region not in self._accounts:
             self._accounts[region] = self._account(region)
         return self._accounts[region]
+
+
+def _in_turn(regions: Sequence[str], now: datetime) -> list[str]:
+    """Another one is the first every minute, so that each comes to its turn."""
+    first = int(now.timestamp() // 60) % len(regions) if regions else 0
+    return [*regions[first:], *regions[:first]]
 
 
 def _needless(account: ForeignAccount, alarm: Alarm) -> str | None:

@@ -20,8 +20,11 @@ from stoker.rules import House
 from stoker.store import Store
 from stoker.summary import AttemptSummary, Summary
 
-# Those in progress, and so many that ended last.
+# What ended longer ago was seen by some tick before, or is its owner's.
+ENDED_FOR = timedelta(hours=24)
+# So many that ended last, and all that are listed yet: one that is not known would be looked at again.
 _MOST_ENDED = 500
+_LISTED_FOR = ENDED_FOR + timedelta(hours=1)
 _PHASES: dict[str, Phase] = {
     "Completed": "succeeded",
     "Failed": "failed",
@@ -91,11 +94,18 @@ def read(store: Store, region: str) -> ForeignIndex:
         return ForeignIndex()
 
 
-def write(store: Store, region: str, rows: dict[str, Row]) -> None:
+def write(store: Store, region: str, rows: dict[str, Row], now: datetime) -> None:
     """Those in progress, and those that ended last."""
-    ended = sorted((row for row in rows.values() if row.ended_at), key=lambda row: str(row.ended_at), reverse=True)
-    kept = {row.name: row for row in (*(row for row in rows.values() if not row.ended_at), *ended[:_MOST_ENDED])}
+    newest = sorted(rows.values(), key=_changed_at, reverse=True)
+    ended = [row for row in newest if row.ended_at]
+    late = {row.name for row in ended[_MOST_ENDED:] if now - _changed_at(row) > _LISTED_FOR}
+    kept = {name: row for name, row in rows.items() if name not in late}
     store.put(layout.foreign_index(region), codec.dumps(ForeignIndex(kept)))
+
+
+def _changed_at(row: Row) -> datetime:
+    """When it last changed, as far as lists go by that."""
+    return max(each for each in (row.ended_at, row.modified_at, row.created_at) if each is not None)
 
 
 def summaries(store: Store) -> list[Summary]:
