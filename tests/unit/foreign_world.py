@@ -4,6 +4,7 @@ needs, and as untrustworthy as it likes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -24,6 +25,7 @@ from stoker.testing.sagemaker.jobs import Job
 REGION = "us-east-1"
 START = datetime(2026, 11, 2, 9, 0, tzinfo=timezone.utc)
 HOUSE = f"sagemaker: {{regions: [{REGION}]}}\n"
+TOPIC = f"arn:aws:sns:{REGION}:123456789012:stoker"
 HOUR_S = 3600.0
 WASTE = "- min_gpu_utilization: {value: 80%, over: 1h, after: 30m}\n  then: stop"
 STALL = "- stall: {window: 5m, windows: 3}"
@@ -60,7 +62,6 @@ class MemoryAccount(ForeignAccount):
         self.figures: dict[str, Host] = {}
         self.line_at: datetime | None = None
         self.lines: tuple[str, ...] = ()
-        self.topic: str | None = None
         self.calls: list[tuple[str, str]] = []
         self.trouble: Callable[[str], bool] = lambda _operation: False
 
@@ -98,7 +99,7 @@ class MemoryAccount(ForeignAccount):
 
     def ring(self) -> None:
         """Every alarm rings."""
-        self.rings = {name: Alarm(name, alarm.host, True) for name, alarm in self.rings.items()}
+        self.rings = {name: replace(alarm, ringing=True) for name, alarm in self.rings.items()}
 
     @property
     def names(self) -> list[str]:
@@ -142,11 +143,11 @@ class MemoryAccount(ForeignAccount):
         self._meet("DescribeAlarms")
         return [alarm for name, alarm in self.rings.items() if name.startswith(prefix)]
 
-    def make_alarm(self, wanted: WantedAlarm, topic: str | None) -> None:
+    def make_alarm(self, wanted: WantedAlarm) -> None:
         lost = self._meet("PutMetricAlarm", wanted.name)
-        self.rings[wanted.name] = Alarm(wanted.name, wanted.host, False)
+        topics = (wanted.topic,) if wanted.topic else ()
+        self.rings[wanted.name] = Alarm(wanted.name, wanted.host, False, topics)
         self.wanted[wanted.name] = wanted
-        self.topic = topic
         self._lose(lost)
 
     def remove_alarms(self, names: Sequence[str]) -> None:
@@ -210,9 +211,9 @@ class World:
         self.governor = self.another()
         self.legislate(rules, house)
 
-    def another(self, name: str = "one") -> ForeignGovernor:
+    def another(self, name: str = "one", topic: str | None = TOPIC) -> ForeignGovernor:
         """One more governor."""
-        return ForeignGovernor(self.store, self._at, name=name, topic="arn:topic", now=self.account.clock.now)
+        return ForeignGovernor(self.store, self._at, name=name, topic=topic, now=self.account.clock.now)
 
     def _at(self, region: str) -> MemoryAccount:
         return self.account if region == REGION else MemoryAccount(region)

@@ -12,6 +12,7 @@ from foreign_world import (
     INTERNAL,
     REGION,
     STALL,
+    TOPIC,
     WASTE,
     World,
     asked,
@@ -23,6 +24,7 @@ from foreign_world import (
 from stoker.core.foreign.alarms import Host, WantedAlarm
 from stoker.core.foreign.family import Stopping
 from stoker.errors import AuthDenied
+from stoker.governor.foreign import index
 
 
 def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
@@ -44,7 +46,7 @@ def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
         (320, 3600, 1, False),
         (4, 300, 3, True),
     ]
-    assert world.account.topic == "arn:topic"
+    assert {alarm.topic for alarm in made} == {TOPIC}
     calls = len([call for call in world.account.calls if call[0] == "PutMetricAlarm"])
     world.wake()
     assert len([call for call in world.account.calls if call[0] == "PutMetricAlarm"]) == calls == 4
@@ -53,13 +55,69 @@ def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:
     assert world.account.rings == {}
 
 
-@pytest.mark.parametrize("machine", ["ml.trn1.32xlarge", "ml.c5.xlarge", "ml.x99.huge"])
-def test_no_alarm_on_what_nobody_can_read(machine: str) -> None:
+def topics(world: World) -> set[tuple[str, ...]]:
+    return {alarm.topics for alarm in world.account.rings.values()}
+
+
+def test_an_alarm_that_tells_nobody_is_made_again_by_who_has_somebody_to_tell() -> None:
     world = World(WASTE)
-    resources = {"InstanceType": machine, "InstanceCount": 1, "VolumeSizeInGB": 1}
-    world.account.start(training_s=60, ResourceConfig=resources)
+    world.account.start(training_s=60)
+    world.another("desk", topic=None).tick()
+    assert topics(world) == {()} and len(world.account.rings) == 2
     world.wake()
-    assert world.account.rings == {}
+    assert topics(world) == {(TOPIC,)}
+    world.account.calls.clear()
+    for governor in (world.governor, world.another("desk", topic=None)):
+        governor.wake(REGION, "bert")
+    assert topics(world) == {(TOPIC,)} and "PutMetricAlarm" not in {name for name, _ in world.account.calls}
+
+
+def test_one_that_is_told_late_of_is_made_again_once() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.another("desk", topic=None).tick()
+    listed, world.account.calls[:] = list(world.account.rings.values()), []
+    world.account.alarms = lambda prefix: listed  # type: ignore[method-assign]
+    world.wake()
+    assert [name for name, _ in world.account.calls].count("PutMetricAlarm") == 2
+
+
+def test_a_topic_elsewhere_cannot_be_told() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.another(topic=TOPIC.replace(REGION, "eu-west-1")).wake(REGION, "bert")
+    world.another(topic="strange").wake(REGION, "bert")
+    assert topics(world) == {()}
+
+
+GROUPS = [
+    {"InstanceType": machine, "InstanceCount": 1, "InstanceGroupName": name}
+    for machine, name in (("ml.g5.12xlarge", "a"), ("ml.c5.xlarge", "b"))
+]
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        ({"InstanceType": "ml.trn1.32xlarge"}, "no alarms: nobody can read the accelerators of ml.trn1.32xlarge"),
+        ({"InstanceType": "ml.x99.huge"}, "no alarms: nobody can read the accelerators of ml.x99.huge"),
+        ({"InstanceGroups": GROUPS}, "no alarms: its hosts are of several types"),
+        ({}, "no alarms: nobody can read the accelerators of its machines"),
+        ({"InstanceType": "ml.c5.xlarge"}, ""),
+    ],
+)
+def test_no_alarm_on_what_nobody_can_read_and_lists_say_why(resources: dict[str, object], why: str) -> None:
+    for rules in (WASTE, ""):
+        world = World(rules)
+        world.account.start()
+        world.account.job().asked["ResourceConfig"] = {"InstanceCount": 1, "VolumeSizeInGB": 1, **resources}
+        world.wake()
+        assert "no alarms" not in index.summaries(world.store)[0].reason, "it does not train yet"
+        world.account.train("bert", 60)
+        world.wake()
+        (listed,) = index.summaries(world.store)
+        assert world.account.rings == {}
+        assert why in listed.reason if rules and why else "no alarms" not in listed.reason
 
 
 def test_an_alarm_of_a_rule_that_changed_is_another() -> None:
@@ -276,8 +334,8 @@ def test_alarms_that_are_not_listed_at_once_are_removed_all_the_same() -> None:
     world.account.start(training_s=60)
     make, listed = world.account.make_alarm, world.account.alarms
 
-    def ends(wanted: WantedAlarm, topic: str | None) -> None:
-        make(wanted, topic)
+    def ends(wanted: WantedAlarm) -> None:
+        make(wanted)
         world.account.jobs.enter(world.account.job(), "Stopped")
 
     world.account.make_alarm = ends  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.core.foreign.alarms import WantedAlarm
 from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.deploying.template import alarm_pattern, patterns
 from stoker.governor.foreign.account import ForeignAccount
@@ -185,10 +186,8 @@ def test_an_alarm_has_the_topic_of_its_own_region_or_none() -> None:
         def get(self, _service: str, _region: str) -> Any:
             return SimpleNamespace(put_metric_alarm=lambda **asked: put.append(asked["AlarmActions"]))
 
-    wanted: Any = SimpleNamespace(
-        name="a", rule="stall", host="x/algo-1", inclusive=True, period_s=300, periods=3, threshold=1.0
-    )
     topic = "arn:aws:sns:us-east-1:123456789012:stoker-alarms"
     for region in ("us-east-1", "us-west-2"):
-        ForeignAccount(region, Clients()).make_alarm(wanted, topic)  # type: ignore[arg-type]
+        account = ForeignAccount(region, Clients())  # type: ignore[arg-type]
+        account.make_alarm(WantedAlarm("a", "x/algo-1", "stall", 1.0, 300, 3, True, account.told_by_alarms(topic)))
     assert put == [[topic], []]

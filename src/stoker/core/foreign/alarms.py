@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from stoker.core.foreign.training_job import TrainingJob
@@ -42,6 +42,8 @@ class WantedAlarm:
     periods: int
     # Whether the threshold itself is too little.
     inclusive: bool
+    # Whom it tells; empty: nobody but who asks.
+    topic: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Alarm:
     name: str
     host: str
     ringing: bool = False
+    topics: tuple[str, ...] = ()
+
+    def is_as(self, wanted: WantedAlarm) -> bool:
+        """Whether it is that one. One that tells somebody does so for those, too, who have nobody to tell."""
+        return self.name == wanted.name and (not wanted.topic or wanted.topic in self.topics)
 
 
 Figures = tuple[tuple[datetime, float], ...]
@@ -85,11 +92,14 @@ def watching(house: House, subject: Subject) -> tuple[Rule, ...]:
     )
 
 
-def wanted(rules: Sequence[Rule], job: TrainingJob, gpus: int | None, start: str) -> tuple[WantedAlarm, ...]:
+def wanted(
+    rules: Sequence[Rule], job: TrainingJob, gpus: int | None, start: str, topic: str = ""
+) -> tuple[WantedAlarm, ...]:
     """One for each host and rule, while it trains. `gpus` are those of one host; None or 0: nobody can read them."""
     if not job.training or not gpus:
         return ()
-    return tuple(_alarm(rule, job, number, host, gpus, start) for rule in rules for number, host in _numbered(job))
+    every = (_alarm(rule, job, number, host, gpus, start) for rule in rules for number, host in _numbered(job))
+    return tuple(replace(each, topic=topic) for each in every)
 
 
 def _numbered(job: TrainingJob) -> list[tuple[int, str]]:

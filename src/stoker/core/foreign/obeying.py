@@ -95,9 +95,10 @@ def decide(sight: Sight, house: House, now: datetime) -> ForeignPlan:
     if not isinstance(stop, Stop) and _may_relent(sight.family, job.name, now):
         actions.append(Note(Relented(job.name), "it was not stopped yet, and no rule wants that any more"))
     rules = alarms.watching(house, subject)
-    actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start))
+    actions += _alarms(sight, alarms.wanted(rules, job, sight.gpus, sight.start, sight.topic))
     look_in_s = _next_look_s(sight, house, subject, now)
-    return ForeignPlan(tuple(actions), look_in_s=look_in_s, note=stop.reason if stop is not None else "")
+    note = stop.reason if stop is not None else _unwatched(sight) if rules else ""
+    return ForeignPlan(tuple(actions), look_in_s=look_in_s, note=note)
 
 
 def told(action: ForeignAction, job: str) -> str:
@@ -283,13 +284,23 @@ def _alarms(sight: Sight, wanted: tuple[WantedAlarm, ...]) -> Iterator[ForeignAc
     """What makes the alarms those that are wanted. Where nobody knows what there are, nothing."""
     if not isinstance(sight.alarms, Known):
         return
-    there = {alarm.name for alarm in sight.alarms.value}
-    missing = tuple(each for each in wanted if each.name not in there)
+    there = sight.alarms.value
+    missing = tuple(each for each in wanted if not any(alarm.is_as(each) for alarm in there))
     if missing:
         yield MakeAlarms(missing)
-    needless = tuple(sorted(there - {each.name for each in wanted}))
+    needless = tuple(sorted({alarm.name for alarm in there} - {each.name for each in wanted}))
     if needless:
         yield RemoveAlarms(needless)
+
+
+def _unwatched(sight: Sight) -> str:
+    """Why it has no alarms although it trains, in words; empty where it has, or has nothing to watch."""
+    job = sight.job
+    if not job.training or sight.gpus is not None:
+        return ""
+    if len(job.machines) > 1:
+        return "no alarms: its hosts are of several types, and nobody can tell which has what"
+    return f"no alarms: nobody can read the accelerators of {job.machines[0] if job.machines else 'its machines'}"
 
 
 def _asked(family: Family, job: str) -> str:

@@ -35,6 +35,8 @@ class Sight:
     alarms: Observed[tuple[Alarm, ...]]
     # What names of alarms begin with.
     start: str
+    # Whom alarms tell; empty: nobody.
+    topic: str = ""
     # GPUs of one host; None where nobody can say, or read them.
     gpus: int | None = None
     # Dollars an hour for one host on demand; None is unknown, never free.

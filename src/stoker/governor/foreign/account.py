@@ -128,10 +128,16 @@ class ForeignAccount:
         for each in told:
             hosts = [part.get("Value", "") for part in each.get("Dimensions", ()) if part.get("Name") == "Host"]
             if each.get("Namespace") == NAMESPACE and len(hosts) == 1:
-                found.append(Alarm(str(each["AlarmName"]), str(hosts[0]), each.get("StateValue") == "ALARM"))
+                topics = tuple(str(topic) for topic in each.get("AlarmActions", ()))
+                found.append(Alarm(str(each["AlarmName"]), str(hosts[0]), each.get("StateValue") == "ALARM", topics))
         return found
 
-    def make_alarm(self, wanted: WantedAlarm, topic: str | None) -> None:
+    def told_by_alarms(self, topic: str | None) -> str:
+        """The topic where alarms here can tell it. CloudWatch takes none but of its own region; of other alarms
+        EventBridge tells."""
+        return topic if topic and (topic.split(":") + [""] * 4)[3] == self.region else ""
+
+    def make_alarm(self, wanted: WantedAlarm) -> None:
         """Make it, or make it again. Missing figures are no reason to ring: what cannot be read is not idle."""
         client = self._clients.get("cloudwatch", self.region)
         comparison = "LessThanOrEqualToThreshold" if wanted.inclusive else "LessThanThreshold"
@@ -140,7 +146,7 @@ class ForeignAccount:
             lambda: client.put_metric_alarm(
                 AlarmName=wanted.name,
                 AlarmDescription=f"Stoker: policy {wanted.rule} for {wanted.host}",
-                AlarmActions=[topic] if topic and _region_of(topic) == self.region else [],
+                AlarmActions=[wanted.topic] if wanted.topic else [],
                 Namespace=NAMESPACE,
                 MetricName=_GPU,
                 Dimensions=[{"Name": "Host", "Value": wanted.host}],
@@ -271,11 +277,6 @@ class ForeignAccount:
             return [each for page in pages for each in page.get(key, ())]
 
         return calling(f"{service}:{operation}", ask)
-
-
-def _region_of(topic: str) -> str:
-    """CloudWatch takes no topic but one of its own region; of other alarms EventBridge tells."""
-    return (topic.split(":") + [""] * 4)[3]
 
 
 def _removed(client: Any, names: list[str]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from stoker.core.foreign import clone
+from stoker.core.foreign.alarms import WantedAlarm
 from stoker.core.foreign.family import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard, Unheard
 from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
 from stoker.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
@@ -24,7 +25,6 @@ class ForeignApplier:
         account: ForeignAccount,
         by: str,
         policy: str,
-        topic: str | None,
         token: Callable[[], str],
         tell: Callable[[str], None],
     ) -> None:
@@ -32,11 +32,10 @@ class ForeignApplier:
         self.account = account
         self.by = by
         self.policy = policy
-        self.topic = topic
         self.token = token
         self.tell = tell
-        # Alarms that were made here: their names and hosts.
-        self.made: set[tuple[str, str]] = set()
+        # Alarms that were made here, by their names.
+        self.made: dict[str, WantedAlarm] = {}
         # And removed; and what went wrong with either, by the alarm.
         self.removed: set[str] = set()
         self.troubles: dict[str, str] = {}
@@ -66,8 +65,8 @@ class ForeignApplier:
             case MakeAlarms():
                 for wanted in action.alarms:
                     # Before it is asked for: a reply may be lost.
-                    self.made.add((wanted.name, wanted.host))
-                    self._alarm(wanted.name, partial(self.account.make_alarm, wanted, self.topic))
+                    self.made[wanted.name] = wanted
+                    self._alarm(wanted.name, partial(self.account.make_alarm, wanted))
             case RemoveAlarms():
                 self._alarm(action.names[0], partial(self.account.remove_alarms, action.names))
                 self.removed |= set(action.names)

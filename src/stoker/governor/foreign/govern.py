@@ -110,12 +110,11 @@ class ForeignGovernor:
         self.name = name or governor_name()
         self._account = account or (lambda region: ForeignAccount(region, clients))
         self._accounts: dict[str, ForeignAccount] = {}
-        self._topic = topic
         self._token = token
         self._house = HouseReader(store, DEFAULT)
         self._now = now
         self._teller = ForeignTeller(store, self.name, teller)
-        self._observer = ForeignObserver(store, self.start)
+        self._observer = ForeignObserver(store, self.start, topic)
 
     def wake(self, region: str, name: str) -> Looked:
         """See `wake`."""
@@ -245,9 +244,7 @@ class ForeignGovernor:
         """Look at one training job and do what follows, until nothing does. What it is now, for lists."""
         try:
             account = self._at(region)
-            applier = ForeignApplier(
-                self.store, account, self.name, house.digest, self._topic, self._token, looked.done.append
-            )
+            applier = ForeignApplier(self.store, account, self.name, house.digest, self._token, looked.done.append)
             for _ in range(MOST_ROUNDS):
                 found = account.describe(name)
                 if found is None:

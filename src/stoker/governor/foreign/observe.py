@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -34,10 +35,11 @@ NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 class ForeignObserver:
     """Looks, and changes nothing."""
 
-    def __init__(self, store: Store, start: str) -> None:
+    def __init__(self, store: Store, start: str, topic: str | None = None) -> None:
         self._store = store
         # What names of alarms begin with.
         self._start = start
+        self._topic = topic
         self._past = Past(store)
 
     def sight(
@@ -72,6 +74,7 @@ class ForeignObserver:
             family=family,
             alarms=alarms,
             start=self._start,
+            topic=account.told_by_alarms(self._topic),
             gpus=gpus,
             price=price_of(job),
             readings=readings,
@@ -104,9 +107,11 @@ class ForeignObserver:
         mine = {alarm.name: alarm for alarm in found if job_of(alarm) == job.name}
         if applier is None:
             return Known(tuple(mine.values()))
-        # CloudWatch may not list at once what was made a moment ago.
-        known = {**{name: Alarm(name, host) for name, host in applier.made}, **mine}
-        return Known(tuple(alarm for name, alarm in known.items() if name not in applier.removed))
+        # CloudWatch may not list at once what was made a moment ago, nor as that.
+        for name, made in applier.made.items():
+            listed_as = mine.get(name, Alarm(name, made.host))
+            mine[name] = replace(listed_as, topics=(made.topic,) if made.topic else listed_as.topics)
+        return Known(tuple(alarm for name, alarm in mine.items() if name not in applier.removed))
 
     def resumed_as(self, account: ForeignAccount, sight: Sight) -> Observed[str]:
         """The training job in progress, of none of its clones, that has the same checkpoints; empty: there is none."""
