@@ -88,6 +88,30 @@ def test_what_the_machine_did_is_begun_anew_even_without_checkpoints() -> None:
     assert len(world.clones) == 1
 
 
+def test_one_whose_machines_sagemaker_chose_is_cloned_with_the_same_choice() -> None:
+    world = World("- machines: [ml.g5.12xlarge]\n- max_nodes: 2")
+    preferred = [{"InstanceType": "ml.g5.12xlarge", "InstanceCount": 2}]
+    request = {**asked(), "ResourceConfig": {"InstancePreferences": preferred, "VolumeSizeInGB": 50}}
+    request |= {"EnableManagedSpotTraining": False, "StoppingCondition": {"MaxRuntimeInSeconds": 432000}}
+    world.account.jobs.answer("CreateTrainingJob", REGION, request)
+    world.wake()
+    world.account.train("bert", 9000)
+    assert world.wake() == []
+    world.account.fail(reason=INTERNAL)
+    world.wake()
+    (clone,) = world.clones
+    assert world.account.job(clone).asked["ResourceConfig"] == request["ResourceConfig"]
+
+
+def test_a_serverless_one_breaks_no_rule_about_machines() -> None:
+    world = World("- machines: [ml.g5.12xlarge]\n- max_nodes: 2\n- images: ['*/house/*']")
+    request = {key: value for key, value in asked().items() if key not in ("ResourceConfig", "AlgorithmSpecification")}
+    request["ServerlessJobConfig"] = {"BaseModelArn": "arn:aws:sagemaker:us-east-1:aws:hub-content/x/Model/y"}
+    world.account.clock.move(60)
+    world.account.jobs.answer("CreateTrainingJob", REGION, request)
+    assert world.wake() == [] and world.account.job().status == "InProgress"
+
+
 def test_the_house_knows_failures_better() -> None:
     rules = """
 - name: efa

@@ -10,7 +10,8 @@ _LONGEST_S = 28 * 86400
 
 def refusal(asked: Json) -> Failure | None:
     """Why CreateTrainingJob refuses this; None: it does not."""
-    told = _about_algorithm(asked) or _about_resources(asked) or _about_time(asked) or _about_names(asked)
+    own = None if asked.get("ServerlessJobConfig") else _about_algorithm(asked) or _about_resources(asked)
+    told = own or _about_time(asked) or _about_names(asked)
     return None if told is None else invalid(told)
 
 
@@ -35,9 +36,14 @@ def _about_resources(asked: Json) -> str | None:
     if resources is None:
         return "ResourceConfig is required for training jobs that are not serverless."
     single = "InstanceType" in resources or "InstanceCount" in resources
-    groups = resources.get("InstanceGroups")
-    if single == bool(groups):
-        return "You must provide either InstanceType and InstanceCount, or InstanceGroups, in ResourceConfig."
+    groups, preferred = resources.get("InstanceGroups"), resources.get("InstancePreferences")
+    if [single, bool(groups), bool(preferred)].count(True) != 1:
+        return (
+            "You must provide either InstanceType and InstanceCount, or InstanceGroups, or InstancePreferences,"
+            " in ResourceConfig."
+        )
+    if preferred and asked.get("EnableManagedSpotTraining"):
+        return "InstancePreferences is not supported with managed spot training."
     if single and (not resources.get("InstanceType") or not resources.get("InstanceCount")):
         return "InstanceType and a positive InstanceCount are required in ResourceConfig."
     if not resources.get("VolumeSizeInGB"):

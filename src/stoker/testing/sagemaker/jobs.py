@@ -146,6 +146,7 @@ class Job:
             told["AlgorithmSpecification"] = {**algorithm, "MetricDefinitions": measured}
         if self.started is not None:
             told["TrainingStartTime"] = self.started
+            told["ResourceConfig"] = self._with_choice()
         if self.ended is not None:
             told["TrainingEndTime"] = self.ended
         if self.started is not None and self.ended is not None:
@@ -184,6 +185,14 @@ class Job:
         paid = [each for each in self.transitions if each.status in _PAID and each.end is not None]
         paid_s = sum((each.end - each.start).total_seconds() for each in paid if each.end is not None)
         return max(1, min(training_s, round(paid_s * (_SPOT_SHARE if self.spot else 1.0))))
+
+    def _with_choice(self) -> Json:
+        """With the machines that SageMaker chose where it had the choice: here the first."""
+        preferred = self.resources.get("InstancePreferences") or [{}]
+        chosen = {
+            f"Selected{name}": preferred[0][name] for name in ("InstanceType", "InstanceCount") if name in preferred[0]
+        }
+        return {**self.resources, **chosen}
 
     def _model(self) -> str:
         return f"{self.asked['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output/model.tar.gz"
