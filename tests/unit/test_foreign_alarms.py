@@ -329,6 +329,21 @@ def test_a_tick_finds_what_events_did_not_tell() -> None:
     assert world.account.rings == {}
 
 
+def test_a_tick_removes_alarms_of_a_job_that_is_listed_nowhere() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    world.wake()
+    left = dict(world.account.rings)
+    world.account.jobs.advance(world.account.job(), "Completed")
+    world.wake()
+    # Somebody's late reply; and lists have forgotten the job for long.
+    world.account.rings = left
+    world.account.clock.move(48 * HOUR_S)
+    index.write(world.store, REGION, {}, world.account.clock.now())
+    world.governor.tick()
+    assert world.account.rings == {}
+
+
 def test_alarms_that_are_not_listed_at_once_are_removed_all_the_same() -> None:
     world = World(WASTE)
     world.account.start(training_s=60)

@@ -182,6 +182,39 @@ def test_spot_is_given_up_after_more_than_three_interruptions() -> None:
     assert (cloning.rule, cloning.spot) == ("on-demand", False)
 
 
+def test_interruptions_of_the_whole_family_count() -> None:
+    world = World()
+    world.account.start(training_s=9000)
+    world.account.interrupt(times=2)
+    world.wake()
+    world.account.fail(reason=INTERNAL)
+    world.wake()
+    (clone,) = world.clones
+    world.account.train(clone, 60)
+    world.account.interrupt(clone)
+    assert world.wake(clone) == [] and world.account.job(clone).spot
+    world.account.interrupt(clone)
+    assert "reclaimed 4 times" in world.wake(clone)[0]
+
+
+def test_what_would_lose_its_training_stays_on_spot_however_often_it_is_interrupted() -> None:
+    world = World()
+    world.account.start(training_s=9000, CheckpointConfig={})
+    world.account.interrupt(times=9)
+    assert world.wake() == [] and world.account.job().status == "InProgress"
+
+
+def test_spot_is_not_given_up_a_day_late() -> None:
+    world = World()
+    world.account.start(training_s=9000)
+    world.account.interrupt(times=4)
+    world.wake()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.account.clock.move(25 * HOUR_S)
+    world.wake()
+    assert world.clones == [] and events(world)[-1] == GaveUp("bert", "late", meant=True)
+
+
 @pytest.mark.parametrize(("reason", "clones"), [("ClientError: no such bucket", 0), (INTERNAL, 1)])
 def test_one_that_fails_while_it_stops(reason: str, clones: int) -> None:
     world = World()

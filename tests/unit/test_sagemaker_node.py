@@ -22,6 +22,7 @@ from stoker.agent.main import _announce
 from stoker.agent.node import utcnow
 from stoker.errors import StoreUnavailable
 from stoker.providers.base import Contained, Remade
+from stoker.providers.sagemaker.bootstrap import who
 from stoker.providers.sagemaker.machine import ASKED, GRACE_S, SageMakerMachine
 from stoker.testing.memory import MemoryStore
 
@@ -74,6 +75,15 @@ class Box:
     @property
     def failure(self) -> str:
         return (self.ml / "output/failure").read_text()
+
+
+def test_ranks_are_by_the_numbers_of_hosts_whatever_order_they_are_told_in(tmp_path: Path) -> None:
+    names = [f"algo-{number}" for number in (10, 2, 1, 11, *range(3, 10))]
+    (tmp_path / "input/config").mkdir(parents=True)
+    for host, rank in (("algo-1", 0), ("algo-2", 1), ("algo-10", 9), ("algo-11", 10)):
+        told = json.dumps({"current_host": host, "hosts": names})
+        (tmp_path / "input/config/resourceconfig.json").write_text(told)
+        assert who(tmp_path, len(names)) == (host, rank)
 
 
 def test_it_becomes_a_node_and_shows_the_log(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def _spot_failed(sight: Sight, house: House, subject: Subject, now: datetime) ->
             return Stop(Stopping(job.name, bounds.rule("spot_wait"), ON_DEMAND), told)
     most = bounds.spec.retry.on_demand_after
     lost = job.interruptions + sum(over.interruptions for over in sight.family.others(job.name))
-    if most is None or lost <= most or not job.checkpoints:
+    if most is None or lost <= most:
         return None
     rules = governance.that_count(house, subject, "spot")
     rule = f"{PREFIX}{rules[-1].name}" if rules else ON_DEMAND
