@@ -8,8 +8,8 @@ import pytest
 from botocore.exceptions import ClientError
 from foreign_world import REGION, TOPIC
 
-from stoker.core.foreign.alarms import WantedAlarm
-from stoker.governor.foreign.account import ForeignAccount
+from stoker.core.foreign.alarms import Alarm, WantedAlarm
+from stoker.governor.foreign.account import NAMESPACE, ForeignAccount
 
 
 class CloudWatch:
@@ -19,10 +19,18 @@ class CloudWatch:
         self.put: list[dict[str, Any]] = []
         self.names = set(names)
         self.asked: list[list[str]] = []
+        self.told: list[dict[str, Any]] = []
 
     def get(self, service: str, region: str) -> CloudWatch:
         assert (service, region) == ("cloudwatch", REGION)
         return self
+
+    def get_paginator(self, operation: str) -> CloudWatch:
+        assert operation == "describe_alarms"
+        return self
+
+    def paginate(self, **_asked: Any) -> list[dict[str, Any]]:
+        return [{"MetricAlarms": self.told[:1]}, {"MetricAlarms": self.told[1:]}]
 
     def put_metric_alarm(self, **asked: Any) -> None:
         self.put.append(asked)
@@ -61,6 +69,21 @@ def test_an_alarm_as_it_is_asked_for(inclusive: bool, comparison: str) -> None:
             "Threshold": 4.0,
             "ComparisonOperator": comparison,
         }
+    ]
+
+
+def test_alarms_as_they_are_told() -> None:
+    host = [{"Name": "Host", "Value": "bert/algo-1"}]
+    clients = CloudWatch()
+    clients.told = [
+        {"AlarmName": "a", "Namespace": NAMESPACE, "Dimensions": host, "StateValue": "ALARM", "AlarmActions": [TOPIC]},
+        {"AlarmName": "b", "Namespace": NAMESPACE, "Dimensions": host, "StateValue": "OK"},
+        {"AlarmName": "c", "Namespace": "AWS/EC2", "Dimensions": host},
+        {"AlarmName": "d", "Namespace": NAMESPACE},
+    ]
+    assert account(clients).alarms("stoker-") == [
+        Alarm("a", "bert/algo-1", True, (TOPIC,)),
+        Alarm("b", "bert/algo-1"),
     ]
 
 

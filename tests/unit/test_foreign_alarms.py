@@ -257,6 +257,17 @@ def test_after_the_span_of_a_stall_what_is_at_work_is_held_to_its_utilisation() 
     assert "min-gpu-utilization" in world.wake()[0]
 
 
+@pytest.mark.parametrize(("idle_min", "silent_min"), [(12, 60), (60, 10)], ids=["seldom a line", "seldom busy"])
+def test_it_may_hang_while_either_is_too_young(idle_min: int, silent_min: int) -> None:
+    world = World(f"{WASTE}\n{STALL}")
+    world.account.start(training_s=60)
+    world.wake()
+    world.account.clock.move(3 * HOUR_S)
+    hang(world, idle_min, cpu=0.0)
+    world.account.line_at = world.account.clock.now() - timedelta(minutes=silent_min)
+    assert world.wake() == [] and world.account.job().status == "InProgress"
+
+
 def test_a_line_of_the_log_is_no_hang() -> None:
     world = World(f"{WASTE}\n{STALL}")
     world.account.start(training_s=60)

@@ -6,6 +6,7 @@ import pytest
 from foreign_world import HOUR_S, World, events, kinds, told
 
 from stoker.core.foreign.family import GaveUp
+from stoker.errors import Transient
 from stoker.governor.foreign import index
 
 
@@ -31,6 +32,24 @@ def test_one_that_sagemaker_let_wait_no_longer_goes_on_without_spot_where_the_ho
     world.account.train(clone, 60)
     world.account.jobs.enter(made, "MaxWaitTimeExceeded")
     assert world.wake(clone) == [] and world.clones == [clone]
+
+
+def test_one_that_was_to_be_stopped_and_outlasted_its_wait_first() -> None:
+    world = World("- max_wait: 4h\n  then: on-demand")
+    world.account.start()
+    world.account.clock.move(5 * HOUR_S)
+
+    def silent(operation: str) -> bool:
+        if operation == "StopTrainingJob":
+            raise Transient("throttled")
+        return False
+
+    world.account.trouble = silent
+    world.governor.tick()
+    world.account.trouble = lambda _operation: False
+    world.account.jobs.enter(world.account.job(), "MaxWaitTimeExceeded")
+    world.wake()
+    assert len(world.clones) == 1
 
 
 @pytest.mark.parametrize(

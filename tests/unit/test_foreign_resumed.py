@@ -115,6 +115,24 @@ def test_its_own_clone_is_no_owners() -> None:
     assert events(world)[-1] == Cloned("bert", world.clones[0]) and len(world.clones) == 1
 
 
+def test_the_clone_of_a_clone_that_another_house_made_is_no_owners() -> None:
+    world, other = World(), World()
+    failed(world)
+    world.governor.tick()
+    (clone,) = world.clones
+    # The other one knows nothing of what it is a clone of.
+    other.account = world.account
+    other.store = MemoryStore(clock=world.account.clock.now)
+    other.governor = other.another("other")
+    other.legislate("")
+    world.account.train(clone, 3 * HOUR_S)
+    world.account.fail(clone, INTERNAL)
+    other.governor.tick()
+    world.account.clock.move(HOUR_S)
+    world.wake(clone)
+    assert events(world)[-1] == Cloned(clone, world.clones[1]) and len(world.clones) == 2
+
+
 def test_a_clone_that_another_house_made_is_no_owners() -> None:
     world, other = World(), World()
     other.account = world.account

@@ -112,6 +112,37 @@ def test_what_was_stopped_to_go_on_and_may_not_any_more_is_told_of() -> None:
     assert events(world)[-1] == GaveUp("bert", "unwanted", meant=True) and world.clones == []
 
 
+def test_what_was_stopped_to_go_on_and_is_refused_by_now_is_told_of() -> None:
+    world = World()
+    world.account.start(training_s=9000)
+    world.account.interrupt(times=4)
+    world.wake()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.legislate("- max_nodes: 1")
+    world.wake()
+    *_, last = families.entries(world.store, REGION, "bert")
+    assert last.record.event == GaveUp("bert", "policy:max-nodes", meant=True) and world.clones == []
+    assert news.tell(last, Whose("bert", REGION), DEFAULT.house) is not None
+
+
+def test_a_request_that_was_not_answered_is_forgotten_with_the_stop_itself() -> None:
+    world = World("- name: calm\n  spot: {on_demand_after: 1}")
+    world.account.start(training_s=9000)
+    world.account.interrupt(times=2)
+    world.account.trouble = silent
+    world.governor.wake(REGION, "bert")
+    world.account.trouble = lambda _operation: False
+    world.legislate("")
+    world.account.clock.move(600)
+    world.wake()
+    world.account.interrupt(times=2)
+    # `Seen`, `Stopping`, `Unheard`, `Relented`, and `Stopping` once more.
+    crash_before(world, "create", layout.family_entry(REGION, "bert", 6))
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    assert len(world.clones) == 1
+
+
 def test_one_that_fails_after_a_person_stopped_it_is_not_cloned() -> None:
     world = World()
     world.account.start(training_s=9000)

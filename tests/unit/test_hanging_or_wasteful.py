@@ -33,14 +33,15 @@ def hung(
     minutes: int,
     *events: Event | tuple[Event, float],
     silent: int | None = None,
+    use: float = 0.0,
     working: bool = False,
     evidence: tuple[str, ...] = (),
     stall_s: float | None = None,
 ) -> JobSnapshot:
     """One that was at 81 % for hours, and has hung for so many minutes."""
-    use = [0.81] * (90 - minutes) + [0.0] * minutes
+    used = [0.81] * (90 - minutes) + [use] * minutes
     silent_s = 60.0 * (minutes if silent is None else silent)
-    did = Activity(silent_s, 0.0 if working else silent_s, (pack(60.0, [use]),), devices=1)
+    did = Activity(silent_s, 0.0 if working else silent_s, (pack(60.0, [used]),), devices=1)
     saved = CheckpointRef("c1", 1, at(0), 1)
     beat = make_beat(NOW_S - 5, trained_s=NOW_S - 60, activity=did, evidence=evidence, checkpoint=saved)
     spec = replace(make_spec(), limits=Limits(stall_s=stall_s))
@@ -86,6 +87,7 @@ def test_what_moves_does_not_hang() -> None:
     by = policy(WASTE, STALL)
     assert found(hung(10, silent=2), by) == ["policy:waste"], "somebody logs"
     assert found(hung(14, working=True), by) == []
+    assert found(hung(10, silent=60), by) == found(hung(60, silent=10), by) == [], "one is too young yet"
     assert found(hung(15, working=True), by) == ["policy:waste"], "the span is over, and its processors are at work"
 
 
@@ -94,6 +96,8 @@ def test_the_bound_of_a_job_itself_is_waited_for_too() -> None:
     assert found(hung(3, stall_s=600.0), by) == ["policy:waste"]
     assert found(hung(4, stall_s=600.0), by) == found(hung(9, stall_s=600.0), by) == []
     assert found(hung(10, stall_s=600.0), by) == ["stall"]
+    # Whatever its accelerators do meanwhile.
+    assert found(hung(20, use=0.5, stall_s=600.0), by) == ["stall"]
 
 
 def test_windows_that_nobody_has_are_not_waited_for() -> None:

@@ -121,7 +121,7 @@ class ForeignObserver:
         job, family, rows = sight.job, sight.family, index.read(self._store, account.region).rows
         for name in (each.name for each in account.in_progress()):
             row = rows.get(name)
-            if name == clone_name(job.name, job.created_at) or family.holds(name):
+            if name == clone_name(job.name, job.created_at):
                 continue
             if row is not None and row.checkpoints is not None:
                 checkpoints, tags = row.checkpoints, row.tags
