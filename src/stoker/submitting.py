@@ -33,7 +33,7 @@ from stoker.model import Capabilities, Offering
 from stoker.notify import checking
 from stoker.pack import Packed, pack
 from stoker.providers import registry
-from stoker.providers.base import HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
+from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
 from stoker.rules import House
 from stoker.spec import Code, Resources, Spec
@@ -48,13 +48,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _HOUSE_NOT_ASKED = "a dry run asks nobody, not for the rules of the house either; `stoker policy test` does"
-
-
-@runtime_checkable
-class Checks(Protocol):
-    """A provider that can tell, without asking its cloud, what it would refuse."""
-
-    def check(self, spec: Spec) -> None: ...
 
 
 @runtime_checkable

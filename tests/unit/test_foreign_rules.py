@@ -100,8 +100,10 @@ def test_the_longest_wait() -> None:
     assert "it waited for a machine for 6 h" in world.wake()[0]
 
 
-def test_the_most_dollars(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World("- max_cost: 100")
+@pytest.mark.parametrize("then", ["stop", "refuse"])
+def test_the_most_dollars(monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    """It cannot ask for less beforehand, so it is not refused for that."""
+    world = World(f"- {{max_cost: 100, then: {then}}}")
     known = {"ml.g5.12xlarge": Price(10.0, "a table", date(2026, 11, 1))}
     monkeypatch.setattr("stoker.providers.sagemaker.prices.on_demand", lambda _region, name: known.get(name))
     dear = {"EnableManagedSpotTraining": False, "StoppingCondition": {"MaxRuntimeInSeconds": 432000}}

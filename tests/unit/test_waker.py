@@ -14,7 +14,7 @@ from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
 from stoker import client, layout, log, policies
 from stoker.core import outbox
-from stoker.errors import AuthDenied, StoreUnavailable, Transient
+from stoker.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.govern import Pass
 from stoker.governor.observe import active_jobs
@@ -25,6 +25,7 @@ from stoker.governor.serverless.waker import Waker, tell
 from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
+from stoker.spec import Spec
 from stoker.store import Store, open_store
 from stoker.testing.webhooks import webhook
 
@@ -362,6 +363,22 @@ def test_what_is_over_is_forgotten_by_events_too(world: World) -> None:
         assert until_idle < 20
     world.waker.handle([JobWake(other)])
     assert set(world.waker.governor.memory.states) == {other}
+
+
+def test_a_spec_that_no_client_would_submit_gets_no_machine(world: World) -> None:
+    """Whoever may write to the store may write any spec."""
+
+    class Checking(Cloud):
+        def check(self, spec: Spec) -> None:
+            raise UserError("resources.ec2.overrides.InstanceType: is Stoker's own; leave it out")
+
+    world.cloud = Checking()
+    world.waker = world.fresh()
+    job = submit(world.store, world.folder)
+    world.waker.handle([JobWake(job)])
+    assert not world.cloud.machines
+    ended = state_of(world.store, job).ended
+    assert ended is not None and "overrides.InstanceType: is Stoker's own" in ended.reason
 
 
 def test_a_look_that_fails_leaves_the_clock_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,9 @@ def begins_to_stall(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime
     silent_s = min(activity.silent_s for activity in ranks)
     if not silent_s >= wanted.window_s or not is_quiet(1):
         return False
-    if silent_s >= wanted.span_s and is_quiet(wanted.windows):
-        return False
-    # Windows that cannot be read never make a stall: nobody waits for them for ever.
-    return silent_s < 2 * wanted.span_s
+    # Windows that cannot be read never make a stall, so nobody waits for them.
+    known = all(means(activity.utilization, wanted.span_s) is not None for activity in ranks)
+    return silent_s < wanted.span_s or (known and not is_quiet(wanted.windows))
 
 
 def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:

@@ -30,7 +30,7 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketWriter
 from stoker.governor.observe import Memory
 from stoker.model import AttemptOutcome, Claimed, Closed, Event, Instance, Launched, NodeRef, Record
-from stoker.providers.base import LaunchOrder
+from stoker.providers.base import Checks, LaunchOrder
 from stoker.spec import Spec
 from stoker.store import Store
 
@@ -170,9 +170,12 @@ class Applier:
         order = self._order(state, claim)
         self._remember_place(claim)
         try:
+            # Not every spec in the store came by way of a client that checks it.
+            if isinstance(provider, Checks):
+                provider.check(order.spec)
             requests = provider.build(order)
         except UserError as error:
-            # It is pure: what is wrong with it now is wrong with it for ever.
+            # Both are pure: what is wrong with it now is wrong with it for ever.
             self._close(state, claim, "refused", type(error).__name__, str(error), restart=True)
             return
         try:

@@ -133,6 +133,17 @@ class Provider(Protocol):
 
 
 @runtime_checkable
+class Checks(Protocol):
+    """A provider that can tell, without asking its cloud, what it would refuse."""
+
+    def check(self, spec: Spec) -> None:
+        """Raise UserError for it, and for what would take a machine out of Stoker's hands. Pure.
+
+        Asked when a job is submitted, and again before each launch.
+        """
+
+
+@runtime_checkable
 class Interrupts(Protocol):
     """A provider that can rehearse a reclaim."""
 

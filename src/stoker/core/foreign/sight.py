@@ -14,7 +14,7 @@ from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Bounded, Finding, Subject
 from stoker.model import Observed
-from stoker.rules import House
+from stoker.rules import House, Rule
 from stoker.spec import Limits
 
 # The rule that a job was cloned by because spot was given up.
@@ -110,6 +110,16 @@ class ForeignPlan:
 def subject_of(job: TrainingJob, family: Family, now: datetime) -> Subject:
     """Whom rules are held against. What is exempt is so with its clones."""
     return Subject(replace(job.spec(), name=family.origin), now.date(), job.name, others=True)
+
+
+def for_others(house: House) -> House:
+    """The rules as they are held against training jobs of others. One of these cannot say what it may cost at most, so a
+    rule that would refuse it for that stops it when it has."""
+
+    def held(rule: Rule) -> Rule:
+        return replace(rule, then="stop") if rule.max_cost is not None and rule.action == "refuse" else rule
+
+    return replace(house, rules=tuple(map(held, house.rules)))
 
 
 def refusals(house: House, job: TrainingJob, subject: Subject) -> tuple[Finding, ...]:

@@ -19,7 +19,7 @@ from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
 from stoker.core.foreign.going_on import may_be_resumed
-from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, Sight, Stop
+from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
 from stoker.core.policy import DEFAULT
 from stoker.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.governor.clock import governor_name, read_clock
@@ -305,7 +305,7 @@ class ForeignGovernor:
             if isinstance(looked, Looked):
                 looked.unknown = True
             return None
-        return policy.house
+        return for_others(policy.house)
 
     def _clock(self) -> Callable[[], datetime]:
         """The store's, asked for once."""
