@@ -113,8 +113,8 @@ def subject_of(job: TrainingJob, family: Family, now: datetime) -> Subject:
 
 
 def for_others(house: House) -> House:
-    """The rules as they are held against training jobs of others. One of these cannot say what it may cost at most, so a
-    rule that would refuse it for that stops it when it has."""
+    """The rules as they are held against training jobs of others. One of these cannot say what it may cost at most, so
+    a rule that would refuse it for that stops it when it has."""
 
     def held(rule: Rule) -> Rule:
         return replace(rule, then="stop") if rule.max_cost is not None and rule.action == "refuse" else rule
