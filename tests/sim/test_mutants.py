@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stoker import facts
-from stoker.core import gate, orphans, retiring, retry
-from stoker.core.decide import _Decision
+from stoker.core import decide, gate, orphans, retiring, retry, tending
+from stoker.core.look import Look
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim, JobState
@@ -52,12 +52,12 @@ def stopping_is_gone(patch: Patch) -> None:
 
 
 def one_exit_closes_a_gang(patch: Patch) -> None:
-    def over(self: _Decision, claim: Claim) -> bool:
+    def over(self: Look, claim: Claim) -> bool:
         return claim.launched is not None and any(
             self.job.exit_of(claim, rank) is not None or self.job.rank_gone(claim, rank) for rank in range(claim.nodes)
         )
 
-    patch.setattr(_Decision, "_over", over)
+    patch.setattr(Look, "over", over)
 
 
 def names_do_not_matter(patch: Patch) -> None:
@@ -83,7 +83,7 @@ def a_newer_claim_ends_the_older(patch: Patch) -> None:
 
 
 def a_broken_gang_goes_on(patch: Patch) -> None:
-    patch.setattr(_Decision, "_drain_broken_gang", lambda self, claim: False)
+    patch.setattr(tending, "_drain_broken_gang", lambda look, claim: False)
 
 
 def facts_are_read_before_the_machines(patch: Patch) -> None:
@@ -116,19 +116,19 @@ def facts_are_read_before_the_machines(patch: Patch) -> None:
 
 
 def a_stop_ends_at_once(patch: Patch) -> None:
-    def stop(self: _Decision) -> None:
-        self._append(Ended(outcome="stopped", rule="stop"), "stopped")
+    def stop(look: Look) -> None:
+        look.append(Ended(outcome="stopped", rule="stop"), "stopped")
 
-    patch.setattr(_Decision, "_stop", stop)
+    patch.setattr(decide, "_stop", stop)
 
 
 def nobody_is_given_time_to_save(patch: Patch) -> None:
-    real = _Decision.__init__
+    real = Look.__init__
 
-    def init(self: _Decision, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
+    def init(self: Look, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
         real(self, job, Policy(leave_s=-55.0), now, blind)
 
-    patch.setattr(_Decision, "__init__", init)
+    patch.setattr(Look, "__init__", init)
 
 
 def nothing_is_swept(patch: Patch) -> None:

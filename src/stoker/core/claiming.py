@@ -1,0 +1,133 @@
+"""Whether a job gets its next claim, and on what; or why it waits, or never will. Pure."""
+
+from __future__ import annotations
+
+from stoker.core import auditing, budgets, governance
+from stoker.core.look import Look
+from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
+from stoker.core.snapshot import Launch
+from stoker.core.spans import span_text
+from stoker.model import Claimed, Ended, Known, Offering, Unknown, Warned
+
+# A price that nobody knows may be known when it is asked for again.
+_PRICES_CHANGE_S = 600.0
+
+
+def claim_next(look: Look) -> None:
+    """Claim a machine and launch it, where the job wants one, the house has nothing against it, and there is one."""
+    reason = wants_claim(look.job)
+    if reason is None:
+        return
+    if look.cannot_read_rules():
+        return
+    alone = not look.state.open_claims
+    if alone and (_waited_too_long(look) or _audit_wait(look)):
+        return
+    match look.job.offerings:
+        case None:
+            return
+        case Unknown(error=error):
+            look.waiting = f"the provider's offerings are unknown: {error}"
+            return
+        case Known(value=offerings):
+            pass
+    if _heed_rules(look, offerings) or _kept_back(look):
+        return
+    may = governance.allowed(look.policy.house, look.subject, offerings)
+    often = governance.taken_too_often(look.policy.house, look.subject, may, look.job.market, look.now)
+    shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
+    job, whose = look.bounded_job, look.bounds.named("spot_wait")
+    most, used = look.bounds.named("max_cost"), look.bounds.used_of("max_cost")
+    by = look.bounds.named("on_demand_after") if "on_demand_after" in look.bounds.by_rule else ""
+    found = place(
+        job, may, look.policy, look.now, bound=whose, cost_bound=most, used=used, given_up_by=by, shunned=shunned
+    )
+    match found:
+        case Chosen(offering=offering, reason=why):
+            told = [finding for one, finding in often if one == offering]
+            audited = auditing.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
+            if look.tell((*told, *audited)):
+                return
+            seq = look.state.seq + 1
+            noticed = None if alone else look.state.open_claims[0].number
+            event = Claimed(offering=offering, nodes=look.job.spec.nodes, successor_of=noticed)
+            look.append(event, f"{reason}; {why}")
+            look.actions.append(Launch(look.state.job, seq, reason))
+        case Dry(until=until, reason=why):
+            look.waiting = why
+            look.wakes.append(until)
+        case Impossible(reason=why, bound=True) if alone:
+            ended = Ended(outcome="failed", rule=look.bounds.rule("max_cost"), claim=look.last_attempt())
+            look.append(ended, why)
+        case Impossible(reason=why, unpriced=unpriced):
+            look.waiting = why
+            if unpriced and look.state.attempts:
+                # What nobody knows today never ends what has been paid for already.
+                look.wake_in(_PRICES_CHANGE_S)
+            elif alone:
+                look.append(Ended(outcome="failed", rule="no-offering", claim=look.last_attempt()), why)
+
+
+def _heed_rules(look: Look, offerings: tuple[Offering, ...]) -> bool:
+    """Refuse what the house refuses, whoever submitted it, and tell what it warns of, once."""
+    fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
+    found = governance.broken(look.policy.house, look.subject, offerings)
+    for finding in found:
+        if finding.refuses and not look.state.open_claims and (fresh or finding.rule.about_machines):
+            ended = Ended(outcome="failed", rule=finding.code, claim=look.last_attempt())
+            return look.append(ended, str(finding))
+    return fresh and look.tell(found)
+
+
+def tell_of_budgets(look: Look) -> bool:
+    """Tell what this job is to tell of budgets that are nearly spent, on behalf of all of their jobs."""
+    told = budgets.heralded(look.policy.house, look.state.job, look.job.spec.tags, look.job.books, look.now)
+    return any(look.warn(word) for word in told)
+
+
+def _kept_back(look: Look) -> bool:
+    """Whether a budget keeps the next claim back: it waits, or was never to begin."""
+    found = budgets.judge(look.policy.house, look.subject, look.job.books, look.now)
+    if any(isinstance(each, budgets.Word) and look.warn(each) for each in found):
+        return True
+    held = [each for each in found if isinstance(each, budgets.Held)]
+    fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
+    for each in held:
+        if each.refuses and fresh and not look.state.open_claims:
+            return look.append(Ended(outcome="failed", rule=each.rule, claim=look.last_attempt()), each.reason)
+    for each in held[:1]:
+        look.waiting = each.waits or each.reason
+    look.wakes += [each.until for each in held if each.until is not None]
+    return bool(held)
+
+
+def _waited_too_long(look: Look) -> bool:
+    longest = look.bounds.spec.limits.max_wait_s
+    if longest is None:
+        return False
+    left = longest - _waited_s(look)
+    if left > 0:
+        look.wake_in(left)
+        return False
+    reason = f"{look.bounds.named('max_wait')} ({span_text(longest)} without a machine) is reached"
+    ended = Ended(outcome="failed", rule=look.bounds.rule("max_wait"), claim=look.last_attempt())
+    return look.append(ended, reason)
+
+
+def _audit_wait(look: Look) -> bool:
+    """Tell, once for each rule which is only watched, that it would have ended the waiting."""
+    for _, bounds in auditing.watched(look.policy.house, look.bounded_subject, "max_wait_s"):
+        most = {"max_wait": bounds.spec.limits.max_wait_s, "spot_wait": bounds.spec.retry.spot_wait_s}
+        for field, what in (("max_wait", "is reached"), ("spot_wait", "is over: on-demand will do")):
+            longest, code = most[field], bounds.rule(field)
+            if field not in bounds.by_rule or longest is None or code in look.state.warned:
+                continue
+            if _waited_s(look) >= longest:
+                told = f"{bounds.named(field)} ({span_text(longest)} without a machine) {what}"
+                return look.append(Warned(code=code), f"{told}; audit: nothing is done")
+    return False
+
+
+def _waited_s(look: Look) -> float:
+    """How long the job has been without machines. Of use only where it has none."""
+    return (look.now - waiting_since(look.state)).total_seconds()

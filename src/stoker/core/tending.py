@@ -1,0 +1,165 @@
+"""What a claim that lives needs: to be launched, to be whole, to be heard, and to behave. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from stoker.core import budgets, watching
+from stoker.core.look import Look
+from stoker.core.silence import silent_etag
+from stoker.core.snapshot import Launch
+from stoker.core.spans import span_text
+from stoker.fold import Claim
+from stoker.model import AttemptOutcome, Closed, Draining, Known, Suspected, Warned
+
+# What a rule finds fault with so long after the last word about it is another matter: it begins with a word again.
+_WORD_COUNTS = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What was said last about something, when (None: nothing yet), and what the next word of it would be called."""
+
+    code: str
+    at: datetime | None
+    next: str
+
+
+def tend(look: Look, claim: Claim) -> bool:
+    """Do what an open claim needs next, of which the first is done."""
+    if claim.launched is None:
+        return _finish_launch(look, claim)
+    if look.over(claim):
+        return False  # Its close waits for an older attempt, or for facts that could not be read.
+    if claim.drain is not None:
+        look.waiting = f"asked to save and leave: {claim.drain.reason}"
+        look.end_after_grace(claim, claim.drain.at, "it was asked to save and leave, and did not in time")
+        return False
+    return (
+        _drain_broken_gang(look, claim)
+        or _mind_silence(look, claim)
+        or _mind_conduct(look, claim)
+        or _warn_unsafe(look, claim)
+    )
+
+
+def _finish_launch(look: Look, claim: Claim) -> bool:
+    """Anyone may finish anyone's claim; the token keeps it from being done twice, while the token lives."""
+    if (look.now - claim.at).total_seconds() >= look.job.capabilities.token_lifetime_s:
+        closed = Closed(claim=claim.number, outcome="abandoned", rule="token-expired", restart=True)
+        return look.append(closed, "too late to launch it safely")
+    kept_back = _left_behind(look, claim)
+    if kept_back is not None:
+        closed = Closed(claim=claim.number, outcome="abandoned", rule=kept_back.rule, restart=True)
+        return look.append(closed, kept_back.reason)
+    look.actions.append(Launch(look.state.job, claim.number, claim.reason))
+    return False
+
+
+def _left_behind(look: Look, claim: Claim) -> budgets.Held | None:
+    """The budget that was spent since the claim was made, where nobody has finished it: that would be a new launch.
+
+    Whoever is launching it at this moment gives back what comes too late. What is not known closes nothing.
+    """
+    if (look.now - claim.at).total_seconds() < look.policy.unfinished_s or not isinstance(look.job.books, Known):
+        return None
+    found = budgets.judge(look.policy.house, look.subject, look.job.books, look.now)
+    return next((each for each in found if isinstance(each, budgets.Held)), None)
+
+
+def _drain_broken_gang(look: Look, claim: Claim) -> bool:
+    """One rank gone ends all its ranks, saving first if they train."""
+    if claim.nodes == 1:
+        return False
+    for rank in range(claim.nodes):
+        left = look.job.exit_of(claim, rank)
+        if left is None and look.job.exit_unread(claim, rank):
+            continue  # It may have finished.
+        if left is None and look.job.rank_gone(claim, rank):
+            reason = f"rank {rank} is gone; the others save and the whole resumes"
+            return look.append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
+        if left is not None and left.outcome != "succeeded" and look.job.unnoticed(claim):
+            reason = f"rank {rank} left ({left.why}); the others save"
+            return look.append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
+    return False
+
+
+def _mind_silence(look: Look, claim: Claim) -> bool:
+    """Silence takes two steps: write down what the heartbeat looked like; end the machine if it still looks so."""
+    limit = timedelta(seconds=look.job.capabilities.silence_s)
+    for rank in range(claim.nodes):
+        etag = silent_etag(look.job, claim, rank, look.now)
+        if etag is None:
+            continue
+        if look.blind and etag:  # One that was never heard has nothing to lose.
+            look.waiting = (
+                "nodes are silent, but not known to be alone in that: it may be our blindness; nothing is touched"
+            )
+            continue
+        suspicion = claim.suspicions.get(str(rank))
+        if suspicion is None or suspicion.etag != etag:
+            reason = f"rank {rank} has not been heard of for {span_text(limit.total_seconds())}"
+            return look.append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
+        if look.now - suspicion.at >= limit:
+            look.end_rank(claim, rank, "its agent fell silent, and stayed silent")
+        else:
+            look.wakes.append(suspicion.at + limit)
+    return False
+
+
+def _mind_conduct(look: Look, claim: Claim) -> bool:
+    """A job that stands still, wastes its machines or leads nowhere: a word first, then what the rule says."""
+    for found in watching.findings(look.job, claim, look.policy.house, look.subject, look.now):
+        only_told = found.then == "warn" or not found.counts
+        word = _word_of(look, claim, found.rule, audit=not found.counts)
+        if word.at is None or (not only_told and look.now - word.at > _WORD_COUNTS):
+            shown = f"; `stoker logs {look.state.job} --evidence` shows what it does" if found.evidence else ""
+            return look.append(Warned(code=word.next, evidence=found.evidence), found.reason + shown)
+        if only_told:
+            continue
+        if not (_has_evidence(look, claim, word.code) if found.evidence else _heard_since(look, claim, word.at)):
+            continue
+        outcome: AttemptOutcome = "limit" if found.then == "stop" else "infrastructure"
+        return look.append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)
+    return False
+
+
+def _word_of(look: Look, claim: Claim, rule: str, *, audit: bool) -> _Word:
+    """The newest word about this of this attempt. What a rule said while it was only watched is another."""
+    code, number = f"{rule}:{'audit:' if audit else ''}{claim.number}", 1
+    while (following := f"{rule}:{number + 1}:{claim.number}") in look.state.warned and not audit:
+        code, number = following, number + 1
+    at = look.state.warned_at.get(code)
+    return _Word(code, at, code if at is None else following)
+
+
+def _heard_since(look: Look, claim: Claim, at: datetime) -> bool:
+    """Whether what a rule finds fault with rests on words that are newer than this: one odd number ends nothing."""
+    beats = [look.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+    return all(beat.modified > at for beat in beats if beat is not None)
+
+
+def _has_evidence(look: Look, claim: Claim, code: str) -> bool:
+    """Whether every rank has collected what it could, or had its time for that."""
+    deadline = look.state.warned_at[code] + timedelta(seconds=look.policy.evidence_s)
+    beats = [look.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+    if all(beat is not None and code in beat.value.evidence for beat in beats) or look.now >= deadline:
+        return True
+    look.wakes.append(deadline)
+    return False
+
+
+def _warn_unsafe(look: Look, claim: Claim) -> bool:
+    """A spot job that commits no checkpoint would lose everything at the next reclaim: say so, once an attempt."""
+    code = f"no-checkpoint:{claim.number}"
+    beat = look.job.heartbeat_of(claim, 0)
+    if not claim.offering.spot or code in look.state.warned or beat is None:
+        return False
+    if beat.value.trained_s < look.policy.checkpoint_warning_s or beat.value.checkpoint is not None:
+        return False
+    reason = (
+        f"no checkpoint for {span_text(look.policy.checkpoint_warning_s)} on a spot machine: "
+        f"a reclaim would lose everything; the folder watched is {look.job.spec.checkpoints.dir}"
+    )
+    return look.append(Warned(code=code), reason)
