@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
 from stoker import layout
 from stoker.deploying import record
-from stoker.testing.google_functions import GoogleProject
+from stoker.testing.google_functions import GoogleProject, Refused
 from stoker.testing.memory import MemoryStore
 
 __all__ = ["bucket", "google", "stoker"]
@@ -39,6 +41,41 @@ def test_an_account_is_acted_as_and_publishes_while_it_is_named(
     assert members(google, PLAN.topic) == {
         f"roles/pubsub.publisher serviceAccount:stoker-node@{PROJECT}.iam.gserviceaccount.com"
     }
+
+
+def test_the_usual_account_is_not_given_up_with_the_others(
+    google: GoogleProject, bucket: MemoryStore, stoker: Stoker
+) -> None:
+    assert stoker(*DEPLOY)[0] == 0
+    before = members(google, PLAN.topic)
+    assert stoker(*DEPLOY, "--service-account", "stoker-node")[0] == 0
+    assert stoker(*DEPLOY, "--no-service-account")[0] == 0
+    assert members(google, PLAN.topic) == before
+    node = f"projects/{PROJECT}/serviceAccounts/stoker-node@{PROJECT}.iam.gserviceaccount.com"
+    assert f"roles/iam.serviceAccountUser serviceAccount:{PLAN.account}" in members(google, node)
+
+
+def test_an_account_of_a_project_that_was_closed_since_is_no_dead_end(
+    google: GoogleProject, bucket: MemoryStore, stoker: Stoker
+) -> None:
+    class Closed(dict[str, Refused]):
+        """What is refused stays so."""
+
+        def pop(self, key: str, *default: Any) -> Any:
+            return self.get(key, *default)
+
+    closed = Closed({f"POST /v1/{WHERE}:getIamPolicy": Refused(403, "PERMISSION_DENIED")})
+    google.things[WHERE] = {"name": WHERE}
+    assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0
+    google.trouble = closed
+    code, _, said = stoker(*DEPLOY, "--no-service-account")
+    assert code == 0 and "perhaps still bound" in said
+    found = record.find(bucket)
+    assert found is not None and found.identities == ()
+    google.trouble = {}
+    assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0
+    google.trouble = closed
+    assert stoker("deploy", "gcp", "--remove", "-y")[0] == 0 and not list(bucket.list(layout.DEPLOYED))
 
 
 def test_what_is_removed_leaves_no_binding(google: GoogleProject, bucket: MemoryStore, stoker: Stoker) -> None:

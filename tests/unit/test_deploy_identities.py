@@ -102,7 +102,11 @@ def test_nothing_is_said_of_what_it_may_pass(deployed: Deployed, spec: Spec) -> 
         (AWS, ec2("arn:aws:iam::1:instance-profile/gpu"), "`stoker deploy aws --pass-role gpu` allows it"),
         (AWS, sagemaker("gpu"), "resources.sagemaker.role: the governor stoker-1 may not pass the role gpu"),
         (GCP, gce("stoker-node-x"), "stoker deploy gcp --service-account stoker-node-x@vision-1.iam.gserviceaccount"),
-        (GCP, gce("default"), "resources.gce.service_account: the governor stoker-1 may not act as default"),
+        (
+            GCP,
+            gce("default"),
+            "`stoker deploy gcp --service-account NUMBER-compute@developer.gserviceaccount.com` allows",
+        ),
     ],
 )
 def test_what_it_may_not_pass_is_one_line_with_the_option(deployed: Deployed, spec: Spec, told: str) -> None:

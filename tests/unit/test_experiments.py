@@ -17,7 +17,7 @@ from stoker.model import Claimed, Draining, Event, Launched, Trend, Warned
 from stoker.policyfile import parse_policy
 from stoker.rules import Metric
 from stoker.store import open_store
-from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
+from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_state, nodes
 
 RUNNING = (Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
 
@@ -86,6 +86,26 @@ def test_it_is_told_then_stopped_without_waiting_for_a_witness() -> None:
     assert isinstance(second, Append)
     assert second.event == Draining(claim=2, outcome="limit", rule="policy:diverged")
     assert decide_job(job(warned, metrics={"loss": 2.0}, now_s=110.0), by, at(111)).actions == ()
+
+
+def test_who_looks_seldom_comes_to_an_end_too() -> None:
+    by = policy("name: diverged, metric: {name: loss, nan: true}")
+    words: list[tuple[Event, float]] = []
+    for now_s in (1000.0, 1900.0, 2800.0):
+        (action,) = decide_job(job(*words, metrics={"loss": math.nan}, now_s=now_s), by, at(now_s + 1)).actions
+        assert isinstance(action, Append)
+        words.append((action.event, now_s + 1))
+    assert [type(event) for event, _ in words] == [Warned, Warned, Draining]
+
+
+def test_a_rank_that_has_left_is_not_waited_for() -> None:
+    by = policy("name: diverged, metric: {name: loss, nan: true}")
+    gang = (Claimed(offering=SPOT_A, nodes=2), Launched(2, nodes(2, 2)))
+    left = make_facts(2, 1, beat=make_beat(50.0), left=make_exit("succeeded", started=True, code=0))
+    bad = make_facts(2, beat=make_beat(200.0, trained_s=60.0, metrics={"loss": math.nan}))
+    state = make_state(*gang, (Warned(code="policy:diverged:2"), 100.0))
+    (action,) = decide_job(make_snapshot(state, bad, left), by, at(201)).actions
+    assert isinstance(action, Append) and isinstance(action.event, Draining)
 
 
 def test_agents_remember_the_best_both_ways(tmp_path: Path) -> None:

@@ -54,6 +54,29 @@ def test_a_tick_that_takes_too_long_is_gone_on_with(monkeypatch: pytest.MonkeyPa
     assert world.governor.tick().active == 6 and len(index.summaries(world.store)) == 6
 
 
+def test_those_that_ring_all_the_time_leave_their_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look takes all the time that there is."""
+    world = World(WASTE)
+    for name in ("aa", "bb"):
+        world.account.start(name, training_s=60)
+    world.governor.tick()
+    world.account.ring()
+    world.account.start("new")
+    looked: set[str] = set()
+    moment = 0.0
+
+    def look(self: object, _looked: object, _house: object, _region: str, name: str, *_: object) -> None:
+        nonlocal moment
+        looked.add(name)
+        moment += 61.0
+
+    monkeypatch.setattr(ForeignGovernor, "_look", look)
+    monkeypatch.setattr("stoker.governor.foreign.govern.time.monotonic", lambda: moment)
+    for _ in range(200):
+        world.governor.tick()
+    assert looked == {"aa", "bb", "new"}
+
+
 @pytest.mark.parametrize("ago_s", [0.0, 23 * HOUR_S])
 def test_all_that_is_listed_yet_is_known_and_not_asked_about_again(
     monkeypatch: pytest.MonkeyPatch, ago_s: float

@@ -35,6 +35,16 @@ def test_what_its_owner_has_resumed_is_not_cloned_and_that_is_told() -> None:
     assert "resumed-by-owner" in next(each for each in index.summaries(world.store) if each.id == "bert").reason
 
 
+def test_an_owner_who_copies_the_tags_too_is_one() -> None:
+    world = World()
+    failed(world)
+    tags = [{"Key": "stoker:origin", "Value": "bert"}, {"Key": "stoker:clone-of", "Value": "bert"}]
+    again = {"S3Uri": "s3://bucket/checkpoints/bert/"}
+    world.account.start("bert-again", training_s=60, CheckpointConfig=again, Tags=tags)
+    world.governor.tick()
+    assert world.clones == [] and events(world)[-1] == GaveUp("bert", "resumed-by-owner")
+
+
 def test_other_jobs_are_none_of_its_business() -> None:
     world = World()
     failed(world)

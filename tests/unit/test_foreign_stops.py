@@ -43,6 +43,25 @@ def test_one_that_a_person_stopped_is_not_cloned_because_we_meant_to_stop_it(hea
     )
 
 
+def test_one_that_a_person_stops_in_the_same_moment_is_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SageMaker then refuses our own request."""
+    world = World("- name: calm\n  spot: {on_demand_after: 1}")
+    world.account.start(training_s=9000)
+    world.wake()
+    world.account.interrupt(times=2)
+    theirs = world.account.stop
+
+    def refused(name: str) -> bool:
+        theirs(name)
+        return False
+
+    monkeypatch.setattr(world.account, "stop", refused)
+    world.wake()
+    world.account.jobs.advance(world.account.job(), "Stopped")
+    world.wake()
+    assert world.clones == [] and events(world)[-1] == GaveUp("bert", "unheard", meant=True)
+
+
 class Crash(BaseException):
     """The governor's process ends here."""
 

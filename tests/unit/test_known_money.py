@@ -324,6 +324,40 @@ def test_a_pass_over_a_few_reads_no_log_of_the_others() -> None:
         assert len([key for key in read if key.startswith(layout.INDEX)]) == gets
 
 
+def test_what_a_pass_has_read_is_not_read_again_however_long_that_took() -> None:
+    read: list[str] = []
+
+    class Counting(MemoryStore):
+        def get(self, key: str, **rest: object) -> object:  # type: ignore[override]
+            read.append(key)
+            return super().get(key, **rest)  # type: ignore[arg-type]
+
+    store = Counting(lambda: EPOCH)
+    for n in range(3):
+        put_job(store, f"job-{n}", make_spec(), Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
+    states = [log.read(store, f"job-{n}") for n in range(3)]
+    keeper = Bookkeeper(store, Memory())
+    keeper.begin(tuple(f"job-{n}" for n in range(3)), now=at(0))
+    jobs = tuple(replace(make_snapshot(state), offerings=Known((ON_DEMAND,))) for state in states if state is not None)
+    read.clear()
+    (first, *_) = keeper.with_books(Snapshot(jobs), policy(BUDGET).house, at(HOUR), 0.0).jobs
+    assert isinstance(first.books, Known) and not [key for key in read if "/log/" in key]
+
+
+def test_one_that_is_over_is_counted_once_though_its_machine_is_held() -> None:
+    store = MemoryStore(lambda: EPOCH)
+    over: tuple[Event, ...] = (Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)), Ended("failed", "x", 2))
+    put_job(store, "job-1", make_spec(), *over)
+    keeper = Bookkeeper(store, Memory())
+    looked = []
+    for passed_s in (0.0, 10.0, 20.0):
+        keeper.begin(("job-1",), now=at(HOUR))
+        snapshot = Snapshot((make_snapshot(make_state(*over)),), partial=True)
+        (job,) = keeper.with_books(snapshot, policy(BUDGET).house, at(HOUR), passed_s).jobs
+        looked.append(job.books is not None)
+    assert looked == [True, False, False]
+
+
 # ── Words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -341,6 +341,16 @@ def test_what_was_taken_away_gets_the_benefit_of_the_doubt() -> None:
     assert not verdict(nothing).restart
 
 
+def test_a_gang_that_a_rule_ended_led_nowhere_though_one_of_its_machines_had_to_be_taken() -> None:
+    drained = Draining(claim=14, outcome="infrastructure", rule="policy:hangs")
+    left = make_exit("interrupted", "drain", step=5, started=True, checkpoint=CheckpointRef("b", "b", 5))
+    before = past(4, "lost", step=5, saved_step=5, checkpoint="a")
+    case = make_case(left, None, events=(drained,), history=before)
+    assert not verdict(case).restart and not closing(case, verdict(case)).progressed
+    lost = make_case(left, None, history=before)
+    assert verdict(lost).restart and closing(lost, verdict(lost)).progressed, "nobody ended that one"
+
+
 def test_the_step_that_was_saved_is_kept_in_the_log() -> None:
     case = make_case(saving("b", 7, restored_from="a"))
     assert closing(case, verdict(case)).saved_step == 7

@@ -77,6 +77,6 @@ def below(table: dict[int, Stat], roots: set[int]) -> set[int]:
 
 def _name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return ""

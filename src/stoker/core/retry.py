@@ -337,8 +337,11 @@ def _without_loops(case: Case, found: Verdict) -> Verdict:
 
 
 def _led_somewhere(case: Case, found: Verdict) -> bool:
-    """Whether the attempt brought the job further. What ended by no doing of its own gets the benefit of the doubt."""
-    return case.progressed or (case.saved and found.outcome in _FROM_OUTSIDE)
+    """Whether the attempt brought the job further. What ended by no doing of its own gets the benefit of the doubt;
+    what a rule has ended for standing still does not, though some of its machines had to be taken from it."""
+    drain = case.claim.drain
+    from_outside = found.outcome in _FROM_OUTSIDE and (drain is None or drain.outcome in _FROM_OUTSIDE)
+    return case.progressed or (case.saved and from_outside)
 
 
 def _status(found: Exit | None) -> int | None:

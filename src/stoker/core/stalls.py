@@ -69,6 +69,12 @@ def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> s
     return f"limits.stall: no step and no line of the log for {span_text(longest_s)}"
 
 
+def silent_for_s(job: JobSnapshot, claim: Claim, now: datetime) -> float:
+    """Since when no rank has moved on, as far as they tell; 0 where they do not."""
+    told = _told(job, claim, now)
+    return min(activity.silent_s for _, activity in told) if told is not None else 0.0
+
+
 def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
     """How little the accelerators were used, in words; None where it was enough, or nobody can know."""
     told = _told(job, claim, now)

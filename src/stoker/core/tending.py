@@ -13,17 +13,21 @@ from stoker.core.spans import span_text
 from stoker.fold import Claim
 from stoker.model import AttemptOutcome, Closed, Draining, Known, Suspected, Warned
 
-# What a rule finds fault with so long after the last word about it is another matter: it begins with a word again.
+# What a rule finds fault with so long after the last word about it, and what began since, is another matter: it begins
+# with a word again.
 _WORD_COUNTS = timedelta(minutes=10)
+_LONGEST_S = 1e8
 
 
 @dataclass(frozen=True)
 class _Word:
-    """What was said last about something, when (None: nothing yet), and what the next word of it would be called."""
+    """What was said last about something, when (None: nothing yet), what the next word of it would be called, and which
+    of them it is."""
 
     code: str
     at: datetime | None
     next: str
+    number: int
 
 
 def tend(look: Look, claim: Claim) -> bool:
@@ -113,7 +117,7 @@ def _mind_conduct(look: Look, claim: Claim) -> bool:
     for found in watching.findings(look.job, claim, look.policy.house, look.subject, look.now):
         only_told = found.then == "warn" or not found.counts
         word = _word_of(look, claim, found.rule, audit=not found.counts)
-        if word.at is None or (not only_told and look.now - word.at > _WORD_COUNTS):
+        if word.at is None or not (only_told or _is_about(look, word, found)):
             shown = f"; `stoker logs {look.state.job} --evidence` shows what it does" if found.evidence else ""
             return look.append(Warned(code=word.next, evidence=found.evidence), found.reason + shown)
         if only_told:
@@ -131,12 +135,22 @@ def _word_of(look: Look, claim: Claim, rule: str, *, audit: bool) -> _Word:
     while (following := f"{rule}:{number + 1}:{claim.number}") in look.state.warned and not audit:
         code, number = following, number + 1
     at = look.state.warned_at.get(code)
-    return _Word(code, at, code if at is None else following)
+    return _Word(code, at, code if at is None else following, number)
+
+
+def _is_about(look: Look, word: _Word, found: watching.Sighting) -> bool:
+    """Whether the last word was about the same matter: said lately, or since it began. What has no beginning that
+    anybody knows, such as a number, was said twice by then: whoever governs may look now and then only."""
+    assert word.at is not None
+    lasts = timedelta(seconds=min(max(0.0, found.lasts_s), _LONGEST_S))
+    return look.now - word.at <= max(_WORD_COUNTS, lasts) or (not found.evidence and word.number > 1)
 
 
 def _heard_since(look: Look, claim: Claim, at: datetime) -> bool:
-    """Whether what a rule finds fault with rests on words that are newer than this: one odd number ends nothing."""
-    beats = [look.job.heartbeat_of(claim, rank) for rank in range(claim.nodes)]
+    """Whether what a rule finds fault with rests on words that are newer than this: one odd number ends nothing. Who
+    has left says nothing more."""
+    there = [rank for rank in range(claim.nodes) if look.job.exit_of(claim, rank) is None]
+    beats = [look.job.heartbeat_of(claim, rank) for rank in there]
     return all(beat.modified > at for beat in beats if beat is not None)
 
 

@@ -30,6 +30,8 @@ class Sighting:
     counts: bool = True
     # What the processes do now tells more.
     evidence: bool = True
+    # For how long it has been so, as far as that can be told.
+    lasts_s: float = 0.0
 
 
 def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> Iterator[Sighting]:
@@ -39,8 +41,9 @@ def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now
     """
     own = job.spec.limits.stall_s
     reason = stalls.silent(own, job, claim, now) if own is not None else None
+    silent_s = stalls.silent_for_s(job, claim, now)
     if reason is not None:
-        yield Sighting(OWN, reason, "restart")
+        yield Sighting(OWN, reason, "restart", lasts_s=silent_s)
     hangs = reason is not None or _may_hang(job, claim, house, subject, now)
     for rule in house.rules:
         reason = _reason(rule, job, claim, now) if applies(rule, subject) else None
@@ -48,7 +51,9 @@ def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now
             told = Finding(rule, reason)
             # A number that is no good needs no witness.
             evidence = told.counts and rule.metric is None
-            yield Sighting(told.code, str(told), rule.action, told.counts, evidence)
+            use = rule.min_gpu_utilization
+            lasts_s = use.over_s if use is not None else silent_s if rule.stall is not None else 0.0
+            yield Sighting(told.code, str(told), rule.action, told.counts, evidence, lasts_s)
 
 
 def _may_hang(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> bool:

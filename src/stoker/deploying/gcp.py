@@ -144,14 +144,20 @@ def _give_up(api: Api, plan: Plan, regions: tuple[str, ...], say: Say) -> tuple[
 
 
 def _unbind_others(api: Api, plan: Plan, begun: Deployed, say: Say) -> None:
-    """Secrets and accounts that were named before, and are not any more."""
+    """Secrets and accounts that were named before, and are not any more. What cannot be unbound, such as of a project
+    that was closed since, is told, and holds up nothing."""
+    # It acts as this one whether somebody named it or not.
+    kept = (*plan.accounts, identity.email(plan.project, identity.DEFAULT_ACCOUNT))
     gone = replace(
         plan,
         notify=tuple(each for each in begun.notify if each not in plan.notify),
-        accounts=tuple(each for each in begun.identities if each not in plan.accounts),
+        accounts=tuple(each for each in begun.identities if each not in kept),
     )
     for bound in project.on_others(gone):
-        say(f"{bound.what}: {unbind(api, bound)}")
+        try:
+            say(f"{bound.what}: {unbind(api, bound)}")
+        except ProviderError as error:
+            say(f"{bound.what}: perhaps still bound ({error})")
 
 
 def _try(store: Store, deployed: Deployed) -> None:
@@ -198,6 +204,10 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
         try:
             say(f"{what}: {unbind(api, each) if isinstance(each, Bound) else _removed(api, each)}")
         except ProviderError as error:
+            if isinstance(error, AuthDenied) and isinstance(each, Bound):
+                # Whose account is gone holds nothing by it; who may not look there never will.
+                say(f"{what}: perhaps still bound ({error})")
+                continue
             left.append(f"perhaps {what} ({error})")
             say(f"{what}: not removed")
     left = left or left_over(api, plan, regions)
@@ -241,7 +251,7 @@ def left_over(api: Api, plan: Plan, regions: tuple[str, ...] | None = None) -> l
         if isinstance(step, Bound) and not step.own:
             try:
                 policy = policy_of(api, step)
-            except NotFound:
+            except (NotFound, AuthDenied):
                 continue
             members = {member for each in step.bindings for member in each["members"]}
             if any(members & set(each.get("members", ())) for each in policy.get("bindings", ())):

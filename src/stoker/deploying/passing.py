@@ -12,6 +12,8 @@ from stoker.providers.gce import identity
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
 from stoker.spec import Spec
 
+_COMPUTE = "-compute@developer.gserviceaccount.com"
+
 
 def remark(deployed: Deployed, spec: Spec) -> str | None:
     """A line about a role that it may not pass, so that every launch would fail; None where it may."""
@@ -20,6 +22,11 @@ def remark(deployed: Deployed, spec: Spec) -> str | None:
         if resources.provider != "gce" or resources.gce is None or resources.gce.service_account is None:
             return None
         address = identity.email(deployed.project, resources.gce.service_account)
+        if address == "default":
+            # Compute Engine's own, whose address has a number that no record tells.
+            if any(each.endswith(_COMPUTE) for each in deployed.identities):
+                return None
+            address = f"NUMBER{_COMPUTE}"
         if address in (identity.email(deployed.project, identity.DEFAULT_ACCOUNT), *deployed.identities):
             return None
         return _told(deployed, "resources.gce.service_account", "act as", address, f"--service-account {address}")

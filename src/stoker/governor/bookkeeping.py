@@ -3,6 +3,7 @@ from what those have left in `spent/` that are forgotten."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -29,6 +30,8 @@ FRESH_S = 60.0
 # A pass that launches may take minutes, and others launch meanwhile. Before it goes on, what is older than this is read
 # again: about as often as a governor looks at a store that is far away.
 LOOK_AGAIN_S = 15.0
+# What takes long is done again no sooner than after so many times as long.
+_SHARE = 4
 # Where nobody wants a machine, budgets are only looked at to warn of them in time.
 WARN_EVERY_S = 300.0
 
@@ -60,6 +63,10 @@ class Bookkeeper:
         self._told: set[Mark] = set()
         self._books: Observed[Books] | None = None
         self._started: dict[tuple[str, int], Started] = {}
+        # Jobs that are over, and were counted since.
+        self._over: set[str] = set()
+        # How long the last look took.
+        self._look_s = 0.0
 
     def begin(self, jobs: tuple[str, ...], *, whole: bool = True, now: datetime | None = None) -> None:
         """A new pass. `jobs` are all that are active, listed before anything else is read here: one that is forgotten
@@ -70,29 +77,38 @@ class Bookkeeper:
         self._read_since = now
         active = set(jobs)
         self._seen_s = {job: seen_s for job, seen_s in self._seen_s.items() if job in active}
+        self._over &= active
         self._read = {}
         self._kept = None
         self._books = None
 
     def with_books(self, snapshot: Snapshot, house: House, now: datetime, passed_s: float) -> Snapshot:
-        """The snapshot with what the budgets need, where any is about a job that wants a machine or is over, or it is
-        time to see whether a warning is due."""
+        """The snapshot with what the budgets need, where any is about a job that wants a machine or has just ended, or
+        it is time to see whether a warning is due."""
         if not house.about("budget"):
             return snapshot
         self._passed_s = passed_s
         for job in snapshot.jobs:
             self._read[job.state.job] = job.state
             self._seen_s[job.state.job] = passed_s
-        wanted = any(_counts_now(job) and concerned(house, job.spec.tags) for job in snapshot.jobs)
+        if not snapshot.partial:
+            # All of it was read for this very snapshot.
+            self._read_since = now
+        counted = [job for job in snapshot.jobs if concerned(house, job.spec.tags)]
+        # All that a job spent is told before it is forgotten.
+        ended = {job.state.job for job in counted if job.state.ended is not None}
+        wanted = bool(ended - self._over) or any(map(_launches, counted))
         if not wanted and (snapshot.partial or not self._is_due(passed_s)):
             return snapshot
         books = self.look(house, now)
+        self._over |= ended
         return replace(snapshot, jobs=tuple(replace(job, books=books) for job in snapshot.jobs))
 
     def look(self, house: House, now: datetime) -> Observed[Books]:
         """How they stand. Unknown when anything could not be read that belongs to the sum."""
         from stoker.governor.foreign.money import read_expenses
 
+        began_s = time.monotonic()
         try:
             self._renew(now)
             found = for_each(self._account_or_why_not, list(self._jobs), near=self.store.near)
@@ -105,6 +121,7 @@ class Bookkeeper:
         except (StokerError, *STUMBLES) as error:
             self._books = Unknown(in_words(error))
         self._started = {}
+        self._look_s = time.monotonic() - began_s
         return self._books
 
     def look_again(self, house: House, job: str, now: datetime) -> None:
@@ -157,7 +174,9 @@ class Bookkeeper:
             self._told.add(mark)
 
     def _is_old(self, now: datetime) -> bool:
-        return self._read_since is not None and (now - self._read_since).total_seconds() >= LOOK_AGAIN_S
+        # Looking never takes up most of a pass.
+        most_s = max(LOOK_AGAIN_S, _SHARE * self._look_s)
+        return self._read_since is not None and (now - self._read_since).total_seconds() >= most_s
 
     def _renew(self, now: datetime) -> None:
         """Have all of it read again that is too old, from the logs themselves, and of the jobs that came since."""
@@ -236,11 +255,9 @@ class Bookkeeper:
         return due
 
 
-def _counts_now(job: JobSnapshot) -> bool:
-    """Whether it wants a machine, has a claim that somebody has to finish, or is over: then all that it spent is told
-    before it is forgotten."""
-    unfinished = any(claim.launched is None for claim in job.state.open_claims)
-    return job.offerings is not None or unfinished or job.state.ended is not None
+def _launches(job: JobSnapshot) -> bool:
+    """Whether it wants a machine, or has a claim that somebody has to finish."""
+    return job.offerings is not None or any(claim.launched is None for claim in job.state.open_claims)
 
 
 def _key(mark: Mark) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from stoker.core.foreign import clone
 from stoker.core.foreign.alarms import WantedAlarm
@@ -82,22 +82,25 @@ class ForeignApplier:
     def _stop(self, action: Stop, sight: Sight) -> bool:
         job = sight.job.name
         try:
-            taken = self._asked_to_stop(job)
+            answer = self._asked_to_stop(job)
         except ProviderError as error:
             if action.event.after and job not in sight.family.unheard:
                 self._written(sight, Unheard(job), f"SageMaker did not take the request: {error}")
             raise
-        if not taken:
+        if answer == "refused" and action.event.after and job not in sight.family.unheard:
+            # It is over, or somebody else is stopping it: that is none of our doing.
+            return self._written(sight, Unheard(job), "SageMaker refused the request: it is over, or being stopped")
+        if answer != "taken":
             return True
         self.tell(f"{job}: asked to stop: {action.reason}")
         return not action.event.after or self._written(sight, Heard(job), "SageMaker has taken the request")
 
-    def _asked_to_stop(self, job: str) -> bool:
+    def _asked_to_stop(self, job: str) -> Literal["taken", "refused", "unclear"]:
         try:
-            return self.account.stop(job)
+            return "taken" if self.account.stop(job) else "refused"
         except Transient:
-            # At once, so that whoever stopped it was us, should the reply alone be lost.
-            return self.account.stop(job)
+            # At once, so that whoever stopped it was us, should the reply alone be lost: then this one may be refused.
+            return "taken" if self.account.stop(job) else "unclear"
 
     def _clone(self, action: Clone, sight: Sight, found: Described) -> bool:
         event, job = action.event, sight.job.name

@@ -212,13 +212,13 @@ class ForeignGovernor:
         rows = dict(index.read(self.store, region).rows)
         ringing = {job_of(alarm) for alarm in alarms if alarm.ringing}
         due = [name for name, each in listed.items() if index.is_due(rows.get(name), each, house, now)]
-        # Whoever cannot be looked at is not always the first: the others come to their turn.
-        random.shuffle(due)
         # What is listed nowhere may be over for long, or gone: its alarms and its row are not.
-        lost = {name for name, row in rows.items() if not row.settled} - set(listed)
-        due += sorted(lost | ({job_of(alarm) for alarm in alarms} - set(listed)))
+        lost = {name for name, row in rows.items() if not (row.settled and row.ended_at)} - set(listed)
+        names = sorted({*ringing, *due, *lost, *({job_of(alarm) for alarm in alarms} - set(listed))})
+        # Where there is not time for all, nobody is always the first: each comes to its turn.
+        random.shuffle(names)
         changed: dict[str, Row] = {}
-        for name in dict.fromkeys((*sorted(ringing), *due)):
+        for name in names:
             if NAME.fullmatch(name) is None or time.monotonic() > until_s:
                 continue
             # Whether it still rings is asked anew.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,7 +12,7 @@ from stoker.core.books import Books, concerned
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
-from stoker.core.foreign.clone import clone_name, lineage
+from stoker.core.foreign.clone import begin, clone_name, lineage
 from stoker.core.foreign.family import Family
 from stoker.core.foreign.sight import Sight
 from stoker.core.foreign.training_job import TrainingJob
@@ -131,8 +131,7 @@ class ForeignObserver:
                     continue
                 other = training_job.read(found.description, found.tags, account.region)
                 checkpoints, tags = other.checkpoints, dict(other.tags)
-            # A clone of another house's, which this one may not know of, tells by its tags.
-            if checkpoints == job.checkpoints and lineage(tags).origin != family.origin:
+            if checkpoints == job.checkpoints and not _is_of(family, job, name, tags):
                 yield name
 
     def books(self, house: House, job: TrainingJob, now: datetime) -> Observed[Books] | None:
@@ -154,6 +153,15 @@ class ForeignObserver:
             if at is not None:
                 found[finding.rule.name] = at
         return found
+
+
+def _is_of(family: Family, job: TrainingJob, name: str, tags: Mapping[str, str]) -> bool:
+    """Whether a training job is of the family, or a clone that another house made of one of it, which this one may not
+    know of. That tells by its tags, which people copy, and by its name, which they do not."""
+    start, own = begin(name), begin(job.name)
+    # Long names are cut off.
+    named_alike = start != name and (start.startswith(own) or own.startswith(start))
+    return family.holds(name) or (lineage(tags).origin == family.origin and named_alike)
 
 
 def job_of(alarm: Alarm) -> str:
