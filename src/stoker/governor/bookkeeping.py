@@ -91,26 +91,32 @@ class Bookkeeper:
         for job in snapshot.jobs:
             self._read[job.state.job] = job.state
             self._seen_s[job.state.job] = passed_s
-        if not snapshot.partial:
-            # All of it was read for this very snapshot.
-            self._read_since = now
         counted = [job for job in snapshot.jobs if concerned(house, job.spec.tags)]
         # All that a job spent is told before it is forgotten.
         ended = {job.state.job for job in counted if job.state.ended is not None}
         wanted = bool(ended - self._over) or any(map(_launches, counted))
         if not wanted and (snapshot.partial or not self._is_due(passed_s)):
             return snapshot
-        books = self.look(house, now)
+        # By what the snapshot has, however long that took to read; before a launch it is looked again.
+        books = self._look(house, now)
         self._over |= ended
         return replace(snapshot, jobs=tuple(replace(job, books=books) for job in snapshot.jobs))
 
     def look(self, house: House, now: datetime) -> Observed[Books]:
-        """How they stand. Unknown when anything could not be read that belongs to the sum."""
+        """How they stand, by nothing that is old. Unknown when anything could not be read that belongs to the sum."""
+        try:
+            self._renew(now)
+        except StokerError as error:
+            self._books = Unknown(in_words(error))
+            return self._books
+        return self._look(house, now)
+
+    def _look(self, house: House, now: datetime) -> Observed[Books]:
         from stoker.governor.foreign.money import read_expenses
 
         began_s = time.monotonic()
+        self._read_since = self._read_since or now
         try:
-            self._renew(now)
             found = for_each(self._account_or_why_not, list(self._jobs), near=self.store.near)
             accounts = [each for each in found if isinstance(each, tuple)]
             unread = [each for each in found if isinstance(each, Unread)]
@@ -183,7 +189,6 @@ class Bookkeeper:
         if self._is_old(now):
             self._jobs = tuple(active_jobs(self.store))
             self._whole, self._read, self._kept, self._read_since = True, {}, None, now
-        self._read_since = self._read_since or now
 
     def _was_told(self, mark: Mark) -> bool:
         if mark not in self._told and self.store.head(_key(mark)) is not None:
