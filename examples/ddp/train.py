@@ -7,6 +7,7 @@ interrupted: each says what it has seen, and the maximum counts for all.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 
@@ -23,13 +24,7 @@ def anybody_interrupted() -> bool:
     return bool(flag.item())
 
 
-def main() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument("--steps", type=int, default=60)
-    options.add_argument("--pause", type=float, default=0.05, help="seconds a step takes besides its arithmetic")
-    args = options.parse_args()
-
-    dist.init_process_group("gloo")
+def fit(args: argparse.Namespace) -> None:
     rank = dist.get_rank()
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
@@ -67,6 +62,19 @@ def main() -> None:
             break
     else:
         print(f"rank {rank} finished with loss {loss.item():.5f}", flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--steps", type=int, default=60)
+    options.add_argument("--pause", type=float, default=0.05, help="seconds a step takes besides its arithmetic")
+    args = options.parse_args()
+
+    dist.init_process_group("gloo")
+    fit(args)
+    # The model holds on to the process group. Whatever is left of it when Python ends makes gloo's threads abort
+    # (https://github.com/pytorch/pytorch/pull/179291).
+    gc.collect()
     dist.destroy_process_group()
 
 
