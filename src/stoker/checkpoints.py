@@ -10,21 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from stoker import codec, layout
 from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model import BlobRef, Manifest
 from stoker.parallel import run_all
 from stoker.store import Meta, Store
+from stoker.stores.extraction import Extraction, Staging
 
 log = logging.getLogger(__name__)
 
@@ -317,20 +316,22 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
     """Fetch files into `target`: each is verified first, and none gets its name before all are.
 
     Files come into being in the order of the manifest, so "the newest by time" is what it was when they were saved.
+    No link below `target` is followed: one that has a file's or a folder's name gives way to it. Raises Obstructed
+    where a folder has a file's name, or a file a folder's.
     """
-    target.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".tmp-fetch-", dir=target))
     total, moved = sum(part.blob.size for part in wanted), 0
 
     def fetch_one(number: int, part: Part) -> str | None:
         nonlocal moved
-        problem = _fetch_blob(store, layout.blob(job, part.rank, part.blob.digest), part.blob, staging / str(number))
+        key = layout.blob(job, part.rank, part.blob.digest)
+        with staging.new_file(str(number)) as file:
+            problem = _fetch_blob(store, key, part.blob, file)
         moved += part.blob.size
         if progress is not None and problem is None:
             progress(min(moved, total), total)
         return problem
 
-    try:
+    with Extraction(target) as extraction, extraction.staging() as staging:
         workers = NEAR_WORKERS if store.near else FAR_WORKERS
         problems = run_all(
             [partial(fetch_one, number, part) for number, part in enumerate(wanted)],
@@ -344,10 +345,7 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
         for part, problem in zip(wanted, problems, strict=True):
             if problem is not None:
                 raise RestoreError(f"{part.blob.path}: {problem}", damaged)
-        links = _read_links(wanted, staging)
-        _place_all(wanted, links, staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        _place_all(wanted, _read_links(wanted, staging), extraction, staging)
 
 
 _MISSING = "its bytes are missing from the store"
@@ -365,37 +363,31 @@ def _fetch_blob(store: Store, key: str, blob: BlobRef, target: Path) -> str | No
     return _WRONG
 
 
-def _read_links(wanted: list[Part], staging: Path) -> dict[str, str]:
+def _read_links(wanted: list[Part], staging: Staging) -> dict[str, str]:
     links = {}
     for number, part in enumerate(wanted):
         if stat.S_ISLNK(part.blob.mode):
-            link = (staging / str(number)).read_bytes()[:_LINK_BYTES].decode(errors="replace")
+            link = staging.read(str(number), _LINK_BYTES).decode(errors="replace")
             if not safe_link(part.blob.path, link):
                 raise RestoreError(f"{part.blob.path}: a link that leaves the folder")
             links[part.blob.path] = link
     return links
 
 
-def _place_all(wanted: list[Part], links: Mapping[str, str], staging: Path, target: Path) -> None:
+def _place_all(wanted: list[Part], links: Mapping[str, str], extraction: Extraction, staging: Staging) -> None:
     now_ns = time.time_ns()
-    times: dict[Path, int] = {}
+    times: dict[str, int] = {}
     for number, part in enumerate(wanted):
-        source, path = staging / str(number), target / part.blob.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if part.blob.path in links:
+        path = part.blob.path
+        if path in links:
             continue
-        source.chmod((stat.S_IMODE(part.blob.mode) & 0o777) | 0o400)
         # A hundredth of a second apart: scripts look for the newest file, and filesystems round.
         modified_ns = now_ns - (len(wanted) - number) * 10_000_000
-        os.utime(source, ns=(modified_ns, modified_ns))
-        source.replace(path)
-        for parent in path.parents:
-            if parent == target:
-                break
-            times[parent] = modified_ns
-    # Links last: nothing is ever written through one.
-    for name, link in links.items():
-        (target / name).unlink(missing_ok=True)
-        (target / name).symlink_to(link)
+        mode = (stat.S_IMODE(part.blob.mode) & 0o777) | 0o400
+        staging.place(str(number), path, mode=mode, modified_ns=modified_ns)
+        for parent in PurePosixPath(path).parents[:-1]:
+            times[str(parent)] = modified_ns
+    for path, link in links.items():
+        staging.place_link(path, link)
     for folder, modified_ns in times.items():
-        os.utime(folder, ns=(modified_ns, modified_ns))
+        extraction.make_folder(folder, modified_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -250,9 +251,36 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     outside.mkdir()
     listing = Listing.load(f'[["link", "in", "{outside}"], ["file", "in/file", 4, 0, 0]]'.encode())
     archive.lay_out(tmp_path / "restored", listing)
-    with pytest.raises(OSError, match="No such file"):
-        archive.write_part(tmp_path / "restored", listing, 0, b"evil")
+    archive.write_part(tmp_path / "restored", listing, 0, b"evil")
+    with pytest.raises(CodecError):
+        archive.lay_links(tmp_path / "restored", listing)
     assert not list(outside.iterdir())
+
+
+def test_no_link_is_made_behind_another(tmp_path: Path) -> None:
+    """A listing with a link out of its folder, and a second one behind it, wrote names into any folder."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    rows = [["link", "in", str(outside)], ["link", "in/authorized_keys", "/etc/passwd"]]
+    for number, listing in enumerate((rows, rows[::-1])):
+        restored = tmp_path / f"restored-{number}"
+        loaded = Listing.load(json.dumps(listing).encode())
+        archive.lay_out(restored, loaded)
+        with pytest.raises(CodecError):
+            archive.lay_links(restored, loaded)
+        assert not list(outside.iterdir())
+
+
+def test_a_folder_swapped_for_a_link_meanwhile_is_not_passed(tmp_path: Path) -> None:
+    outside, restored = tmp_path / "outside", tmp_path / "restored"
+    outside.mkdir()
+    listing = Listing.load(b'[["folder", "bin"], ["file", "bin/x", 4, 0, 0]]')
+    archive.lay_out(restored, listing)
+    (restored / "bin").rmdir()
+    (restored / "bin").symlink_to(outside)
+    archive.write_part(restored, listing, 0, b"evil")
+    assert not list(outside.iterdir())
+    assert (restored / "bin/x").read_bytes() == b"evil"
 
 
 def test_two_race_to_fill_it(made: Path, tmp_path: Path) -> None:

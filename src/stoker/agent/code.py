@@ -8,10 +8,12 @@ import os
 import shutil
 import tarfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from stoker.errors import CodecError
+from stoker.stores.extraction import Extraction, Obstructed
 
 _CHUNK = 1 << 20
 
@@ -43,45 +45,48 @@ def unpack(archive: Path, target: Path, digest: str) -> None:
     partial.mkdir()
     try:
         try:
-            with tarfile.open(archive, mode="r:gz", encoding="utf-8") as tar:
-                _extract(tar, partial)
+            with (
+                tarfile.open(archive, mode="r:gz", encoding="utf-8") as tar,
+                Extraction(partial, follow=False) as root,
+            ):
+                _extract(tar, root)
         except tarfile.TarError as error:
             raise CodecError("code", f"not a tar archive: {error}") from None
-        except (FileExistsError, NotADirectoryError) as error:
-            raise CodecError("code", f"{error.filename!r} is both a file and a folder") from None
+        except (Obstructed, IsADirectoryError) as error:
+            raise CodecError("code", f"a name is both a file and a folder: {error}") from None
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _extract(tar: tarfile.TarFile, root: Path) -> None:
+def _extract(tar: tarfile.TarFile, root: Extraction) -> None:
     links: list[tarfile.TarInfo] = []
     for member in tar:
-        path = root.joinpath(*_inner_parts(member.name))
+        path = "/".join(_inner_parts(member.name))
         if member.isdir():
-            path.mkdir(parents=True, exist_ok=True)
+            root.make_folder(path)
         elif member.isreg():
-            path.parent.mkdir(parents=True, exist_ok=True)
             source = tar.extractfile(member)
             assert source is not None
-            # Exclusive: a second entry of the same name is somebody's trick.
-            with source, _exclusive(path, member.name) as file:
+            # A second entry of the same name is an attack.
+            with source, _exclusive(root, path) as file:
                 shutil.copyfileobj(source, file, _CHUNK)
                 os.fchmod(file.fileno(), 0o755 if member.mode & 0o100 else 0o644)
         elif member.issym():
             links.append(member)
         else:
             raise CodecError("code", f"{member.name!r} is neither file, folder nor link")
-    # Links come last, so that no file is ever written through one.
+    # Links come last: a folder never gives way to one.
+    made: set[str] = set()
     for member in links:
-        _make_link(member, root)
+        made.add(_make_link(member, root, made))
 
 
-def _exclusive(path: Path, name: str) -> BinaryIO:
+def _exclusive(root: Extraction, path: str) -> BinaryIO:
     try:
-        return path.open("xb")
+        return os.fdopen(root.create(path), "wb")
     except FileExistsError:
-        raise CodecError("code", f"{name!r} is there twice") from None
+        raise CodecError("code", f"{path!r} is there twice") from None
 
 
 def _inner_parts(name: str) -> tuple[str, ...]:
@@ -91,8 +96,10 @@ def _inner_parts(name: str) -> tuple[str, ...]:
     return path.parts
 
 
-def _make_link(member: tarfile.TarInfo, root: Path) -> None:
+def _make_link(member: tarfile.TarInfo, root: Extraction, links: Collection[str]) -> str:
     """Make a link that cannot lead out: it climbs only at its beginning, from a real folder, and not above the root.
+
+    `links` are the paths of those made before it: none may be above it. Answers its own.
 
     `..` after a name is refused because that name may be another link, and what is above its target may be outside.
     """
@@ -102,13 +109,11 @@ def _make_link(member: tarfile.TarInfo, root: Path) -> None:
     inside = climbs < len(parts) and ".." not in steps[climbs:] and not PurePosixPath(member.linkname).is_absolute()
     if not member.linkname or not inside:
         raise CodecError("code", f"{member.name!r} is a link out of the folder")
-    folder = root
-    for part in parts[:-1]:
-        folder = folder / part
-        if folder.is_symlink():
-            raise CodecError("code", f"{member.name!r} lies behind a link")
+    path = "/".join(parts)
+    if any("/".join(parts[:depth]) in links for depth in range(1, len(parts))):
+        raise CodecError("code", f"{member.name!r} lies behind a link")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.joinpath(parts[-1]).symlink_to(member.linkname)
+        root.make_link(path, member.linkname)
     except FileExistsError:
         raise CodecError("code", f"{member.name!r} is there twice") from None
+    return path

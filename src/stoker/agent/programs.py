@@ -29,6 +29,8 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
     digest = tools.get(tool_name(name))
     if digest is None:
         return None
+    if not set(digest) <= set("0123456789abcdef"):
+        raise SetupFailed(f"{name}: {digest!r} is no digest; submit the job again", user=False)
     program = shelf / "tools" / digest[:32] / name
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,7 @@ from stoker.model import BlobRef, Manifest
 from stoker.parallel import run_all
 from stoker.saves import MARKER, read_json
 from stoker.store import Store, open_store
+from stoker.stores.extraction import Extraction
 
 log = logging.getLogger(__name__)
 
@@ -221,14 +222,16 @@ def _import_url(store: Store, job: str, url: str, scratch: Path, check: Callable
         raise UserError(f"resume_from: there is nothing at {url}")
     folder = scratch / _name(url.rstrip("/").rpartition("/")[2])
 
-    def fetch_one(key: str) -> None:
+    def fetch_one(number: int, key: str) -> None:
         check()
-        target = folder / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.get_file(key, target) is None:
+        with staging.new_file(str(number)) as file:
+            found = source.get_file(key, file)
+        if found is None:
             raise UserError(f"resume_from: {url}/{key} was removed while it was read")
+        staging.place(str(number), key)
 
-    run_all([partial(fetch_one, key) for key in keys], FAR_WORKERS)
+    with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
+        run_all([partial(fetch_one, number, key) for number, key in enumerate(keys)], FAR_WORKERS)
     return _import_folder(store, job, folder, url, scratch, check)
 
 

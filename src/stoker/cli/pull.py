@@ -12,6 +12,7 @@ from stoker.cli.options import job_argument, opened_store, store_option
 if TYPE_CHECKING:
     from stoker.checkpoints import Checkpoint
     from stoker.store import Store
+    from stoker.stores.extraction import Extraction
 
 
 @click.command("pull")
@@ -30,6 +31,9 @@ def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> N
     target = folder if folder is not None else Path(found)
     if target.exists() and not target.is_dir():
         raise UserError(f"{target}: is a file; name a folder")
+    if folder is None and target.is_symlink():
+        # Nobody named it: an earlier pull may have left the link.
+        raise UserError(f"{target}: is a link; name the folder to pull into")
     if outputs and name is not None:
         raise UserError("--checkpoint and --outputs: give one of them")
     if outputs:
@@ -37,8 +41,11 @@ def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> N
     else:
         _pull_checkpoint(store, found, name, target)
     if folder is None:
+        from stoker.stores.extraction import Extraction
+
         # It lies where jobs are submitted from: the next one must not pack it.
-        (target / ".stokerignore").write_text("*\n")
+        with Extraction(target, follow=False) as extraction:
+            extraction.write(".stokerignore", b"*\n")
 
 
 def _pull_checkpoint(store: Store, job: str, name: str | None, target: Path) -> None:
@@ -71,15 +78,16 @@ def _pull_outputs(store: Store, job: str, target: Path) -> None:
     from stoker.cli.printing import counted, say, size
     from stoker.cli.progress import progress_bar
     from stoker.errors import UserError
+    from stoker.stores.extraction import Extraction
 
     prefix = layout.outputs(job, _claim_that_counts(store, job))
     metas = list(store.list(prefix))
     if not metas:
         raise UserError(f"{job} has no outputs yet; `outputs` in the job file names the folder to keep")
     total, done = sum(meta.size for meta in metas), 0
-    with progress_bar("pulling outputs") as progress:
+    with progress_bar("pulling outputs") as progress, Extraction(target) as extraction:
         for meta in metas:
-            _fetch(store, meta.key, target, meta.key[len(prefix) :])
+            _fetch(store, meta.key, meta.key[len(prefix) :], extraction)
             done += meta.size
             if progress is not None:
                 progress(done, total)
@@ -99,17 +107,10 @@ def _claim_that_counts(store: Store, job: str) -> int:
     return state.attempts[-1].number
 
 
-def _fetch(store: Store, key: str, target: Path, path: str) -> None:
-    from stoker.errors import StoreError
-
-    file = target / path
-    # Written by a machine that runs other people's code: a name must not lead out of the folder.
-    if not file.resolve().is_relative_to(target.resolve()):
-        raise StoreError(f"{key}: leads out of the folder")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.part")
-    try:
-        if store.get_file(key, draft) is not None:
-            draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
+def _fetch(store: Store, key: str, path: str, extraction: Extraction) -> None:
+    """Fetch one file. Its name comes from a machine that runs other people's code."""
+    with extraction.staging() as staging:
+        with staging.new_file("0") as file:
+            found = store.get_file(key, file)
+        if found is not None:
+            staging.place("0", path)

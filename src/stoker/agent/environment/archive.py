@@ -13,12 +13,14 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.errors import CodecError, StokerError
+from stoker.stores.extraction import Extraction, Obstructed, inner_parts
 
 # Many are in memory at once, on machines of any size.
 PART_BYTES = 64 * 1000**2
@@ -84,14 +86,15 @@ class Listing:
         """Raises CodecError for anything that is no listing, or leads out of its folder."""
         try:
             return cls(tuple(_item(row) for row in json.loads(data)))
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError, Obstructed) as error:
             raise CodecError("listing", f"cannot be read: {error}") from None
 
 
 def _item(row: list[object]) -> Item:
     path = row[1]
-    if not isinstance(path, str) or not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
-        raise ValueError(f"{path!r} leads out of the folder")
+    if not isinstance(path, str):
+        raise ValueError(f"{path!r} is no path")
+    inner_parts(path)
     match row:
         case ["folder", _]:
             return Item("folder", path)
@@ -187,36 +190,59 @@ def read_part(folder: Path, listing: Listing, begin: int, end: int) -> bytearray
 def lay_out(folder: Path, listing: Listing) -> None:
     """Everything but the files' bytes, and the links. The folder must not be there."""
     folder.mkdir(parents=True)
-    for item in listing.items:
-        path = folder / item.path
-        if item.kind == "folder":
-            path.mkdir()
-        elif item.kind == "file" and item.size == 0:
-            path.touch(_mode(item), exist_ok=False)
-            os.utime(path, ns=(item.modified_ns, item.modified_ns))
+    with _extraction(folder) as extraction:
+        for item in listing.items:
+            if item.kind == "folder":
+                extraction.make_folder(item.path)
+            elif item.kind == "file" and item.size == 0:
+                handle = extraction.create(item.path, _mode(item))
+                os.utime(handle, ns=(item.modified_ns, item.modified_ns))
+                os.close(handle)
 
 
 def lay_links(folder: Path, listing: Listing) -> None:
-    """The links. They come last, so that nothing is ever written through one."""
-    for item in listing.items:
-        if item.kind == "link":
-            (folder / item.path).symlink_to(item.target)
+    """The links. They come last; none is made behind another."""
+    links = {item.path for item in listing.items if item.kind == "link"}
+    with _extraction(folder) as extraction:
+        for item in listing.items:
+            if item.kind == "link":
+                if any(str(parent) in links for parent in PurePosixPath(item.path).parents):
+                    raise CodecError("listing", f"{item.path!r} lies behind a link")
+                extraction.make_link(item.path, item.target)
 
 
 def write_part(folder: Path, listing: Listing, begin: int, data: bytes) -> None:
     """Put these bytes of the stream where they belong. Parts may come in any order, and at once."""
-    root = str(folder) + "/"
     view = memoryview(data)
-    for item, offset, length, at in listing.spans(begin, begin + len(data)):
-        handle = os.open(root + item.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(item))
-        try:
-            done = 0
-            while done < length:
-                done += os.pwrite(handle, view[at + done : at + length], offset + done)
-            # After each of its parts: the last to come has the last word.
-            os.utime(handle, ns=(item.modified_ns, item.modified_ns))
-        finally:
-            os.close(handle)
+    with _extraction(folder) as extraction:
+        for item, offset, length, at in listing.spans(begin, begin + len(data)):
+            handle = _open_file(extraction, item)
+            try:
+                done = 0
+                while done < length:
+                    done += os.pwrite(handle, view[at + done : at + length], offset + done)
+                # After each of its parts: the last to come has the last word.
+                os.utime(handle, ns=(item.modified_ns, item.modified_ns))
+            finally:
+                os.close(handle)
+
+
+def _open_file(extraction: Extraction, item: Item) -> int:
+    """A handle of the file, which another part may have made meanwhile."""
+    try:
+        return extraction.create(item.path, _mode(item))
+    except FileExistsError:
+        return extraction.open_file(item.path)
+
+
+@contextmanager
+def _extraction(folder: Path) -> Iterator[Extraction]:
+    """Raises CodecError for a listing that is at odds with itself, or with the folder."""
+    try:
+        with Extraction(folder, follow=False) as extraction:
+            yield extraction
+    except (FileExistsError, Obstructed) as error:
+        raise CodecError("listing", f"cannot be extracted: {error}") from None
 
 
 def _mode(item: Item) -> int:

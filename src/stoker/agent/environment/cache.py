@@ -158,7 +158,7 @@ class Cache:
             if calls:
                 run_all(calls, min(_FETCHING_THREADS, 2 + (os.cpu_count() or 1)))
             lay_links(folder, listing)
-        except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        except (CodecError, FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise Damaged(f"its listing makes no sense ({error})", manifest) from None
         self._mark_used(place, key)
 

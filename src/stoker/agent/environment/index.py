@@ -6,7 +6,6 @@ machine can read, nor into files.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from stoker.parallel import run_all
 from stoker.sources import read_address, user_of
 from stoker.spec import PackageIndex, Wheel, wheels_target
 from stoker.store import Store
+from stoker.stores.extraction import Extraction
 
 # Reads the secret at a reference, for the field of this name. Raises SetupFailed.
 Fetch = Callable[[str, str], str]
@@ -134,16 +134,20 @@ class PackedWheels:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _bring(self, wheel: Wheel) -> None:
-        target = self._folder / wheel.name
-        if target.exists():
+        if "/" in wheel.name:
+            raise SetupFailed(f"environment.wheels: {wheel.name!r} is no name of a wheel", user=True)
+        if (self._folder / wheel.name).exists():
             return
-        draft = target.with_name(f".{wheel.name}.{os.getpid()}")
-        found = self._store.get_file(layout.wheel(wheel.digest), draft)
-        if found is None:
-            raise SetupFailed(f"{wheel.name} is not in the store any more; submit the job again", user=False)
-        if found != wheel.digest:
-            raise SetupFailed(f"{wheel.name} in the store is not what was submitted; submit the job again", user=False)
-        draft.replace(target)
+        with Extraction(self._folder, follow=False) as extraction, extraction.staging() as staging:
+            with staging.new_file("0") as file:
+                found = self._store.get_file(layout.wheel(wheel.digest), file)
+            if found is None:
+                raise SetupFailed(f"{wheel.name} is not in the store any more; submit the job again", user=False)
+            if found != wheel.digest:
+                raise SetupFailed(
+                    f"{wheel.name} in the store is not what was submitted; submit the job again", user=False
+                )
+            staging.place("0", wheel.name)
 
 
 def choose_wheels(packed: Mapping[str, tuple[Wheel, ...]], version: str, arch: str) -> tuple[Wheel, ...]:

@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from stoker.agent.inputs.keeping import Kept, Part
 from stoker.errors import NoCredentials, StoreUnavailable
 from stoker.store import ObjectChanged
+from stoker.stores.extraction import Extraction
 
 THREADS = min(64, max(16, 2 * (os.cpu_count() or 1)))
 # Between two lines in the job's log.
@@ -51,8 +51,7 @@ class Fetch:
         self._large: dict[str, _LargeFile] = {}
         for part in parts:
             if not part.whole:
-                self._large.setdefault(part.meta.key, _LargeFile(kept.files, part)).left += 1
-        self._made: set[str] = set()
+                self._large.setdefault(part.meta.key, _LargeFile(part)).left += 1
         self._progress = _Progress(kept, parts)
         self._outage: StoreUnavailable | None = None
         self._told_outage = False
@@ -66,8 +65,15 @@ class Fetch:
         """
         if not self._left:
             return
+        # What is there may have been changed by a training that used it: no link in it is followed.
+        with Extraction(self._kept.files, follow=False) as extraction:
+            self._run(extraction, check)
+
+    def _run(self, extraction: Extraction, check: Callable[[], None]) -> None:
         count = min(THREADS, self._left)
-        workers = [threading.Thread(target=self._work, daemon=True, name="input") for _ in range(count)]
+        workers = [
+            threading.Thread(target=self._work, args=(extraction,), daemon=True, name="input") for _ in range(count)
+        ]
         for worker in workers:
             worker.start()
         told_s = flushed_s = time.monotonic()
@@ -91,11 +97,12 @@ class Fetch:
                 check()
         for file in self._large.values():
             file.close()
+        extraction.close()
         self._kept.flush()
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
+    def _work(self, extraction: Extraction) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._stop.is_set():
             with self._lock:
@@ -103,7 +110,7 @@ class Fetch:
                     return
                 part = self._waiting.popleft()
             try:
-                self._bring(part)
+                self._bring(part, extraction)
                 pause_s = _FIRST_PAUSE_S
                 self._done(part)
             except ObjectChanged as error:
@@ -117,27 +124,22 @@ class Fetch:
             except BaseException as error:  # noqa: BLE001 - handed to the thread that runs this
                 self._fail(error)
 
-    def _bring(self, part: Part) -> None:
-        path = f"{self._kept.files}/{part.meta.key}"
+    def _bring(self, part: Part, extraction: Extraction) -> None:
         try:
             data = self._bucket.get_part(part.meta, part.begin, part.end)
         except ObjectChanged:
             if part.meta.size or not self._is_folder(part.meta.key):
                 raise
-            os.makedirs(path, exist_ok=True)  # noqa: PTH103
+            extraction.make_folder(part.meta.key)
             return
-        folder = path.rpartition("/")[0]
-        if folder not in self._made:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-            self._made.add(folder)
         if part.whole:
-            handle = _create(path, 0o444)
+            handle = extraction.create_anew(part.meta.key, 0o444)
             try:
                 _write(handle, data, 0)
             finally:
                 os.close(handle)
         else:
-            self._large[part.meta.key].write(part, data)
+            self._large[part.meta.key].write(part, data, extraction)
 
     def _is_folder(self, key: str) -> bool:
         """Whether an empty object's name ends with a slash, which no listing tells: it is there, and not to be had.
@@ -189,17 +191,17 @@ class Fetch:
 class _LargeFile:
     """A file that comes in parts, several at once."""
 
-    def __init__(self, files: Path, part: Part) -> None:
-        self._path = f"{files}/{part.meta.key}"
+    def __init__(self, part: Part) -> None:
+        self._path = part.meta.key
         self._size = part.meta.size
         self._lock = threading.Lock()
         self._handle: int | None = None
         self.left = 0
 
-    def write(self, part: Part, data: memoryview) -> None:
+    def write(self, part: Part, data: memoryview, extraction: Extraction) -> None:
         with self._lock:
             if self._handle is None:
-                self._handle = self._open()
+                self._handle = self._open(extraction)
         _write(self._handle, data, part.begin)
 
     def take_part(self) -> bool:
@@ -219,16 +221,16 @@ class _LargeFile:
                 os.close(self._handle)
                 self._handle = None
 
-    def _open(self) -> int:
+    def _open(self, extraction: Extraction) -> int:
         try:
             # What is there of it came in an earlier attempt.
-            found = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            found = extraction.open_file(self._path)
             if os.fstat(found).st_size == self._size:
                 return found
             os.close(found)
         except OSError:
             pass
-        made = _create(self._path, 0o644)
+        made = extraction.create_anew(self._path, 0o644)
         os.truncate(made, self._size)
         return made
 
@@ -276,16 +278,6 @@ def time_text(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _create(path: str, mode: int) -> int:
-    """A new file, whatever was there: one that was cut, or a link to elsewhere."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, mode)
-    except FileExistsError:
-        os.unlink(path)  # noqa: PTH108
-        return os.open(path, flags, mode)
 
 
 def _write(handle: int, data: memoryview, offset: int) -> None:

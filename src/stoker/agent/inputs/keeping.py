@@ -30,6 +30,7 @@ from typing import IO
 from stoker.agent.inputs.source import Listing
 from stoker.processes import boot_id
 from stoker.store import Meta
+from stoker.stores.extraction import Extraction, Obstructed
 
 # Larger files come in parts of this size, several at once.
 PART_BYTES = 8 << 20
@@ -202,7 +203,7 @@ class Kept:
     def _adopt(self, other: Path, here: set[tuple[str, str, int, int]]) -> set[tuple[str, str, int, int]]:
         """Link the files that were fetched for another listing of this URL and are the same objects."""
         adopted: set[tuple[str, str, int, int]] = set()
-        with suppress(OSError):
+        with suppress(OSError, Obstructed):
             lock = os.open(other / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
                 if not _try_lock(lock, fcntl.LOCK_SH):
@@ -210,15 +211,26 @@ class Kept:
                 known, latest = _read_journal(other), _done_at_ns(other)
                 for meta in self.listing.files:
                     entries = {(meta.key, meta.etag, meta.size, part.begin) for part in _parts(meta)}
-                    theirs, mine = other / "files" / meta.key, self.files / meta.key
+                    theirs = other / "files" / meta.key
                     if entries <= known and not entries <= here and _is_file(theirs, meta.size, latest):
-                        mine.parent.mkdir(parents=True, exist_ok=True)
-                        mine.unlink(missing_ok=True)
-                        os.link(theirs, mine)
+                        _link(other / "files", self.files, meta.key)
                         adopted |= entries
             finally:
                 os.close(lock)
         return adopted
+
+
+def _link(source: Path, target: Path, key: str) -> None:
+    """Have the file of one folder in another, too. Raises OSError: either may have been changed by a training."""
+    with (
+        Extraction(source, follow=False) as theirs,
+        Extraction(target, follow=False) as mine,
+        theirs.parent(key, make=False) as (there, name),
+        mine.parent(key) as (here, _),
+    ):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=here)
+        os.link(name, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
 
 def prune(root: Path, unused_s: float = KEEP_UNUSED_S) -> None:

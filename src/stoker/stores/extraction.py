@@ -1,0 +1,262 @@
+"""Write files below one folder, under names that come from a store, an archive or a job. No link is ever followed.
+
+The folder is opened once. From there each part of a path is opened by itself, relative to the folder above it, and only
+if it is a real folder: a link that an earlier extraction left, or that another process puts there at this moment, leads
+nowhere. A new file is written under a name of its own and then renamed, so that links, hard links, pipes and devices of
+that name are replaced and never opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from stoker.errors import UserError
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# A process that swaps folders for links all the time does not keep an extraction busy for ever.
+_TRIES = 100
+# Where a handle has a path, for calls that take nothing else.
+_HANDLES = "/proc/self/fd" if Path("/proc/self/fd").exists() else "/dev/fd"
+
+
+class Obstructed(UserError):
+    """Something in the folder is in the way of what is extracted, or a name is none."""
+
+
+def inner_parts(path: str) -> tuple[str, ...]:
+    """The parts of a relative path that stays below its folder. Raises Obstructed for any other."""
+    parts = tuple(path.split("/"))
+    if "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise Obstructed(f"{path!r} is not a path below a folder")
+    return parts
+
+
+class Extraction:
+    """A folder that is extracted into, made where it is not there. Use it in a `with`; it may be used by threads.
+
+    `follow`: the folder itself may be a link, because a person named it. Raises OSError when the disk refuses.
+    """
+
+    def __init__(self, folder: Path, *, follow: bool = True) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._root = os.open(folder, _FOLDER & ~os.O_NOFOLLOW if follow else _FOLDER)
+
+    def __enter__(self) -> Extraction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Repeating is harmless. Not while a thread uses it: the number of its handle may be given to another file."""
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    @contextmanager
+    def parent(self, path: str, *, make: bool = True) -> Iterator[tuple[int, str]]:
+        """A handle of the folder that `path` lies in, and the last part of the path.
+
+        `make`: folders that are not there are made, also in the place of links. Else either raises OSError.
+        """
+        *folders, name = inner_parts(path)
+        handle = os.dup(self._root)
+        try:
+            for number, part in enumerate(folders):
+                if make:
+                    inner = self._enter(handle, part, "/".join(folders[: number + 1]))
+                else:
+                    inner = os.open(part, _FOLDER, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            yield handle, name
+        finally:
+            os.close(handle)
+
+    def make_folder(self, path: str, modified_ns: int | None = None) -> None:
+        """Have a folder there. Repeating is harmless."""
+        with self.parent(path) as (handle, name):
+            inner = self._enter(handle, name, path)
+            try:
+                if modified_ns is not None:
+                    os.utime(inner, ns=(modified_ns, modified_ns))
+            finally:
+                os.close(inner)
+
+    def create(self, path: str, mode: int = 0o666) -> int:
+        """A handle of a new file. Raises FileExistsError where anything has that name, a link included."""
+        with self.parent(path) as (handle, name):
+            return os.open(name, _NEW, mode, dir_fd=handle)
+
+    def create_anew(self, path: str, mode: int = 0o666) -> int:
+        """A handle of a new file in the place of what has that name, unless that is a folder."""
+        with self.parent(path) as (handle, name):
+            for _ in range(_TRIES):
+                try:
+                    return os.open(name, _NEW, mode, dir_fd=handle)
+                except FileExistsError:
+                    self._unlink(handle, name, path)
+        raise Obstructed(f"{self.folder / path}: another process keeps changing it")
+
+    def open_file(self, path: str) -> int:
+        """A handle of a plain file that is there, to be read and written. Raises OSError for anything else."""
+        with self.parent(path, make=False) as (handle, name):
+            # Not waiting: a pipe of that name would never answer.
+            found = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
+        status = os.fstat(found)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            return found
+        os.close(found)
+        raise OSError(errno.EEXIST, "is not a plain file of its own", path)
+
+    def make_link(self, path: str, target: str) -> None:
+        """Raises FileExistsError where anything has that name."""
+        with self.parent(path) as (handle, name):
+            os.symlink(target, name, dir_fd=handle)
+
+    def write(self, path: str, data: bytes) -> None:
+        """A small file, in the place of what has that name. Appears whole."""
+        with self.staging() as staging:
+            with staging.new_file("0") as file:
+                file.write_bytes(data)
+            staging.place("0", path)
+
+    @contextmanager
+    def staging(self, prefix: str = ".tmp-fetch-") -> Iterator[Staging]:
+        """A folder of one's own inside, for files that do not have their names yet. Removed at the end."""
+        name = f"{prefix}{secrets.token_hex(6)}"
+        os.mkdir(name, 0o700, dir_fd=self._root)
+        try:
+            staging = Staging(self, os.open(name, _FOLDER, dir_fd=self._root))
+            try:
+                yield staging
+            finally:
+                staging.close()
+        finally:
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=self._root)
+
+    def _enter(self, handle: int, name: str, path: str) -> int:
+        """A handle of the folder `name` in the folder `handle`. A link of that name gives way to a real folder."""
+        for _ in range(_TRIES):
+            try:
+                return os.open(name, _FOLDER, dir_fd=handle)
+            except FileNotFoundError:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=handle)
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+                if _is_link(handle, name):
+                    self._unlink(handle, name, path)
+                elif not _is_folder(handle, name):
+                    raise Obstructed(
+                        f"{self.folder / path} is there and is not a folder; remove it, or name another folder"
+                    ) from None
+        raise Obstructed(f"{self.folder / path}: another process keeps changing it")
+
+    def _unlink(self, handle: int, name: str, path: str) -> None:
+        try:
+            os.unlink(name, dir_fd=handle)
+        except FileNotFoundError:
+            return
+        except (IsADirectoryError, PermissionError):
+            if not _is_folder(handle, name):
+                raise
+            raise self.in_the_way(path) from None
+
+    def in_the_way(self, path: str) -> Obstructed:
+        return Obstructed(f"{self.folder / path} is a folder, and a file is to be there; remove it, or name another")
+
+
+class Staging:
+    """Files on their way into an extraction. They are given names of their own here, and their paths at the end."""
+
+    def __init__(self, extraction: Extraction, handle: int) -> None:
+        self._extraction = extraction
+        self._handle = handle
+        self._made: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Remove what was given no path."""
+        handle, self._handle = self._handle, -1
+        with suppress(OSError):
+            for name in os.listdir(handle):  # noqa: PTH208 - a handle has no path
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=handle)
+        os.close(handle)
+
+    @contextmanager
+    def new_file(self, name: str) -> Iterator[Path]:
+        """A new file, as a path that leads to its handle alone, whatever becomes of its name. Good within the block."""
+        file = os.open(name, _NEW, 0o666, dir_fd=self._handle)
+        try:
+            self._made[name] = os.fstat(file).st_ino
+            yield Path(_HANDLES, str(file))
+        finally:
+            os.close(file)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """The beginning of a file. Raises OSError when it is not the one that was made."""
+        file = self._open(name)
+        try:
+            return os.pread(file, limit, 0)
+        finally:
+            os.close(file)
+
+    def place(self, name: str, path: str, *, mode: int | None = None, modified_ns: int | None = None) -> None:
+        """Give a file its path, in the place of what has that name, unless that is a folder."""
+        file = self._open(name)
+        try:
+            if mode is not None:
+                os.fchmod(file, mode)
+            if modified_ns is not None:
+                os.utime(file, ns=(modified_ns, modified_ns))
+        finally:
+            os.close(file)
+        self._rename(name, path)
+
+    def place_link(self, path: str, target: str) -> None:
+        """Make a link, in the place of what has that name, unless that is a folder."""
+        name = f"link-{secrets.token_hex(6)}"
+        os.symlink(target, name, dir_fd=self._handle)
+        self._rename(name, path)
+
+    def _rename(self, name: str, path: str) -> None:
+        with self._extraction.parent(path) as (handle, last):
+            try:
+                os.rename(name, last, src_dir_fd=self._handle, dst_dir_fd=handle)
+            except IsADirectoryError:
+                raise self._extraction.in_the_way(path) from None
+
+    def _open(self, name: str) -> int:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._handle)
+        if os.fstat(file).st_ino == self._made.get(name):
+            return file
+        os.close(file)
+        raise OSError(errno.ESTALE, "another process replaced it", name)
+
+
+def _is_link(handle: int, name: str) -> bool:
+    with suppress(FileNotFoundError):
+        return stat.S_ISLNK(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
+    return False
+
+
+def _is_folder(handle: int, name: str) -> bool:
+    """Whether it is a folder, or gone meanwhile."""
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return True
