@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from stoker import layout
 from stoker.errors import NoSuchJob, UserError
+from stoker.log import removed_jobs
 from stoker.store import Store, can_be_key
 
 # An id is the job's name, a dash, and so many characters.
@@ -21,8 +22,13 @@ def name_of(job: str) -> str:
 
 
 def all_jobs(store: Store) -> list[str]:
-    """Every job there is, by the folders of their logs: the index is derived and may lack the newest."""
-    return store.folders(layout.JOBS)
+    """Every job there is, by the folders of their logs: the index is derived and may lack the newest.
+
+    Removed jobs are none, also those whose removal was cut short.
+    """
+    found = store.folders(layout.JOBS)
+    removed = removed_jobs(store) if found else frozenset()
+    return [job for job in found if job not in removed]
 
 
 def find_job(store: Store, text: str) -> str:

@@ -1,4 +1,10 @@
-"""`index/<job>.json`: the cached fold and summary of a job. Derived; `stoker reindex` rebuilds it from the log."""
+"""`index/<job>/<seq>.json`: the cached fold and summary of a job's first `seq` entries.
+
+Derived: `stoker reindex` rebuilds it from the log. The number of the last entry is part of the key, and readers take
+the highest. So a write that lands late can put back an older record beside the newest one, but never in its place:
+once a job has ended, the record with the highest number says so for good. Records of removed jobs do not count,
+whatever lands late.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,13 @@ from dataclasses import dataclass
 from stoker import codec, layout
 from stoker.errors import CodecError, StoreError
 from stoker.fold import JobState
+from stoker.log import is_removed, removed_jobs
 from stoker.spec import Submission
-from stoker.store import Meta, Store
+from stoker.store import Meta, Object, Store
 from stoker.summary import Summary
+
+# A record is replaced when its log moves on: more often than this between a list and a read, it counts as absent.
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -21,21 +31,24 @@ class IndexRecord:
     summary: Summary
 
 
-def read_index(store: Store, job: str) -> IndexRecord | None:
-    """The cached record, or None when there is none that makes sense: then the log tells everything."""
-    found = store.get(layout.index(job))
+def read_index(store: Store, job: str, listed: Meta | None = None) -> IndexRecord | None:
+    """The cached record, or None when there is none that makes sense: then the log tells everything.
+
+    `listed` is the job's entry of `list_index`, which saves looking for it.
+    """
+    found = _newest(store, job, listed)
     if found is None:
         return None
     try:
-        record = codec.loads(IndexRecord, found.data, where=layout.index(job))
+        record = codec.loads(IndexRecord, found.data, where=found.meta.key)
     except CodecError:
         return None
     return record if record.state.job == job else None
 
 
-def read_summary(store: Store, job: str) -> Summary | None:
+def read_summary(store: Store, job: str, listed: Meta | None = None) -> Summary | None:
     """Only the summary: cheaper, for lists."""
-    found = store.get(layout.index(job))
+    found = _newest(store, job, listed)
     if found is None:
         return None
     try:
@@ -44,19 +57,62 @@ def read_summary(store: Store, job: str) -> Summary | None:
         return None
 
 
-def write_index(store: Store, record: IndexRecord) -> None:
-    """Cache the record. A slower writer may put an older fold over a newer one: readers carry on from either."""
-    store.put(layout.index(record.state.job), codec.dumps(record))
+def write_index(store: Store, record: IndexRecord, *, written: int | None = None) -> None:
+    """Cache the record, and delete those of earlier entries.
+
+    `written` is the number that this process wrote last for this job: if it has not changed, none is looked for.
+    """
+    job, seq = record.state.job, record.state.seq
+    store.put(layout.index(job, seq), codec.dumps(record))
+    if written != seq:
+        # Also its own, where a rival's is higher. A delete that lands late removes what has a higher one beside it.
+        found = {meta.key: _number(meta) for meta in store.list(layout.index_prefix(job))}
+        newest = max(found.values(), default=seq)
+        store.delete([key for key, number in found.items() if number < newest])
 
 
 def list_index(store: Store) -> list[Meta]:
-    """The cached records there are, without reading them."""
-    return list(store.list(layout.INDEX))
+    """The newest cached record of every job that was not removed, without reading them."""
+    newest: dict[str, Meta] = {}
+    for meta in store.list(layout.INDEX):
+        job = job_of(meta)
+        if job not in newest or _number(newest[job]) < _number(meta):
+            newest[job] = meta
+    removed = removed_jobs(store) if newest else frozenset()
+    return [meta for job, meta in newest.items() if job not in removed]
 
 
 def job_of(meta: Meta) -> str:
     """The job whose record this is."""
-    return meta.key.removeprefix(layout.INDEX).removesuffix(".json")
+    return meta.key.removeprefix(layout.INDEX).partition("/")[0]
+
+
+def forget_index(store: Store, job: str) -> int:
+    """Delete every record of a job. Answers how many there were."""
+    keys = [meta.key for meta in store.list(layout.index_prefix(job))]
+    store.delete(keys)
+    return len(keys)
+
+
+def _newest(store: Store, job: str, listed: Meta | None) -> Object | None:
+    if listed is not None:
+        found = store.get(listed.key)
+        if found is not None:
+            return found
+    for _ in range(_TRIES):
+        newest = max(store.list(layout.index_prefix(job)), key=_number, default=None)
+        if newest is None or is_removed(store, job):
+            return None
+        found = store.get(newest.key)
+        if found is not None:
+            return found
+    return None
+
+
+def _number(meta: Meta) -> int:
+    """The number of the last entry that a record knows; -1 for a key that is none."""
+    text = meta.key.rpartition("/")[2].removesuffix(".json")
+    return int(text) if len(text) == 8 and text.isascii() and text.isdigit() else -1
 
 
 def read_submission(store: Store, state: JobState) -> Submission:

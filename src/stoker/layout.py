@@ -20,7 +20,9 @@
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
     told/<channel>/<n, 8 digits>.json                 governors, create-only: what was told through a channel, and waits
-    active/<job>/<seq>   index/<job>.json             derived, by governors; rebuilt by `stoker reindex`
+    active/<job>/<seq>                                derived, by governors; rebuilt by `stoker reindex`
+    index/<job>/<seq of the log, 8 digits>.json       derived, the same; the highest number counts
+    removed/<job>                                     persons, create-only, empty, kept for good: the job was removed
     spent/<year-month>/<day>/<job>/<seq>.<µ$>-<µ$ on-demand>-<µ$ that count>.<tags>
                                                       governors, create-only: what an ended job spent on a day; it stays
     spent/told/<rule>/<first day>/<value, hashed>     governors, create-only: that this budget is nearly spent was told
@@ -51,6 +53,7 @@ JOBS = "jobs/"
 WORK = "work/"
 ACTIVE = "active/"
 INDEX = "index/"
+REMOVED = "removed/"
 GOVERNORS = "governors/"
 DEPLOYED = "deployed/"
 CODE = "code/"
@@ -147,8 +150,18 @@ def active(job: str, seq: int) -> str:
     return f"active/{job}/{number(seq)}"
 
 
-def index(job: str) -> str:
-    return f"index/{job}.json"
+def index(job: str, seq: int) -> str:
+    """The cached record of a job's first `seq` entries. A late write can only ever put back a lower number."""
+    return f"{index_prefix(job)}{number(seq)}.json"
+
+
+def index_prefix(job: str) -> str:
+    return f"{INDEX}{job}/"
+
+
+def removed(job: str) -> str:
+    """The tombstone of a job: written before anything of it is deleted, and never deleted itself."""
+    return f"{REMOVED}{job}"
 
 
 def dry(offering: str) -> str:

@@ -2,6 +2,10 @@
 
 Append is create-if-absent, the one conditional write every store has. Two writers race for a number: one wins, the
 other reads on and decides again.
+
+Create-if-absent does not remember what was deleted. So the removal of a job begins with a tombstone that stays for good
+(`removed/<job>`): a number that existed can be created anew only after its deletion, hence after the tombstone. A
+writer that looks for the tombstone after its append, and before it acts on it, always finds out.
 """
 
 from __future__ import annotations
@@ -91,8 +95,23 @@ def append_next(
 
 
 def read(store: Store, job: str, state: JobState | None = None) -> JobState | None:
-    """The newest state, carried on from `state` where given. None: there is no such job."""
-    return fold(job, entries(store, job, state.seq + 1 if state else 1), state)
+    """The newest state, carried on from `state` where given. None: there is no such job (any more).
+
+    Without a `state`, entries of a removed job do not count: a create that landed late may have put some back. A caller
+    that carries on from a state and then acts on it looks for the tombstone itself (`is_removed`).
+    """
+    found = fold(job, entries(store, job, state.seq + 1 if state else 1), state)
+    return None if state is None and found is not None and is_removed(store, job) else found
+
+
+def is_removed(store: Store, job: str) -> bool:
+    """Whether the job's tombstone is there. True is for good."""
+    return store.head(layout.removed(job)) is not None
+
+
+def removed_jobs(store: Store) -> frozenset[str]:
+    """The jobs that were ever removed, or whose removal has begun."""
+    return frozenset(meta.key.removeprefix(layout.REMOVED) for meta in store.list(layout.REMOVED))
 
 
 def entries(store: Store, job: str, start: int = 1) -> Iterator[Entry]:

@@ -13,6 +13,7 @@ from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.index import IndexRecord
+from stoker.removing import finish_removals
 from stoker.spent import write_spent
 from stoker.store import Store
 from stoker.summary import summarize
@@ -35,6 +36,7 @@ def reindex(store: Store, progress: Callable[[int, int], None] | None = None) ->
     """Write every job's record anew, mark what is active and unmarked, and drop what belongs to no job."""
     fleet = Fleet(store.url)
     done = Reindexed()
+    done.forgotten += len(finish_removals(store))
     jobs = all_jobs(store)
     for number, job in enumerate(jobs, 1):
         try:
@@ -90,9 +92,9 @@ def _over(fleet: Fleet, state: JobState) -> bool:
 def _forget_absent(store: Store, done: Reindexed) -> None:
     """Records and markers without a log: of jobs that were removed, or that were never submitted."""
     for meta in index.list_index(store):
-        if store.head(layout.log_entry(index.job_of(meta), 1)) is None:
-            store.delete([meta.key])
-            done.forgotten += 1
+        job = index.job_of(meta)
+        if store.head(layout.log_entry(job, 1)) is None:
+            done.forgotten += bool(index.forget_index(store, job))
     now = datetime.now(timezone.utc)
     for job in active_jobs(store):
         if store.head(layout.log_entry(job, 1)) is not None:

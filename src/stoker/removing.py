@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 
 from stoker import index, layout, log
-from stoker.errors import StoreError
+from stoker.errors import StoreError, in_words
 from stoker.finding import all_jobs
 from stoker.store import Meta, Store
 
@@ -20,18 +20,51 @@ _BATCH = 1000
 
 
 def remove_job(store: Store, job: str) -> None:
-    """Delete everything of a job. Whoever calls knows that it has ended and that its machines are gone.
+    """Delete everything of a job that has ended and whose machines are gone; the caller has checked both.
 
-    The first entry goes before the rest: from then on there is no such job for any reader, whatever is still there.
-    The spec goes last: as long as it is there, the job can be named, and removing it again finishes the work.
+    The tombstone comes first and stays: from then on there is no such job for any reader, whatever is still there or
+    lands late, and no governor launches anything for it. Safe to repeat after a crash.
     """
-    store.delete([layout.index(job), layout.log_entry(job, 1)])
+    store.create(layout.removed(job), b"")
     _delete_below(store, f"{layout.WORK}{job}/")
-    _delete_below(store, f"{layout.ACTIVE}{job}/")
-    _delete_below(store, layout.log_prefix(job))
-    # A governor that was just looking may have cached it again.
-    store.delete([layout.index(job)])
+    forget_removed(store, job)
     store.delete([layout.spec(job)])
+
+
+def forget_removed(store: Store, job: str) -> None:
+    """Delete what a governor may delete of a job that has its tombstone: markers, cached records and log entries."""
+    for prefix in (f"{layout.ACTIVE}{job}/", layout.index_prefix(job), layout.log_prefix(job)):
+        _delete_below(store, prefix)
+
+
+def clear_markers(store: Store, jobs: Iterable[str]) -> dict[str, str]:
+    """Clear away those of these jobs, which have markers and no log, that were removed. Answers problems by job.
+
+    A marker without a log and without a tombstone belongs to a submission that is under way.
+    """
+    problems: dict[str, str] = {}
+    for job in jobs:
+        try:
+            if log.is_removed(store, job):
+                forget_removed(store, job)
+        except StoreError as error:
+            problems[job] = in_words(error)
+    return problems
+
+
+def finish_removals(store: Store) -> list[str]:
+    """Delete what is left of removed jobs: of a removal that was cut short, or of a write that landed after it.
+
+    Answers the jobs of which something was left.
+    """
+    removed = log.removed_jobs(store)
+    if not removed:
+        return []
+    there = {job for prefix in (layout.JOBS, layout.WORK, layout.ACTIVE, layout.INDEX) for job in store.folders(prefix)}
+    left = sorted(removed & there)
+    for job in left:
+        remove_job(store, job)
+    return left
 
 
 def collect_code(store: Store) -> int:
@@ -114,7 +147,7 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
     for meta in index.list_index(store):
         # A record is written when the job ends, so what is younger cannot be of an older end.
         job = index.job_of(meta)
-        summary = index.read_summary(store, job)
+        summary = index.read_summary(store, job, meta)
         if summary is not None and summary.ended_at is not None and now - summary.ended_at > age:
             found.append((summary.ended_at, job))
     # The index is derived: the verdict is the log's.

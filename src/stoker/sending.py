@@ -56,17 +56,17 @@ def send(prepared: Prepared, store: Store, progress: Progress | None = None) -> 
     """Put the job into the store: code, spec, marker, then the entry that opens the log. Answers the job's id.
 
     `progress` is called from any thread with the bytes of inputs that have gone, and those that are to go.
-    What fails before that entry leaves nothing behind. Raises UserError when the store may not be written, StoreError
+    What fails before that entry leaves no job behind. Raises UserError when the store may not be written, StoreError
     when it does not answer.
     """
-    written: list[str] = []
+    begun: list[str] = []
     _make_home_of(store)
     try:
-        return _send(prepared, store, written, _counting(prepared, progress))
+        return _send(prepared, store, begun, _counting(prepared, progress))
     except _Uncertain:
         raise
     except BaseException as error:
-        _take_back(store, written)
+        _take_back(store, begun)
         if isinstance(error, StoreDenied):
             raise _unwritable(error) from None
         raise
@@ -91,9 +91,9 @@ class _Uncertain(StoreError):
     """The entry may have been written: nothing may be taken back."""
 
 
-def _send(prepared: Prepared, store: Store, written: list[str], told: Callable[[int], None]) -> str:
+def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[int], None]) -> str:
     me = submitter()
-    code = _put_code(prepared, store, written)
+    code = _put_code(prepared, store)
     _put_programs(prepared, store, told)
     submission = Submission(
         job="",
@@ -108,21 +108,25 @@ def _send(prepared: Prepared, store: Store, written: list[str], told: Callable[[
         defaulted=prepared.told,
         origin=prepared.origin,
     )
-    job, data = _put_spec(submission, store, written)
+    job, data = _put_spec(submission, store, begun)
     marker = layout.active(job, 1)
-    written.append(marker)
     store.put(marker, b"")
     event = Submitted(
         spec_digest=codec.digest(data), submitter=me, code_digest=code.digest if code is not None else None
     )
     record = Record(token=log.new_token(), by=me, reason=f"submitted by {me}", event=event)
     _open_log(store, job, record)
-    # A collector or a reindexing may have come between: put back what the job relies on.
-    if store.head(marker) is None:
-        store.put(marker, b"")
-    if code is not None and store.head(layout.code(code.digest)) is None:
-        _put_code(prepared, store, [])
-    _put_programs(prepared, store)
+    # From here on it is submitted, and a governor may have launched it: nothing is taken back.
+    begun.clear()
+    try:
+        # A collector or a reindexing may have come between: put back what the job relies on.
+        if store.head(marker) is None:
+            store.put(marker, b"")
+        if code is not None and store.head(layout.code(code.digest)) is None:
+            _put_code(prepared, store)
+        _put_programs(prepared, store)
+    except StoreError as error:
+        raise _Uncertain(f"{error}; {job} was submitted: look with `stoker show {job}`") from None
     return job
 
 
@@ -137,15 +141,18 @@ def _open_log(store: Store, job: str, record: Record) -> None:
     raise StokerError(f"{job}: somebody else submitted a job under this very id; submit it again")
 
 
-def _put_spec(submission: Submission, store: Store, written: list[str]) -> tuple[str, bytes]:
+def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[str, bytes]:
     """Find an id that is free, and keep the frozen spec under it. Create-only, so two submitters never share one."""
     for _ in range(_ID_TRIES):
         suffix = "".join(secrets.choice(_ALPHABET) for _ in range(SUFFIX_LENGTH))
         job = f"{submission.spec.name}-{suffix}"
         data = codec.dumps(replace(submission, job=job))
         _check_readable(data)
-        if store.head(layout.log_entry(job, 1)) is None and store.create(layout.spec(job), data):
-            written.append(layout.spec(job))
+        # An id is never used again: what lands late for a removed job must not meet another one.
+        if log.is_removed(store, job) or store.head(layout.log_entry(job, 1)) is not None:
+            continue
+        if store.create(layout.spec(job), data):
+            begun.append(job)
             return job, data
     raise StokerError(f"no free id for a job called {submission.spec.name}; give it another name")
 
@@ -158,7 +165,7 @@ def _check_readable(data: bytes) -> None:
         raise UserError(f"the job cannot be kept: {error}") from None
 
 
-def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | None:
+def _put_code(prepared: Prepared, store: Store) -> Code | None:
     """Upload the code once. What is there and young enough is left as it is; an old one is made young again."""
     if prepared.packed is None:
         if prepared.code is not None:
@@ -168,8 +175,8 @@ def _put_code(prepared: Prepared, store: Store, written: list[str]) -> Code | No
     key = layout.code(packed.digest)
     there = store.head(key)
     if there is None:
-        if store.create(key, packed.path.read_bytes()):
-            written.append(key)
+        # Never taken back: another submission may rely on it by now. Unused, it is collected after a day.
+        store.create(key, packed.path.read_bytes())
     elif not _is_fresh(there):
         store.put(key, packed.path.read_bytes())
     return Code(digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty)
@@ -214,8 +221,12 @@ def _is_fresh(meta: Meta) -> bool:
     return datetime.now(timezone.utc) - meta.modified < CODE_FRESH_FOR
 
 
-def _take_back(store: Store, written: list[str]) -> None:
+def _take_back(store: Store, begun: list[str]) -> None:
     try:
-        store.delete(reversed(written))
+        for job in begun:
+            # As for a job that is removed: the id is never used again, so a delete that lands late harms none.
+            store.create(layout.removed(job), b"")
+        # Also without any: a folder then removes what it made for itself.
+        store.delete(key for job in begun for key in (layout.active(job, 1), layout.spec(job)))
     except StoreError:
         return  # It does not answer; what is left is a spec without a log, which nobody runs and `reindex` unmarks.

@@ -121,7 +121,8 @@ def test_every_kind_of_key_is_in_the_layout() -> None:
     keys = [
         layout.spec("<job>"),
         layout.code("<digest>"),
-        layout.index("<job>"),
+        layout.index_prefix("<job>"),
+        layout.removed("<job>"),
         layout.governor("<id>"),
         layout.blobs("<job>") + "<rank>/<digest>",
         layout.checkpoints("<job>") + "<claim>/",

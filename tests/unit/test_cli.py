@@ -427,7 +427,7 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     store.delete([layout.active(job, 1) for job in jobs[1:]])
     for age, job in enumerate(jobs[1:]):
         moment = datetime.now(timezone.utc) - timedelta(hours=age)
-        os.utime(tmp_path / "store" / layout.index(job), (moment.timestamp(), moment.timestamp()))
+        os.utime(tmp_path / "store" / layout.index(job, 2), (moment.timestamp(), moment.timestamp()))
     active, found = job_summaries(store, 2)
     assert active == {jobs[0]}
     assert [summary.id for summary in found] == [jobs[2], jobs[1], jobs[0]], "newest first; the oldest end is left out"

@@ -111,7 +111,7 @@ FACTS = (
     layout.blob("gpt-ab12", 0, "f" * 64),
     f"{layout.outputs('gpt-ab12', 3)}model.bin",
 )
-DECISIONS = (layout.log_entry("gpt-ab12", 4), layout.active("gpt-ab12", 4), layout.index("gpt-ab12"))
+DECISIONS = (layout.log_entry("gpt-ab12", 4), layout.active("gpt-ab12", 4), layout.index("gpt-ab12", 4))
 GOVERNED = (
     *DECISIONS,
     layout.governor("me"),
@@ -134,7 +134,7 @@ def test_a_node_writes_facts_and_no_decision() -> None:
         assert not may(grants, "node", "s3:DeleteObject", key), key
     for key in (*FACTS, *SUBMITTED, layout.log_entry("gpt-ab12", 1), layout.DEFAULTS):
         assert may(grants, "node", "s3:GetObject", key), key
-    assert not may(grants, "node", "s3:GetObject", layout.index("gpt-ab12"))
+    assert not may(grants, "node", "s3:GetObject", layout.index("gpt-ab12", 4))
     actions = {action for each in policy(grants, "node")["Statement"] for action in listed(each["Action"])}
     assert all(action.startswith("s3:") for action in actions)
 

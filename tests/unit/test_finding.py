@@ -57,7 +57,7 @@ def test_what_cannot_be_an_id_is_only_not_found(text: str, tmp_path: Path) -> No
 def test_a_job_is_found_without_any_index(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put(layout.log_entry("gpt-7f3k", 1), b"{}")
-    store.put(layout.index("ghost-2222"), b"{}")
+    store.put(layout.index("ghost-2222", 1), b"{}")
     assert find_job(store, "gpt") == "gpt-7f3k"
     with pytest.raises(UserError):
         find_job(store, "ghost")

@@ -120,7 +120,7 @@ FACTS = (
 LOG = layout.log_entry("gpt-ab12", 4)
 DERIVED = (
     layout.active("gpt-ab12", 4),
-    layout.index("gpt-ab12"),
+    layout.index("gpt-ab12", 4),
     layout.governor("me"),
     layout.dry("gce/m/z/spot"),
     f"{layout.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
@@ -139,7 +139,7 @@ def test_a_node_writes_facts_and_no_decision() -> None:
         assert not may(grants, "node", CREATE, key) and not may(grants, "node", DELETE, key), key
     for key in (*FACTS, *SUBMITTED, LOG, layout.DEFAULTS):
         assert may(grants, "node", READ, key), key
-    assert not may(grants, "node", READ, layout.index("gpt-ab12"))
+    assert not may(grants, "node", READ, layout.index("gpt-ab12", 4))
     assert not may(grants, "node", READ, "work/x", folder="others/")
     for permission in permissions.names(permissions.GOVERNOR):
         own = permission == "compute.instances.delete"

@@ -292,7 +292,7 @@ def test_an_unreadable_log_is_told_with_its_tags() -> None:
     assert (unread.job, unread.tags) == ("bad-1", {"team": "a"}) and "not a log entry" in unread.why
 
 
-def test_a_pass_over_a_few_reads_no_log_of_the_others() -> None:
+def test_a_pass_over_a_few_makes_one_call_for_each_of_the_others() -> None:
     read: list[str] = []
 
     class Counting(MemoryStore):
@@ -312,7 +312,7 @@ def test_a_pass_over_a_few_reads_no_log_of_the_others() -> None:
         keeper.begin(tuple(f"job-{n}" for n in range(3)), whole=False)
         books = keeper.look(policy(BUDGET).house, at(HOUR))
         assert isinstance(books, Known) and books.value.standings["money", ""].spent == pytest.approx(9.0)
-        assert not [key for key in read if "/log/" in key]
+        assert not {key for key in read if "/log/" in key and not key.endswith("4.json")}, "at most the next entry"
     assert len(read) == 3, "and of what never changes, nothing twice"
     waits = make_snapshot(make_state(job="new-1"))
     for passed_s, gets in ((0.0, 3), (30.0, 0), (61.0, 3)):
@@ -321,7 +321,7 @@ def test_a_pass_over_a_few_reads_no_log_of_the_others() -> None:
         snapshot = Snapshot((replace(waits, offerings=Known((ON_DEMAND,))),), partial=True)
         (job,) = keeper.with_books(snapshot, policy(BUDGET).house, at(HOUR), passed_s).jobs
         assert isinstance(job.books, Known) and job.books.value.standings["money", ""].spent == pytest.approx(9.0)
-        assert len([key for key in read if key.startswith(layout.INDEX)]) == gets
+        assert len([key for key in read if key.startswith("jobs/job-")]) == gets
 
 
 def test_what_a_pass_has_read_is_not_read_again_however_long_that_took() -> None:

@@ -82,7 +82,7 @@ def test_a_job_whose_machines_are_not_known_to_be_gone_is_marked(store: Store, m
 
 def test_leftovers_of_jobs_that_are_not_there_are_dropped(store: Store, tmp_path: Path) -> None:
     job = add(store)
-    store.put(layout.index("ghost-bbbb"), b"{}")
+    store.put(layout.index("ghost-bbbb", 1), b"{}")
     for name in ("old-bbbb", "young-bbbb"):
         store.put(layout.active(name, 1), b"")
     then = time.time() - 7200

@@ -127,4 +127,4 @@ def test_it_goes_with_the_job() -> None:
     store = MemoryStore(utcnow)
     sharing.agree(store, KEY, URL, lambda: FILES)
     remove_job(store, "job-1")
-    assert list(store.list("")) == []
+    assert [meta.key for meta in store.list("")] == [layout.removed("job-1")]

@@ -10,7 +10,7 @@ import click
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.store import Store
+    from stoker.store import Meta, Store
     from stoker.summary import Summary
 
 RECENT = 20
@@ -65,21 +65,22 @@ def job_summaries(
     from stoker import index, layout
 
     active = {meta.key.split("/")[1] for meta in store.list(layout.ACTIVE)}
-    ended = [(meta.modified, index.job_of(meta)) for meta in index.list_index(store)]
+    listed = {index.job_of(meta): meta for meta in index.list_index(store)}
+    ended = [(meta.modified, job) for job, meta in listed.items()]
     # The record of an ended job was last written at its end.
     ended = sorted((pair for pair in ended if pair[1] not in active), reverse=True)[:recent]
     lost: dict[str, str] = {} if unread is None else unread
-    found = [_summary(store, job, lost) for job in (*active, *(job for _, job in ended))]
+    found = [_summary(store, job, listed.get(job), lost) for job in (*active, *(job for _, job in ended))]
     summaries = [summary for summary in found if summary is not None]
     return active, sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
 
 
-def _summary(store: Store, job: str, unread: dict[str, str]) -> Summary | None:
+def _summary(store: Store, job: str, listed: Meta | None, unread: dict[str, str]) -> Summary | None:
     from stoker import index, log
     from stoker.errors import StoreDenied, StoreError, StoreUnavailable
     from stoker.summary import summarize
 
-    found = index.read_summary(store, job)
+    found = index.read_summary(store, job, listed)
     if found is not None:
         return found
     # Not indexed yet: submitted moments ago.

@@ -28,6 +28,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         collect_tools,
         collect_wheels,
         ended_before,
+        finish_removals,
     )
 
     if not jobs and older_s is None:
@@ -43,6 +44,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     for job in dict.fromkeys(found):
         client.remove(job, store)
         say(f"{job} is deleted")
+    finish_removals(store)
     if collected := collect_code(store):
         say(f"{counted(collected, 'code archive')} deleted that no job uses")
     if collected := collect_bundles(store):

@@ -31,6 +31,7 @@ from stoker.governor.market import MarketWriter
 from stoker.governor.observe import Memory
 from stoker.model import AttemptOutcome, Claimed, Closed, Event, Instance, Launched, NodeRef, Record
 from stoker.providers.base import Checks, LaunchOrder
+from stoker.removing import forget_removed
 from stoker.spec import Spec
 from stoker.store import Store
 
@@ -105,7 +106,7 @@ class Applier:
         match action:
             case Append(job=job, seq=seq, event=event, reason=reason):
                 applied.moved.add(job)
-                if not self._append(job, seq, event, reason):
+                if not self._append(job, seq, event, reason) or self._was_removed(job):
                     return False
                 if isinstance(event, Closed) and event.rule == "no-capacity":
                     self._tell_dry(job, event.claim)
@@ -157,6 +158,17 @@ class Applier:
         record = Record(token=self.token(), by=self.by, reason=reason, event=event, policy=digest)
         return log.append(self.store, job, seq, record)
 
+    def _was_removed(self, job: str) -> bool:
+        """Whether the job was removed. Then what was just appended, or lies there since, is deleted again.
+
+        Asked after an append that succeeded: the number may have been free because the entry before was deleted.
+        """
+        if not log.is_removed(self.store, job):
+            return False
+        forget_removed(self.store, job)
+        self.memory.forget([job])
+        return True
+
     # ── Launching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _launch(self, job: str, number: int) -> None:
@@ -164,6 +176,9 @@ class Applier:
         state = log.read(self.store, job, self.memory.states.get(job))
         claim = state.claim(number) if state else None
         if state is None or claim is None or not claim.open or claim.launched is not None:
+            return
+        # After the log was read, and before any money is spent: a log that was deleted in part looks like an old one.
+        if self._was_removed(job):
             return
         self.memory.states[job] = state
         provider = self.fleet.provider(claim.offering.provider)
@@ -199,7 +214,11 @@ class Applier:
         event = Launched(claim=number, nodes=nodes)
         where = f"{claim.offering.machine} in {claim.offering.zone}"
         self._settle(job, state, number, event, f"{len(nodes)} × {where}")
-        self._give_back_unnamed(job, number, instances)
+        if self._was_removed(job):
+            # It was removed between the look above and the cloud's answer: no log names these machines.
+            self._give_back(instances)
+        else:
+            self._give_back_unnamed(job, number, instances)
 
     def _remember_place(self, claim: Claim) -> None:
         """Before anything is launched there, so that orphans are looked for wherever there can be any."""
@@ -233,8 +252,11 @@ class Applier:
         # A rival's may have failed meanwhile, and be kept for a look: the sweep ends those, in their time.
         named = newest.open or (held is not None and held.claim == number)
         kept = {node.instance for node in newest.launched or ()} if named else set()
+        self._give_back(tuple(instance for instance in instances if instance.id not in kept))
+
+    def _give_back(self, instances: tuple[Instance, ...]) -> None:
         for instance in instances:
-            if instance.id not in kept and instance.state != "gone":
+            if instance.state != "gone":
                 self.fleet.provider(instance.provider).terminate(instance.id, instance.region)
 
     def _close(

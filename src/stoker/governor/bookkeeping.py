@@ -229,12 +229,10 @@ class Bookkeeper:
         known = self.memory.states.get(job)
         if known is not None and not self._whole and self._is_fresh(job):
             return known
-        if known is None or not self._whole:
-            record = read_index(self.store, job)
-            if record is not None and (known is None or record.state.seq > known.seq):
-                known = record.state
-        # The log is not read for every job that the pass is not about.
-        state = known if known is not None and not self._whole else log.read(self.store, job, known)
+        record = read_index(self.store, job) if known is None else None
+        # Of a job that the pass is not about, the record is enough. To read on from a state costs one call, and to
+        # look for a newer record three.
+        state = record.state if record is not None and not self._whole else log.read(self.store, job, known)
         if state is not None:
             self._read[job] = self.memory.states[job] = state
             if self._passed_s is not None:

@@ -34,6 +34,7 @@ from stoker.governor.observe import (
 from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.log import new_token
 from stoker.providers.base import Wakes
+from stoker.removing import clear_markers
 from stoker.rules import House
 from stoker.spent import write_spent
 from stoker.store import Store
@@ -130,13 +131,14 @@ class Governor:
         self._look_at_markets(clock)
         sweeping = only is None and self._sweep_is_due()
         observation = self._observe(markers, everywhere=sweeping, only=only)
+        absent = markers.keys() - {job.state.job for job in observation.snapshot.jobs} - observation.problems.keys()
+        problems = observation.problems | clear_markers(self.store, sorted(absent))
         # Who is neither active nor has machines is over, or was removed by somebody else: an id that comes again is
         # another job. Also where events alone call: no whole pass may come for months.
         seen = {*active, *observation.listing.jobs()}
         self.memory.keep(seen)
         self.applier.market.keep(seen)
         actions: list[Action] = []
-        problems: dict[str, str] = dict(observation.problems)
         plan = self._decide(replace(observation.snapshot, partial=only is not None), clock)
         problems |= plan.problems
         newest = {job.state.job: job for job in observation.snapshot.jobs}

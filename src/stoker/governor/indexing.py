@@ -27,6 +27,8 @@ class Indexer:
         self.memory = memory
         self.monotonic = monotonic
         self._written: dict[str, tuple[object, float]] = {}
+        # The entry that the job's last record was written for.
+        self._numbers: dict[str, int] = {}
 
     def update(self, job: JobSnapshot, waiting: str, now: datetime) -> None:
         """Write the record if the log moved on, the phase changed, or it has grown old."""
@@ -42,7 +44,9 @@ class Indexer:
             if claim.number not in told:
                 told[claim.number] = facts.read_claim(self.store, state.job, claim)
         while True:
-            write_index(self.store, IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting)))
+            record = IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting))
+            write_index(self.store, record, written=self._numbers.get(state.job))
+            self._numbers[state.job] = state.seq
             newer = log.read(self.store, state.job, state)
             if newer is None or newer.seq == state.seq:
                 break

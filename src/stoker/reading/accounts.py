@@ -27,15 +27,15 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
     """All that may have cost something since then. Raises StoreUnavailable when the store does not answer."""
     # Before what is left of the forgotten: one that is forgotten meanwhile is counted by its record.
     active = set(active_jobs(store))
-    listed = {index.job_of(meta): meta.modified for meta in index.list_index(store)}
+    listed = {index.job_of(meta): meta for meta in index.list_index(store)}
     # The record of an ended job was last written at its end.
-    wanted = [job for job, modified in listed.items() if since is None or job in active or modified >= since]
+    wanted = [job for job, meta in listed.items() if since is None or job in active or meta.modified >= since]
     wanted += [job for job in active if job not in listed]
     unread: list[str] = []
 
     def read(job: str) -> IndexRecord | None:
         try:
-            return index.read_index(store, job) or _from_log(store, job, now)
+            return index.read_index(store, job, listed.get(job)) or _from_log(store, job, now)
         except (StoreUnavailable, StoreDenied):
             raise
         except StoreError:

@@ -34,7 +34,7 @@ _DERIVED = (
 _GOVERNED = (f"{layout.JOBS}*/log/", *_DERIVED)
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
 _SPENT = layout.SPENT
-_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
+_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK, layout.REMOVED)
 
 
 def grants(
@@ -108,7 +108,9 @@ def _person(place: _Place, store: str) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Submit", ["s3:PutObject", "s3:AbortMultipartUpload"], place.objects(*_SUBMITTED, _SPENT)),
+        allow(
+            "Submit", ["s3:PutObject", "s3:AbortMultipartUpload"], place.objects(*_SUBMITTED, _SPENT, layout.REMOVED)
+        ),
         allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, layout.WORK)),
         *permissions.statements(permissions.PLAN, tag, "Plan"),
         allow("Prices", "pricing:GetProducts", "*"),

@@ -47,7 +47,7 @@ _GOVERNED = (
 )
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
 _SPENT = layout.SPENT
-_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK)
+_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK, layout.REMOVED)
 
 
 def grants(
@@ -218,7 +218,7 @@ def _node(
 def _person(bucket: _Bucket, account: str) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT),
+        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT, layout.REMOVED),
         bucket.removes("stoker: remove", *_SUBMITTED, layout.WORK),
         _Binding("project", _PERSON.path),
         _Binding("project", _TUNNEL, _Condition("stoker: ssh", "destination.port == 22")),

@@ -1,0 +1,237 @@
+"""Requests that land late, after the job has moved on or was removed: records, markers and log entries."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from stoker import client, index, layout, log, removing
+from stoker.cli.ps import job_summaries
+from stoker.core.policy import DEFAULT
+from stoker.core.snapshot import Append, Launch, Plan
+from stoker.errors import NoSuchJob, UserError
+from stoker.finding import all_jobs, find_job
+from stoker.fold import JobState
+from stoker.governor.apply import Applier
+from stoker.governor.fleet import Fleet
+from stoker.governor.govern import Governor
+from stoker.governor.observe import Memory, active_jobs
+from stoker.index import IndexRecord
+from stoker.jobfile import Job
+from stoker.model import Claimed, Ended, Event, Instance, Record
+from stoker.providers.base import Request
+from stoker.reading.accounts import read_accounts
+from stoker.reindexing import reindex
+from stoker.store import Store, open_store
+from stoker.summary import summarize
+from stoker.testing.sim_data import CAPABILITIES, SPOT_A
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")
+    return open_store(str(tmp_path / "store"))
+
+
+def submit(store: Store) -> str:
+    return client.submit(Job(run="true"), store=store)
+
+
+def append(store: Store, job: str, event: Event) -> int:
+    state = read(store, job)
+    assert log.append(store, job, state.seq + 1, Record(log.new_token(), "test", "test", event))
+    return state.seq + 1
+
+
+def read(store: Store, job: str) -> JobState:
+    state = log.read(store, job)
+    assert state is not None
+    return state
+
+
+def record(store: Store, job: str) -> IndexRecord:
+    state = read(store, job)
+    now = datetime.now(timezone.utc)
+    return IndexRecord(state, summarize(state, index.read_submission(store, state), {}, now))
+
+
+def below(store: Store, prefix: str) -> dict[str, bytes]:
+    found = {meta.key: store.get(meta.key) for meta in store.list(prefix)}
+    return {key: one.data for key, one in found.items() if one is not None}
+
+
+def end(store: Store, job: str) -> None:
+    append(store, job, Ended(outcome="failed", rule="test"))
+    store.delete([layout.active(job, 1)])
+
+
+# ── The index ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_record_that_lands_late_does_not_hide_the_end(store: Store) -> None:
+    job = submit(store)
+    index.write_index(store, record(store, job))
+    late = below(store, layout.INDEX)
+    end(store, job)
+    index.write_index(store, record(store, job))
+    assert len(below(store, layout.INDEX)) == 1, "the earlier record is deleted"
+    for key, data in late.items():
+        store.put(key, data)
+    ((summary,), kept) = job_summaries(store, None)[1], index.read_index(store, job)
+    assert summary.phase == "failed" and kept is not None and kept.summary.phase == "failed"
+    accounts = read_accounts(store, datetime.now(timezone.utc))
+    assert [one.summary.phase for one in accounts.records] == ["failed"]
+    assert removing.ended_before(store, timedelta(seconds=-1)) == [job]
+    reindex(store)
+    assert list(below(store, layout.INDEX)) == [layout.index(job, 2)]
+
+
+def test_a_slower_writer_leaves_the_newer_record(store: Store) -> None:
+    job = submit(store)
+    slow = record(store, job)
+    end(store, job)
+    index.write_index(store, record(store, job))
+    index.write_index(store, slow)
+    assert list(below(store, layout.INDEX)) == [layout.index(job, 2)]
+
+
+def test_a_record_is_read_although_it_is_replaced_between_list_and_read(store: Store) -> None:
+    job = submit(store)
+    index.write_index(store, record(store, job))
+    (listed,) = index.list_index(store)
+    end(store, job)
+    index.write_index(store, record(store, job))
+    found = index.read_summary(store, job, listed)
+    assert found is not None and found.phase == "failed"
+
+
+# ── Removal ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def everything_lands_again(store: Store, before: dict[str, bytes]) -> None:
+    """Every request that was ever made for the job, once more."""
+    for key, data in before.items():
+        store.put(key, data)
+
+
+def test_a_removed_job_does_not_come_back(store: Store) -> None:
+    job = submit(store)
+    index.write_index(store, record(store, job))
+    before = below(store, "")
+    end(store, job)
+    index.write_index(store, record(store, job))
+    client.remove(job, store)
+    everything_lands_again(store, before)
+    assert all_jobs(store) == [] and index.list_index(store) == [] and index.read_index(store, job) is None
+    assert log.read(store, job) is None
+    assert job_summaries(store, None)[1] == []
+    for ask in (client.summary, client.stop, client.resume, client.clone):
+        with pytest.raises(UserError):
+            ask(job, store=store)  # type: ignore[operator]
+    Governor(store).run_pass()
+    assert active_jobs(store) == {} and below(store, layout.log_prefix(job)) == {}
+    everything_lands_again(store, before)
+    assert reindex(store).forgotten >= 1
+    assert [key for key in below(store, "") if job in key] == [layout.removed(job)]
+    with pytest.raises(NoSuchJob):
+        find_job(store, job)
+
+
+def test_what_landed_after_a_removal_goes_with_the_next(store: Store) -> None:
+    first, second = submit(store), submit(store)
+    for job in (first, second):
+        end(store, job)
+    client.remove(first, store)
+    store.put(f"work/{first}/00000002/0/i.0/heartbeat", b"late")
+    assert removing.finish_removals(store) == [first]
+    assert not below(store, f"work/{first}/")
+    assert all_jobs(store) == [second]
+
+
+def test_an_id_is_never_used_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submit(store)
+    end(store, job)
+    client.remove(job, store)
+    letters = iter([*job[-4:], *"zzzz"])
+    monkeypatch.setattr("stoker.sending.secrets.choice", lambda _: next(letters))
+    assert submit(store) == job[:-4] + "zzzz"
+
+
+# ── Governors that were stalled ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Cloud:
+    """A provider that counts what it sells. `before` runs while a launch is under way."""
+
+    name = "sim"
+    capabilities = CAPABILITIES
+
+    def __init__(self) -> None:
+        self.sold: list[str] = []
+        self.ended: list[str] = []
+        self.before = lambda: None
+
+    def build(self, order: object) -> tuple[Request, ...]:
+        return (Request(service="sim", operation="launch", params={"order": order}),)
+
+    def launch(self, requests: tuple[Request, ...]) -> tuple[Instance, ...]:
+        self.before()
+        order = requests[0].params["order"]
+        self.sold.append(order.job)
+        return (Instance("i-1", "sim", order.job, order.claim, 0, "running", datetime.now(timezone.utc), "a"),)
+
+    def terminate(self, instance: str, region: str | None = None) -> str:
+        self.ended.append(instance)
+        return "requested"
+
+
+def stalled(store: Store, job: str) -> tuple[Applier, Cloud]:
+    """A governor that has read the job, and has yet to do what it decided."""
+    cloud, memory = Cloud(), Memory()
+    fleet = Fleet(store.url, connect=lambda _name: cloud)  # type: ignore[arg-type, return-value]
+    state = read(store, job)
+    memory.states[job], memory.submissions[job] = state, index.read_submission(store, state)
+    applier = Applier(store, fleet, memory, "stalled")
+    applier.policy = DEFAULT
+    return applier, cloud
+
+
+def test_a_governor_that_was_stalled_over_the_removal_buys_nothing(store: Store) -> None:
+    job = submit(store)
+    applier, cloud = stalled(store, job)
+    end(store, job)
+    client.remove(job, store)
+    plan = Plan((Append(job, 2, Claimed(SPOT_A, 1), "first"), Launch(job, 2, "first")))
+    applied = applier.apply(plan)
+    assert cloud.sold == [] and not applied.done
+    assert below(store, layout.log_prefix(job)) == {}, "and its entry is deleted again"
+
+
+def test_a_claim_that_was_made_before_the_removal_is_not_launched(store: Store) -> None:
+    job = submit(store)
+    claim = append(store, job, Claimed(SPOT_A, 1))
+    applier, cloud = stalled(store, job)
+    end(store, job)
+    client.remove(job, store)
+    applier.apply(Plan((Launch(job, claim, "first"),)))
+    assert cloud.sold == []
+
+
+def test_what_was_bought_while_the_job_was_removed_is_given_back_at_once(store: Store) -> None:
+    job = submit(store)
+    claim = append(store, job, Claimed(SPOT_A, 1))
+    applier, cloud = stalled(store, job)
+
+    def remove() -> None:
+        end(store, job)
+        client.remove(job, store)
+
+    cloud.before = remove
+    applier.apply(Plan((Launch(job, claim, "first"),)))
+    assert cloud.sold == [job] and cloud.ended == ["i-1"]
+    assert below(store, layout.log_prefix(job)) == {}
