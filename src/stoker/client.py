@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stoker import facts, index, layout, log
 from stoker.core.hold import hold_of
-from stoker.core.snapshot import Action
+from stoker.core.snapshot import Action, JobSnapshot
 from stoker.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import find_job
 from stoker.fold import JobState
@@ -461,6 +461,7 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     """What a governor would do about the job now, and what it waits for. Does nothing."""
     from stoker.core.decide import decide
     from stoker.core.policy import DEFAULT
+    from stoker.core.room import is_bounded
     from stoker.governor.bookkeeping import Bookkeeper
     from stoker.governor.house import HouseReader
     from stoker.governor.market import MarketReader
@@ -477,7 +478,11 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     markets = MarketReader(store, now, policy.house)
     observation = observe(store, fleet, memory, markers, listing.narrowed({job}), markets)
     snapshot = keeper.with_books(replace(observation.snapshot, partial=True), policy.house, now, 0.0)
-    plan = decide(replace(snapshot, partial=False), policy, now)
+    others: tuple[JobSnapshot, ...] = ()
+    if any(map(is_bounded, snapshot.jobs)):
+        # Its turn depends on the jobs that wait beside it.
+        others = observe(store, fleet, memory, active, list_clouds(store, fleet, memory, active), markets).snapshot.jobs
+    plan = decide(replace(snapshot, partial=False, others=others), policy, now)
     problems = observation.problems | plan.problems
     return plan.actions, plan.waiting.get(job, "") or problems.get(job, "")
 

@@ -100,6 +100,8 @@ class Offering:
     memory_bytes: int | None = None
     gpu: str | None = None
     gpus: int = 0
+    # How many nodes of all jobs the place holds at once, where the provider knows; beyond it jobs queue.
+    most_nodes: int | None = None
 
     @property
     def names(self) -> tuple[str, str, str, str]:

@@ -78,6 +78,22 @@ def test_what_waits_for_room_gets_it(world: World) -> None:
     assert not world.journal("overlap")
 
 
+def test_jobs_that_wait_for_room_start_in_order_and_without_a_pause(world: World) -> None:
+    world.write("print('hello')\n")
+    one = {"local": {"capacity": 1}}
+    jobs = [world.submit(name=name, resources=one) for name in ("d", "c", "b", "a")]
+    # Several governors at once: the background's, and one that a person runs.
+    world.start("govern", "--watch")
+    for job in jobs:
+        assert world.ended(job).phase == "succeeded", world.story(job)
+    states = [world.state(job) for job in jobs]
+    assert [len(state.claims) for state in states] == [1, 1, 1, 1], "no claim was made that found no room"
+    began = [state.claims[0].at for state in states]
+    over = [state.ended.at for state in states if state.ended is not None]
+    assert began == sorted(began)
+    assert all(next_began >= before for before, next_began in zip(over, began[1:], strict=False))
+
+
 # ── Stopping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

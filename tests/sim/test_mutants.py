@@ -12,6 +12,7 @@ from stoker import facts
 from stoker.core import decide, gate, orphans, retiring, retry, tending
 from stoker.core.look import Look
 from stoker.core.policy import Policy
+from stoker.core.room import Rooms
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim, JobState
 from stoker.governor import observe
@@ -125,8 +126,8 @@ def a_stop_ends_at_once(patch: Patch) -> None:
 def nobody_is_given_time_to_save(patch: Patch) -> None:
     real = Look.__init__
 
-    def init(self: Look, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
-        real(self, job, Policy(leave_s=-55.0), now, blind)
+    def init(self: Look, job: JobSnapshot, policy: Policy, now: datetime, blind: bool, rooms: Rooms) -> None:
+        real(self, job, Policy(leave_s=-55.0), now, blind, rooms)
 
     patch.setattr(Look, "__init__", init)
 

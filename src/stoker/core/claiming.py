@@ -48,6 +48,10 @@ def claim_next(look: Look) -> None:
             audited = auditing.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
             if look.tell((*told, *audited)):
                 return
+            full = look.rooms.why_wait(look.state.job, offering, look.job.spec.nodes)
+            if full is not None:
+                look.waiting = full
+                return
             seq = look.state.seq + 1
             noticed = None if alone else look.state.open_claims[0].number
             event = Claimed(offering=offering, nodes=look.job.spec.nodes, successor_of=noticed)
@@ -56,6 +60,9 @@ def claim_next(look: Look) -> None:
         case Dry(until=until, reason=why):
             look.waiting = why
             look.wakes.append(until)
+            last = look.state.last_claim
+            if last is not None and last.closed is not None and last.closed.outcome == "dry":
+                look.rooms.queue(look.state.job, last.offering)
         case Impossible(reason=why, bound=True) if alone:
             ended = Ended(outcome="failed", rule=look.bounds.rule("max_cost"), claim=look.last_attempt())
             look.append(ended, why)

@@ -13,6 +13,7 @@ from stoker.core import auditing, cases, gate, governance, hold, limits, orphans
 from stoker.core.claiming import claim_next, tell_of_budgets
 from stoker.core.look import Look
 from stoker.core.policy import Policy
+from stoker.core.room import Rooms, is_bounded, place_in_queue
 from stoker.core.silence import mass_silence
 from stoker.core.snapshot import Action, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.core.tending import tend
@@ -29,12 +30,20 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
     wakes: list[datetime] = []
     waiting: dict[str, str] = {}
     problems: dict[str, str] = {}
-    for job in sorted(snapshot.jobs, key=lambda job: job.state.job):
+    mine = {job.state.job for job in snapshot.jobs}
+    others = [job for job in snapshot.others or () if job.state.job not in mine]
+    rooms = Rooms.of((*snapshot.jobs, *others), complete=snapshot.others is not None)
+    # Those that nothing is decided about matter only to the queue.
+    queue = (*snapshot.jobs, *others) if any(map(is_bounded, snapshot.jobs)) else snapshot.jobs
+    for job in sorted(queue, key=lambda job: place_in_queue(job.state)):
         try:
-            plan = decide_job(job, policy, now, blind=blind)
+            plan = decide_job(job, policy, now, blind=blind, rooms=rooms)
         except STUMBLES as error:
             # Whatever is wrong with one job, the others are governed.
-            problems[job.state.job] = in_words(error)
+            if job.state.job in mine:
+                problems[job.state.job] = in_words(error)
+            continue
+        if job.state.job not in mine:
             continue
         actions += plan.actions
         waiting |= plan.waiting
@@ -44,10 +53,15 @@ def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
     return Plan(actions=tuple(actions), wake_at=min(wakes, default=None), waiting=waiting, problems=problems)
 
 
-def decide_job(job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False) -> Plan:
-    """What to do about one job. `blind`: silence proves nothing (so many are silent, or too few were looked at)."""
+def decide_job(
+    job: JobSnapshot, policy: Policy, now: datetime, *, blind: bool = False, rooms: Rooms | None = None
+) -> Plan:
+    """What to do about one job. `blind`: silence proves nothing (so many are silent, or too few were looked at).
+
+    `rooms`: where only so many nodes fit, and the jobs before this one that wait there.
+    """
     # Who is blind cannot tell a machine that its cloud has not heard of from one that nobody hears.
-    look = Look(job if blind else job.settled(now), policy, now, blind)
+    look = Look(job if blind else job.settled(now), policy, now, blind, rooms or Rooms.of([job], complete=True))
     _decide(look)
     return Plan(
         actions=tuple(look.actions),

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from stoker.core import budgets, governance, limits
 from stoker.core.costs import span_s
 from stoker.core.policy import Policy
+from stoker.core.room import Rooms
 from stoker.core.snapshot import Action, Append, JobSnapshot, Terminate
 from stoker.fold import Claim
 from stoker.model import Event, Warned
@@ -20,12 +21,13 @@ _FARTHEST_WAKE_S = 86400.0
 class Look:
     """Functions that take one and answer bool say whether an entry was decided on: then nothing else is."""
 
-    def __init__(self, job: JobSnapshot, policy: Policy, now: datetime, blind: bool) -> None:
+    def __init__(self, job: JobSnapshot, policy: Policy, now: datetime, blind: bool, rooms: Rooms) -> None:
         self.job = job
         self.state = job.state
         self.policy = policy
         self.now = now
         self.blind = blind
+        self.rooms = rooms
         used = limits.used_before(job.state, job.spec, now)
         self.subject = governance.Subject(job.spec, now.date(), job.state.job, used)
         self.bounds = governance.bounded(policy.house, self.subject)

@@ -392,7 +392,9 @@ def _dry(state: JobState, policy: Policy) -> dict[str, datetime]:
                 until.pop(key, None)
             continue
         streak[key] = streak.get(key, 0) + 1
-        pause = min(policy.dry_most_s, policy.dry_first_s * 2 ** min(streak[key] - 1, 16))
+        # Where room is counted before a claim, a dry answer is a lost race: the next try need not be put off for long.
+        doubled = 0 if claim.offering.most_nodes is not None else min(streak[key] - 1, 16)
+        pause = min(policy.dry_most_s, policy.dry_first_s * 2**doubled)
         until[key] = claim.closed_at + timedelta(seconds=pause)
     return until
 

@@ -52,6 +52,8 @@ class JobSnapshot:
     announced: dict[int, datetime] = field(default_factory=dict)
     # How the budgets of the house stand. None: nobody looked, since none is about it or nothing was to be launched.
     books: Observed[Books] | None = None
+    # Its machines can be started and seen at another place only.
+    elsewhere: bool = False
 
     def facts_of(self, claim: Claim, rank: int) -> NodeFacts | None:
         for facts in self.facts.get(claim.number, ()):
@@ -142,6 +144,8 @@ class Snapshot:
     newborn_s: dict[str, float] = field(default_factory=dict)
     # Not every active job was looked at.
     partial: bool = False
+    # Other active jobs, as they were seen before: they hold room, and their place in the queue. None: not looked at.
+    others: tuple[JobSnapshot, ...] | None = ()
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,13 @@ class Fleet:
 
     def check_place(self, submission: Submission) -> None:
         """Raise Transient for a job whose machines can be started at another place only: its governor is there."""
-        provider = self.provider(submission.spec.resources.provider)
-        if isinstance(provider, Placed) and submission.place not in (provider.place, None):
+        if self.is_elsewhere(submission):
             raise Transient(f"it runs where {submission.submitter} submitted it; a governor has to run there")
+
+    def is_elsewhere(self, submission: Submission) -> bool:
+        """Whether the job's machines can be started and seen at another place only."""
+        provider = self.provider(submission.spec.resources.provider)
+        return isinstance(provider, Placed) and submission.place not in (provider.place, None)
 
     def connected(self) -> list[Provider]:
         """Those that were used so far."""

@@ -139,7 +139,8 @@ class Governor:
         self.memory.keep(seen)
         self.applier.market.keep(seen)
         actions: list[Action] = []
-        plan = self._decide(replace(observation.snapshot, partial=only is not None), clock)
+        others: tuple[JobSnapshot, ...] | None = () if only is None else None
+        plan = self._decide(replace(observation.snapshot, partial=only is not None, others=others), clock)
         problems |= plan.problems
         newest = {job.state.job: job for job in observation.snapshot.jobs}
         waiting = dict(plan.waiting)
@@ -156,10 +157,11 @@ class Governor:
             if not again:
                 break
             part = self._observe_again(again, observation)
-            plan = self._decide(replace(part.snapshot, partial=True), clock)
-            problems |= part.problems | plan.problems
             self._note_markets(part, newest, problems)
             newest |= {job.state.job: job for job in part.snapshot.jobs}
+            others = tuple(newest.values()) if only is None else None
+            plan = self._decide(replace(part.snapshot, partial=True, others=others), clock)
+            problems |= part.problems | plan.problems
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.

@@ -202,6 +202,7 @@ def _observe_job(
         states=states,
         markers=markers,
         announced=_announced(store, state, markers),
+        elsewhere=fleet.is_elsewhere(submission),
     )
 
 

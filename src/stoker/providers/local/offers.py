@@ -37,6 +37,7 @@ def offerings(resources: Resources) -> tuple[Offering, ...]:
             memory_bytes=memory_bytes(),
             gpu=names[0] if names else None,
             gpus=len(names),
+            most_nodes=local.capacity,
         )
 
     both = (offer(True, spot_price), offer(False, local.price))

@@ -62,6 +62,14 @@ class LocalProvider:
         """Why `offerings` is empty, in one line."""
         return offers.why_none(resources)
 
+    def check(self, spec: Spec) -> None:
+        """Raise UserError for a job that this computer will never have room for. Pure."""
+        capacity = spec.resources.local.capacity if spec.resources.local is not None else None
+        if capacity is not None and spec.nodes > capacity:
+            raise UserError(
+                f"nodes: {spec.nodes} never fit into resources.local.capacity, which is {capacity}; raise the capacity"
+            )
+
     def build(self, order: LaunchOrder) -> tuple[Request, ...]:
         """One `start-node` request for each rank. Pure."""
         return request.build(order, self._place)
