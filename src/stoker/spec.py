@@ -72,7 +72,10 @@ class LocalResources:
     """This computer as a small cloud, with a spot market to practise on."""
 
     capacity: int | None = part(
-        "most nodes at once on this computer; further jobs wait, and start in order", default=None, least=1, most=MOST_NODES
+        "most nodes at once on this computer; further jobs wait, and start in order",
+        default=None,
+        least=1,
+        most=MOST_NODES,
     )
     reclaim_mean_s: float | None = part(
         "spot nodes are reclaimed after this long on average", form="duration", default=None, above=0

@@ -77,8 +77,8 @@ def test_the_first_that_was_submitted_is_the_first_to_be_claimed() -> None:
     plan = decide(Snapshot(jobs), DEFAULT, at(100))
     assert claimed_by(plan) == ["b"]
     assert plan.waiting == {
-        "c": "waits for room: 1 of at most 1 node is in use by b (resources.sim.capacity)",
-        "a": "waits for room: 1 of at most 1 node is in use by b (resources.sim.capacity); 1 job is ahead of it",
+        "c": "no room yet: 1 of at most 1 node is in use by b (resources.sim.capacity)",
+        "a": "no room yet: 1 of at most 1 node is in use by b (resources.sim.capacity); 1 job is ahead of it",
     }
 
 

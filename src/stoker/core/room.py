@@ -57,7 +57,7 @@ class Rooms:
         if offering.most_nodes is None:
             return None
         if not self.complete:
-            return "waits for its turn: the next governor that looks at every job decides"
+            return "queued: the next pass over all jobs decides whose turn it is"
         where = (offering.provider, offering.zone)
         used, queued = self._used.setdefault(where, {}), self._queued.setdefault(where, [])
         taken = sum(used.values())
@@ -69,7 +69,7 @@ class Rooms:
         bound = f"{taken} of at most {offering.most_nodes} {_nodes(offering.most_nodes)} in use"
         by = f" by {_few(sorted(name for name, count in used.items() if count))}" if taken else ""
         line = "" if not ahead else "; 1 job is ahead of it" if ahead == 1 else f"; {ahead} jobs are ahead of it"
-        return f"waits for room: {bound}{by} (resources.{offering.provider}.capacity){line}"
+        return f"no room yet: {bound}{by} (resources.{offering.provider}.capacity){line}"
 
     def queue(self, job: str, offering: Offering) -> None:
         """Keep the job's place in the queue while it waits for another reason: a launch that just found no room."""
