@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Iterator, Mapping
 
 from stoker.chunks import Sample
+from stoker.core.patterns import Found, Pattern, PatternError, Work, compile_pattern
 
-# An expression that begins with `.*` takes time with the square of a line's length, and holds up the whole agent.
+log = logging.getLogger(__name__)
+
 MAX_LINE_BYTES = 4096
+# What all expressions together may take for one block, about a tenth of a second, and what one of very many may. An
+# expression that needs more looks at the first and the last lines of the block.
+_BLOCK_STEPS = 400_000
+_LEAST_STEPS = 10_000
 # More than this often in one block, and only the first and the last ones of it are looked at: they are thinned anyway.
 _MAX_HITS = 200
 _LAST_CHARS = 8192
@@ -19,12 +25,18 @@ class MetricScanner:
     """Feed it the log in blocks. The value is the group `value`, else the first group, else the whole match.
 
     A line that also matches the expression named `step` is of that step; other lines are of the step seen last.
-    Each block is searched as one text, since a line-by-line loop would cost a core when 100,000 lines come a second;
-    what is found is then matched once more in its line alone, so an expression never sees two lines.
+    Each block is searched as one text for what an expression needs, since a line-by-line loop would cost a core when
+    100,000 lines come a second; the line is then matched alone, so an expression never sees two lines.
     """
 
     def __init__(self, regexes: Mapping[str, str]) -> None:
-        self._patterns = {name: re.compile(regex, re.MULTILINE) for name, regex in regexes.items()}
+        self._patterns: dict[str, Pattern] = {}
+        for name, regex in regexes.items():
+            try:
+                self._patterns[name] = compile_pattern(regex)
+            except PatternError as error:
+                # Submitted by a client that does not check them.
+                log.warning("metrics.%s is left out: %s", name, error)
         self._rest = b""
         # The rest of a line that is too long is skipped.
         self._overlong = False
@@ -61,8 +73,9 @@ class MetricScanner:
         text = block.decode("utf-8", "replace")
         # By line, in the order of the text; at a line's own step first.
         found: dict[int, dict[str, float]] = {}
+        steps = max(_LEAST_STEPS, _BLOCK_STEPS // len(self._patterns))
         for name, pattern in self._patterns.items():
-            for start, value in _hits(pattern, text):
+            for start, value in _hits(pattern, text, steps):
                 found.setdefault(start, {})[name] = value
         samples = []
         for start in sorted(found):
@@ -74,29 +87,36 @@ class MetricScanner:
         return samples
 
 
-def _hits(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, float]]:
+def _hits(pattern: Pattern, text: str, steps: int) -> Iterator[tuple[int, float]]:
     """Where a matching line starts and the last value in it, for each line; of very many only some."""
-    position, count = 0, 0
-    while position < len(text) and (match := pattern.search(text, position)):
-        start = text.rfind("\n", 0, match.start()) + 1
-        end = text.find("\n", max(start, match.start()))
+    position, count, work, last = 0, 0, Work(steps), False
+    while position < len(text):
+        start = position
+        if pattern.needed:
+            hit = text.find(pattern.needed, position)
+            if hit < 0:
+                return
+            start = text.rfind("\n", 0, hit) + 1
+        end = text.find("\n", start)
         end = len(text) if end < 0 else end
         value = None
-        for inner in pattern.finditer(text[start:end]):
-            value = _number(inner, value)
+        for found in pattern.finditer(text[start:end], work=work):
+            value = _number(found, value)
         if value is not None:
             yield start, value
-        count += 1
+            count += 1
         position = end + 1
-        if count == _MAX_HITS:
+        if last and work.left <= 0:
+            return
+        if not last and (count >= _MAX_HITS or work.left <= 0):
+            work, last = Work(steps // 2), True
             position = max(position, text.rfind("\n", 0, max(0, len(text) - _LAST_CHARS)) + 1)
 
 
-def _number(match: re.Match[str], default: float | None) -> float | None:
-    groups = match.re.groupindex
-    group: int | str = "value" if "value" in groups else 1 if match.re.groups else 0
+def _number(found: Found, default: float | None) -> float | None:
+    group: int | str = "value" if "value" in found.names else 1 if len(found.spans) > 1 else 0
     try:
         # An expression such as [0-9.]+ also takes the full stop behind the number.
-        return float((match[group] or "").strip().rstrip(".,"))
+        return float((found.group(group) or "").strip().rstrip(".,"))
     except ValueError:
         return default

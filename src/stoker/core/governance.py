@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from fnmatch import fnmatchcase
-from functools import lru_cache
 
 from stoker.core import spot
 from stoker.core.market import Market
+from stoker.core.patterns import compile_pattern
 from stoker.core.spans import span_text
 from stoker.model import Offering
 from stoker.rules import ANY, Exemption, House, Rule, Wanted
@@ -320,17 +319,12 @@ def _any(patterns: Iterable[str], name: str) -> bool:
 
 def _matches(wanted: str, value: str) -> bool:
     pattern = _pattern(wanted)
-    return wanted == value if pattern is None else _compiled(pattern).fullmatch(value) is not None
+    return wanted == value if pattern is None else compile_pattern(pattern).fullmatch(value) is not None
 
 
 def _pattern(wanted: str) -> str | None:
     """What stands between slashes."""
     return wanted[1:-1] if len(wanted) > 1 and wanted[0] == wanted[-1] == "/" else None
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def _few(names: Iterable[str]) -> str:

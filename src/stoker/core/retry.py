@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from stoker.core.cases import Case
 from stoker.core.governance import PREFIX
+from stoker.core.patterns import compile_pattern
 from stoker.core.policy import Policy
 from stoker.core.watching import OWN
 from stoker.fold import JobState
@@ -22,6 +24,8 @@ from stoker.rules import Diagnosis
 IMPORTED = "00000000/"
 
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+# As much of a log's end as an agent tells.
+_TAIL_CHARS = 16 * 1024
 ROOM = "make room on its disk, or ask for a larger one with resources.disk"
 
 # What the last lines of a log say when the hardware or its software below the script failed.
@@ -199,11 +203,17 @@ def _diagnosed(case: Case) -> Verdict | None:
 
 def told_by(diagnosis: Diagnosis, tail: Sequence[str], status: int | None, evidence: Sequence[str]) -> bool:
     """Whether all that it names is there."""
-    if diagnosis.log is not None and not re.search(diagnosis.log, "\n".join(tail)):
+    if diagnosis.log is not None and not _says("\n".join(tail)[-_TAIL_CHARS:], diagnosis.log):
         return False
     if diagnosis.exit_code is not None and diagnosis.exit_code != status:
         return False
     return diagnosis.evidence is None or diagnosis.evidence in evidence
+
+
+@lru_cache(maxsize=1024)
+def _says(tail: str, pattern: str) -> bool:
+    """Whether the end of a log matches. Remembered, since every pass asks again."""
+    return compile_pattern(pattern).search(tail) is not None
 
 
 def _infrastructure(case: Case) -> Verdict | None:

@@ -15,6 +15,7 @@ from typing import Any
 from stoker import references
 from stoker.command import number_text
 from stoker.containers import dlc, flags
+from stoker.core.patterns import Pattern, PatternError, compile_pattern
 from stoker.errors import SpecError
 from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
@@ -45,6 +46,8 @@ _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[a-z0-9+._-]+:[0-9a-f]{{32,}})?", re.A
 )
+# Each is held against every line of the log.
+_MOST_REGEXES = 100
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 # What a computer's own whole numbers hold.
@@ -300,13 +303,15 @@ def _deeply_kept(node: Node) -> Node:
 
 
 def _regexes(node: Node, path: str) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
         found[key] = text(child, dotted)
         pattern = _compiled(child, dotted, found[key])
-        if pattern.groups != 1 and len(pattern.groupindex) != 1:
+        if pattern.groups != 1 and len(pattern.names) != 1:
             advice = "expected exactly one group (or one named group) for the value, as in 'loss=([0-9.]+)'"
             raise child.origin.error(dotted, f"{advice}; found {pattern.groups}")
+    if len(found) > _MOST_REGEXES:
+        raise node.origin.error(path, f"has {len(found)} expressions; use at most {_MOST_REGEXES}")
     return found
 
 
@@ -316,11 +321,11 @@ def _regex(node: Node, path: str) -> str:
     return found
 
 
-def _compiled(node: Node, path: str, pattern: str) -> re.Pattern[str]:
+def _compiled(node: Node, path: str, pattern: str) -> Pattern:
     try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise node.origin.error(path, f"not a regular expression: {error}") from None
+        return compile_pattern(pattern)
+    except PatternError as error:
+        raise node.origin.error(path, str(error)) from None
 
 
 def _wanted(node: Node, path: str) -> dict[str, tuple[str, ...]]:

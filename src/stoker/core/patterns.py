@@ -1,0 +1,398 @@
+"""Regular expressions of job files and policies, matched in time that grows with the text alone.
+
+`re` tries the ways to match one after another, and `(a+)+$` has more of them than seconds in a year: such an expression
+would hang the agent or every governor. Here a state of the search (a place in the expression and one in the text) is
+entered once, so a search takes at most as many steps as the product of both lengths, and it gives up after STEPS.
+Syntax and answers are those of `re`, without lookaround, back references, atomic groups and possessive repeats: these
+cannot be matched so, and are refused when the expression is written. Pure, and the same on nodes and for governors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+# The parser of `re` itself, so that an expression means the same here. It has moved within the standard library.
+_parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+
+# Longest expression, and most instructions it may become: counted repeats are written out.
+LONGEST = 1000
+INSTRUCTIONS = 400
+# A search takes about a third of a second then. A text that long without a match is no line of a log.
+STEPS = 1_000_000
+_REMEMBERED_CHARS = 4096
+
+_UNSUPPORTED = {
+    "ASSERT": "lookahead and lookbehind such as (?=…) are not supported",
+    "ASSERT_NOT": "lookahead and lookbehind such as (?!…) are not supported",
+    "GROUPREF": r"references to groups such as \1 are not supported",
+    "GROUPREF_EXISTS": "conditions such as (?(1)…) are not supported",
+    "ATOMIC_GROUP": "atomic groups (?>…) are not supported",
+    "POSSESSIVE_REPEAT": "possessive repeats such as a*+ are not supported",
+}
+_START = ("AT", "AT_BEGINNING")
+_WHY = "expressions are matched in linear time; write it without"
+
+
+class PatternError(ValueError):
+    """An expression that is refused. The message says what is wrong and what to do."""
+
+
+@dataclass
+class Work:
+    """Steps that may still be taken. Searches share it."""
+
+    left: int = STEPS
+
+
+@dataclass(frozen=True)
+class Found:
+    """A match: the places of its groups, the whole of it first; -1 for a group that took no part."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    names: Mapping[str, int]
+
+    @property
+    def start(self) -> int:
+        return self.spans[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.spans[0][1]
+
+    def group(self, key: int | str = 0) -> str | None:
+        start, end = self.spans[self.names[key] if isinstance(key, str) else key]
+        return self.text[start:end] if start >= 0 else None
+
+
+_Kind = Literal["char", "split", "jump", "save", "at", "accept"]
+
+
+@dataclass
+class _Instruction:
+    """`first` and `second` are places in the program, the preferred one first; for `save` the slot."""
+
+    kind: _Kind
+    chars: _Chars | None = None
+    first: int = 0
+    second: int = 0
+    at: Callable[[str, int], bool] | None = None
+    # More than one way leads here: the search remembers that it was here.
+    joined: bool = False
+
+
+class _Chars(dict[str, bool]):
+    """Whether a character is one of a set, worked out once for each."""
+
+    def __init__(self, test: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._test = test
+
+    def __missing__(self, char: str) -> bool:
+        answer = self._test(char)
+        if len(self) < _REMEMBERED_CHARS:
+            self[char] = answer
+        return answer
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A compiled expression."""
+
+    text: str
+    groups: int
+    names: Mapping[str, int]
+    # Every match contains this.
+    needed: str
+    _program: Sequence[_Instruction] = field(repr=False)
+    _only_at_start: bool = False
+
+    def search(self, text: str, start: int = 0, *, work: Work | None = None) -> Found | None:
+        """The leftmost match from `start` on; None too where the steps are used up."""
+        work = Work() if work is None else work
+        if self.needed and text.find(self.needed, start) < 0:
+            return None
+        seen: set[int] = set()
+        last = start if self._only_at_start else len(text)
+        for begin in range(start, last + 1):
+            found = self._run(text, begin, seen, work, whole=False)
+            if found is not None or work.left <= 0:
+                return found
+        return None
+
+    def fullmatch(self, text: str, *, work: Work | None = None) -> Found | None:
+        """A match of all of the text."""
+        return self._run(text, 0, set(), Work() if work is None else work, whole=True)
+
+    def finditer(self, text: str, *, work: Work | None = None) -> Iterator[Found]:
+        """Every match, left to right; none overlaps another."""
+        work = Work() if work is None else work
+        start = 0
+        while start <= len(text) and (found := self.search(text, start, work=work)) is not None:
+            yield found
+            start = found.end if found.end > found.start else found.end + 1
+
+    def _run(self, text: str, begin: int, seen: set[int], work: Work, *, whole: bool) -> Found | None:
+        """The match that begins there. `seen` are states from which there is none; it is shared by all beginnings."""
+        program, length, steps, most = self._program, len(text), 0, work.left
+        slots = [-1] * (2 * self.groups + 2)
+        # Ways not tried yet, the preferred one on top; a negative place restores a slot to what it was.
+        waiting: list[tuple[int, int]] = [(0, begin)]
+        try:
+            while waiting:
+                place, position = waiting.pop()
+                if place < 0:
+                    slots[-place - 1] = position
+                    continue
+                while steps < most:
+                    steps += 1
+                    step = program[place]
+                    if step.joined:
+                        state = place * (length + 1) + position
+                        if state in seen:
+                            break
+                        seen.add(state)
+                    match step.kind:
+                        case "char":
+                            assert step.chars is not None
+                            if position == length or not step.chars[text[position]]:
+                                break
+                            place, position = place + 1, position + 1
+                        case "split":
+                            waiting.append((step.second, position))
+                            place = step.first
+                        case "jump":
+                            place = step.first
+                        case "save":
+                            waiting.append((-step.first - 1, slots[step.first]))
+                            slots[step.first] = position
+                            place += 1
+                        case "at":
+                            assert step.at is not None
+                            if not step.at(text, position):
+                                break
+                            place += 1
+                        case "accept":
+                            if whole and position < length:
+                                break
+                            slots[0], slots[1] = begin, position
+                            pairs = tuple(zip(slots[::2], slots[1::2], strict=True))
+                            return Found(
+                                text, tuple(pair if -1 not in pair else (-1, -1) for pair in pairs), self.names
+                            )
+                else:
+                    return None
+            return None
+        finally:
+            work.left -= steps
+
+
+def _spans(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    pairs = zip(slots[::2], slots[1::2], strict=True)
+    return tuple(pair if -1 not in pair else (-1, -1) for pair in pairs)
+
+
+@lru_cache(maxsize=256)
+def compile_pattern(text: str) -> Pattern:
+    """Raises PatternError for what is no expression, or none that can be matched in linear time."""
+    if len(text) > LONGEST:
+        raise PatternError(f"has {len(text)} characters; use at most {LONGEST}")
+    try:
+        re.compile(text)
+        tree = _parser.parse(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise PatternError(f"not a regular expression: {error}") from None
+    builder = _Builder()
+    try:
+        builder.add(tree, tree.state.flags)
+    except RecursionError:
+        raise PatternError("not a regular expression: too deeply nested") from None
+    builder.emit(_Instruction("accept"))
+    builder.mark_joined()
+    first = tuple(map(str, tree.data[0])) if len(tree.data) else ()
+    return Pattern(
+        text=text,
+        groups=tree.state.groups - 1,
+        names=dict(tree.state.groupdict),
+        needed="" if tree.state.flags & re.IGNORECASE else _needed(tree),
+        _program=tuple(builder.program),
+        _only_at_start=first == _START and not tree.state.flags & re.MULTILINE,
+    )
+
+
+def _needed(tree: Any) -> str:
+    """The longest run of letters that every match has."""
+    longest = run = ""
+    for op, value in tree.data:
+        if str(op) == "LITERAL":
+            run += chr(value)
+            longest = max(longest, run, key=len)
+        else:
+            run = ""
+            if str(op) == "SUBPATTERN" and not value[1] & re.IGNORECASE:
+                longest = max(longest, _needed(value[3]), key=len)
+    return longest
+
+
+class _Builder:
+    """Turns the parser's tree into a program."""
+
+    def __init__(self) -> None:
+        self.program: list[_Instruction] = []
+
+    def emit(self, instruction: _Instruction) -> _Instruction:
+        if len(self.program) >= INSTRUCTIONS:
+            raise PatternError("is too large: its counted repeats are written out; use smaller counts or `*`")
+        self.program.append(instruction)
+        return instruction
+
+    def add(self, tree: Any, flags: int) -> None:
+        for op, value in tree.data:
+            self._add_one(str(op), value, flags)
+
+    def _add_one(self, op: str, value: Any, flags: int) -> None:
+        match op:
+            case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
+                self.emit(_Instruction("char", chars=_Chars(_test_of(op, value, flags))))
+            case "AT":
+                self.emit(_Instruction("at", at=_position_of(str(value), flags)))
+            case "BRANCH":
+                self._add_branch(value[1], flags)
+            case "SUBPATTERN":
+                group, added, removed, inner = value
+                if group is not None:
+                    self.emit(_Instruction("save", first=2 * group))
+                self.add(inner, (flags | added) & ~removed)
+                if group is not None:
+                    self.emit(_Instruction("save", first=2 * group + 1))
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                least, most, inner = value
+                self._add_repeat(least, most, inner, flags, greedy=op == "MAX_REPEAT")
+            case "FAILURE":
+                self.emit(_Instruction("char", chars=_Chars(lambda _: False)))
+            case _:
+                what = _UNSUPPORTED.get(op, f"{op.lower()} is not supported")
+                raise PatternError(f"{what}: {_WHY}")
+
+    def _add_branch(self, ways: Sequence[Any], flags: int) -> None:
+        ends = []
+        for number, way in enumerate(ways):
+            if number < len(ways) - 1:
+                split = self.emit(_Instruction("split"))
+                split.first = len(self.program)
+                self.add(way, flags)
+                ends.append(self.emit(_Instruction("jump")))
+                split.second = len(self.program)
+            else:
+                self.add(way, flags)
+        for end in ends:
+            end.first = len(self.program)
+
+    def _add_repeat(self, least: int, most: Any, inner: Any, flags: int, *, greedy: bool) -> None:
+        for _ in range(least):
+            self.add(inner, flags)
+        if most == _parser.MAXREPEAT:
+            split = self.emit(_Instruction("split"))
+            again = len(self.program) - 1
+            self.add(inner, flags)
+            self.emit(_Instruction("jump", first=again))
+            _lead(split, again + 1, len(self.program), greedy)
+            return
+        splits = []
+        for _ in range(most - least):
+            splits.append((self.emit(_Instruction("split")), len(self.program)))
+            self.add(inner, flags)
+        for split, inside in splits:
+            _lead(split, inside, len(self.program), greedy)
+
+    def mark_joined(self) -> None:
+        """Mark the places that several ways lead to. Between them each way is its own, and as long as the program."""
+        ways = [0] * (len(self.program) + 1)
+        for place, step in enumerate(self.program):
+            match step.kind:
+                case "split":
+                    ways[step.first] += 1
+                    ways[step.second] += 1
+                case "jump":
+                    ways[step.first] += 1
+                case _:
+                    ways[place + 1] += 1
+        ways[0] += 1
+        for place, step in enumerate(self.program):
+            step.joined = ways[place] > 1
+
+
+def _lead(split: _Instruction, inside: int, behind: int, greedy: bool) -> None:
+    split.first, split.second = (inside, behind) if greedy else (behind, inside)
+
+
+# ── Characters and places ─────────────────────────────────────────────────────────────────────────────────────────────
+
+_CATEGORIES = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
+
+
+def _test_of(op: str, value: Any, flags: int) -> Callable[[str], bool]:
+    """Whether a character is meant."""
+    match op:
+        case "ANY":
+            return (lambda _: True) if flags & re.DOTALL else (lambda char: char != "\n")
+        case "LITERAL" | "NOT_LITERAL":
+            items, negated = [("LITERAL", value)], op == "NOT_LITERAL"
+        case _:
+            items = [(str(kind), inner) for kind, inner in value if str(kind) != "NEGATE"]
+            negated = any(str(kind) == "NEGATE" for kind, _ in value)
+    tests = [_item_test(kind, inner, flags) for kind, inner in items]
+    if not flags & re.IGNORECASE:
+        return lambda char: any(test(char) for test in tests) != negated
+
+    def test_folded(char: str) -> bool:
+        forms = {char, char.lower(), char.upper()}
+        return any(test(form) for form in forms if len(form) == 1 for test in tests) != negated
+
+    return test_folded
+
+
+def _item_test(kind: str, value: Any, flags: int) -> Callable[[str], bool]:
+    match kind:
+        case "LITERAL":
+            return lambda char: ord(char) == value
+        case "RANGE":
+            low, high = value
+            return lambda char: low <= ord(char) <= high
+        case "CATEGORY":
+            name = str(value).removeprefix("CATEGORY_")
+            known = re.compile(_CATEGORIES[name.removeprefix("NOT_")], flags & re.ASCII)
+            inverted = name.startswith("NOT_")
+            return lambda char: (known.match(char) is not None) != inverted
+    raise PatternError(f"{kind.lower()} is not supported: {_WHY}")
+
+
+def _position_of(kind: str, flags: int) -> Callable[[str, int], bool]:
+    """Whether a place in the text is meant."""
+    lines = bool(flags & re.MULTILINE)
+    match kind:
+        case "AT_BEGINNING":
+            return lambda text, at: at == 0 or (lines and text[at - 1] == "\n")
+        case "AT_BEGINNING_STRING":
+            return lambda _, at: at == 0
+        case "AT_END":
+            return lambda text, at: at == len(text) or (text[at] == "\n" and (lines or at == len(text) - 1))
+        case "AT_END_STRING":
+            return lambda text, at: at == len(text)
+        case "AT_BOUNDARY" | "AT_NON_BOUNDARY":
+            word = re.compile(r"\w", flags & re.ASCII)
+            wanted = kind == "AT_BOUNDARY"
+
+            def is_boundary(text: str, at: int) -> bool:
+                before = at > 0 and word.match(text[at - 1]) is not None
+                behind = at < len(text) and word.match(text[at]) is not None
+                return (before != behind) == wanted
+
+            return is_boundary
+    raise PatternError(f"{kind.lower()} is not supported: {_WHY}")

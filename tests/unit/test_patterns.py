@@ -1,0 +1,129 @@
+"""Expressions of job files and policies: the answers of `re`, in bounded time, or a refusal when they are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
+from stoker.core.governance import fits
+from stoker.core.patterns import INSTRUCTIONS, STEPS, PatternError, Work, compile_pattern
+from stoker.core.retry import told_by
+from stoker.errors import SpecError
+from stoker.jobfile import parse_job, read_layer
+from stoker.policyfile import parse_policy
+from stoker.rules import Diagnosis
+
+# With `re`, each takes longer than anybody has.
+HANGING = [
+    r"(a+)+$",
+    r"(a|a)*b$",
+    r"(a*)*b$",
+    r"(?:a|aa)+$",
+    r"(.*)(.*)(.*)(.*)(.*)(.*)(.*)!!",
+    r"(\w+\s?)+$",
+    r"^(([a-z])+.)+[A-Z]([a-z])+$",
+    r"(a?){40}a{40}b",
+    r"(.*a){20}",
+    r"loss(.*?,){30}x",
+]
+TEXTS = ["a" * 16_000 + "!", "loss" + "a," * 8000, "word " * 3000 + "!", "a" * 16_000 + "Z"]
+
+EXPRESSIONS = [
+    r"loss=([0-9.]+)",
+    r"(a|b)*c",
+    r"a*?b",
+    r"(?i)LoSS: (?P<value>\d+)",
+    r"^x|y$",
+    r"\bfoo\b|\Bo",
+    r"[^a-c]+b",
+    r"(?:ab|a)(?:bc|c)?",
+    r"a{2,4}b{0,2}?c?",
+    r"(a)|b",
+    r".*a.*b",
+    r"(?m)^a$",
+    r"(?s)a.b",
+    r"\d+\s*\w",
+    r"\A[\w.]+\Z",
+    r"(?i:A)b",
+    r"[\s\S]a\S",
+    r"",
+]
+
+
+@pytest.mark.parametrize("expression", HANGING)
+@pytest.mark.parametrize("text", TEXTS, ids=["a", "commas", "words", "Z"])
+@pytest.mark.timeout(60)
+def test_a_search_takes_no_more_steps_than_it_may(expression: str, text: str) -> None:
+    pattern = compile_pattern(expression)
+    work = Work()
+    pattern.search(text, work=work)
+    pattern.fullmatch(text)
+    list(pattern.finditer(text))
+    assert 0 <= work.left <= STEPS
+    # Linear: twice the text, twice the steps and no more.
+    short, long = Work(), Work()
+    pattern.search(text[:500] + "?", work=short)
+    pattern.search(text[:500] + text[:500] + "?", work=long)
+    assert STEPS - long.left <= 3 * (STEPS - short.left) + 10 * INSTRUCTIONS
+
+
+@pytest.mark.parametrize("expression", HANGING)
+@pytest.mark.timeout(60)
+def test_no_log_line_hangs_the_agent(expression: str) -> None:
+    scanner = MetricScanner({f"metric{number}": f"({expression})" for number in range(50)} | {"loss": r"loss=(\d+)"})
+    line = b"a" * MAX_LINE_BYTES + b"!\n" + b"word " * 800 + b"\n" + b"loss" + b"a," * 1800 + b"\n"
+    found = scanner.feed(line * 20 + b"loss=7\n", 1.0)
+    assert found[-1].values.get("loss") == 7.0
+
+
+@pytest.mark.parametrize("expression", HANGING)
+@pytest.mark.timeout(60)
+def test_no_policy_hangs_a_governor(expression: str) -> None:
+    for text in TEXTS:
+        told_by(Diagnosis(log=expression), ["a" * 100_000, text], 1, ())
+        fits((f"/{expression}/",), text)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@given(text=st.text(alphabet="abcxyZ=lLoOsS: 0.9\nfé_", max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_the_answers_are_those_of_re(expression: str, text: str) -> None:
+    ours, theirs = compile_pattern(expression), re.compile(expression)
+    assert (ours.groups, dict(ours.names)) == (theirs.groups, dict(theirs.groupindex))
+    expected = [(match.span(), match.groups()) for match in theirs.finditer(text)]
+    found = [(match.spans[0], tuple(map(match.group, range(1, ours.groups + 1)))) for match in ours.finditer(text)]
+    assert found == expected
+    assert (ours.fullmatch(text) is None) == (theirs.fullmatch(text) is None)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        (r"\d+(?= items)", "lookahead and lookbehind"),
+        (r"(?<!x)(\d)", "lookahead and lookbehind"),
+        (r"(a)\1", "references to groups"),
+        (r"(a)?(?(1)b|c)", "conditions"),
+        (r"(a{1000}){1000}", "too large"),
+        (r"(" * 60 + ")" * 60 + "{5}{5}", "multiple repeat"),
+        ("x" * 1001, "1001 characters"),
+        ("(", "not a regular expression"),
+    ],
+)
+def test_what_cannot_be_matched_so_is_told_when_it_is_written(expression: str, reason: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(reason)):
+        compile_pattern(expression)
+    escaped = expression.replace("'", "''")
+    with pytest.raises(SpecError, match=r"metrics\.loss: .*" + re.escape(reason)):
+        parse_job([read_layer(f"run: x\nmetrics: {{loss: '{escaped}'}}\n", "stoker.yaml")], folder=Path("/nowhere"))
+    with pytest.raises(SpecError, match=r"rules\[0\]\.failure\.log: .*" + re.escape(reason)):
+        parse_policy(f"rules:\n- failure: {{log: '{escaped}'}}\n".encode(), "p.yaml")
+
+
+def test_an_expression_of_another_client_is_left_out() -> None:
+    scanner = MetricScanner({"bad": r"(?=x)(\d)", "loss": r"loss=(\d+)"})
+    assert [sample.values for sample in scanner.feed(b"x1 loss=3\n", 1.0)] == [{"loss": 3.0}]
