@@ -12,6 +12,7 @@ from stoker.fold import Claim
 from stoker.model import (
     CheckpointRef,
     Exit,
+    FailureCause,
     Heartbeat,
     Known,
     NodeFacts,
@@ -41,6 +42,7 @@ _TAIL_LINES, _TAIL_CHARS = 50, 20_000
 _KEY_CHARS = 300
 _EVIDENCE, _EVIDENCE_CHARS = 10, 100
 _WARNINGS = 20
+_PATHS = 5
 # A century: no training, save or notice takes longer.
 _LONGEST_SPAN_S = 100 * 365 * 86400.0
 
@@ -145,6 +147,7 @@ def bounded(fact: T) -> T:
             waste=_waste(fact.waste),
             image=_key(fact.image),
             warnings=tuple(text[:_REASON_CHARS] for text in fact.warnings[:_WARNINGS]),
+            saves_elsewhere=_paths(fact.saves_elsewhere),
         )
     if isinstance(fact, Exit):
         return replace(
@@ -157,6 +160,8 @@ def bounded(fact: T) -> T:
             save=_save(fact.save),
             waste=_waste(fact.waste),
             evidence=tuple(text[:_EVIDENCE_CHARS] for text in fact.evidence[:_EVIDENCE]),
+            cause=_cause(fact.cause),
+            saves_elsewhere=_paths(fact.saves_elsewhere),
         )
     if isinstance(fact, NoticeFact):
         return replace(fact, source=fact.source[:_KEY_CHARS], grace_s=_span_s(fact.grace_s))
@@ -192,7 +197,16 @@ def _save(save: SaveTimes | None) -> SaveTimes | None:
     if save is None:
         return None
     times = (save.saved_s, save.durable_s, save.ended_s, save.grace_s)
-    return SaveTimes(*(None if time is None else _span_s(time) for time in times))
+    saved_s, durable_s, ended_s, grace_s = (None if time is None else _span_s(time) for time in times)
+    return SaveTimes(saved_s, durable_s, ended_s, grace_s, save.commits)
+
+
+def _cause(cause: FailureCause | None) -> FailureCause | None:
+    return cause and FailureCause(cause.name[:_EVIDENCE_CHARS], cause.blame, cause.line[:_REASON_CHARS])
+
+
+def _paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for path in paths[:_PATHS] if len(path) <= _KEY_CHARS)
 
 
 def _waste(waste: Waste | None) -> Waste | None:

@@ -92,6 +92,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The checkpoint that a person resumed from. Of the others, only those of claims after entry `seq` count."""
+
+    key: str
+    seq: int
+
+
+@dataclass(frozen=True)
 class End:
     """The job's end, and where in the log it stands."""
 
@@ -121,6 +129,8 @@ class JobState:
     # When and where the job was last opened, by submission or by `resume`. Counters and bounds start from here.
     opened_at: datetime | None = None
     opened_seq: int = 1
+    # Until another is chosen: a resume that names none keeps it.
+    choice: Choice | None = None
     warned: tuple[str, ...] = ()
     # When, by the code.
     warned_at: dict[str, datetime] = field(default_factory=dict)
@@ -205,8 +215,8 @@ def _next(state: JobState, entry: Entry) -> JobState:
             return _close(state, entry, event)
         case StopAsked(by=by):
             return state if state.stop else replace(state, stop=Stop(at=entry.at, by=by, reason=entry.reason))
-        case ResumeAsked():
-            return _resumed(state, entry)
+        case ResumeAsked(checkpoint=chosen):
+            return _resumed(state, entry, chosen)
         case Warned(code=code, evidence=evidence):
             return _warned(state, entry, code, evidence)
         case Ended() as event:
@@ -283,12 +293,14 @@ def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
     return replace(state, ended=end)
 
 
-def _resumed(state: JobState, entry: Entry) -> JobState:
+def _resumed(state: JobState, entry: Entry, chosen: str | None) -> JobState:
     if state.ended is None:
         return state
     let_go_at = state.stop.at if state.stop is not None else entry.at
     if state.ended.claim is not None:
         state = _change(state, state.ended.claim, lambda claim: replace(claim, let_go_at=let_go_at))
+    if chosen is not None:
+        state = replace(state, choice=Choice(key=chosen, seq=entry.seq))
     return replace(
         state, ended=None, stop=None, opened_at=entry.at, opened_seq=entry.seq, warned=(), warned_at={}, witnessed=()
     )

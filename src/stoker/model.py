@@ -257,8 +257,12 @@ class Closed:
     saved_step: int | None = None
     # Reported or saved a step beyond those of all attempts before it; where nobody tells steps, saved anything.
     progressed: bool = False
-    # Failed before it made any progress on what it restored.
+    # Failed before it made any progress, soon after its start.
     at_startup: bool = False
+    # Made progress on what it restored: a step beyond it, steps that rose, or a commit of its own.
+    loaded: bool = False
+    # Ended by the script's own doing before any such progress: what it restored may be to blame.
+    suspects_checkpoint: bool = False
     exit_code: int | None = None
     tail: tuple[str, ...] = ()
     waste: Waste | None = None
@@ -280,6 +284,8 @@ class ResumeAsked:
 
     kind: ClassVar[str] = "resume"
     by: str
+    # The key of the checkpoint to go on from, where a person chose one.
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -463,7 +469,11 @@ class Heartbeat:
     # First step reported by this attempt.
     first_step: int | None = None
     restored_from: str | None = None
+    # The step that was restored, where its checkpoint tells one.
+    restored_step: int | None = None
     checkpoint: CheckpointRef | None = None
+    # Recent files outside of the checkpoint folder that look like saves, where nothing was committed.
+    saves_elsewhere: tuple[str, ...] = ()
     # Files in the checkpoint folder, and bytes of it that are not durable yet.
     checkpoint_files: int = 0
     unsynced_bytes: int = 0
@@ -527,6 +537,21 @@ class SaveTimes:
     durable_s: float | None = None
     ended_s: float | None = None
     grace_s: float | None = None
+    # Checkpoints that this node committed after the notice; None where that is not known.
+    commits: int | None = None
+
+
+# `machine`: what no script can help. `peer`: it tells of another process's end, or of nothing but silence from it.
+Blame = Literal["machine", "peer", "script"]
+
+
+@dataclass(frozen=True)
+class FailureCause:
+    """What the end of a log says about a failure, and the line that says it."""
+
+    name: str
+    blame: Blame
+    line: str
 
 
 @dataclass(frozen=True)
@@ -546,6 +571,8 @@ class Exit:
     # First step reported by this attempt: shows what was trained twice.
     first_step: int | None = None
     restored_from: str | None = None
+    # The step that was restored, where its checkpoint tells one.
+    restored_step: int | None = None
     # How many complete checkpoints older than that one there were to fall back on.
     older_checkpoints: int = 0
     checkpoint: CheckpointRef | None = None
@@ -557,7 +584,11 @@ class Exit:
     started_at: datetime | None = None
     # What the kernel or NVML said: `oom`, `xid:79`, `disk-full`.
     evidence: tuple[str, ...] = ()
+    # By more of the log than `tail` has.
+    cause: FailureCause | None = None
     waste: Waste | None = None
+    # Recent files outside of the checkpoint folder that look like saves, where nothing was committed.
+    saves_elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,15 @@ from stoker.model import (
     Claimed,
     Closed,
     Draining,
+    Ended,
     Event,
     Exit,
+    FailureCause,
     Heartbeat,
     Launched,
+    ResumeAsked,
     StopAsked,
+    Trend,
     Unknown,
     Waste,
 )
@@ -188,38 +192,140 @@ def test_two_failures_right_after_the_start_end_it() -> None:
     assert found.reason == "the command exited with 1; it failed twice right after its start"
 
 
-def test_a_checkpoint_that_kills_is_tried_twice_then_the_one_before() -> None:
-    early = make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, older_checkpoints=1)
-    first = verdict(make_case(early))
+def on_checkpoint(key: str = KEY, **told: Any) -> Exit:
+    """The script failed after it restored a checkpoint, and before it reported anything. It took its time."""
+    return make_exit("failed", **{"code": 1, "trained_s": 4000.0, "restored_from": key, "older_checkpoints": 1} | told)
+
+
+def test_a_checkpoint_that_attempts_fail_on_is_tried_twice_then_the_one_before() -> None:
+    first = verdict(make_case(on_checkpoint()))
     assert (first.rule, first.restart, first.counted) == ("checkpoint", True, False)
     assert first.reason == f"failed at start-up on checkpoint {KEY} (1×)"
-    once = past(1, at_startup=True, restored_from=KEY)
-    assert verdict(make_case(early, history=once)).reason == f"failed at start-up on checkpoint {KEY} (2×)"
+    once = past(1, suspects_checkpoint=True, restored_from=KEY)
+    assert verdict(make_case(on_checkpoint(), history=once)).reason == f"failed at start-up on checkpoint {KEY} (2×)"
     assert poisoned(make_state(*once), DEFAULT) == frozenset()
-    assert poisoned(make_state(*past(2, at_startup=True, restored_from=KEY)), DEFAULT) == {KEY}
+    assert poisoned(make_state(*past(2, suspects_checkpoint=True, restored_from=KEY)), DEFAULT) == {KEY}
 
 
 def test_the_only_checkpoint_is_not_given_up_on() -> None:
-    early = make_exit("failed", code=1, trained_s=1.0, restored_from=KEY)
-    found = verdict(make_case(early, history=past(1, at_startup=True, restored_from=KEY)))
+    left = on_checkpoint(older_checkpoints=0)
+    found = verdict(make_case(left, history=past(1, suspects_checkpoint=True, restored_from=KEY)))
     assert (found.rule, found.restart) == ("user-error", False)
 
 
+@pytest.mark.parametrize("trained_s", [1.0, 61.0, 4000.0, 90_000.0])
 @pytest.mark.parametrize(
-    ("left", "blamed"),
+    ("told", "suspect"),
     [
-        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY), True),
-        (make_exit("failed", signal=9, trained_s=1.0, restored_from=KEY), True),
-        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, evidence=("oom",)), True),
-        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, evidence=("xid:79",)), False),
-        (make_exit("failed", code=1, trained_s=1.0, restored_from=KEY, tail=("NCCL error in: x.cc",)), False),
-        (make_exit("infrastructure", "agent", trained_s=1.0, restored_from=KEY), False),
-        (make_exit("failed", code=1, trained_s=61.0, restored_from=KEY), False),
+        ({}, True),
+        ({"code": None, "signal": 11}, True),
+        ({"code": None, "signal": 6}, True),
+        ({"code": 139}, True),
+        ({"tail": ("torch.OutOfMemoryError: CUDA out of memory",)}, True),
+        ({"step": 10, "first_step": 10, "restored_step": 10}, True),
+        ({"code": None, "signal": 9}, False),
+        ({"code": 137}, False),
+        ({"code": None, "signal": 15}, False),
+        ({"code": 143}, False),
+        ({"evidence": ("oom",)}, False),
+        ({"evidence": ("xid:79",)}, False),
+        ({"tail": ("NCCL error in: x.cc",)}, False),
+        ({"tail": ("OSError: [Errno 5] Input/output error",)}, False),
+        ({"step": 11, "first_step": 11, "restored_step": 10}, False),
+        ({"step": 3, "first_step": 2}, False),
+        ({"checkpoint": CheckpointRef("00000009/000001-x", "x")}, False),
     ],
 )
-def test_a_checkpoint_is_blamed_for_what_loading_it_may_do(left: Exit, blamed: bool) -> None:
-    case = make_case(left)
-    assert closing(case, verdict(case)).at_startup is blamed
+def test_a_checkpoint_is_suspect_by_what_failed_not_by_a_clock(
+    trained_s: float, told: dict[str, Any], suspect: bool
+) -> None:
+    case = make_case(on_checkpoint(**told, trained_s=trained_s), user_errors=9)
+    found = verdict(case)
+    assert closing(case, found).suspects_checkpoint is suspect
+    assert (found.rule == "checkpoint") is suspect
+
+
+def test_an_infrastructure_failure_says_nothing_about_what_it_restored() -> None:
+    crashed = make_case(make_exit("infrastructure", "agent", trained_s=1.0, restored_from=KEY))
+    assert not closing(crashed, verdict(crashed)).suspects_checkpoint
+    noticed = make_case(on_checkpoint(), noticed=True)
+    assert not closing(noticed, verdict(noticed)).suspects_checkpoint
+
+
+def test_numbers_that_change_show_that_a_checkpoint_was_loaded() -> None:
+    moved = make_beat(0, restored_from=KEY, trends={"loss": Trend(1.0, 5.0, 2.0, 9.0)}).value
+    still = make_beat(0, restored_from=KEY, trends={"params": Trend(2.0, 5.0, 2.0, 5.0)}).value
+    assert make_case(on_checkpoint(), beat=moved).loaded
+    assert not make_case(on_checkpoint(), beat=still).loaded
+
+
+def test_a_checkpoint_that_was_loaded_once_is_never_condemned() -> None:
+    good = Closed(2, "reclaimed", "notice", restored_from=KEY, loaded=True, restart=True)
+    bad = [Closed(5 + 3 * n, "failed", "checkpoint", restored_from=KEY, suspects_checkpoint=True) for n in range(3)]
+    events: list[Event] = []
+    for closed in (good, *bad):
+        events += [Claimed(SPOT_A, 1), Launched(closed.claim, nodes(closed.claim)), closed]
+    assert poisoned(make_state(*events), DEFAULT) == frozenset()
+    assert poisoned(make_state(*events, ended(), ResumeAsked("jane")), DEFAULT) == frozenset()
+    case = make_case(on_checkpoint(), history=tuple(events[:3]))
+    assert verdict(case).rule == "user-error", "the script is to blame"
+
+
+def ended() -> Ended:
+    return Ended(outcome="failed", rule="user-error")
+
+
+def test_resume_remembers_what_is_poisoned() -> None:
+    twice = past(2, suspects_checkpoint=True, restored_from=KEY)
+    assert poisoned(make_state(*twice, ended(), ResumeAsked("jane")), DEFAULT) == {KEY}
+    # But counts anew how many were given up on.
+    keys = ("00000009/000001-a", "00000009/000002-b")
+    four: list[Event] = []
+    for number, key in zip(range(2, 99, 3), (*keys, *keys), strict=False):
+        closed = Closed(number, "failed", "checkpoint", restored_from=key, suspects_checkpoint=True)
+        four += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), closed]
+    third = on_checkpoint("00000001/000001-step-1")
+    assert verdict(make_case(third, history=tuple(four))).rule == "user-error"
+    assert verdict(make_case(third, history=(*four, ended(), ResumeAsked("jane")))).rule == "checkpoint"
+
+
+def test_a_chosen_checkpoint_that_fails_again_ends_the_job() -> None:
+    """A person chose it: nothing older is taken in its place."""
+    twice = past(2, suspects_checkpoint=True, restored_from=KEY)
+    history = (*twice, ended(), ResumeAsked("jane", checkpoint=KEY))
+    state = make_state(*history)
+    assert state.choice is not None and (state.choice.key, state.choice.seq) == (KEY, 9)
+    found = verdict(make_case(on_checkpoint(older_checkpoints=0), history=history))
+    assert (found.rule, found.restart) == ("user-error", False)
+    kept = make_state(*history, ended(), ResumeAsked("jane"))
+    assert kept.choice == state.choice, "until another is chosen"
+
+
+def test_a_users_exception_on_one_rank_is_the_cause_of_the_noise_on_another() -> None:
+    noise = make_exit("failed", code=1, tail=("RuntimeError: Connection reset by peer",))
+    own = make_exit("failed", code=1, at_s=5.0, reason="rank 1 failed", tail=("ValueError: no",))
+    for exits in ((noise, own), (own, noise)):
+        found = verdict(make_case(*exits))
+        assert (found.outcome, found.rule, found.reason) == ("failed", "user-error", "rank 1 failed")
+    assert verdict(make_case(noise, replace(noise, tail=("NCCL error",)))).outcome == "infrastructure"
+    lost = make_exit("failed", code=1, at_s=9.0, tail=("CUDA error: uncorrectable ECC error encountered",))
+    assert verdict(make_case(noise, lost)).rule == "gpu"
+
+
+def test_what_a_program_did_to_its_gpu_excuses_nothing() -> None:
+    own = make_exit(
+        "failed", code=1, evidence=("xid:31",), tail=("RuntimeError: CUDA error: an illegal memory access",)
+    )
+    assert verdict(make_case(own)).rule == "user-error"
+    lost = make_exit("failed", code=1, evidence=("xid:31", "xid:79"))
+    assert verdict(make_case(lost)).rule == "xid:79"
+
+
+def test_the_agents_diagnosis_counts_for_more_than_the_last_lines() -> None:
+    told = make_exit("failed", code=1, cause=FailureCause("io", "machine", "OSError"), tail=("frame #1: x",))
+    assert verdict(make_case(told)).rule == "io"
+    made_up = replace(told, cause=FailureCause("finished", "machine", "x"))
+    assert verdict(make_case(made_up)).rule == "user-error"
 
 
 def test_an_exit_for_a_notice_is_a_reclaim_though_the_notice_was_not_written() -> None:
@@ -234,7 +340,7 @@ def test_an_exit_for_a_notice_is_a_reclaim_though_the_notice_was_not_written() -
 
 def test_what_a_person_named_is_never_poisoned() -> None:
     given = "00000000/000001-given"
-    assert poisoned(make_state(*past(3, at_startup=True, restored_from=given)), DEFAULT) == frozenset()
+    assert poisoned(make_state(*past(3, suspects_checkpoint=True, restored_from=given)), DEFAULT) == frozenset()
     early = make_exit("failed", code=1, trained_s=1.0, restored_from=given, older_checkpoints=1)
     assert verdict(make_case(early)).rule == "user-error"
 
@@ -362,7 +468,7 @@ def test_who_has_saved_has_got_past_what_it_restored() -> None:
         "failed", code=1, trained_s=1.0, restored_from=KEY, checkpoint=CheckpointRef("00000005/000001-x", "x", 9)
     )
     case = make_case(left, history=past(1, "lost", saved_step=9))
-    assert not case.progressed and not case.at_startup
+    assert not case.progressed and not case.at_startup and case.loaded
 
 
 def test_a_gang_that_was_never_complete_may_be_tried_without_end() -> None:

@@ -13,7 +13,14 @@ from stoker.agent.node import utcnow
 from stoker.agent.restore import Restored
 from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
+from stoker.core.failure_patterns import diagnose
 from stoker.model import Exit, ExitOutcome, ExitWhy, Waste
+
+# Of the log, what the exit keeps for people, and what is read to find the cause of a failure: the stacks that a crash
+# of several processes prints are long.
+TAIL_LINES = 20
+CAUSE_LINES = 400
+CAUSE_BYTES = 64 * 1024
 
 
 @dataclass
@@ -42,6 +49,7 @@ def make_exit(outcome: ExitOutcome, why: ExitWhy, reason: str, trained: Trained,
         started_at=trained.started_at if ended else None,
         save=ended.save if ended else None,
         restored_from=trained.restored.key if trained.restored else None,
+        restored_step=trained.restored.step if trained.restored else None,
         older_checkpoints=trained.older_checkpoints,
     )
 
@@ -67,11 +75,12 @@ def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "", 
 
 
 def complete(
-    left: Exit, saved: SyncStatus | None, progress: Progress | None, tail: tuple[str, ...], waste: Waste
+    left: Exit, saved: SyncStatus | None, progress: Progress | None, last_lines: tuple[str, ...], waste: Waste
 ) -> Exit:
-    """With what is only known when everything is flushed."""
+    """With what is only known when everything is flushed. `last_lines` of the log tell why it failed."""
     if saved is not None:
         left = replace(left, checkpoint=saved.last, commits=saved.commits)
     if progress is not None:
         left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
-    return replace(left, tail=tail, waste=waste)
+    cause = diagnose(last_lines) if left.outcome == "failed" else None
+    return replace(left, tail=last_lines[-TAIL_LINES:], cause=cause, waste=waste)

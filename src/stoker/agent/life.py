@@ -17,7 +17,7 @@ from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
 from stoker.agent.enclosure import Enclosure, Host
 from stoker.agent.environ import Place, ask_to_save
-from stoker.agent.exits import Trained, complete, judge, make_exit
+from stoker.agent.exits import CAUSE_BYTES, CAUSE_LINES, Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
 from stoker.agent.logcopy import LogCopy, open_copy
 from stoker.agent.logs import LogPump
@@ -30,7 +30,7 @@ from stoker.agent.prepare import SetupFailed
 from stoker.agent.preparing import Preparing
 from stoker.agent.programs import fetch_program
 from stoker.agent.ready import Ready, Readying, make_command, make_place
-from stoker.agent.restore import RestoreError, proposals, restore
+from stoker.agent.restore import RestoreError, find_candidates, restore
 from stoker.agent.resume import import_checkpoint, parse_source
 from stoker.agent.supervise import Ending, Training
 from stoker.agent.sync import CheckpointSync
@@ -264,7 +264,7 @@ class Life:
         else:
             self._import(spec.resume_from)
             given_up = retry.poisoned(state, POLICY)
-            candidates = self._ask(lambda: list(proposals(self.store, self.config.job, given_up)))
+            candidates = self._ask(lambda: find_candidates(self.store, self.config.job, given_up, state.choice))
             port = self.node.machine.master_port(master_port(spec))
             agreement = gang.lead(address, port, iter(candidates), fetch)
             if agreement.checkpoint in candidates:
@@ -295,6 +295,8 @@ class Life:
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
         resumed = f", resuming from {agreement.checkpoint.partition('-')[2]}" if agreement.checkpoint else ""
+        if agreement.checkpoint is None and attempt > 1:
+            resumed = ", starting from the beginning: there is no checkpoint"
         self.node.say(f"attempt {attempt}{resumed}")
         try:
             self.training.start(replace(command, main=True), self.paths.train_log)
@@ -413,7 +415,7 @@ class Life:
             self.beat.stop(timeout_s=min(5.0, closing.share_s(0.5)))
         saved = self.sync.status() if self.sync is not None else None
         progress = self.metrics.progress if self.metrics is not None else None
-        left = complete(left, saved, progress, self.logs.tail(), self._waste())
+        left = complete(left, saved, progress, self.logs.tail(CAUSE_LINES, CAUSE_BYTES), self._waste())
         written = self.node.write_exit(left, closing.exit_by_s())
         if not holding:
             self.enclosure.close()
@@ -517,6 +519,8 @@ class Life:
     def _refresh(self, beat: Heartbeat) -> Heartbeat:
         """Called by the heartbeat before each write."""
         changes: dict[str, object] = {"trained_s": self.training.trained_s, "usage": self.usage.latest}
+        if beat.restored_from is not None and self.trained.restored is not None:
+            changes["restored_step"] = self.trained.restored.step
         if self.metrics is not None:
             progress = self.metrics.progress
             changes |= {"step": progress.last_step, "first_step": progress.first_step}

@@ -9,7 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.resume import import_checkpoint
@@ -23,6 +23,7 @@ from stoker.checkpoints import (
     list_checkpoints,
     parts,
 )
+from stoker.fold import Choice
 from stoker.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 __all__ = [
     "RestoreError",
     "Restored",
+    "find_candidates",
     "import_checkpoint",
     "proposals",
     "restore",
@@ -44,6 +46,8 @@ class Restored:
     key: str
     parts: tuple[Part, ...]
     damaged: frozenset[str] = frozenset()
+    # Where the checkpoint tells one.
+    step: int | None = None
 
 
 def restore(
@@ -81,7 +85,7 @@ def restore(
         _swap(new, folder, leave=staging.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Restored(key, tuple(wanted))
+    return Restored(key, tuple(wanted), step=checkpoint.step)
 
 
 def restore_newest(
@@ -104,15 +108,39 @@ def restore_newest(
             damaged |= error.damaged
             on_failure(key, error)
             continue
-        return Restored(restored.key, restored.parts, damaged)
+        return replace(restored, damaged=damaged)
     return None
 
 
-def proposals(store: Store, job: str, poisoned: frozenset[str] = frozenset()) -> Iterator[str]:
-    """The keys worth trying, newest first; the store is asked anew for each, since others may have been pruned."""
+def find_candidates(store: Store, job: str, poisoned: frozenset[str], choice: Choice | None) -> list[str]:
+    """The keys that rank 0 proposes, newest first. Empty: the job has no checkpoint, and starts from the beginning.
+
+    Raises RestoreError where starting anew would throw work away: the chosen checkpoint is gone, or all are poisoned.
+    """
+    found = list(proposals(store, job, poisoned, choice))
+    if not found and choice is not None:
+        reason = f"the chosen checkpoint {choice.key} is not in the store any more"
+        raise RestoreError(f"{reason}; `stoker resume {job} --checkpoint REF` chooses another")
+    if not found and any(checkpoint.complete for checkpoint in list_checkpoints(store, job)):
+        reason = "attempts failed on every checkpoint there is"
+        raise RestoreError(f"{reason}; `stoker resume {job} --checkpoint REF` goes on from one all the same")
+    return found
+
+
+def proposals(
+    store: Store, job: str, poisoned: frozenset[str] = frozenset(), choice: Choice | None = None
+) -> Iterator[str]:
+    """The keys worth trying, newest first; the store is asked anew for each, since others may have been pruned.
+
+    After a person's choice: what was committed since, then the chosen one, poisoned or not; nothing else.
+    """
     before: str | None = None
     while True:
-        found = choose(list_checkpoints(store, job), poisoned, before)
+        listed = list_checkpoints(store, job)
+        if choice is not None:
+            listed = [one for one in listed if one.place.claim > choice.seq or one.key == choice.key]
+            poisoned -= {choice.key}
+        found = choose(listed, poisoned, before)
         if found is None:
             return
         yield found.key

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.core.costs import span_s
+from stoker.core.failure_patterns import NAMES, diagnose
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim, JobState
-from stoker.model import Exit, Heartbeat, Known, Waste
+from stoker.model import Exit, FailureCause, Heartbeat, Known, Waste
 from stoker.rules import Rule
 from stoker.spec import Spec
+
+# Signals by which a program ends itself: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS. The others come
+# from outside: a person's kill, a shell that was closed, the kernel.
+OWN_SIGNALS = frozenset({4, 5, 6, 7, 8, 11, 31})
+# The same of a command that a shell ran: SIGHUP, SIGINT, SIGKILL and SIGTERM.
+_KILLED_CODES = frozenset(128 + number for number in (1, 2, 9, 15))
+# What a program does to its GPU, or what another program's end did to it. They excuse no script.
+_PROGRAMS_XIDS = frozenset({"xid:13", "xid:31", "xid:43", "xid:45"})
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,16 @@ class Case:
         return tuple(found for found in self.exits if found is not None)
 
     @property
+    def failures(self) -> tuple[tuple[Exit, FailureCause | None], ...]:
+        """The exits that were failures, the first one first, with what their logs say. Those that only tell of another
+        rank's end come last: they are consequences."""
+        found = [(each, cause_of(each)) for each in self.left if each.outcome == "failed"]
+        return tuple(sorted(found, key=lambda one: (one[1] is not None and one[1].blame == "peer", one[0].at)))
+
+    @property
     def failure(self) -> Exit | None:
-        """The first exit that was the script's own failure."""
-        failures = [found for found in self.left if found.outcome == "failed"]
-        return min(failures, key=lambda found: found.at, default=None)
+        """The exit of the failure that caused the others."""
+        return next((found for found, _ in self.failures), None)
 
     @property
     def trained_s(self) -> float:
@@ -121,6 +136,39 @@ class Case:
         # Who has saved since has got past what it restored, however little that was.
         return not self.progressed and not self.saved and self.trained_s < self.policy.startup_s
 
+    @property
+    def loaded(self) -> bool:
+        """Whether what it restored was good for more training, as far as anything shows.
+
+        A step beyond the one restored, steps or numbers that changed, or a checkpoint of its own. Time is no evidence:
+        large checkpoints load for long, and hangs last.
+        """
+        told = [one for one in (*self.left, *self.heartbeats) if one is not None]
+        beyond = any(
+            one.step is not None
+            and (
+                (one.restored_step is not None and one.step > one.restored_step)
+                or (one.first_step is not None and one.step > one.first_step)
+            )
+            for one in told
+        )
+        trends = [trend for beat in self.heartbeats if beat is not None for trend in beat.trends.values()]
+        return self.saved or beyond or any(trend.low < trend.high for trend in trends)
+
+    @property
+    def suspects_checkpoint(self) -> bool:
+        """Whether the script failed by its own doing before it got past what it restored.
+
+        SIGKILL, reclaims, lost machines and whatever the machine is to blame for say nothing about a checkpoint. Nor
+        does a lack of memory: the same checkpoint loads on a larger or a calmer machine, and the one before it is as
+        large.
+        """
+        failure = self.failure
+        if failure is None or self.restored_from is None or self.loaded:
+            return False
+        own = failure.signal in OWN_SIGNALS if failure.signal is not None else failure.code not in _KILLED_CODES
+        return failure.why == "finished" and own and "oom" not in failure.evidence
+
 
 def case_of(
     job: JobSnapshot, claim: Claim, policy: Policy, diagnoses: tuple[Rule, ...] = (), resumed_by: str = ""
@@ -158,3 +206,13 @@ def facts_complete(job: JobSnapshot, claim: Claim) -> bool:
 def _beyond(step: int | None, before: Sequence[int | None]) -> bool:
     """Whether a step is known, and is higher than all that are known of those."""
     return step is not None and all(other is None or step > other for other in before)
+
+
+def cause_of(found: Exit) -> FailureCause | None:
+    """Why this node failed: what its machine reported, then the signal, then its log. None where nothing tells."""
+    reported = next((fact for fact in found.evidence if fact not in _PROGRAMS_XIDS), None)
+    if reported is not None:
+        return FailureCause(reported, "machine", f"the machine reported {reported}")
+    if found.why == "finished" and (found.signal == 9 or found.code == 137):
+        return FailureCause("killed", "machine", "the training was killed from outside (SIGKILL)")
+    return found.cause if found.cause is not None and found.cause.name in NAMES else diagnose(found.tail)

@@ -29,7 +29,7 @@ class Policy:
     unfinished_s: float = 60.0
     # Failures before a step or a checkpoint was made are start-up failures while younger than this.
     startup_s: float = 60.0
-    # A checkpoint that kills this many attempts at start-up is poisoned.
+    # A checkpoint on which this many attempts failed, and from which none got further, is poisoned. Once may be chance.
     poison_after: int = 2
     # How many checkpoints may be given up on before the script itself is to blame.
     most_poisoned: int = 2

@@ -7,6 +7,7 @@ as the spec says. Every verdict names its rule and gives its reason in words.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,20 +28,6 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNOR
 # As much of a log's end as an agent tells.
 _TAIL_CHARS = 16 * 1024
 ROOM = "make room on its disk, or ask for a larger one with resources.disk"
-
-# What the last lines of a log say when the hardware or its software below the script failed.
-PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("nccl", re.compile(r"NCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclInternalError")),
-    (
-        "gpu",
-        re.compile(r"uncorrectable ECC|CUDA error: (device-side hardware|unspecified launch|the launch timed out)|Xid"),
-    ),
-    ("disk-full", _DISK_FULL),
-    ("host-memory", re.compile(r"oom-kill|Cannot allocate memory")),
-)
-
-# What loading a checkpoint may do to a machine. Other faults of the machine say nothing about what it had restored.
-LOADING = frozenset({"killed", "oom", "host-memory"})
 
 # Ends that say nothing about the script: whatever it saved by then is taken for progress.
 _FROM_OUTSIDE: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "abandoned"})
@@ -82,7 +69,9 @@ def closing(case: Case, found: Verdict) -> Closed:
         checkpoint=case.checkpoint,
         saved_step=case.saved_step,
         progressed=_led_somewhere(case, found),
-        at_startup=case.at_startup and (found.outcome == "failed" or found.rule in LOADING),
+        at_startup=case.at_startup and found.outcome == "failed",
+        loaded=case.loaded and case.restored_from is not None,
+        suspects_checkpoint=case.suspects_checkpoint and found.outcome == "failed",
         exit_code=_status(failure),
         tail=failure.tail if failure is not None and found.outcome != "succeeded" else (),
         waste=waste,
@@ -99,13 +88,20 @@ def verdict(case: Case) -> Verdict:
 
 
 def poisoned(state: JobState, policy: Policy) -> frozenset[str]:
-    """The checkpoints that killed too many attempts at start-up."""
-    kills: dict[str, int] = {}
-    for claim in state.since_opened():
-        if claim.closed and claim.closed.at_startup and claim.closed.restored_from:
-            kills[claim.closed.restored_from] = kills.get(claim.closed.restored_from, 0) + 1
+    """The checkpoints on which too many attempts failed, of those from which no attempt ever got further.
+
+    Remembered for as long as the job lasts: `resume` goes on from none of them unless a person chooses it.
+    """
+    return _poisoned([claim.closed for claim in state.claims if claim.closed], policy)
+
+
+def _poisoned(closes: Sequence[Closed], policy: Policy) -> frozenset[str]:
+    loaded = {closed.restored_from for closed in closes if closed.loaded}
+    failures = Counter(closed.restored_from for closed in closes if closed.suspects_checkpoint)
     return frozenset(
-        key for key, count in kills.items() if count >= policy.poison_after and not key.startswith(IMPORTED)
+        key
+        for key, count in failures.items()
+        if key is not None and count >= policy.poison_after and key not in loaded and not key.startswith(IMPORTED)
     )
 
 
@@ -222,19 +218,21 @@ def _infrastructure(case: Case) -> Verdict | None:
             return Verdict("infrastructure", "agent", found.reason or "the agent crashed", restart=True)
         if found.outcome == "infrastructure":
             return Verdict("infrastructure", found.why, found.reason or "the machine failed", restart=True)
-        if found.outcome != "failed":
-            continue
-        if found.evidence:
-            return Verdict(
-                "infrastructure", found.evidence[0], f"the machine reported {found.evidence[0]}", restart=True
-            )
-        if found.why == "finished" and (found.signal == 9 or found.code == 137):
-            return Verdict("infrastructure", "killed", "the training was killed from outside (SIGKILL)", restart=True)
-        text = "\n".join(found.tail)
-        for name, pattern in PATTERNS:
-            if pattern.search(text):
-                return Verdict("infrastructure", name, f"the log ends with a {name} error", restart=True)
-    return None
+    return _excused(case)
+
+
+def _excused(case: Case) -> Verdict | None:
+    """What the logs and the machines say of the failures. The earliest that is no other rank's consequence decides."""
+    failures = case.failures
+    if not failures:
+        return None
+    primary = [cause for _, cause in failures if cause is None or cause.blame != "peer"]
+    # A rank that says nothing tells less than one that names its cause.
+    cause = next((each for each in primary if each is not None), None) if primary else failures[0][1]
+    if cause is None or cause.blame == "script":
+        return None
+    told = cause.line if cause.name == "killed" or cause.line.startswith("the machine reported ") else ""
+    return Verdict("infrastructure", cause.name, told or f"the log ends with a {cause.name} error", restart=True)
 
 
 def _left_early(case: Case) -> Verdict | None:
@@ -260,21 +258,21 @@ def _unrestorable(case: Case) -> Verdict | None:
 
 
 def _bad_checkpoint(case: Case) -> Verdict | None:
-    """It died on what it restored. Try once more, then the checkpoint before it."""
+    """It failed on what it restored. Try once more, then the checkpoint before it."""
     failure, key = case.failure, case.restored_from
-    if failure is None or key is None or not case.at_startup or key.startswith(IMPORTED):
+    if failure is None or key is None or not case.suspects_checkpoint or key.startswith(IMPORTED):
         return None
-    given_up = poisoned(case.state, case.policy)
-    kills = 1 + sum(
-        1
-        for claim in case.state.since_opened()
-        if claim.closed and claim.closed.at_startup and claim.closed.restored_from == key
-    )
-    if len(given_up) >= case.policy.most_poisoned:
+    before = [claim.closed for claim in case.state.claims if claim.closed]
+    if any(closed.loaded and closed.restored_from == key for closed in before):
         return None
-    if kills >= case.policy.poison_after and not failure.older_checkpoints:
+    lately = {claim.closed.restored_from for claim in case.state.since_opened() if claim.closed}
+    given_up = _poisoned(before, case.policy) & lately
+    failures = 1 + sum(1 for closed in before if closed.suspects_checkpoint and closed.restored_from == key)
+    if len(given_up - {key}) >= case.policy.most_poisoned:
         return None
-    return Verdict("failed", "checkpoint", f"failed at start-up on checkpoint {key} ({kills}×)", restart=True)
+    if failures >= case.policy.poison_after and not failure.older_checkpoints:
+        return None
+    return Verdict("failed", "checkpoint", f"failed at start-up on checkpoint {key} ({failures}×)", restart=True)
 
 
 def _user_error(case: Case) -> Verdict | None:

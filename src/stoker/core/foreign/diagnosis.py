@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.core import failure_patterns
 from stoker.core.governance import PREFIX
-from stoker.core.retry import PATTERNS, told_by
+from stoker.core.retry import told_by
 from stoker.rules import Rule
 
 # `machine`: what no script can help. `script`: what starting it again cannot help. `house`: the house says itself that
@@ -46,10 +47,11 @@ def diagnose(failure: str, tail: Sequence[str], diagnoses: Sequence[Rule]) -> Ca
         return Cause("machine", "internal", said)
     if _REQUEST.match(failure):
         return Cause("script", "request", said)
-    text = "\n".join(lines)
-    for name, pattern in PATTERNS:
-        if pattern.search(text):
-            return Cause("machine", name, f"the log ends with a {name} error; {said}")
+    # FailureReason quotes the end of the script's words; the log has more of them.
+    for told in ((failure,), tuple(tail)):
+        found = failure_patterns.diagnose(told)
+        if found is not None and found.blame != "script":
+            return Cause("machine", found.name, f"the log ends with a {found.name} error; {said}")
     return Cause("unexplained", "resumed", said)
 
 

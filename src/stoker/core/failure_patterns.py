@@ -1,0 +1,316 @@
+"""What the end of a log says about a failure: the last error decides, by its kind. Pure.
+
+A line is judged by itself, cut to `_LINE_CHARS`, with patterns that cannot backtrack far: a log may be hostile.
+Warnings before the error say nothing. An error that only tells of another process (a lost connection, a collective that
+timed out) is secondary: an error of its own shortly above it is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.model import Blame, FailureCause
+
+# A longer line is data, or an attack; what names the error stands at its beginning.
+_LINE_CHARS = 2000
+# Of the line that decided, what the log and people get.
+_QUOTED_CHARS = 300
+# A process that dies, its neighbours and its launcher may print a little more. After more ordinary lines than this,
+# training went on: that error was handled.
+_ORDINARY_LINES = 40
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One kind of failure. `samples` are real lines that it must recognise, `others` lines that it must not."""
+
+    name: str
+    blame: Blame
+    regex: re.Pattern[str]
+    samples: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+# The first that matches a line decides. Errors of the script come first: they may quote what follows.
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        "gpu-memory",
+        "script",
+        re.compile(
+            r"\bCUDA (?:error: )?out of memory\b|\bCuda failure '?out of memory|\bOutOfMemoryError\b"
+            r"|\bCUBLAS_STATUS_ALLOC_FAILED\b"
+        ),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            "RuntimeError: CUDA error: out of memory",
+            "Cuda failure 'out of memory'",
+        ),
+        ("OSError: [Errno 12] Cannot allocate memory",),
+    ),
+    Pattern(
+        "cuda-usage",
+        "script",
+        re.compile(
+            r"\bdevice-side assert triggered\b|\ban illegal memory access was encountered\b"
+            r"|\bncclInvalid(?:Usage|Argument)\b|\bNCCL error in\b[^,]{0,200}, invalid (?:usage|argument)\b"
+        ),
+        (
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+            "torch.distributed.DistBackendError: NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1287, invalid usage",
+        ),
+    ),
+    Pattern(
+        "gpu",
+        "machine",
+        re.compile(
+            r"\bfallen off the bus\b|\bUnable to determine the device handle for (?:GPU|gpu)|\bGPU is lost\b"
+            r"|\bERROR_GPU_IS_LOST\b|\buncorrectable (?:ECC|NVLink) error\b|\bhardware stack error\b"
+            r"|\bCUDA error: (?:unspecified launch failure|the launch timed out)"
+            # 13, 31, 43 and 45 tell of what a program did to the GPU, or of another one's end.
+            r"|\bNVRM: Xid \(PCI:[0-9A-Fa-f:.]{4,20}\): (?!(?:13|31|43|45)\b)\d{1,3}\b"
+            r"|\b(?:Xid|XID) (?:48|62|64|74|79|92|94|95|119|120|14[0-9]|150)\b"
+        ),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+            "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.",
+            "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error",
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+            "NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000 0x00000000 0x00000000)",
+            "XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00",
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "RuntimeError: CUDA error: the launch timed out and was terminated",
+        ),
+        (
+            "maXid=3",
+            "maXid=79, step 4",
+            "NVRM: Xid (PCI:0000:9b:00): 31, pid=1234, name=python3, MMU Fault",
+            "taxid 79 of 100",
+        ),
+    ),
+    Pattern(
+        "disk-full",
+        "machine",
+        re.compile(r"\b(?:No space left on device|Disk quota exceeded)\b", re.IGNORECASE),
+        ("OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: '/scratch/x'"),
+    ),
+    Pattern(
+        "io",
+        "machine",
+        re.compile(
+            r"\bInput/output error\b|\bStale (?:NFS )?file handle\b|\bTransport endpoint is not connected\b"
+            r"|\bRemote I/O error\b"
+        ),
+        (
+            "OSError: [Errno 5] Input/output error: '/media/project/L0550_RCA_sagital.pkl'",
+            "OSError: [Errno 116] Stale file handle: '/home/xxx/.cache/huggingface/datasets/text/'",
+            "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/data'",
+            "tar: /data/shard-000.tar: Cannot read: Input/output error",
+        ),
+        ("input/output error rate: 0.05", "Reading input/output embeddings"),
+    ),
+    Pattern(
+        "host-memory",
+        "machine",
+        re.compile(
+            r"\boom-kill\b|\bCannot allocate memory\b"
+            r"|\bDataLoader worker \(pid\(?s?\)? \d+\) is killed by signal: Killed\b"
+        ),
+        (
+            "OSError: [Errno 12] Cannot allocate memory",
+            "RuntimeError: DataLoader worker (pid 3621) is killed by signal: Killed.",
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0",
+        ),
+        ("RuntimeError: DataLoader worker (pid 3621) is killed by signal: Segmentation fault.",),
+    ),
+    Pattern(
+        "killed",
+        "peer",
+        re.compile(
+            r"\bexitcode\s{0,8}: -9 \(pid\b|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIGKILL\b"
+        ),
+        (
+            "  exitcode  : -9 (pid: 3437)",
+            "  traceback : Signal 9 (SIGKILL) received by PID 3437",
+            "subprocess.CalledProcessError: Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>.",
+        ),
+        ("  exitcode  : -6 (pid: 3437)", "  traceback : Signal 15 (SIGTERM) received by PID 3437"),
+    ),
+    Pattern(
+        "nccl",
+        "peer",
+        re.compile(
+            r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b|\bNCCL error\b"
+            r"|\bnccl(?:System|Remote|Internal|UnhandledCuda)Error\b|\bNCCL communicator was aborted\b"
+            r"|\bDetected mismatch between collectives\b|\bNCCL timeout\b"
+        ),
+        (
+            "  what():  [Rank 6] NCCL watchdog thread: Watchdog caught collective operation timeout: WorkNCCL(",
+            "terminate called after throwing an instance of 'c10::DistBackendError'",
+            "torch.distributed.DistBackendError: NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1275, internal error",
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "RuntimeError: NCCL communicator was aborted on rank 1.",
+        ),
+        (
+            "user:16901:16967 [2] misc/socket.cc:441 NCCL WARN socketFinalizeAccept: wrong type 4 != 3",
+            "node0:13571:13571 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
+        ),
+    ),
+    Pattern(
+        "rendezvous",
+        "peer",
+        re.compile(
+            r"\bConnection (?:reset|closed) by (?:remote )?peer\b|\bDist(?:Network|Store)Error\b"
+            r"|\bRendezvous(?:Connection|Timeout|Closed|GracefulExit|State)Error\b|\bgot error: Socket Timeout\b"
+            r"|\bThe (?:client|server) socket has (?:timed out|failed to (?:connect|listen))\b"
+            r"|\bsendBytes failed\b|\bTimed out waiting \d+ms for (?:recv|send) operation\b"
+            r"|\bFailed to recv, got 0 bytes\b|\bTCPStore\b[^:]{0,80}\b(?:timed out|timeout|shut ?down|Broken pipe)\b"
+        ),
+        (
+            "RuntimeError: Connection reset by peer",
+            "Net : Connection closed by remote peer user<50260>",
+            "torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying",
+            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store",
+            "RuntimeError: [1] is setting up NCCL communicator, but store->get('0') got error: Socket Timeout",
+            "[rank2]: RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:41112",
+        ),
+        (
+            "[rank1]:[W1229 22:06:38.55 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67): Broken pipe",
+            "[W426 16:56:01.83 TCPStore.cpp:347] [c10d] TCP client failed - retrying (try=6): Connection reset by peer",
+        ),
+    ),
+)
+# Names of those that excuse the script: rules by which an attempt may be closed.
+EXCUSES = tuple(dict.fromkeys(pattern.name for pattern in PATTERNS if pattern.blame != "script"))
+
+# What an agent may say. Another name would become a rule of that name.
+NAMES = frozenset({"exception", "refused", *(pattern.name for pattern in PATTERNS)})
+
+# Exceptions that only a program raises; their message may quote anything.
+# fmt: off
+_SCRIPT_TYPES = frozenset({
+    "ArithmeticError", "AssertionError", "AttributeError", "FileExistsError", "FileNotFoundError", "ImportError",
+    "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError", "KeyError", "LookupError",
+    "MemoryError", "ModuleNotFoundError", "NameError", "NotADirectoryError", "NotImplementedError",
+    "OverflowError", "PermissionError", "RecursionError", "StopIteration", "SyntaxError", "TypeError",
+    "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError", "UnpicklingError", "ValidationError",
+    "ValueError", "ZeroDivisionError",
+})
+# fmt: on
+# Exceptions that pass on the end of another process, whose own words stand above.
+# fmt: off
+_WRAPPERS = frozenset({
+    "CalledProcessError", "ChildFailedError", "KeyboardInterrupt", "ProcessExitedException",
+    "ProcessRaisedException", "SystemExit",
+})
+# fmt: on
+# A server elsewhere that closed a connection is no rank of this job.
+_CLIENTS = ("aiohttp.", "botocore.", "httpx.", "huggingface_hub.", "requests.", "urllib3.", "urllib.", "http.")
+
+# At most one blank behind each: what is left of a traceback's frame stays indented.
+_PREFIXES = (
+    re.compile(r"\[[^\[\]\s]{1,40}\]:? ?"),  # [rank0]: of torchrun, [1] of mpirun
+    re.compile(r"\([^()]{1,60}\) "),  # (RayWorkerWrapper pid=4009)
+    re.compile(r"[\w.-]{0,79}[\d-]: (?=Traceback |[\w.]{1,200}(?:Error|Exception)\b|\s)"),  # worker-0: of pdsh
+)
+_TRACEBACK = re.compile(r"(?:Original )?Traceback \(most recent call last\):")
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200}?(?:Error|Exception|Interrupt|Exit))(?::|$)")
+_ANY_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?::|$)")
+_THROWN = re.compile(r"\s{0,8}what\(\):\s")
+# Of glog (`[W1229 …`, `[I socket.cpp:…`), of NCCL, and of Python's logging and warnings.
+_BENIGN = re.compile(r"\[[WI](?:\d{3,4})? |\b(?:INFO|DEBUG|WARN|WARNING)\b|\b\w{0,60}Warning:")
+# What shells and argparse say instead of raising anything.
+_REFUSED = re.compile(
+    r"[\w./-]{1,100}: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)"
+    r"|[\w./-]{1,100}: (?:line \d{1,6}: )?[\w./-]{1,100}: command not found"
+)
+_FRAME = re.compile(r"\s|frame #|[=*-]{3}|$")
+
+
+def diagnose(lines: Sequence[str]) -> FailureCause | None:
+    """The cause of a failure, by the last error in these lines; None where they tell of none."""
+    secondary: FailureCause | None = None
+    ordinary = 0
+    for found in reversed(_judged(lines)):
+        if isinstance(found, FailureCause):
+            if found.blame != "peer":
+                return found
+            secondary, ordinary = secondary or found, 0
+        elif found:
+            ordinary += 1
+            if ordinary > _ORDINARY_LINES:
+                break
+    return secondary
+
+
+def _judged(lines: Sequence[str]) -> list[FailureCause | bool]:
+    """What each line says of a failure. For those that say nothing: whether they are ordinary output."""
+    found: list[FailureCause | bool] = []
+    inside = False
+    for line in lines:
+        text = _bare(line[:_LINE_CHARS])
+        if _TRACEBACK.match(text):
+            inside = True
+            found.append(False)
+            continue
+        if inside and _FRAME.match(text):
+            found.append(False)
+            continue
+        cause = _judge(text, raised=inside)
+        inside = False
+        found.append(cause if cause is not None else not (_FRAME.match(text) or _BENIGN.search(text)))
+    return found
+
+
+def _bare(line: str) -> str:
+    """The line without what launchers put in front of it."""
+    for _ in range(3):
+        for prefix in _PREFIXES:
+            match = prefix.match(line)
+            if match is not None:
+                line = line[match.end() :]
+                break
+        else:
+            break
+    return line
+
+
+def _judge(text: str, *, raised: bool) -> FailureCause | None:
+    """`raised`: the line ends a traceback, so it names an exception whatever that is called."""
+    exception = _EXCEPTION.match(text) or (_ANY_EXCEPTION.match(text) if raised else None)
+    if exception is not None:
+        return _judge_exception(exception[1], text)
+    if _THROWN.match(text):
+        return _match(text) or FailureCause("exception", "script", text.strip()[:_QUOTED_CHARS])
+    if _BENIGN.search(text):
+        return None
+    found = _match(text)
+    if found is None and _REFUSED.match(text):
+        return FailureCause("refused", "script", text.strip()[:_QUOTED_CHARS])
+    return found
+
+
+def _judge_exception(name: str, text: str) -> FailureCause | None:
+    kind = name.rpartition(".")[2]
+    own = FailureCause("exception", "script", text.strip()[:_QUOTED_CHARS])
+    if kind in _SCRIPT_TYPES:
+        return own
+    if kind in _WRAPPERS:
+        return _match(text)
+    if name.startswith(_CLIENTS):
+        return own
+    return _match(text) or own
+
+
+def _match(text: str) -> FailureCause | None:
+    for pattern in PATTERNS:
+        if pattern.regex.search(text):
+            return FailureCause(pattern.name, pattern.blame, text.strip()[:_QUOTED_CHARS])
+    return None
