@@ -252,7 +252,8 @@ class Agent:
         span_s = self.world.now_s - self.looked_s
         self.looked_s = self.world.now_s
         self.trained_s += span_s
-        if self.world.gang_trains(self.machine):
+        # A script that cannot load what it restored makes no step, and fails.
+        if self.world.gang_trains(self.machine) and not self.job.is_poisoned(self.restored):
             self.step = min(float(self.job.work), self.step + span_s * self.job.pace)
 
     def _end_by_itself(self, outcome: ExitOutcome) -> None:
