@@ -76,6 +76,7 @@ _CLIENT_ONLY = (
     "sagemaker/",
     "sending.py",
     "spent.py",
+    "submit/",
     "submitting.py",
     "surroundings.py",
     "testing/",

@@ -14,6 +14,7 @@ from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable, UserErro
 from stoker.model import Capabilities
 from stoker.spec import Input, Spec
 from stoker.store import ObjectNamesUnusable, read_bucket
+from stoker.submit.system_folders import check_input_folder
 
 _BUCKETS = ("s3", "gs")
 
@@ -32,6 +33,7 @@ def localise_input(name: str, source: Input, spec: Spec, capabilities: Capabilit
         raise UserError(f"inputs.{name}: {path} is not there; name a folder, a file or a URL")
     if path.is_file() and text.endswith("/"):
         raise UserError(f"inputs.{name}: {path} is a file; write it without the slash at the end")
+    check_input_folder(name, path)
     _check_files(name, path, spec.nodes if source.shard else 1)
     return replace(source, source=str(path))
 

@@ -24,11 +24,15 @@ from typing import IO, TYPE_CHECKING, cast
 from stoker.errors import UserError
 from stoker.git import Revision, revision
 from stoker.spec import Code
+from stoker.submit.system_folders import check_code_folder, is_made_up
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 WARN_ABOVE_BYTES = 100 * 1000**2
+# More than this is not code: a disk, a dataset or a folder of environments that was named by mistake.
+MOST_FILES = 200_000
+MOST_BYTES = 10 * 1000**3
 
 # Never code, whatever the ignore files say.
 _ALWAYS_OUT = frozenset(
@@ -103,9 +107,7 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None)
         problem = "is not a folder" if folder.exists() else "there is no such folder"
         raise UserError(f"code: {folder}: {problem}")
     root = folder.resolve()
-    if root == root.parent or root == _home():
-        # Keys and passwords lie there: they would be in the bucket before anybody noticed.
-        raise UserError(f"code: {root} is not a folder of code alone; name the folder that holds the script")
+    check_code_folder(root)
     walk = _Walk(root, frozenset(_relative(root, exclude)))
     entries = sorted(walk.entries(), key=lambda entry: os.fsencode(entry.name))
     digest, path = _write(entries, into)
@@ -129,13 +131,6 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None)
     )
 
 
-def _home() -> Path | None:
-    try:
-        return Path.home().resolve()
-    except (RuntimeError, OSError):
-        return None  # A user without one.
-
-
 def _relative(root: Path, paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         # The folder may itself be reached through a link.
@@ -151,9 +146,22 @@ class _Walk:
         self.excluded = excluded
         self.warnings: list[str] = []
         self._root = root
+        self._device = root.stat().st_dev
 
     def entries(self) -> Iterator[_Entry]:
-        return self._folder(self._root, "", _rules_above(self._root))
+        """Raises UserError as soon as there is more than code can be."""
+        files = size = 0
+        for entry in self._folder(self._root, "", _rules_above(self._root)):
+            files, size = files + 1, size + entry.size
+            if files > MOST_FILES or size > MOST_BYTES:
+                found = (
+                    f"more than {MOST_FILES:,} files" if files > MOST_FILES else f"more than {_megabytes(MOST_BYTES)}"
+                )
+                raise UserError(
+                    f"code: {self._root} holds {found}, at {entry.name}; name a smaller folder, list what is not code "
+                    "in .stokerignore, and data under inputs"
+                )
+            yield entry
 
     def _folder(self, folder: Path, name: str, rules: tuple[_Rules, ...]) -> Iterator[_Entry]:
         own = _read_rules(folder)
@@ -169,6 +177,7 @@ class _Walk:
             if item.is_symlink():
                 yield from self._link(path, inner)
             elif is_folder:
+                self._check_device(item, inner)
                 if not (path / "pyvenv.cfg").is_file():
                     yield from self._inside(path, inner, rules)
             elif item.is_file(follow_symlinks=False):
@@ -176,6 +185,12 @@ class _Walk:
                     self.warnings.append(f"{inner} goes into the bucket as it is; keep secrets out with .stokerignore")
                 yield _Entry(inner, path, item.stat(follow_symlinks=False))
             # Sockets, pipes and devices are nobody's code.
+
+    def _check_device(self, item: os.DirEntry[str], name: str) -> None:
+        """Something else may be mounted inside."""
+        device = item.stat(follow_symlinks=False).st_dev
+        if device != self._device and is_made_up(device):
+            raise UserError(f"code: {name} belongs to the operating system; list it in .stokerignore")
 
     def _inside(self, path: Path, name: str, rules: tuple[_Rules, ...]) -> Iterator[_Entry]:
         if not self._scan(path, name):
@@ -234,7 +249,10 @@ def _read_rules(folder: Path) -> _Rules | None:
     # Stoker's own file comes last: it may take back what git's says.
     for name in _IGNORE_FILES:
         try:
-            lines += (folder / name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            # A pipe of that name would never end.
+            if (folder / name).is_file():
+                text = (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
+                lines += text.splitlines()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             continue
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 from stoker import client, codec, facts, layout, log
 from stoker.chunks import Sample, decode_lines, encode_line
 from stoker.cli import cli
-from stoker.cli.printing import duration, harmless, legible
+from stoker.cli.printing import duration, legible
+from stoker.cli.terminal import guard, harmless
 from stoker.core.cases import case_of
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
@@ -159,12 +161,70 @@ def test_every_number_can_be_shown_as_a_duration(seconds: float) -> None:
     assert duration(seconds)
 
 
-STEERS = ["\x1b]0;title\x07", "\x1b]52;c;Zm9v\x1b\\", "\x1b[2J", "\x1b[6n", "\x1bc", "\x07", "\x1bP$qm\x1b\\"]
+STEERS = [
+    "\b",
+    "\x7f",
+    "\x85",
+    "\x9b",
+    "\r",
+    "\v",
+    "\u00ad",
+    "\u061c",
+    "\u180e",
+    "\u200b",
+    "\u200e",
+    "\u200f",
+    "\u2028",
+    "\u2029",
+    *map(chr, range(0x202A, 0x202F)),
+    "\u2060",
+    *map(chr, range(0x2066, 0x206A)),
+    "\u3164",
+    "\ufeff",
+    "\ufff9",
+    "\ud800",
+    "\U000e0041",
+    "\x1b]0;title\x07",
+    "\x1b]52;c;Zm9v\x1b\\",
+    "\x1b[2J",
+    "\x1b[6n",
+    "\x1bc",
+    "\x07",
+    "\x1bP$qm\x1b\\",
+]
 
 
 @pytest.mark.parametrize("steer", STEERS)
 def test_others_words_do_not_steer_the_terminal(steer: str) -> None:
     assert legible(f"a{steer}b") == "ab"
+
+
+@pytest.mark.parametrize("steer", STEERS)
+def test_log_lines_on_a_terminal_hide_nothing(steer: str) -> None:
+    if steer not in ("\r", "\x1b[2J"):  # A progress bar's.
+        assert harmless(f"a{steer}b") == "ab"
+
+
+def test_others_words_are_one_line() -> None:
+    assert legible(("failed\n[stoker] succeeded",)) == ("failed [stoker] succeeded",)
+
+
+@pytest.mark.parametrize("steer", [each for each in STEERS if each not in ("\r", "\x1b[2J")])
+def test_no_command_can_forget(steer: str) -> None:
+    """Whatever is written to a terminal, also by a command that shows text as it is."""
+    terminal, other = os.openpty()
+    stream = guard(os.fdopen(other, "w", encoding="utf-8"))
+    stream.write(f"a{steer}b \x1b[31mred\x1b[0m\n")
+    stream.flush()
+    shown = os.read(terminal, 1000).decode()
+    assert shown.replace("\r\n", "\n") == "ab \x1b[31mred\x1b[0m\n"
+    stream.close()
+    os.close(terminal)
+
+
+def test_what_is_no_terminal_gets_every_byte(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert guard(file) is file
 
 
 def test_log_lines_keep_their_colours_and_nothing_else() -> None:

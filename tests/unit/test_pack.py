@@ -357,3 +357,41 @@ def test_without_git_nothing_is_recorded(code: Path, monkeypatch: pytest.MonkeyP
 def test_the_archive_is_an_ordinary_one(code: Path) -> None:
     with pack(code) as packed:
         assert gzip.decompress(packed.path.read_bytes())
+
+
+# ── Folders that cannot be meant ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "folder", ["/", "/proc", "/proc/self", "/sys", "/sys/kernel", "/dev", "/usr", "/etc", "/run", "/var"]
+)
+@pytest.mark.timeout(60)
+def test_a_folder_of_the_system_is_refused_in_one_line(folder: str, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.symlink_to(folder)
+    for path in (Path(folder), linked):
+        with pytest.raises(UserError, match=r"^code: /.*; name the folder that holds the script$"):
+            pack(path)
+
+
+@pytest.mark.timeout(60)
+def test_pipes_in_the_folder_hold_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    for name in (".gitignore", ".stokerignore", "pipe"):
+        os.mkfifo(tmp_path / name)
+    with pack(tmp_path) as packed:
+        assert packed.names == {"train.py"}
+    with pytest.raises(UserError, match="is not a folder"):
+        pack(tmp_path / "pipe")
+
+
+def test_more_than_code_can_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("x")
+    monkeypatch.setattr("stoker.pack.MOST_FILES", 4)
+    with pytest.raises(UserError, match=r"holds more than 4 files, at .*\.stokerignore"):
+        pack(tmp_path)
+    monkeypatch.setattr("stoker.pack.MOST_FILES", 5)
+    os.truncate(tmp_path / "0.txt", 11 * 1000**3)
+    with pytest.raises(UserError, match=r"holds more than 10,000 MB"):
+        pack(tmp_path)

@@ -109,6 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Colours for terminals only, which click sees to, and for nobody who said no.
     colour = False if os.environ.get("NO_COLOR") else None
     given = None if arguments is None else list(arguments)
+    if any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
+        from stoker.cli.terminal import guard
+
+        sys.stdout, sys.stderr = guard(sys.stdout), guard(sys.stderr)
     try:
         code = cli.main(args=given, prog_name="stoker", standalone_mode=False, color=colour)
         sys.stdout.flush()

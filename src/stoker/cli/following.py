@@ -12,8 +12,9 @@ from typing import TextIO
 import click
 
 from stoker import log
-from stoker.cli.printing import harmless, legible
+from stoker.cli.printing import legible
 from stoker.cli.status_line import Status, status_of
+from stoker.cli.terminal import harmless
 from stoker.cli.timeline import Teller
 from stoker.fold import JobState, fold
 from stoker.reading.logs import Line, NodeLog, follow

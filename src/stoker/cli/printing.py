@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+
+from stoker.cli.terminal import ESCAPE
 
 if TYPE_CHECKING:
     from stoker.governor.background import Governed
@@ -32,21 +33,15 @@ PHASE_COLOURS = {
 # Nodes tell how they are every ten seconds where the store is far, and governors write lists every fifteen at least.
 _FRESH_S = 30.0
 
-# String sequences (titles, the clipboard, device answers), control sequences, other escapes, bare control characters.
-_ESCAPE = re.compile(
-    r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[ -~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-# Colours, moving about and erasing: what a progress bar needs, and nothing that a terminal would answer to.
-_HARMLESS = re.compile(r"\x1b\[[0-9;]*[mA-HJK]|[\r\x08]")
-
 
 def legible(value: T) -> T:
     """Text of others (a script's last words, a cloud's answer) without what would steer a terminal, and all in it.
 
-    For what is shown to people only: Stoker's own colours come after this.
+    In one line: a second one could pass for Stoker's own. For what is shown to people only: Stoker's own colours come
+    after this.
     """
     if isinstance(value, str):
-        return cast("T", _ESCAPE.sub("", value))
+        return cast("T", ESCAPE.sub("", value).replace("\n", " "))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: legible(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return cast("T", dataclasses.replace(value, **parts))
@@ -55,11 +50,6 @@ def legible(value: T) -> T:
     if isinstance(value, dict):
         return cast("T", {legible(key): legible(part) for key, part in value.items()})
     return value
-
-
-def harmless(line: str) -> str:
-    """A line of a log for a terminal: with its colours, without what could do more than draw."""
-    return _ESCAPE.sub(lambda found: found[0] if _HARMLESS.fullmatch(found[0]) else "", line)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stoker.sagemaker.arguments import BadArgument, accept
 from stoker.sagemaker.training_job import TrainingJob
 from stoker.sagemaker.translating import Fit, Translated, translate, wanted_provider
+from stoker.submit.system_folders import check_code_folder
 
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
@@ -250,6 +251,7 @@ class EstimatorBase:
         folder = Path(str(source)).expanduser().absolute()
         if not folder.is_dir():
             raise BadArgument(f"source_dir: there is no folder {folder}")
+        check_code_folder(folder.resolve())
         if entry is not None and not (folder / str(entry)).is_file():
             raise BadArgument(f"entry_point: there is no {entry} in {folder}")
         return folder

@@ -1,0 +1,1 @@
+"""Submit jobs: what is checked, packed and sent before a job exists."""

@@ -1,0 +1,118 @@
+"""Refuse folders that cannot be meant: parts of the operating system, a whole disk, a home."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from stoker.errors import UserError
+
+# The kernel makes up what is in these. Some of it never ends, or waits for ever.
+_MADE_UP = frozenset(
+    {
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
+    }
+)
+_SYSTEM = frozenset(
+    {
+        "/Applications",
+        "/Library",
+        "/System",
+        "/Users",
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/home",
+        "/lib",
+        "/lib64",
+        "/proc",
+        "/root",
+        "/run",
+        "/sbin",
+        "/sys",
+        "/usr",
+        "/usr/bin",
+        "/usr/lib",
+        "/usr/local",
+        "/usr/share",
+        "/var",
+    }
+)
+
+
+def check_code_folder(folder: Path) -> None:
+    """Raise UserError for a folder that is not one of code. `folder` is resolved."""
+    advice = "name the folder that holds the script"
+    if folder == folder.parent or folder == _home():
+        # Keys and passwords lie there: they would be in the bucket before anybody noticed.
+        raise UserError(f"code: {folder} is not a folder of code alone; {advice}")
+    if str(folder) in _SYSTEM or made_up(folder):
+        raise UserError(f"code: {folder} belongs to the operating system; {advice}")
+
+
+def check_input_folder(name: str, path: Path) -> None:
+    """Raise UserError for an input whose files are not files on a disk."""
+    if made_up(path):
+        raise UserError(f"inputs.{name}: {path} belongs to the operating system; name a folder of data")
+
+
+def made_up(path: Path) -> bool:
+    """Whether the kernel makes up what is there."""
+    real = os.path.realpath(path)
+    if real == "/dev" or (real.startswith("/dev/") and not real.startswith("/dev/shm/")):
+        return True
+    try:
+        device = Path(real).stat().st_dev
+    except OSError:
+        return real.startswith(("/proc/", "/sys/"))
+    return is_made_up(device)
+
+
+def is_made_up(device: int) -> bool:
+    """Whether a filesystem, by its number, is one that the kernel makes up."""
+    return _kinds().get(f"{os.major(device)}:{os.minor(device)}") in _MADE_UP
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, str]:
+    """The kinds of all filesystems by their numbers. Empty where the system does not tell."""
+    found = {}
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) > 2 and after:
+            found[fields[2]] = after.split(" ")[0]
+    return found
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except (RuntimeError, OSError):
+        return None  # A user without one.
