@@ -55,16 +55,19 @@ _MARK = "stoker-python "
 # Looking into every package takes a while: only where it is asked for.
 _ASK = """\
 import glob, importlib.util, json, os, platform, site, sys, sysconfig
-from importlib import metadata
 scripts = {}
-for each in metadata.distributions() if "scripts" in sys.argv else ():
-    scripts.update({one.name: one.value for one in each.entry_points if one.group == "console_scripts"})
+if "scripts" in sys.argv:
+    from importlib import metadata
+    for each in metadata.distributions():
+        scripts.update({one.name: one.value for one in each.entry_points if one.group == "console_scripts"})
+# By the names of their folders: `importlib.metadata` takes longer to import than all else here.
 frameworks = {}
 for name in ("torch", "tensorflow", "jax"):
-    try:
-        frameworks[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
+    for folder in filter(os.path.isdir, sys.path):
+        found = sorted(one for one in os.listdir(folder) if one.lower().startswith(name + "-"))
+        found = [one for one in found if one.endswith((".dist-info", ".egg-info"))]
+        if found and name not in frameworks:
+            frameworks[name] = found[0].rpartition(".")[0].split("-")[1]
 named = os.path.join(os.path.dirname(sys.executable), "python")
 # A Python without pip has mostly one packed away, to be run out of its wheel.
 pip = ["-m", "pip"] if importlib.util.find_spec("pip") else []
