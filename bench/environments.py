@@ -36,11 +36,12 @@ def environments() -> dict[str, float]:
 
     `env_restore_ratio`: from the first look at requirements.txt to the start of the training in a second job, over the
     same in the first, both by their agents' logs; on `local` an environment stays where it was made, so that nothing is
-    copied. Three rounds from empty caches, each with one first and two second jobs; medians of both. A short second job
-    shows every hiccup of a computer, so that a single pair says little. `env_vs_pip_ratio`: the first one over `python -m venv` and `pip install` by hand right after it, from the
-    same index; pip compiles everything, uv leaves that to the training. `env_fetch_ratio`, without a target: what a
-    machine of a cloud does the second time, fetching the environment from a store (a folder here) and writing all its
-    files, over the first one. An index on loopback is quicker than any other, which flatters the first set-up and pip.
+    copied. Three rounds from empty caches, each with one first and two second jobs, and the medians of both: a second
+    job is so short that every hiccup of the computer shows. `env_vs_pip_ratio`: the first one over `python -m venv` and
+    `pip install` by hand right after it, from the same index; pip compiles everything, uv leaves that to the training.
+    `env_fetch_ratio`, without a target: what a machine of a cloud does the second time, fetching the environment from a
+    store (a folder here) and writing all its files, over the first one. An index on loopback is quicker than any other,
+    which flatters the first set-up and pip.
     """
     with sandbox() as place, _index() as index:
         settings = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 from stoker import layout
 from stoker.errors import NoSuchJob, UserError
@@ -46,6 +47,26 @@ def find_job(store: Store, text: str) -> str:
         if len(active) == 1:
             return active.pop()
     return choose_job(wanted, jobs)
+
+
+def find_jobs(store: Store, text: str) -> list[str]:
+    """The jobs that `text` names: all that share a name, those that fit a pattern (`gpt*`), or the one of an id.
+
+    Raises UserError as `find_job` does when there is none, or a beginning is not unique.
+    """
+    wanted = text.strip()
+    if can_be_key(wanted) and "/" not in wanted and _exists(store, wanted):
+        return [wanted]
+    jobs = all_jobs(store)
+    patterned = any(sign in wanted for sign in "*?[")
+    named = [job for job in jobs if name_of(job) == wanted or (patterned and _fits(job, wanted))]
+    if patterned and not named:
+        raise NoSuchJob(text, f"no job fits the pattern {wanted!r}; `stoker ps --all` lists them")
+    return sorted(named) or [choose_job(wanted, jobs)]
+
+
+def _fits(job: str, pattern: str) -> bool:
+    return fnmatchcase(name_of(job), pattern) or fnmatchcase(job, pattern)
 
 
 def choose_job(text: str, jobs: Iterable[str]) -> str:

@@ -21,7 +21,6 @@ from stoker.cli import COMMANDS, cli, main, run
 from stoker.cli.following import Follower, Screen, node_logs
 from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
 from stoker.cli.printing import table
-from stoker.cli.ps import job_summaries
 from stoker.errors import AuthDenied, InvalidRequest, NoCredentials, StokerError, StoreDenied, UserError
 from stoker.governor import background
 from stoker.jobfile import Job
@@ -35,6 +34,7 @@ from stoker.model import (
     Offering,
     Record,
 )
+from stoker.reading.jobs import list_jobs
 from stoker.reading.logs import Line
 from stoker.reindexing import reindex
 from stoker.spec import Limits, Resources, Spec, Submission
@@ -428,7 +428,8 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     for age, job in enumerate(jobs[1:]):
         moment = datetime.now(timezone.utc) - timedelta(hours=age)
         os.utime(tmp_path / "store" / layout.index(job, 2), (moment.timestamp(), moment.timestamp()))
-    active, found = job_summaries(store, 2)
+    listed = list_jobs(store, 2)
+    active, found = set(listed.active), list(listed.summaries)
     assert active == {jobs[0]}
     assert [summary.id for summary in found] == [jobs[2], jobs[1], jobs[0]], "newest first; the oldest end is left out"
     code, out, _ = stoker("ps", "--json", "--phase", "failed", "--all")
@@ -456,7 +457,7 @@ def test_ps_reads_only_what_it_shows(store: Store) -> None:
             read.append(key)
             return store.get(key, limit=limit)
 
-    job_summaries(Counting(), 2)  # type: ignore[arg-type]
+    list_jobs(Counting(), 2)  # type: ignore[arg-type]
     assert len(read) == 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
+import click
 import pytest
 
 from stoker import codec, layout
@@ -61,13 +62,11 @@ def test_a_machine_that_is_held_comes_first() -> None:
     assert ps.note(job, set(), NOW) == "the script broke"
 
 
-def test_the_first_line_says_who_looks_after_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    ps._print_governor(None, 2, 0)
-    first, second = capsys.readouterr().out.splitlines()
+def test_the_first_line_says_who_looks_after_the_jobs() -> None:
+    first, second = map(click.unstyle, ps._governor_lines(None, 2, 0))
     assert first == "2 active jobs; no governor has looked yet"
     assert second.startswith("nobody governs these jobs: ") and "`stoker govern --watch`" in second
-    ps._print_governor(datetime.now(timezone.utc), 0, 1)
-    (only,) = capsys.readouterr().out.splitlines()
+    (only,) = map(click.unstyle, ps._governor_lines(datetime.now(timezone.utc), 0, 1))
     assert only.startswith("0 active jobs (1 ended job watched until its machines are surely gone); a governor last")
 
 

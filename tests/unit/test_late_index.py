@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from stoker import client, index, layout, log, removing
-from stoker.cli.ps import job_summaries
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
 from stoker.errors import NoSuchJob, UserError
@@ -23,6 +22,7 @@ from stoker.jobfile import Job
 from stoker.model import Claimed, Ended, Event, Instance, Record
 from stoker.providers.base import Request
 from stoker.reading.accounts import read_accounts
+from stoker.reading.jobs import list_jobs
 from stoker.reindexing import reindex
 from stoker.store import Store, open_store
 from stoker.summary import summarize
@@ -82,7 +82,7 @@ def test_a_record_that_lands_late_does_not_hide_the_end(store: Store) -> None:
     assert len(below(store, layout.INDEX)) == 1, "the earlier record is deleted"
     for key, data in late.items():
         store.put(key, data)
-    ((summary,), kept) = job_summaries(store, None)[1], index.read_index(store, job)
+    ((summary,), kept) = list_jobs(store).summaries, index.read_index(store, job)
     assert summary.phase == "failed" and kept is not None and kept.summary.phase == "failed"
     accounts = read_accounts(store, datetime.now(timezone.utc))
     assert [one.summary.phase for one in accounts.records] == ["failed"]
@@ -129,7 +129,7 @@ def test_a_removed_job_does_not_come_back(store: Store) -> None:
     everything_lands_again(store, before)
     assert all_jobs(store) == [] and index.list_index(store) == [] and index.read_index(store, job) is None
     assert log.read(store, job) is None
-    assert job_summaries(store, None)[1] == []
+    assert list_jobs(store).summaries == ()
     for ask in (client.summary, client.stop, client.resume, client.clone):
         with pytest.raises(UserError):
             ask(job, store=store)  # type: ignore[operator]

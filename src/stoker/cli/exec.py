@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.options import TrailingCommand, job_argument, store_option, trailing
+from stoker.cli.completing import can_be_visited, complete_jobs_that
+from stoker.cli.options import TrailingCommand, job_argument_of, store_option, trailing
 from stoker.cli.visiting import visit_options
 
 
 @click.command("exec", cls=TrailingCommand)
-@job_argument
+@job_argument_of(complete_jobs_that(can_be_visited))
 @visit_options
 @store_option
 def command(job: str, node: int, user: str | None, identity: str | None, via: str | None) -> int:

@@ -17,6 +17,7 @@ from stoker.cli.status_line import Status, status_of
 from stoker.cli.terminal import harmless
 from stoker.cli.timeline import Teller
 from stoker.fold import JobState, fold
+from stoker.model import Closed, Ended
 from stoker.reading.logs import Line, NodeLog, follow
 from stoker.store import Store
 
@@ -128,12 +129,16 @@ class Follower:
         # Something was told that the status does not know yet.
         self._stale = False
         self._told = Status()
+        # Ends of attempts and of the job are told after the last lines that were printed before them.
+        self._held: list[str] = []
 
     def run(self, tail: int | None = None, sleep: Callable[[float], object] = time.sleep) -> None:
         """Print until the job has ended."""
 
         def pause(seconds: float) -> None:
             self._screen.flush()
+            if self.state is None or self.state.ended is None:
+                self._tell_held()
             self._screen.status(self._status().fitted(self._screen.room))
             sleep(seconds)
 
@@ -142,6 +147,7 @@ class Follower:
                 self._screen.line(line)
                 # Who prints may train by now.
                 self._stale |= not self._told.running
+            self._tell_held()
         finally:
             self._screen.clear()
             self._screen.flush()
@@ -151,11 +157,19 @@ class Follower:
             self.state = fold(self._job, [entry], self.state)
             self._stale = True
             if self._events and entry.seq > self._since:
-                self._tell(self._teller.take(entry, self.state, time.monotonic()))
+                told = self._teller.take(entry, self.state, time.monotonic())
+                if self._held or isinstance(entry.event, (Closed, Ended)):
+                    self._held += told
+                else:
+                    self._tell(told)
         self._tell(self._teller.due(time.monotonic()))
         if self.state is None:
             return [], True  # Removed while it was followed.
         return node_logs(self.state, self._rank, self._attempt), self.state.ended is not None
+
+    def _tell_held(self) -> None:
+        held, self._held = self._held, []
+        self._tell(held)
 
     def _tell(self, lines: list[str]) -> None:
         for text in lines:

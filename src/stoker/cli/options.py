@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from stoker.cli.completing import complete_job
 from stoker.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
+    from stoker.cli.completing import Complete
     from stoker.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,11 +53,17 @@ def yes_option(command: F) -> F:
 
 
 def job_argument(command: F) -> F:
-    return click.argument("job", metavar="JOB", shell_complete=complete_job)(_knowing_others(command))
+    return job_argument_of(complete_job)(command)
 
 
-def jobs_argument(required: bool = True) -> Callable[[F], F]:
-    argument = click.argument("jobs", metavar="JOB…", nargs=-1, required=required, shell_complete=complete_job)
+def job_argument_of(complete: Complete) -> Callable[[F], F]:
+    """A job, of which a shell offers those that the command can work on."""
+    argument = click.argument("job", metavar="JOB", shell_complete=complete)
+    return lambda command: argument(_knowing_others(command))
+
+
+def jobs_argument(required: bool = True, complete: Complete = complete_job) -> Callable[[F], F]:
+    argument = click.argument("jobs", metavar="JOB…", nargs=-1, required=required, shell_complete=complete)
     return lambda command: argument(_knowing_others(command))
 
 
@@ -93,21 +99,6 @@ def opened_store() -> Store:
 
     url = click.get_current_context().find_root().obj
     return open_store(url if url is not None else default_store_url())
-
-
-def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    from stoker.errors import StokerError
-    from stoker.finding import all_jobs
-    from stoker.home import default_store_url
-    from stoker.store import open_store
-
-    try:
-        store = open_store(ctx.find_root().params.get("store") or default_store_url())
-        return [CompletionItem(job) for job in all_jobs(store) if job.startswith(incomplete)]
-    except StokerError:
-        return []  # A shell that completes has no place for errors.
 
 
 if TYPE_CHECKING:

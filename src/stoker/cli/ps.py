@@ -2,140 +2,204 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.completing import complete_name, complete_phase, complete_tag
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.store import Meta, Store
+    from stoker.reading.jobs import Filter
+    from stoker.store import Store
     from stoker.summary import Summary
 
 RECENT = 20
 # Governors pass every 15 seconds at the slowest.
 UNGOVERNED_AFTER = timedelta(minutes=5)
+# How often `--watch` looks again.
+_WATCH_NEAR_S, _WATCH_FAR_S = 1.0, 5.0
 
 
 @click.command("ps")
 @click.option("--all", "everything", is_flag=True, help=f"Every ended job, not only the last {RECENT}.")
-@click.option("--phase", "phases", multiple=True, metavar="PHASE", help="Only jobs in this phase.")
+@click.option(
+    "--phase", "phases", multiple=True, metavar="PHASE", shell_complete=complete_phase, help="Only jobs in this phase."
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_name,
+    help="Only jobs of this name or id, or of names that fit a pattern such as 'gpt*'.",
+)
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=complete_tag,
+    help="Only jobs with this tag, such as team=nlp; NAME alone for any value.",
+)
+@click.option("--watch", is_flag=True, help="Show the list again and again until Ctrl-C.")
 @json_option
 @store_option
-def command(everything: bool, phases: tuple[str, ...], as_json: bool) -> None:
+def command(
+    everything: bool,
+    phases: tuple[str, ...],
+    names: tuple[str, ...],
+    tags: tuple[str, ...],
+    watch: bool,
+    as_json: bool,
+) -> None:
     """List active jobs and the latest that ended, newest first."""
-    from stoker.cli.foreign import recent
-    from stoker.cli.printing import print_json, warn, whole
-    from stoker.governor.clock import last_pass
+    from stoker.reading.jobs import Filter
 
-    _check_phases(phases)
+    wanted = Filter(phases, names, tags)
+    wanted.check()
     store = opened_store()
-    unread: dict[str, str] = {}
-    active, summaries = job_summaries(store, None if everything else RECENT, unread)
-    summaries = sorted([*summaries, *recent(store, None if everything else RECENT)], key=_age, reverse=True)
-    shown = [summary for summary in summaries if not phases or summary.phase in phases]
-    for job, why in sorted(unread.items()):
-        warn(f"{job} cannot be read: {why}; `stoker rm {job}` removes it, once it has no machines")
-    if as_json:
-        print_json([whole(summary) for summary in shown])
+    if watch:
+        _watch(store, None if everything else RECENT, wanted, as_json=as_json)
         return
-    # An ended job keeps its marker until none of its machines can show up any more.
-    ended = {summary.id for summary in summaries if summary.ended_at is not None}
-    passed = last_pass(store)
-    _print_governor(passed, len(active - ended), len(active & ended))
-    _print_channels(store, governed=not _is_long_ago(passed))
-    if shown:
-        click.echo(_table(shown, active))
-    elif not summaries:
-        click.echo("no jobs yet; `stoker run` starts one")
+    view = _look(store, None if everything else RECENT, wanted)
+    _warn_unread(view)
+    click.echo(_json(view) if as_json else "\n".join(view.lines()))
 
 
-def _age(summary: Summary) -> datetime:
-    return summary.submitted_at
+@dataclass(frozen=True)
+class View:
+    """The list at one moment."""
+
+    store: Store
+    active: frozenset[str]
+    shown: tuple[Summary, ...]
+    passed: datetime | None
+    unread: dict[str, str]
+    filtered: bool
+
+    def lines(self) -> list[str]:
+        # An ended job keeps its marker until none of its machines can show up any more.
+        ended = {summary.id for summary in self.shown if summary.ended_at is not None}
+        counted = self.active & {summary.id for summary in self.shown} if self.filtered else self.active
+        found = _governor_lines(self.passed, len(counted - ended), len(counted & ended))
+        found += _channel_lines(self.store, governed=not _is_long_ago(self.passed))
+        if self.shown:
+            return [*found, *_table(list(self.shown), set(self.active)).splitlines()]
+        return [*found, "no such job" if self.filtered else "no jobs yet; `stoker run` starts one"]
+
+    @property
+    def gist(self) -> object:
+        """What makes it worth to be shown again where nothing can be drawn over."""
+        return [(each.id, each.phase, len(each.attempts), each.step, each.reason) for each in self.shown]
 
 
-def job_summaries(
-    store: Store, recent: int | None, unread: dict[str, str] | None = None
-) -> tuple[set[str], list[Summary]]:
-    """The active jobs, and the summaries of these and of the `recent` that ended last, newest first.
+def _look(store: Store, recent: int | None, wanted: Filter) -> View:
+    from stoker.cli.foreign import recent as recent_of_others
+    from stoker.governor.clock import last_pass
+    from stoker.reading.jobs import ALL, list_jobs
 
-    Why of some there is none, is in `unread`.
-    """
-    from stoker import index, layout
-
-    active = {meta.key.split("/")[1] for meta in store.list(layout.ACTIVE)}
-    listed = {index.job_of(meta): meta for meta in index.list_index(store)}
-    ended = [(meta.modified, job) for job, meta in listed.items()]
-    # The record of an ended job was last written at its end.
-    ended = sorted((pair for pair in ended if pair[1] not in active), reverse=True)[:recent]
-    lost: dict[str, str] = {} if unread is None else unread
-    found = [_summary(store, job, listed.get(job), lost) for job in (*active, *(job for _, job in ended))]
-    summaries = [summary for summary in found if summary is not None]
-    return active, sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
+    found = list_jobs(store, recent, wanted)
+    others = [each for each in recent_of_others(store, recent) if wanted.fits(each)]
+    shown = sorted([*found.summaries, *others], key=lambda summary: summary.submitted_at, reverse=True)
+    return View(store, found.active, tuple(shown), last_pass(store), found.unread, wanted != ALL)
 
 
-def _summary(store: Store, job: str, listed: Meta | None, unread: dict[str, str]) -> Summary | None:
-    from stoker import index, log
-    from stoker.errors import StoreDenied, StoreError, StoreUnavailable
-    from stoker.summary import summarize
+def _json(view: View, indent: int | None = 2) -> str:
+    import json
 
-    found = index.read_summary(store, job, listed)
-    if found is not None:
-        return found
-    # Not indexed yet: submitted moments ago.
+    from stoker.cli.printing import whole
+
+    return json.dumps([whole(summary) for summary in view.shown], indent=indent, ensure_ascii=False)
+
+
+def _warn_unread(view: View) -> None:
+    from stoker.cli.printing import warn
+
+    for job, why in sorted(view.unread.items()):
+        warn(f"{job} cannot be read: {why}; `stoker rm {job}` removes it, once it has no machines")
+
+
+def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -> None:
+    """Redraw on a terminal; elsewhere print again what has changed. JSON is one list in a line each time."""
+    import sys
+    import time
+
+    from stoker.errors import StoreUnavailable
+
+    drawn = sys.stdout.isatty() and not as_json
+    last: object = None
     try:
-        state = log.read(store, job)
-        if state is None:
-            return None
-        return summarize(state, index.read_submission(store, state), {}, datetime.now(timezone.utc))
-    except (StoreUnavailable, StoreDenied):
-        raise
-    except StoreError as error:
-        unread[job] = str(error)
-        return None
+        while True:
+            try:
+                view = _look(store, recent, wanted)
+                lines, gist = [_json(view, indent=None)] if as_json else view.lines(), view.gist
+            except StoreUnavailable as error:
+                lines, gist = [] if as_json else [f"the store does not answer: {error}"], str(error)
+            if drawn:
+                click.echo(_drawn(lines), nl=False, color=True)
+            elif gist != last and lines:
+                click.echo("\n".join(lines if last is None or as_json else ["", *lines]))
+            last = gist
+            time.sleep(_WATCH_NEAR_S if store.near else _WATCH_FAR_S)
+    except KeyboardInterrupt:
+        if drawn:
+            click.echo()
 
 
-def _check_phases(phases: tuple[str, ...]) -> None:
-    from typing import get_args
+def _drawn(lines: list[str]) -> str:
+    """The screen, from its top: what fits, and how much does not."""
+    import shutil
 
-    from stoker.errors import UserError
-    from stoker.model import Phase
+    wide, high = shutil.get_terminal_size()
+    room = max(high - 2, 1)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"… and {len(lines) - room + 1} more"]
+    # Long notes must not wrap: each line is one line of the screen.
+    rows = "".join(f"{_cropped(line, wide)}\x1b[K\n" for line in lines)
+    return f"\x1b[H{rows}\x1b[J"
 
-    known = get_args(Phase)
-    for phase in phases:
-        if phase not in known:
-            raise UserError(f"--phase {phase}: there is no such phase; choose one of: {', '.join(known)}")
+
+def _cropped(line: str, wide: int) -> str:
+    from stoker.cli.printing import width
+
+    if width(line) <= wide:
+        return line
+    plain = click.unstyle(line)
+    return f"{plain[: max(wide - 1, 0)]}…"
 
 
-def _print_governor(passed: datetime | None, active: int, watched: int) -> None:
+def _governor_lines(passed: datetime | None, active: int, watched: int) -> list[str]:
     from stoker.cli.printing import ago, counted
 
     now = datetime.now(timezone.utc)
     told = "no governor has looked yet" if passed is None else f"a governor last looked {ago(passed, now)}"
     whose = "its" if watched == 1 else "their"
     also = f" ({counted(watched, 'ended job')} watched until {whose} machines are surely gone)" if watched else ""
-    click.secho(f"{counted(active, 'active job')}{also}; {told}", dim=True)
+    found = [click.style(f"{counted(active, 'active job')}{also}; {told}", dim=True)]
     if active + watched and _is_long_ago(passed):
         what = "nobody governs these jobs: until somebody does, no machine is launched or replaced"
-        click.secho(f"{what}; `stoker govern --watch` does it, on any computer", fg="yellow")
+        found.append(click.style(f"{what}; `stoker govern --watch` does it, on any computer", fg="yellow"))
+    return found
 
 
 def _is_long_ago(passed: datetime | None) -> bool:
     return passed is None or datetime.now(timezone.utc) - passed > UNGOVERNED_AFTER
 
 
-def _print_channels(store: Store, *, governed: bool) -> None:
+def _channel_lines(store: Store, *, governed: bool) -> list[str]:
     """What nobody can be told, since no message would tell that."""
     from stoker.cli.printing import legible
     from stoker.errors import StoreError
     from stoker.governor.mailbox import troubles
 
     try:
-        for name, text in troubles(store, datetime.now(timezone.utc), governed=governed).items():
-            click.secho(legible(f"notify {name}: {text}"), fg="yellow")
+        found = troubles(store, datetime.now(timezone.utc), governed=governed)
     except StoreError:
-        pass  # The jobs are what was asked for.
+        return []  # The jobs are what was asked for.
+    return [click.style(legible(f"notify {name}: {text}"), fg="yellow") for name, text in found.items()]
 
 
 # What a node does before and after its training, in plain words; the first that fits any node of the attempt is told.

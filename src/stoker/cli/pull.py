@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.completing import complete_checkpoint
 from stoker.cli.options import job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 @click.command("pull")
 @job_argument
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--checkpoint", "name", metavar="NAME", help="Which one; the newest by default.")
+@click.option(
+    "--checkpoint", "name", metavar="NAME", shell_complete=complete_checkpoint, help="Which one; the newest by default."
+)
 @click.option("--outputs", is_flag=True, help="The job's outputs instead.")
 @store_option
 def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> None:

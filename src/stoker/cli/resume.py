@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.options import job_argument, opened_store, store_option
+from stoker.cli.completing import complete_jobs_that, is_resumable
+from stoker.cli.options import job_argument_of, opened_store, store_option
 
 
 @click.command("resume")
-@job_argument
+@job_argument_of(complete_jobs_that(is_resumable))
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow it, as `run` does.")
 @store_option
 def command(job: str, following: bool) -> int:

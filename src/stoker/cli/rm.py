@@ -7,11 +7,12 @@ from datetime import timedelta
 
 import click
 
+from stoker.cli.completing import complete_jobs_that, has_ended
 from stoker.cli.options import DURATION, jobs_argument, opened_store, store_option, yes_option
 
 
 @click.command("rm")
-@jobs_argument(required=False)
+@jobs_argument(required=False, complete=complete_jobs_that(has_ended))
 @click.option("--older-than", "older_s", type=DURATION, metavar="TIME", help="Every job that ended so long ago: 30d.")
 @yes_option
 @store_option

@@ -57,7 +57,7 @@ _MOST_TEXT = 1000
     "--env-file", "env_files", multiple=True, metavar="F", type=click.Path(path_type=Path), help="A file of them."
 )
 @click.option("--param", "params", multiple=True, metavar="K=V", help="A parameter of the script.")
-@click.option("--detach", is_flag=True, help="Print the job's id and leave it running.")
+@click.option("--detach", is_flag=True, help="Print the job's id (with --json an object) and leave it running.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and the requests; write nothing.")
 @json_option
 @yes_option
@@ -91,7 +91,10 @@ def command(
         paid, spec = prepared.capabilities.paid, prepared.spec
     if detach:
         _detach(store, job, paid=paid)
-        click.echo(job)
+        if as_json:
+            print_json({"id": job, "name": spec.name, "store": store.url, "phase": "queued", "detached": True})
+        else:
+            click.echo(job)
         return 0
     say(f"  job {click.style(job, bold=True)}")
     _call_deployed(store, job, spec)
@@ -246,6 +249,10 @@ def follow_governing(store: Store, job: str, *, paid: bool, as_json: bool = Fals
     except KeyboardInterrupt:
         _detach(store, job, paid=paid)
         say(f"\n{job} goes on. Come back: stoker logs -f {job}   Stop it: stoker stop {job}")
+        if as_json:
+            from stoker import client
+
+            print_json(whole(client.summary(job, store)))
         return 0
     except StokerError as error:
         # No mistake in what was asked for any more: the job is in the store, and not to be submitted again.

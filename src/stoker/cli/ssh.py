@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from stoker.cli.options import TrailingCommand, job_argument, store_option, trailing
+from stoker.cli.completing import can_be_visited, complete_jobs_that
+from stoker.cli.options import TrailingCommand, job_argument_of, store_option, trailing
 from stoker.cli.visiting import visit_options
 
 # ssh's options that take a value: the next word, or the rest of theirs.
@@ -19,7 +20,7 @@ class _SshCommand(TrailingCommand):
 
 
 @click.command("ssh", cls=_SshCommand)
-@job_argument
+@job_argument_of(complete_jobs_that(can_be_visited))
 @click.option("-L", "forwards", multiple=True, metavar="PORT:HOST:PORT", help="Forward a port of this computer.")
 @visit_options
 @store_option

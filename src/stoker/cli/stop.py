@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from stoker.cli.completing import complete_jobs_that, is_stoppable
 from stoker.cli.options import jobs_argument, opened_store, store_option
 
 
 @click.command("stop")
-@jobs_argument()
+@jobs_argument(complete=complete_jobs_that(is_stoppable))
 @click.option("--wait", "waiting", is_flag=True, help="Wait until the jobs have ended.")
 @store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:

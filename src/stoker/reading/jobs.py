@@ -1,0 +1,135 @@
+"""Lists of jobs: the active ones and those that ended last, and filters by phase, tag and name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import get_args
+
+from stoker import index, layout, log
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.finding import name_of
+from stoker.model import Phase
+from stoker.parallel import run_all
+from stoker.store import Meta, Store
+from stoker.summary import Summary, summarize
+
+# Reads under way at once, where each takes a while.
+_READERS = 32
+# Ended jobs that are read at once while some are looked for.
+_PORTION = 256
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The jobs of a store, newest first. `unread`: why a job is missing, by its id."""
+
+    active: frozenset[str]
+    summaries: tuple[Summary, ...]
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which jobs are meant: those that fit every part. A part without a value fits all.
+
+    `names` are names or ids, and patterns of them (`gpt*`). `tags` are `team=nlp`, with patterns for the value
+    (`team=n*`), or `team` for any value; a job has to have all of them.
+    """
+
+    phases: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise UserError for a part that no job can ever fit."""
+        known = get_args(Phase)
+        for phase in self.phases:
+            if phase not in known:
+                close = get_close_matches(phase, known, n=1)
+                meant = f"did you mean {close[0]}? " if close else ""
+                raise UserError(f"--phase {phase}: there is no such phase; {meant}choose one of: {', '.join(known)}")
+        for tag in self.tags:
+            if not tag.partition("=")[0].strip():
+                raise UserError(f"--tag {tag}: write it as name=value, such as team=nlp, or the name alone")
+
+    def may_fit(self, job: str) -> bool:
+        """Whether a job of this id may fit, as far as the id tells."""
+        return not self.names or any(fnmatchcase(name_of(job), one) or fnmatchcase(job, one) for one in self.names)
+
+    def fits(self, summary: Summary) -> bool:
+        if self.phases and summary.phase not in self.phases:
+            return False
+        if self.names and not any(_named(summary, pattern) for pattern in self.names):
+            return False
+        return all(_tagged(summary, tag) for tag in self.tags)
+
+
+ALL = Filter()
+
+
+def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> Listed:
+    """The active jobs and the `recent` that ended last, of those that are `wanted`. None: all. Raises StoreError."""
+    active = {meta.key.split("/")[1] for meta in store.list(layout.ACTIVE)}
+    listed = {index.job_of(meta): meta for meta in index.list_index(store)}
+    # The record of an ended job was last written at its end.
+    ended = sorted(((meta.modified, job) for job, meta in listed.items() if job not in active), reverse=True)
+    over = [job for _, job in ended if wanted.may_fit(job)]
+    unread: dict[str, str] = {}
+
+    def read(jobs: list[str]) -> list[Summary]:
+        found = _read_all(store, [(job, listed.get(job)) for job in jobs])
+        unread.update((job, each) for job, each in zip(jobs, found, strict=True) if isinstance(each, str))
+        return [each for each in found if isinstance(each, Summary) and wanted.fits(each)]
+
+    summaries, fitting = read(sorted(filter(wanted.may_fit, active))), 0
+    # In portions: how many of them are wanted shows only when they are read.
+    portion = len(over) if recent is None else recent if wanted == ALL else max(recent, _PORTION)
+    while over and (recent is None or fitting < recent):
+        some = read(over[:portion])
+        summaries += some if recent is None else some[: recent - fitting]
+        fitting += len(some)
+        over = over[portion:] if wanted != ALL else []
+    newest_first = sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
+    return Listed(frozenset(active), tuple(newest_first), unread)
+
+
+def _read_all(store: Store, jobs: Sequence[tuple[str, Meta | None]]) -> list[Summary | str | None]:
+    if store.near or len(jobs) < 2:
+        return [_read(store, job, meta) for job, meta in jobs]
+    return run_all([lambda job=job, meta=meta: _read(store, job, meta) for job, meta in jobs], _READERS)  # type: ignore[misc]
+
+
+def _read(store: Store, job: str, listed: Meta | None) -> Summary | str | None:
+    """The summary, why there is none, or None for a job that is not there."""
+    found = index.read_summary(store, job, listed)
+    if found is not None:
+        return found
+    # Not indexed yet: submitted moments ago.
+    try:
+        state = log.read(store, job)
+        if state is None:
+            return None
+        return summarize(state, index.read_submission(store, state), {}, datetime.now(timezone.utc))
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError as error:
+        return str(error)
+
+
+def tags_of(summaries: Iterable[Summary]) -> list[str]:
+    """Every tag that some job has, as `name=value`."""
+    return sorted({f"{name}={value}" for summary in summaries for name, value in summary.tags.items()})
+
+
+def _named(summary: Summary, pattern: str) -> bool:
+    return fnmatchcase(summary.name, pattern) or fnmatchcase(summary.id, pattern)
+
+
+def _tagged(summary: Summary, wanted: str) -> bool:
+    name, equals, pattern = wanted.partition("=")
+    value = summary.tags.get(name.strip())
+    return value is not None and (not equals or fnmatchcase(str(value), pattern))

@@ -1,0 +1,226 @@
+"""Lists that a person narrows down and keeps open, what a shell completes, and what `run --json` prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker import client, layout, log
+from stoker.cli import main
+from stoker.governor import background
+from stoker.jobfile import Job
+from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.reading.jobs import Filter, list_jobs
+from stoker.reindexing import reindex
+from stoker.store import Store, open_store
+
+Stoker = Callable[..., tuple[int, str, str]]
+HERE = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
+    monkeypatch.setattr(background, "carry_on", lambda _store, _jobs: background.Governed())
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path / "code")
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
+    def run_it(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, captured.out, captured.err
+
+    return run_it
+
+
+def submit(store: Store, name: str, *events: Event, **tags: str) -> str:
+    job = client.submit(Job(run="python train.py", name=name, tags=tags), store=store)
+    for event in events:
+        state = log.read(store, job)
+        assert state is not None
+        assert log.append(store, job, state.seq + 1, Record(token=log.new_token(), by="t", reason="test", event=event))
+    return job
+
+
+def end_all(store: Store, *jobs: str) -> None:
+    reindex(store)
+    store.delete([meta.key for meta in store.list(layout.ACTIVE) if meta.key.split("/")[1] in jobs])
+
+
+FAILED = Ended(outcome="failed", rule="test")
+SUCCEEDED = Ended(outcome="succeeded", rule="finished")
+RUNNING = (Claimed(offering=HERE, nodes=1), Launched(2, (NodeRef(0, "here-1"),)))
+
+
+# ── ps ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ps_filters_by_tag_and_name(stoker: Stoker, store: Store) -> None:
+    small = submit(store, "gpt-small", team="nlp", user="jane")
+    large = submit(store, "gpt-large", FAILED, team="nlp-2")
+    other = submit(store, "resnet", team="vision")
+    end_all(store, large)
+
+    def listed(*arguments: str) -> set[str]:
+        code, out, err = stoker("ps", "--json", *arguments)
+        assert code == 0, err
+        return {one["id"] for one in json.loads(out)}
+
+    assert listed("--tag", "team=nlp") == {small}
+    assert listed("--tag", "team=nlp*") == {small, large}
+    assert listed("--tag", "user") == {small}
+    assert listed("--tag", "team=nlp", "--tag", "user=bob") == set()
+    assert listed("--name", "gpt*") == {small, large}
+    assert listed("--name", "resnet", "--name", small) == {small, other}
+    assert listed("--name", "gpt*", "--phase", "failed") == {large}
+    assert stoker("ps", "--tag", "team=none")[1].splitlines()[-1] == "no such job"
+    code, _, err = stoker("ps", "--tag", "=nlp")
+    assert (code, err.count("\n")) == (2, 1) and "--tag =nlp: write it as name=value" in err
+    assert "did you mean running?" in stoker("ps", "--phase", "runing")[2]
+
+
+def test_a_filter_looks_beyond_the_latest_jobs(store: Store) -> None:
+    old = submit(store, "old", FAILED, team="nlp")
+    rest = [submit(store, "new", FAILED) for _ in range(3)]
+    end_all(store, old, *rest)
+    for wanted in (Filter(tags=("team=nlp",)), Filter(names=("old",))):
+        assert [each.id for each in list_jobs(store, 1, wanted).summaries] == [old]
+    assert len(list_jobs(store, 2, Filter(names=("new",))).summaries) == 2
+    assert len(list_jobs(store).summaries) == 4
+
+
+def environ(store: Store) -> dict[str, str]:
+    return {**os.environ, "STOKER_STORE": store.url, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+
+
+def test_watching_on_a_terminal_redraws_and_ends_with_ctrl_c(store: Store) -> None:
+    job = submit(store, "first")
+    pid, screen = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.execve(sys.executable, [sys.executable, "-m", "stoker.cli", "ps", "--watch"], environ(store))
+    os.set_blocking(screen, False)
+    text = ""
+
+    def shows(words: str) -> bool:
+        nonlocal text
+        try:
+            while data := os.read(screen, 65536):
+                text += data.decode(errors="replace")
+        except OSError:
+            pass
+        return words in text
+
+    def until(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, text
+            time.sleep(0.02)
+
+    until(lambda: shows(job))
+    assert "\x1b[H" in text
+    later = submit(store, "later")
+    until(lambda: shows(later))
+    os.write(screen, b"\x03")
+    status: list[int] = []
+    until(lambda: status or (status.extend(os.waitpid(pid, os.WNOHANG)) or status.pop(0) or status.clear()))
+    shows("")
+    os.close(screen)
+    assert os.waitstatus_to_exitcode(status[0]) == 0
+    assert "Traceback" not in text and "Aborted" not in text
+
+
+def test_watching_without_a_terminal_prints_what_has_changed(store: Store, tmp_path: Path) -> None:
+    job = submit(store, "first")
+    output = tmp_path / "out"
+    with output.open("wb") as file:
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "stoker.cli", "ps", "--watch"], env=environ(store), stdout=file, stderr=file
+        )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while job not in output.read_text():
+            assert time.monotonic() < deadline and watching.poll() is None
+            time.sleep(0.02)
+        later = submit(store, "later")
+        while later not in output.read_text():
+            assert time.monotonic() < deadline and watching.poll() is None
+            time.sleep(0.02)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+    said = output.read_text()
+    assert "\x1b" not in said and "Traceback" not in said
+    assert said.count("SUBMITTED") == 2, "once for each state of the list"
+
+
+# ── Completion ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def completed(*words: str) -> list[str]:
+    environ = {
+        **os.environ,
+        "_STOKER_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("stoker", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = subprocess.run([sys.executable, "-m", "stoker.cli"], env=environ, capture_output=True, text=True)
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_completion_offers_the_jobs_that_a_command_can_work_on(store: Store) -> None:
+    queued = submit(store, "queued", team="nlp")
+    running = submit(store, "running", *RUNNING)
+    failed = submit(store, "failed", FAILED, team="vision")
+    done = submit(store, "done", SUCCEEDED)
+    end_all(store, failed, done)
+    assert completed("interrupt", "") == [running]
+    assert completed("exec", "") == [running]
+    assert set(completed("stop", "")) == {queued, running}
+    assert completed("stop", queued, "") == [running], "what was typed is not offered again"
+    assert completed("resume", "") == [failed]
+    assert set(completed("rm", "")) == {failed, done}
+    assert set(completed("show", "")) == {queued, running, failed, done}
+    assert completed("ps", "--phase", "s") == ["stopping", "succeeded", "stopped"]
+    assert completed("ps", "--tag", "team=") == ["team=nlp", "team=vision"]
+    assert completed("ps", "--name", "fa") == ["failed"]
+
+
+def test_completion_says_nothing_where_it_cannot_know(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(store, "one")
+    monkeypatch.setenv("STOKER_STORE", "nonsense://x")
+    assert completed("stop", "") == [] and completed("pull", "one", "--checkpoint", "") == []
+
+
+# ── run --json ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_detached_run_prints_one_json_object(stoker: Stoker, store: Store) -> None:
+    code, out, _ = stoker("run", "--detach", "--json", "--name", "gpt", "--", "python", "train.py")
+    told = json.loads(out)
+    assert code == 0 and told["id"].startswith("gpt-")
+    assert told == {"id": told["id"], "name": "gpt", "store": store.url, "phase": "queued", "detached": True}
+    assert log.read(store, told["id"]) is not None

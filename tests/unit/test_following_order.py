@@ -1,0 +1,104 @@
+"""What is told of an end comes after the last line that was printed before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker import layout, log
+from stoker.chunks import Segment, encode_segment
+from stoker.cli.following import Follower, Screen
+from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record, Submitted
+from stoker.reading.logs import Line
+from stoker.store import Store, open_store
+
+JOB = "job-1"
+HERE = Offering(provider="local", machine="local", zone="this-computer", spot=True, price=0.0)
+
+
+class Recorded(Screen):
+    """Keeps what is shown, in order."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def line(self, line: Line) -> None:
+        self.shown.append(line.text)
+
+    def event(self, text: str) -> None:
+        self.shown.append(f"[stoker] {text}")
+
+    def status(self, text: str) -> None:
+        del text
+
+    def clear(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    @property
+    def room(self) -> int:
+        return 80
+
+
+def append(store: Store, *events: Event) -> None:
+    for event in events:
+        seq = sum(1 for _ in log.entries(store, JOB)) + 1
+        assert log.append(store, JOB, seq, Record(token=log.new_token(), by="t", reason="because", event=event))
+
+
+def put_log(store: Store, claim: int, text: str) -> None:
+    folder = layout.node(JOB, claim, 0, layout.boot(f"i-{claim}", 0))
+    data, end = b"", 0
+    for number, line in enumerate(text.encode().splitlines(keepends=True)):
+        data += encode_segment(Segment(number, end, line))
+        end += len(line)
+    store.put(layout.log_chunk(folder, 0), data)
+
+
+def test_ends_are_told_after_the_last_lines(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    screen = Recorded()
+    append(
+        store,
+        Submitted(spec_digest="0" * 64, submitter="jane"),
+        Claimed(offering=HERE, nodes=1),
+        Launched(2, (NodeRef(0, "i-2"),)),
+    )
+    put_log(store, 2, "first\n")
+    rounds = iter(
+        [
+            # Decided on in one pass, before the reader saw the last lines.
+            lambda: (
+                put_log(store, 2, "first\nlast of 1\n"),
+                append(
+                    store,
+                    Closed(claim=2, outcome="reclaimed", rule="notice", restart=True),
+                    Claimed(offering=HERE, nodes=1),
+                ),
+            ),
+            lambda: append(store, Launched(5, (NodeRef(0, "i-5"),))),
+            lambda: (
+                put_log(store, 5, "second\nlast of 2\n"),
+                append(store, Ended(outcome="succeeded", rule="finished")),
+            ),
+        ]
+    )
+
+    def sleep(_seconds: float) -> None:
+        next(rounds)()
+
+    Follower(store, JOB, screen).run(sleep=sleep)
+    told = [line.partition(":")[0].partition(" (")[0] for line in screen.shown]
+    assert told == [
+        "[stoker] getting local in this-computer, spot $0.00/h",
+        "[stoker] attempt 1 has its machines",
+        "first",
+        "last of 1",
+        "[stoker] attempt 1 reclaimed",
+        "[stoker] getting local in this-computer, spot $0.00/h",
+        "[stoker] attempt 2 has its machines",
+        "second",
+        "last of 2",
+        "[stoker] succeeded",
+    ]
