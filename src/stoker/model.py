@@ -398,16 +398,25 @@ class Activity:
     """What a training, or what comes before it, did lately. Ages are by its agent's monotonic clock, when the heartbeat
     was written."""
 
-    # Since its step rose or its log grew, whatever came last; since it was started where neither ever did.
+    # Since its step changed or its log grew, whatever came last; since it was started where neither ever did.
     silent_s: float
-    # Since its processors, disks or network were last at work; None where that cannot be seen.
-    idle_s: float | None = None
-    # Fine and short, coarse and long. None where there is no accelerator.
+    # The share of its time in which its processors, disks or network were at work; empty where that cannot be seen.
+    work: tuple[Series, ...] = ()
+    # Fine and short, coarse and long. Empty where there is no accelerator.
     utilization: tuple[Series, ...] = ()
     # Accelerators that are there; those that nobody can read are among them.
     devices: int = 0
     # It waits for another node, before its training: it need do nothing.
     waits: bool = False
+    # Since its step last changed; None where it never reported one. And the longest time between two of its steps.
+    stepped_s: float | None = None
+    longest_step_s: float = 0.0
+    # Since its checkpoint folder last changed or was being sent; None where that never was.
+    saving_s: float | None = None
+    # For how long a process of it has been stopped, or traced by a debugger; None where none is. And how long ago the
+    # last such session ended. The other ages do not count the time in a debugger.
+    debugged_s: float | None = None
+    released_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -178,12 +178,19 @@ def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
             raise _where(reader, layer, path, "windows", f"are more than {series.MOST_WINDOWS}; make them longer")
         if stall.span_s > series.LONGEST_S:
             raise _where(reader, layer, path, "windows", "together are more than 24 h, which no machine remembers")
+        _check_warning(stall.warn_before_s, path, reader, layer)
     if rule.min_gpu_utilization is not None:
         over_s, path = rule.min_gpu_utilization.over_s, f"{path}.min_gpu_utilization"
         if over_s < series.FINEST_S:
             raise _where(reader, layer, path, "over", "is less than a second, and nobody looks so often")
         if over_s > series.LONGEST_S:
             raise _where(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
+        _check_warning(rule.min_gpu_utilization.warn_before_s, path, reader, layer)
+
+
+def _check_warning(warn_before_s: float, path: str, reader: SectionReader, layer: Layer) -> None:
+    if warn_before_s > series.LONGEST_S:
+        raise _where(reader, layer, path, "warn_before", "is more than 24 h; with `then: warn` nothing is ever ended")
 
 
 def _check_regions(wanted: SageMaker, reader: SectionReader, layer: Layer) -> None:

@@ -41,7 +41,8 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Stall:
-    """A job that stands still: its accelerators idle, its step and its log silent, and nothing else at work."""
+    """A job that stands still: its accelerators idle, no step (or, where it reports none, no line of its log), and
+    nothing else at work."""
 
     below: float = part("utilisation at or below this is idle", form="percent", default=0.01, least=0)
     window_s: float = part("how long a window is", form="duration", default=300.0, above=0)
@@ -52,6 +53,21 @@ class Stall:
         form="duration",
         default=7200.0,
         least=0,
+    )
+    working_above: float = part(
+        "processors, disks and network that are at work in no more of a window than this do not count as at work",
+        form="percent",
+        default=0.1,
+        least=0,
+    )
+    steps_s: float | None = part(
+        "a job that reports steps also stands still after so long without one, however busy its accelerators are",
+        form="duration",
+        default=None,
+        above=0,
+    )
+    warn_before_s: float = part(
+        "the warning comes so long before the training is asked to leave", form="duration", default=0.0, least=0
     )
 
     @property
@@ -66,6 +82,9 @@ class Utilization:
     value: float = part("least mean utilisation", form="percent", above=0)
     over_s: float = part("over this long", form="duration", default=3600.0, above=0)
     after_s: float = part("nothing is said of a training younger than this", form="duration", default=1800.0, least=0)
+    warn_before_s: float = part(
+        "the warning comes so long before the training is asked to leave", form="duration", default=0.0, least=0
+    )
 
 
 @dataclass(frozen=True)

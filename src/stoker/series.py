@@ -51,19 +51,22 @@ def means(found: Iterable[Series], over_s: float) -> list[float] | None:
     return None
 
 
-def quiet(found: Iterable[Series], window_s: float, count: int, below: float, devices: int) -> bool:
+def quiet(
+    found: Iterable[Series], window_s: float, count: int, below: float, devices: int, *, hidden: bool = True
+) -> bool:
     """Whether all of so many devices were at or below this in each of the last `count` windows, and that is known.
 
     What was long ago is kept in coarse periods only. Where those are longer than a window, they are the windows of the
     same span, and the one window that they may hide must not have been above: so they get its share of `below`. A
-    coarse series is behind; so the finer ones have their say, too, as far as they reach.
+    coarse series is behind; so the finer ones have their say, too, as far as they reach. Not `hidden`: a window that a
+    coarse period hides may have been above.
     """
     span_s = window_s * count
     for period_s, values in _readable(found, span_s):
         reaches = _reaches(period_s, values, span_s)
         # Of periods that make a window.
         size = max(1, round(min(window_s / period_s, len(values[0]) + 1)))
-        most = below * min(1.0, window_s / (size * period_s))
+        most = below * min(1.0, window_s / (size * period_s)) if hidden else below
         wanted = math.ceil(min(span_s / period_s, len(values[0])))
         seen = [_means(device[-wanted:], size, whole=not reaches) for device in values]
         if len(values) < devices or not all(mean is not None and mean <= most for device in seen for mean in device):

@@ -276,7 +276,8 @@ class Limits:
     max_cost: float | None = part("most dollars, summed over attempts", default=None, above=0, most=MOST_DOLLARS)
     max_wait_s: float | None = part("longest time without a machine", form="duration", default=None, above=0)
     stall_s: float | None = part(
-        "longest time without a new step or line of the log; then it is ended, and goes on from its last checkpoint",
+        "longest time without a new step (where none are reported: without a line of the log); then it is ended, and "
+        "goes on from its last checkpoint",
         form="duration",
         default=None,
         above=0,

@@ -60,6 +60,8 @@ STANDSTILLS = st.sampled_from(
         "stall: {window: 10s, windows: 1, after: 0s, working: 0s}",
         "stall: {window: 10s, windows: 2, after: 5s, below: 50%}, then: stop",
         "stall: {window: 1m, after: 0s}, then: warn",
+        "stall: {window: 1m, after: 0s, steps: 1h}",
+        "stall: {window: 10s, windows: 1, after: 0s, warn_before: 5m}, then: stop",
         "min_gpu_utilization: {value: 90%, over: 10s, after: 0s}, then: stop",
         "min_gpu_utilization: {value: 1%, over: 1m}",
     ]
@@ -138,18 +140,24 @@ SERIES = st.one_of(
     ),
 )
 AGES_S = st.sampled_from([0.0, 5.0, 1e4, 1e4, 1e4, 1e18])
+STILL = (pack(2.0, [[0.0] * 60]),)
 # Nothing moves, and all of it is seen.
 IDLE = st.builds(
     Activity,
     silent_s=st.just(1e4),
-    idle_s=st.just(1e4),
+    work=st.just(STILL),
     utilization=st.just((pack(2.0, [[0.0] * 60] * 2),)),
     devices=st.integers(0, 2),
 )
 ACTIVITIES = IDLE | st.builds(
     Activity,
     silent_s=AGES_S | NUMBERS,
-    idle_s=st.none() | AGES_S | NUMBERS,
+    work=st.lists(SERIES, max_size=2).map(tuple),
+    stepped_s=st.none() | AGES_S | NUMBERS,
+    longest_step_s=st.just(0.0) | AGES_S | NUMBERS,
+    saving_s=st.none() | AGES_S | NUMBERS,
+    debugged_s=st.none() | st.none() | AGES_S | NUMBERS,
+    released_s=st.none() | AGES_S | NUMBERS,
     utilization=st.lists(SERIES, max_size=2).map(tuple),
     devices=st.sampled_from([0, 0, 1, 1, 2, -1, 10**30]),
 )
@@ -239,7 +247,7 @@ def test_rules_that_are_only_watched_change_nothing(found: tuple[JobSnapshot, da
 @HOUSE
 @given(running(), policies(STANDSTILLS, audit=True))
 def test_one_that_stands_still_by_a_rule_that_is_only_watched_goes_on(job: JobSnapshot, policy: Policy) -> None:
-    idle = Activity(1e4, idle_s=1e4, utilization=(pack(2.0, [[0.0] * 60] * 2),), devices=2)
+    idle = Activity(1e4, work=STILL, utilization=(pack(2.0, [[0.0] * 60] * 2),), devices=2)
     now = job.state.updated_at + timedelta(seconds=10)
     assert effects(without_words(with_activities(job, [idle]), policy, now)) == []
 
@@ -274,7 +282,10 @@ def test_a_node_that_does_not_tell_what_it_does_is_not_idle(
 
 
 @HOUSE
-@given(seen(st.sampled_from([Activity(1e4, idle_s=1e4, devices=1), Activity(1e4, devices=0)])), policies(STANDSTILLS))
+@given(
+    seen(st.sampled_from([Activity(1e4, work=STILL, devices=1), Activity(1e4, devices=0)])),
+    policies(STANDSTILLS),
+)
 def test_accelerators_or_processors_that_nobody_sees_are_not_idle(
     found: tuple[JobSnapshot, datetime], policy: Policy
 ) -> None:
@@ -285,18 +296,24 @@ def test_accelerators_or_processors_that_nobody_sees_are_not_idle(
 
 
 @HOUSE
-@given(running(), policies(STANDSTILLS), st.sampled_from(["silent_s", "idle_s", "trained_s", "interval_s"]))
+@given(
+    running(),
+    policies(STANDSTILLS),
+    st.sampled_from(["silent_s", "stepped_s", "released_s", "saving_s", "trained_s", "interval_s"]),
+)
 def test_what_is_no_number_is_no_age(job: JobSnapshot, policy: Policy, field: str) -> None:
     now = job.state.updated_at + timedelta(seconds=10)
-    idle = Activity(1e4, idle_s=1e4, utilization=(pack(2.0, [[0.0] * 60] * 2),), devices=2)
+    idle = Activity(1e4, work=STILL, utilization=(pack(2.0, [[0.0] * 60] * 2),), devices=2)
     policy = replace(policy, house=replace(policy.house, rules=tuple(r for r in policy.house.rules if r.stall)))
     nan: dict[str, Any] = {field: float("nan")}
-    if field in ("silent_s", "idle_s"):
+    if field.endswith("ed_s") and field != "trained_s":
+        idle = replace(idle, stepped_s=1e4)
+    if field not in ("trained_s", "interval_s"):
         job = with_activities(job, [replace(idle, **nan)])
     else:
         job = with_activities(job, [idle])
         job = replace(job, facts={2: tuple(_changed(facts, nan) for facts in job.facts[2])})
-    if field == "idle_s":
+    if field == "saving_s":
         # Whose processors may work is given longer, and that is over, too.
         policy = replace(policy, house=replace(policy.house, rules=tuple(map(_patient, policy.house.rules))))
     assert decide_job(job, policy, now) == decide_job(job, replace(policy, house=DEFAULT.house), now)

@@ -36,14 +36,19 @@ def accepted(text: str) -> Rule | None:
     return rule
 
 
-def recorded(length_s: int, busy: range = range(0)) -> Activity:
-    """What an agent tells after so many seconds, in some of which the GPU was busy, and nothing else ever moved."""
+def recorded(length_s: int, busy: range = range(0), twitches: frozenset[int] = frozenset(), step: int = -1) -> Activity:
+    """What an agent tells after so many seconds, in some of which the GPU was busy, and nothing else ever moved, save
+    for a core in the seconds of `twitches`; `step`: the second of its only step."""
     clock = [0.0]
     recorder = ActivityRecorder(lambda: pytest.fail("nobody looks"), monotonic=lambda: clock[0])
     recorder.begin(looking=False)
+    cpu_s = 0.0
     for second in range(length_s):
         clock[0] += 1.0
-        recorder.take(Look((1.0 if second in busy else 0.0,), 0.0, 0.0))
+        cpu_s += second in twitches
+        recorder.take(Look((1.0 if second in busy else 0.0,), cpu_s, 0.0))
+        if second == step:
+            recorder.stepped(1)
     told = recorder.fact()
     assert told is not None
     return told
@@ -76,6 +81,33 @@ def test_what_stands_still_is_found_and_one_busy_window_is_enough_not_to(
     busy_s = round(window_s + 0.49)
     begin = length_s - span_s + round(when * max(0, span_s - busy_s))
     assert not broken(rule, recorded(length_s, range(begin, begin + busy_s)))
+
+
+@FEW
+@given(SHAPES, st.integers(0, LONGER_S), st.data())
+def test_twitches_of_less_than_their_share_of_each_window_change_nothing(
+    shape: tuple[float, int], more_s: int, data: st.DataObject
+) -> None:
+    window_s, windows = shape
+    rule = accepted(f"stall: {{window: {window_s}s, windows: {windows}}}")
+    if rule is None or window_s < 40:
+        return
+    length_s = round(window_s * windows) + 600 + more_s
+    # At most a second in twenty of any window, wherever that begins, and of any period in which more is remembered.
+    every_s = data.draw(st.integers(40, 400))
+    assert broken(rule, recorded(length_s, twitches=frozenset(range(0, length_s, every_s))))
+    assert not broken(rule, recorded(length_s, twitches=frozenset(range(0, length_s, 2)))), "that is work"
+
+
+@FEW
+@given(st.floats(0, 4.9).map(lambda power: round(10**power, 1)), st.integers(0, LONGER_S))
+def test_one_whose_accelerators_spin_is_found_by_its_steps_whatever_the_span(steps_s: float, more_s: int) -> None:
+    rule = accepted(f"stall: {{steps: {steps_s}s, after: 0s}}")
+    assert rule is not None
+    length_s = round(steps_s) + 2 + more_s
+    assert broken(rule, recorded(length_s, range(length_s), step=0))
+    assert not broken(rule, recorded(length_s, range(length_s), step=length_s - 1))
+    assert not broken(rule, recorded(length_s, range(length_s))), "it reports none"
 
 
 @FEW

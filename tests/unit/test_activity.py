@@ -172,6 +172,11 @@ class Recorded:
         assert found is not None
         return found
 
+    def work(self) -> list[float | None]:
+        """Second by second, whether it was at work."""
+        (found,) = unpack(self.fact().work[0]) or [[]]
+        return found
+
     def shares(self) -> dict[float, list[list[float | None]] | None]:
         return {series.period_s: unpack(series) for series in self.fact().utilization}
 
@@ -189,11 +194,78 @@ def test_silence_lasts_since_it_began_or_something_moved(recorded: Recorded) -> 
     recorded.recorder.stepped(0)
     assert recorded.fact().silent_s == 0
     recorded.now_s += 30
-    for step in (0, -1, None):
+    for step in (0, None):
         recorded.recorder.stepped(step)
-    assert recorded.fact().silent_s == 30, "the same step again is no step"
+    assert recorded.fact().silent_s == recorded.fact().stepped_s == 30, "the same step again is no step"
     recorded.recorder.stepped(1)
     assert recorded.fact().silent_s == 0
+    recorded.now_s += 30
+    recorded.recorder.stepped(0)
+    assert recorded.fact().silent_s == 0, "some count anew in each epoch"
+
+
+def test_lines_of_the_log_are_no_steps(recorded: Recorded) -> None:
+    assert recorded.fact().stepped_s is None, "it has never reported one"
+    recorded.recorder.stepped(7)
+    for _ in range(10):
+        recorded.now_s += 60
+        recorded.recorder.heard(b"still syncing\n")
+        recorded.recorder.reported({"loss": recorded.now_s})
+        recorded.recorder.stepped(7)
+    told = recorded.fact()
+    assert (told.silent_s, told.stepped_s, told.longest_step_s) == (0, 600, 0)
+    recorded.recorder.stepped(8)
+    assert (recorded.fact().stepped_s, recorded.fact().longest_step_s) == (0, 600)
+
+
+def test_metrics_without_a_step_are_a_sign_of_life(recorded: Recorded) -> None:
+    for value, silent_s in ((0.5, 0), (0.5, 60), (0.4, 0)):
+        recorded.now_s += 60
+        recorded.recorder.reported({"loss": value})
+        assert recorded.fact().silent_s == silent_s and recorded.fact().stepped_s is None
+
+
+def test_a_folder_that_changes_or_is_sent_is_a_save(recorded: Recorded) -> None:
+    recorded.recorder.saved((0, 0))
+    recorded.recorder.saved((0, 0))
+    assert recorded.fact().saving_s is None
+    recorded.recorder.saved((1, 4096))
+    recorded.now_s += 5
+    assert recorded.fact().saving_s == 5
+    recorded.look()
+    recorded.now_s += PERIOD_S
+    recorded.recorder.take(Look((), 0.0, 0.0, 0.0, sending=True))
+    assert recorded.fact().saving_s == 0
+
+
+# ── Debuggers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def held(recorded: Recorded, seconds: int) -> Activity:
+    for _ in range(seconds):
+        recorded.now_s += 1.0
+        recorded.recorder.take(Look((0.0,), 0.0, 0.0, debugged=True))
+    return recorded.fact()
+
+
+def test_clocks_stop_while_a_person_looks_into_it_and_begin_anew(recorded: Recorded) -> None:
+    recorded.recorder.stepped(1)
+    recorded.look(0.0, times=100)
+    told = held(recorded, 600)
+    assert (told.silent_s, told.stepped_s, told.debugged_s) == (100, 100, 599)
+    assert told.released_s is None
+    told = recorded.look(0.0)
+    assert (told.silent_s, told.stepped_s, told.debugged_s, told.released_s) == (0, 0, None, 0)
+    assert len((unpack(told.utilization[0]) or [[]])[0]) == 101, "what was seen meanwhile is not the training's"
+
+
+def test_a_profiler_that_stops_it_for_moments_resets_no_clock(recorded: Recorded) -> None:
+    recorded.recorder.stepped(1)
+    for _ in range(300):
+        recorded.look(0.0, times=9)
+        held(recorded, 1)
+    told = recorded.look(0.0)
+    assert told.stepped_s == told.silent_s == 300 * 9 + 1 and told.released_s is None
 
 
 @pytest.mark.parametrize(
@@ -217,21 +289,21 @@ def test_only_what_the_training_says_is_a_sign_of_life(data: bytes, lives: bool,
     assert recorded.fact().silent_s == (0 if lives else 50)
 
 
-def test_one_that_does_nothing_is_idle_since_it_began(recorded: Recorded) -> None:
-    assert recorded.look(times=10).idle_s == 10 * PERIOD_S
-    recorded.now_s += 0.5
-    assert recorded.fact().idle_s == 10 * PERIOD_S + 0.5
+def test_one_that_does_nothing_is_idle(recorded: Recorded) -> None:
+    recorded.look(times=10)
+    assert recorded.work() == [0.0] * 9
 
 
 def test_processors_or_bytes_are_work(recorded: Recorded) -> None:
-    recorded.look(times=5)
-    assert recorded.look(cpu_s=0.05 * PERIOD_S).idle_s == 0
-    assert recorded.look(cpu_s=0.09 * PERIOD_S).idle_s == PERIOD_S, "a little is polling"
-    assert recorded.look(cpu_s=1.0, moved=90_000 * PERIOD_S).idle_s == 0
-    assert recorded.look(cpu_s=1.0, moved=180_000 * PERIOD_S).idle_s == PERIOD_S
-    assert recorded.look(cpu_s=1.0, moved=290_000 * PERIOD_S).idle_s == 0
+    recorded.look()
+    recorded.look(cpu_s=0.05 * PERIOD_S)
+    recorded.look(cpu_s=0.09 * PERIOD_S)
+    recorded.look(cpu_s=1.0, moved=90_000 * PERIOD_S)
+    recorded.look(cpu_s=1.0, moved=180_000 * PERIOD_S)
+    recorded.look(cpu_s=1.0, moved=290_000 * PERIOD_S)
     # Some of its processes ended, and took their numbers with them.
-    assert recorded.look(cpu_s=0.5, moved=0.0).idle_s == PERIOD_S
+    recorded.look(cpu_s=0.5, moved=0.0)
+    assert recorded.work() == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0], "a little is polling"
 
 
 def test_what_the_agent_sends_for_it_is_work_and_no_sign_of_life(recorded: Recorded) -> None:
@@ -239,11 +311,12 @@ def test_what_the_agent_sends_for_it_is_work_and_no_sign_of_life(recorded: Recor
     for carried, sending in ((0.0, True), (100_000 * PERIOD_S, False)):
         recorded.now_s += PERIOD_S
         recorded.recorder.take(Look((), 0.0, 0.0, carried, sending))
-        assert recorded.fact().idle_s == 0 and recorded.fact().silent_s > 5
-    assert recorded.look().idle_s == PERIOD_S
+        assert recorded.work()[-1] == 1.0 and recorded.fact().silent_s > 5
+    recorded.look()
+    assert recorded.work()[-1] == 0.0
     recorded.now_s += PERIOD_S
     recorded.recorder.take(Look((), 0.0, 0.0, None))
-    assert recorded.fact().idle_s is None
+    assert recorded.work()[-1] is None
 
 
 def test_before_the_training_what_the_agent_carries_is_what_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +327,7 @@ def test_before_the_training_what_the_agent_carries_is_what_moves(monkeypatch: p
     assert recorded.fact().silent_s == 6 * PERIOD_S, "it always writes a little"
     recorded.now_s += PERIOD_S
     recorded.recorder.take(Look((), 0.0, 0.0, 199_000 * PERIOD_S))
-    assert (recorded.fact().silent_s, recorded.fact().idle_s) == (0, 0)
+    assert recorded.fact().silent_s == 0 and recorded.work()[-1] == 1.0
     assert recorded.look(cpu_s=1e6, moved=1e9).silent_s == PERIOD_S, "what others do is work"
 
 
@@ -270,28 +343,27 @@ def test_who_waits_for_others_says_so_while_it_does(recorded: Recorded) -> None:
 def test_work_that_cannot_be_seen_is_not_idleness(unseen: str, recorded: Recorded) -> None:
     recorded.look(times=10)
     missing = {unseen: None}
-    assert recorded.look(**missing).idle_s is None  # type: ignore[arg-type]
-    assert recorded.look(**missing, times=100).idle_s is None
-    assert recorded.look().idle_s is None, "nobody saw what came between"
-    assert recorded.look().idle_s == 0, "as if it had worked until now"
-    assert recorded.look().idle_s == PERIOD_S
+    recorded.look(**missing, times=5)  # type: ignore[arg-type]
+    recorded.look(times=3)
+    # Between the last look that saw nothing and the next, nothing is known either.
+    assert recorded.work() == [*[0.0] * 9, *[None] * 6, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("unseen", ["cpu_s", "moved"])
 def test_what_can_be_seen_is_enough_to_know_that_it_works(unseen: str, recorded: Recorded) -> None:
     for n in range(5):
         seen = {"cpu_s": 1.0 * n, "moved": 1e9 * n, unseen: None}
-        told = recorded.look(**seen)  # type: ignore[arg-type]
-    assert told.idle_s == 0
+        recorded.look(**seen)  # type: ignore[arg-type]
+    assert recorded.work() == [1.0] * 4
 
 
 def test_a_look_that_hangs_says_nothing(recorded: Recorded) -> None:
     assert recorded.look(0.0, times=40).utilization
     recorded.now_s += 3 * PERIOD_S - 0.001
-    assert recorded.fact().utilization and recorded.fact().idle_s is not None
+    assert recorded.fact().utilization and recorded.fact().work
     recorded.now_s += 0.001
     told = recorded.fact()
-    assert (told.utilization, told.idle_s, told.devices) == ((), None, 1)
+    assert (told.utilization, told.work, told.devices) == ((), (), 1)
     assert told.silent_s == 43 * PERIOD_S, "steps and lines are seen by others"
 
 
@@ -307,6 +379,9 @@ def test_no_window_reaches_over_a_gap(recorded: Recorded) -> None:
     assert recorded.shares()[PERIOD_S] == [[*[0.0] * 10, None, *[0.0] * 3]]
     recorded.look(0.0, times=2 * MINUTE)
     assert recorded.shares()[60.0] == [[None, 0.0]]
+    assert recorded.work()[-2 * MINUTE - 1 :].count(None) == 0 and 60.0 in [s.period_s for s in recorded.fact().work]
+    (minutes,) = unpack(recorded.fact().work[1]) or [[]]
+    assert minutes == [None, 0.0]
 
 
 def test_means_at_three_resolutions(recorded: Recorded) -> None:

@@ -41,7 +41,8 @@ def hung(
     """One that was at 81 % for hours, and has hung for so many minutes."""
     used = [0.81] * (90 - minutes) + [use] * minutes
     silent_s = 60.0 * (minutes if silent is None else silent)
-    did = Activity(silent_s, 0.0 if working else silent_s, (pack(60.0, [used]),), devices=1)
+    work = pack(60.0, [[1.0] * 90 if working else [0.0] * 90])
+    did = Activity(silent_s, (work,), (pack(60.0, [used]),), devices=1)
     saved = CheckpointRef("c1", 1, at(0), 1)
     beat = make_beat(NOW_S - 5, trained_s=NOW_S - 60, activity=did, evidence=evidence, checkpoint=saved)
     spec = replace(make_spec(), limits=Limits(stall_s=stall_s))

@@ -24,6 +24,7 @@ from stoker.model import (
 from stoker.policyfile import parse_policy
 from stoker.spec import Limits
 from stoker.testing.sim_data import (
+    NO_WORK,
     ON_DEMAND,
     SPOT_A,
     SPOT_B,
@@ -243,7 +244,7 @@ def test_a_bound_that_only_warns_is_told_when_it_is_reached_and_ends_nothing() -
 
 def test_one_that_stands_still_is_looked_at_before_it_is_ended() -> None:
     by = policy("name: hangs, stall: {}")
-    still = Activity(silent_s=1000.0, idle_s=1000.0)
+    still = Activity(silent_s=1000.0, work=NO_WORK)
 
     def job(*events: Event | tuple[Event, float], evidence: tuple[str, ...] = ()) -> JobSnapshot:
         # Long enough for the rule, and too short for the warning about checkpoints.
@@ -266,7 +267,7 @@ def test_one_that_stands_still_is_looked_at_before_it_is_ended() -> None:
 
 def test_one_that_stands_still_another_time_is_looked_at_again() -> None:
     by = policy("name: hangs, stall: {}")
-    still = Activity(silent_s=1000.0, idle_s=1000.0)
+    still = Activity(silent_s=1000.0, work=NO_WORK)
     first, second = (Warned(code=f"policy:hangs:{number}2", evidence=True) for number in ("", "2:"))
 
     def job(*events: Event | tuple[Event, float], evidence: tuple[str, ...] = ()) -> JobSnapshot:
@@ -282,7 +283,7 @@ def test_one_that_stands_still_another_time_is_looked_at_again() -> None:
 
 def test_a_rule_that_counts_from_now_on_begins_with_a_word() -> None:
     """Whatever it said while it was only watched, or only warned."""
-    idle = Activity(silent_s=1000.0, idle_s=1000.0)
+    idle = Activity(silent_s=1000.0, work=NO_WORK)
     beat = make_beat(995, trained_s=1000.0, activity=idle)
     audit = Warned(code="policy:hangs:audit:2")
     watched = make_snapshot(make_state(*RUNNING), make_facts(2, beat=beat))

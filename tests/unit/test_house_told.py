@@ -26,6 +26,7 @@ from stoker.store import Store, open_store
 from stoker.submitting import prepare
 from stoker.summary import summarize
 from stoker.testing.sim_data import (
+    NO_WORK,
     ON_DEMAND,
     SPOT_A,
     at,
@@ -230,7 +231,7 @@ def test_a_rule_of_the_house_about_spot_is_named() -> None:
 
 def test_a_stall_leads_to_its_evidence() -> None:
     state = make_state(Claimed(offering=SPOT_A, nodes=1), Launched(2, nodes(2)))
-    beat = make_beat(995, trained_s=1000.0, activity=Activity(silent_s=1000.0, idle_s=1000.0))
+    beat = make_beat(995, trained_s=1000.0, activity=Activity(silent_s=1000.0, work=NO_WORK))
     by = house("name: hangs, stall: {}")
     ((event, reason),) = decided(make_snapshot(state, make_facts(2, beat=beat)), by, 1000.0)
     assert isinstance(event, Warned) and event.evidence

@@ -26,9 +26,9 @@ from stoker.model import (
 )
 from stoker.policyfile import parse_policy
 from stoker.series import pack
-from stoker.testing.sim_data import ON_DEMAND, at, make_exit, make_facts, make_snapshot, make_state, nodes
+from stoker.testing.sim_data import NO_WORK, ON_DEMAND, at, make_exit, make_facts, make_snapshot, make_state, nodes
 
-STALLED = Activity(1000.0, idle_s=1000.0, utilization=(pack(60.0, [[0.0] * 20]),), devices=1)
+STALLED = Activity(1000.0, work=NO_WORK, utilization=(pack(60.0, [[0.0] * 20]),), devices=1)
 OFFERING = replace(ON_DEMAND, gpus=1)
 
 

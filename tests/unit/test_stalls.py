@@ -17,6 +17,8 @@ from stoker.rules import Stall, Utilization
 from stoker.series import pack
 from stoker.spec import Gpus, Limits, Resources
 from stoker.testing.sim_data import (
+    AT_WORK,
+    NO_WORK,
     ON_DEMAND,
     at,
     make_beat,
@@ -30,7 +32,7 @@ from stoker.testing.sim_data import (
 RULE = Stall()
 SPAN_S = RULE.span_s
 IDLE = (pack(60.0, [[0.0] * 90]),)
-STILL = Activity(2000.0, idle_s=2000.0, utilization=IDLE, devices=1)
+STILL = Activity(2000.0, work=NO_WORK, utilization=IDLE, devices=1)
 BUSY = replace(STILL, silent_s=5.0)
 WAITS = replace(BUSY, waits=True)
 NOW = at(101)
@@ -82,7 +84,7 @@ def test_a_training_that_is_young_is_left_alone() -> None:
 def test_one_that_hangs_before_its_training_stands_still(phase: str) -> None:
     assert is_stalled(beat(phase)) and is_silent(beat(phase))
     # Nobody has to know its accelerators: they have nothing to do yet.
-    assert is_stalled(beat(phase, Activity(2000.0, idle_s=2000.0, devices=8)))
+    assert is_stalled(beat(phase, Activity(2000.0, work=NO_WORK, devices=8)))
     job = seen(beat(phase))
     assert stalled(RULE, job, job.state.claims[0], NOW) == (
         f"no line of the log and no work for 33 min 20 s, before the training ({phase})"
@@ -91,17 +93,17 @@ def test_one_that_hangs_before_its_training_stands_still(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", ["setup", "restoring"])
 def test_before_the_training_too_what_moves_works_or_cannot_be_seen_is_no_stall(phase: str) -> None:
-    for activity in (BUSY, replace(STILL, idle_s=None), None, replace(STILL, silent_s=float("nan"))):
+    for activity in (BUSY, replace(STILL, work=()), None, replace(STILL, silent_s=float("nan"))):
         assert not is_stalled(beat(phase, activity)) and not is_silent(beat(phase, activity)), activity
     assert not is_stalled(beat(phase), rule=replace(RULE, after_s=2001.0)), "it may be younger than that"
 
 
 def test_what_works_before_the_training_is_given_longer() -> None:
     for silent_s, told in ((SPAN_S + RULE.working_s - 1, False), (SPAN_S + RULE.working_s, True)):
-        assert is_stalled(beat("setup", Activity(silent_s, idle_s=3.0))) is told
+        assert is_stalled(beat("setup", Activity(silent_s, work=AT_WORK))) is told
     # A job has no say in how long what it waits for may take.
-    assert not is_silent(beat("setup", Activity(1e6, idle_s=3.0)))
-    assert is_silent(beat("training", Activity(1e6, idle_s=3.0))), "and it has, in how long it may say nothing itself"
+    assert not is_silent(beat("setup", Activity(1e6, work=AT_WORK)))
+    assert is_silent(beat("training", Activity(1e6, work=AT_WORK))), "and it has, in how long it may say nothing itself"
 
 
 @pytest.mark.parametrize("phase", ["booting", "waiting", "saving", "flushing", "held"])
@@ -144,13 +146,74 @@ def test_the_ladder_before_the_training_is_the_same() -> None:
             assert isinstance(action, Append) and action.event == event
 
 
+# ── Steps ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+STEPS = replace(STILL, silent_s=1.0, stepped_s=2000.0)
+SPINS = replace(STEPS, work=AT_WORK, utilization=(pack(60.0, [[1.0] * 90]),))
+BY_STEPS = replace(RULE, steps_s=1800.0)
+
+
+def test_where_any_rank_reports_steps_lines_of_the_others_are_no_progress() -> None:
+    talks = replace(STILL, silent_s=1.0)
+    assert is_stalled(beat(activity=STEPS)) and is_stalled(beat(activity=STEPS), beat(activity=talks))
+    assert is_silent(beat(activity=STEPS), beat(activity=talks))
+    assert not is_stalled(beat(activity=talks)) and not is_silent(beat(activity=talks)), "no steps are reported"
+    fresh = replace(STEPS, stepped_s=5.0)
+    assert not is_stalled(beat(activity=STEPS), beat(activity=fresh))
+    works = replace(talks, work=AT_WORK)
+    assert not is_stalled(beat(activity=STEPS), beat(activity=works)), "that one works, and has longer"
+    longest_s = SPAN_S + RULE.working_s
+    assert is_stalled(beat(activity=replace(STEPS, stepped_s=longest_s)), beat(activity=works))
+    # One that prepares reports none yet.
+    assert not is_stalled(beat(activity=STEPS), beat("setup", talks))
+
+
+def test_a_rule_about_steps_finds_what_spins_on_all_ranks() -> None:
+    for beats in ([SPINS], [SPINS, SPINS], [SPINS, replace(SPINS, stepped_s=None)]):
+        assert is_stalled(*(beat(activity=each) for each in beats), rule=BY_STEPS)
+        assert not is_stalled(*(beat(activity=each) for each in beats))
+    young = replace(SPINS, stepped_s=1799.0)
+    assert not is_stalled(beat(activity=young), rule=BY_STEPS)
+    assert not is_stalled(beat(activity=SPINS), beat(activity=young), rule=BY_STEPS)
+    assert not is_stalled(beat(activity=replace(SPINS, stepped_s=None)), rule=BY_STEPS)
+    assert not is_stalled(beat(activity=SPINS), beat("setup", SPINS), rule=BY_STEPS)
+    assert not is_stalled(beat(activity=SPINS, trained_s=899.0), rule=BY_STEPS)
+    unseen = replace(SPINS, work=(), utilization=())
+    assert is_stalled(beat(activity=unseen), rule=BY_STEPS), "steps are enough"
+
+
+def test_a_save_that_goes_on_is_no_hang() -> None:
+    saves = replace(SPINS, saving_s=10.0)
+    assert not is_stalled(beat(activity=saves), rule=BY_STEPS) and not is_silent(beat(activity=saves))
+    assert not is_stalled(beat(activity=SPINS), beat(activity=saves), rule=BY_STEPS), "the others wait for it"
+    assert is_stalled(beat(activity=replace(saves, saving_s=RULE.window_s)), rule=BY_STEPS)
+    assert is_stalled(beat(activity=replace(saves, stepped_s=1800 + RULE.working_s)), rule=BY_STEPS), "not for ever"
+    assert not is_stalled(beat(activity=replace(STEPS, saving_s=10.0)))
+
+
+def test_one_rank_in_a_debugger_keeps_all_from_being_ended() -> None:
+    held = replace(STEPS, debugged_s=3.0)
+    for judge in (is_stalled, is_silent):
+        assert not judge(beat(activity=held)) and not judge(beat(activity=STEPS), beat(activity=held))
+        assert not judge(beat("setup", replace(STILL, debugged_s=3.0)))
+    assert wastes(seen(beat(activity=used(0.0)))) and not wastes(
+        seen(beat(activity=replace(used(0.0), debugged_s=1.0)))
+    )
+    # When it is let go all ranks have their time again, whichever of them reports the steps.
+    for released_s, told in ((SPAN_S - 1, False), (SPAN_S, True)):
+        let_go = replace(STILL, released_s=released_s)
+        assert is_stalled(beat(activity=STEPS), beat(activity=let_go)) is told
+
+
 # ── Waste ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 WANTED = Utilization(0.8, 3600.0, 1800.0)
 
 
 def used(*shares: float) -> Activity:
-    return Activity(5.0, idle_s=1.0, utilization=(pack(60.0, [[share] * 90 for share in shares]),), devices=len(shares))
+    return Activity(
+        5.0, work=AT_WORK, utilization=(pack(60.0, [[share] * 90 for share in shares]),), devices=len(shares)
+    )
 
 
 def wastes(job: JobSnapshot, wanted: Utilization = WANTED) -> str | None:

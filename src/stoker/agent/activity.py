@@ -10,23 +10,24 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from stoker.agent.health.debuggers import is_debugged
+from stoker.agent.health.periods import Periods
 from stoker.agent.logs import PREFIX
-from stoker.model import Activity, Series
-from stoker.series import FINEST_S, pack
+from stoker.model import Activity
+from stoker.series import FINEST_S
 
 PERIOD_S = FINEST_S
-# Two minutes, an hour and a half, a day (`series.LONGEST_S`): each period made of so many of the one before.
-_KEPT = ((1, 120), (60, 90), (10, 144))
 # At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.
 _CORE_SHARE = 0.05
 _BYTES_PER_S = 100_000.0
 # An accelerator that does no more than this does nothing.
 _IDLE_SHARE = 0.01
+# A person keeps a process stopped for longer than this. A profiler that samples stops it for moments.
+_SESSION_S = 10.0
 # Accelerators that NVML does not know: TPUs (by either driver), Gaudi (by either driver), Inferentia and Trainium.
 _OTHERS = ("accel[0-9]*", "vfio/[0-9]*", "accel/accel[0-9]*", "hl[0-9]*", "neuron[0-9]*")
 
@@ -50,6 +51,8 @@ class Look(NamedTuple):
     # Bytes that the agent itself moved, and whether it is sending a save: a training may wait for that.
     carried: float | None = 0.0
     sending: bool = False
+    # A person has stopped a process of it, or looks into one with a debugger.
+    debugged: bool = False
 
 
 class ActivityRecorder:
@@ -73,14 +76,22 @@ class ActivityRecorder:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._series = _make_series()
+        self._series = Periods()
+        self._work = Periods()
         self._before: tuple[float, Look] | None = None
         self._began_s: float | None = None
         self._moved_s = 0.0
-        self._worked_s: float | None = None
         self._looked_s = 0.0
         self._waited_s: float | None = None
         self._step: int | None = None
+        self._stepped_s: float | None = None
+        self._longest_step_s = 0.0
+        self._saving_s: float | None = None
+        self._saved: Hashable = None
+        self._reported: dict[str, float] = {}
+        # When the present session with a debugger began, and when the last one ended.
+        self._debugged_s: float | None = None
+        self._released_s: float | None = None
         # How long all accelerators were seen idle, and whether they were ever seen.
         self._idle_s = 0.0
         self._read = False
@@ -89,7 +100,6 @@ class ActivityRecorder:
         """It starts now, whatever was before. Looks from here on, unless somebody does already."""
         with self._lock:
             self._began_s = self._moved_s = self._looked_s = self._monotonic()
-            self._worked_s = self._began_s
         if looking:
             threading.Thread(target=self._run, name="activity", daemon=True).start()
 
@@ -103,9 +113,26 @@ class ActivityRecorder:
             self._move()
 
     def stepped(self, step: int | None) -> None:
-        """The newest step of the training."""
-        if step is not None and (self._step is None or step > self._step):
-            self._step = step
+        """The newest step of the training. Any other step than the last is progress: some count anew each epoch."""
+        with self._lock:
+            if step is None or step == self._step:
+                return
+            now = self._monotonic()
+            if self._stepped_s is not None:
+                self._longest_step_s = max(self._longest_step_s, now - self._stepped_s)
+            self._step, self._stepped_s, self._moved_s = step, now, now
+
+    def saved(self, state: Hashable) -> None:
+        """The state of its checkpoint folder, in any terms: a change means that it saves."""
+        with self._lock:
+            if self._saved is not None and state != self._saved:
+                self._saving_s = self._monotonic()
+            self._saved = state
+
+    def reported(self, values: Mapping[str, float]) -> None:
+        """The newest metrics, with or without a step. Where no steps are reported, new values are a sign of life."""
+        if values != self._reported:
+            self._reported = dict(values)
             self._move()
 
     def waits(self) -> None:
@@ -120,23 +147,25 @@ class ActivityRecorder:
             if self._began_s is None:
                 return None
             seen = self._sees(now)
-            periods = [
-                each.pack(period_s) for each, period_s in zip(self._series, _periods_s(self._period_s), strict=True)
-            ]
-            devices = len(self._series[0].newest) + self._others
+            devices = len(self._series.newest) + self._others
             return Activity(
                 silent_s=round(now - self._moved_s, 3),
-                idle_s=None if self._worked_s is None or not seen else round(now - self._worked_s, 3),
-                utilization=tuple(each for each in periods if each is not None) if seen else (),
+                work=self._work.pack(self._period_s) if seen else (),
+                utilization=self._series.pack(self._period_s) if seen else (),
                 devices=devices,
                 waits=self._waited_s is not None and now - self._waited_s < 3 * self._period_s,
+                stepped_s=_since(now, self._stepped_s),
+                longest_step_s=round(self._longest_step_s, 3),
+                saving_s=_since(now, self._saving_s),
+                debugged_s=_since(now, self._debugged_s) if seen else None,
+                released_s=_since(now, self._released_s),
             )
 
     def idle_s(self, devices: int) -> float | None:
         """How long all accelerators were known to be idle; None where some of them, or of the `devices` that should be
         here, cannot be read."""
         with self._lock:
-            seen = len(self._series[0].newest)
+            seen = len(self._series.newest)
             if not devices and not seen and not self._others:
                 return 0.0
             return round(self._idle_s, 3) if self._read and not self._others and seen >= devices else None
@@ -156,16 +185,38 @@ class ActivityRecorder:
         """One more look at it."""
         now = self._monotonic()
         with self._lock:
-            if len(look.gpus) != len(self._series[0].newest):
+            if self._is_paused(now, look):
+                self._looked_s = now
+                self._before = (now, look)
+                return
+            if len(look.gpus) != len(self._series.newest):
                 # A device came or went: what was seen before is of others.
-                self._series = _make_series()
+                self._series = Periods()
             elif not self._sees(now):
                 # Nobody knows what they did meanwhile: no window may reach over it.
-                self._add([None] * len(look.gpus))
+                self._series.add([None] * len(look.gpus))
+            if not self._sees(now):
+                self._work.add([None])
             self._note_idle(now, look)
             self._looked_s = now
-            self._add(look.gpus)
+            self._series.add(look.gpus)
             self._note_work(now, look)
+
+    def _is_paused(self, now: float, look: Look) -> bool:
+        """Stop all clocks while a debugger holds the training. What a person held for long begins anew afterwards."""
+        if look.debugged:
+            passed_s = max(0.0, now - self._looked_s)
+            self._debugged_s = now if self._debugged_s is None else self._debugged_s
+            self._moved_s = min(now, self._moved_s + passed_s)
+            if self._stepped_s is not None:
+                self._stepped_s = min(now, self._stepped_s + passed_s)
+            return True
+        if self._debugged_s is not None and now - self._debugged_s >= _SESSION_S:
+            self._released_s = self._moved_s = now
+            if self._stepped_s is not None:
+                self._stepped_s = now
+        self._debugged_s = None
+        return False
 
     def _note_idle(self, now: float, look: Look) -> None:
         if not look.gpus or None in look.gpus:
@@ -178,13 +229,6 @@ class ActivityRecorder:
         """Whether the last look is young enough to say something."""
         return now - self._looked_s < 3 * self._period_s
 
-    def _add(self, values: Sequence[float | None]) -> None:
-        for each in self._series:
-            made = each.add(values)
-            if made is None:
-                return
-            values = made
-
     def _note_work(self, now: float, look: Look) -> None:
         if self._before is None:
             self._before = (now, look)
@@ -196,13 +240,13 @@ class ActivityRecorder:
         carried = _rose(before.carried, look.carried, _BYTES_PER_S * passed_s)
         if carried and self._carrying:
             self._moved_s = now
+        if look.sending:
+            self._saving_s = now
         if busy or moved or carried or look.sending:
-            self._worked_s = now
-        elif busy is None or moved is None or carried is None:
-            # Nobody can see whether it works: it may.
-            self._worked_s = None
-        elif self._worked_s is None:
-            self._worked_s = now
+            self._work.add([1.0])
+        else:
+            # Where it cannot be seen whether it works, it may.
+            self._work.add([None if busy is None or moved is None or carried is None else 0.0])
 
 
 class Sight:
@@ -233,7 +277,8 @@ class Sight:
         members, carried = self._members(), 0.0 if self._agent is None else self._carried(self._agent)
         if members is None:
             return Look(shares, None, None, carried)
-        return Look(shares, self._cpu_s(members), self._bytes(members), carried, self._sending())
+        debugged = is_debugged(members, self._proc)
+        return Look(shares, self._cpu_s(members), self._bytes(members), carried, self._sending(), debugged)
 
     def _cpu_s(self, members: set[int]) -> float | None:
         """Of all that are there, and of their children that were."""
@@ -293,49 +338,10 @@ class Sight:
             return None
 
 
-class _Periods:
-    """Means over `count` values each, the newest `most` of them, by device. The devices stay the same."""
-
-    def __init__(self, count: int, most: int) -> None:
-        self._count = count
-        self._made: deque[tuple[float | None, ...]] = deque(maxlen=most)
-        self._open: list[Sequence[float | None]] = []
-        self.newest: Sequence[float | None] = ()
-
-    def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
-        """Take one more. Answers the period that it completed."""
-        self.newest = values
-        self._open.append(values)
-        if len(self._open) < self._count:
-            return None
-        made = tuple(_mean([each[device] for each in self._open]) for device in range(len(values)))
-        self._made.append(made)
-        self._open.clear()
-        return made
-
-    def pack(self, period_s: float) -> Series | None:
-        if not self._made or not self.newest:
-            return None
-        return pack(period_s, [[period[device] for period in self._made] for device in range(len(self.newest))])
-
-
-def _make_series() -> list[_Periods]:
-    return [_Periods(count, most) for count, most in _KEPT]
-
-
-def _periods_s(period_s: float) -> list[float]:
-    found = []
-    for count, _ in _KEPT:
-        period_s *= count
-        found.append(period_s)
-    return found
+def _since(now: float, moment_s: float | None) -> float | None:
+    return None if moment_s is None else round(now - moment_s, 3)
 
 
 def _rose(before: float | None, now: float | None, least: float) -> bool | None:
     """Whether by so much at least; None where nobody knows."""
     return None if before is None or now is None else now - before >= least
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None

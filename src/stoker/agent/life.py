@@ -526,10 +526,13 @@ class Life:
             changes |= {"step": progress.last_step, "first_step": progress.first_step}
             changes |= {"metrics": progress.values, "trends": progress.trends}
             self.activity.stepped(progress.last_step)
+            self.activity.reported(progress.values)
+        status = self.sync.status() if self.sync is not None else None
+        if status is not None:
+            self.activity.saved((status.files, status.unsynced_bytes, status.bytes_moved, status.commits))
         changes |= {"activity": self.activity.fact() or self.preparing.fact(), "waste": self._waste()}
         problems = [self.logs.status.error, self.watch.error, self.copy.warning if self.copy else None]
-        if self.sync is not None:
-            status = self.sync.status()
+        if status is not None:
             changes |= {
                 "checkpoint": status.last,
                 "checkpoint_files": status.files,

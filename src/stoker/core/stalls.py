@@ -1,8 +1,13 @@
-"""Whether a job stands still, or wastes its accelerators: two questions, and neither has an answer where anything that
-it rests on is not known. Pure."""
+"""Decide whether a job stands still, or wastes its accelerators. Pure.
+
+Neither is ever concluded from anything that is not known.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
@@ -10,87 +15,137 @@ from stoker.core.spans import span_text
 from stoker.fold import Claim
 from stoker.model import Activity, AgentPhase, Heartbeat, Stamped
 from stoker.rules import Stall, Utilization
-from stoker.series import means, quiet
+from stoker.series import LONGEST_S, means, quiet
 
 # A heartbeat older than this many of its intervals says nothing about now.
 _FRESH_BEATS = 6
-# Before its training a node does what nobody else bounds. Later, saving and flushing have bounds of their own.
+# Before its training a node does what nothing else bounds. Later, saving and flushing have bounds of their own.
 _EARLIER: tuple[AgentPhase, ...] = ("setup", "restoring")
+# A job that once took an hour for a step may take this many times as long for another, whatever `steps` says.
+_STEP_FACTOR = 2.0
+# The numbers that a job's own bound (`limits.stall`) does not name.
+_DEFAULTS = Stall()
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What one rank tells that does not wait."""
+
+    beat: Heartbeat
+    activity: Activity
+    # Its job reports steps, on whichever rank: lines of the log are no progress then.
+    by_steps: bool
+
+    @property
+    def trains(self) -> bool:
+        return self.beat.phase == "training"
+
+    @property
+    def progress_s(self) -> float:
+        """Since when nothing of it moved on; infinite where other ranks tell that."""
+        if not self.trains or not self.by_steps:
+            return self.activity.silent_s
+        ages = [age for age in (self.activity.stepped_s, self.activity.released_s) if age is not None]
+        # What is no number stays none: it is neither long enough nor short enough.
+        return next((age for age in ages if math.isnan(age)), min(ages, default=math.inf))
+
+    def is_idle(self, window_s: float, windows: int, above: float) -> bool:
+        """Whether its processors, disks and network are known to have done nothing but twitch."""
+        # Of what is long ago, the share of a coarse period is enough: work only ever gives a job more time.
+        return quiet(self.activity.work, window_s, windows, above, 1, hidden=False)
+
+    def is_saving(self, within_s: float) -> bool:
+        saving_s = self.activity.saving_s
+        return saving_s is not None and not saving_s >= within_s
 
 
 def stalled(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
-    """How long nothing has moved, in words; None where something does, or nobody can know.
+    """Return for how long nothing has moved, in words; None where something does, or that cannot be known.
 
-    Every rank must stand still, or wait for those that do. One whose accelerators are busy may wait for another, too,
-    which is not for this rule.
+    Every rank must stand still, or wait for those that do.
     """
-    told = _told(job, claim, now)
-    if told is None or not all(_stands_still(wanted, beat, activity, claim.offering.gpus) for beat, activity in told):
+    ranks = _told(job, claim, now)
+    if ranks is None or _debugged(ranks):
         return None
-    silent_s = min(activity.silent_s for _, activity in told)
-    early = _earlier(told)
-    if early:
-        return f"no line of the log and no work for {span_text(silent_s)}, before the training ({early})"
-    return f"no step, no line of the log and no work for {span_text(silent_s)}"
+    if all(_stands_still(wanted, rank, claim.offering.gpus, _progress_s(ranks)) for rank in ranks):
+        return _idle_words(wanted, ranks)
+    return _stuck(wanted, ranks)
 
 
 def begins_to_stall(wanted: Stall, job: JobSnapshot, claim: Claim, now: datetime) -> bool:
-    """Whether nothing of a training moved in the newest window, and not for all of the windows yet. What is at work
-    beside its accelerators does not count: it may be what hangs."""
-    told = _told(job, claim, now)
-    if told is None or not all(beat.phase == "training" for beat, _ in told):
+    """Return whether nothing of a training moved in the newest window, and not for all of the windows yet.
+
+    Processors, disks and network do not count here: what is at work beside the accelerators may be what hangs.
+    """
+    ranks = _told(job, claim, now)
+    if ranks is None or not all(rank.trains for rank in ranks) or _debugged(ranks):
         return False
-    ranks = [activity for _, activity in told]
 
     def is_quiet(windows: int) -> bool:
-        return all(_quiet(wanted, activity, claim.offering.gpus, windows) for activity in ranks)
+        return all(_quiet(wanted, rank.activity, claim.offering.gpus, windows) for rank in ranks)
 
-    silent_s = min(activity.silent_s for activity in ranks)
+    silent_s = _progress_s(ranks)
     if not silent_s >= wanted.window_s or not is_quiet(1):
         return False
-    # Windows that cannot be read never make a stall, so nobody waits for them.
-    known = all(means(activity.utilization, wanted.span_s) is not None for activity in ranks)
+    # Windows that cannot be read never make a stall, so they are not waited for.
+    known = all(means(rank.activity.utilization, wanted.span_s) is not None for rank in ranks)
     return silent_s < wanted.span_s or (known and not is_quiet(wanted.windows))
 
 
 def silent(longest_s: float, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
-    """As `stalled`, for a job that says itself how long it may be silent, whatever its machines do meanwhile. Before
-    the training it has no say in that: there they must do nothing, either."""
-    told = _told(job, claim, now)
-    if told is None:
+    """As `stalled`, for a job that says itself how long it may go without progress, whatever its machines do meanwhile.
+    Before the training it has no say in that: there they must do nothing, either."""
+    ranks = _told(job, claim, now)
+    if ranks is None or _debugged(ranks):
         return None
-    for beat, activity in told:
-        lasts_s = beat.trained_s if beat.phase == "training" else activity.idle_s
-        if lasts_s is None or not (lasts_s >= longest_s and activity.silent_s >= longest_s):
+    window_s = min(longest_s, LONGEST_S) / _DEFAULTS.windows
+    if not all(rank.progress_s >= longest_s for rank in ranks) or _saves(ranks, longest_s, window_s, _DEFAULTS):
+        return None
+    for rank in ranks:
+        idle = rank.trains or rank.is_idle(window_s, _DEFAULTS.windows, _DEFAULTS.working_above)
+        if not idle or (rank.trains and not rank.beat.trained_s >= longest_s):
             return None
-    early = _earlier(told)
+    early = _earlier(ranks)
     if early:
         return f"limits.stall: no line of the log and no work for {span_text(longest_s)}, before the training ({early})"
-    return f"limits.stall: no step and no line of the log for {span_text(longest_s)}"
+    return f"limits.stall: {_nothing_new(ranks)} for {span_text(longest_s)}"
 
 
 def silent_for_s(job: JobSnapshot, claim: Claim, now: datetime) -> float:
-    """Since when no rank has moved on, as far as they tell; 0 where they do not."""
-    told = _told(job, claim, now)
-    return min(activity.silent_s for _, activity in told) if told is not None else 0.0
+    """Return since when no rank has moved on, as far as they tell; 0 where they do not."""
+    ranks = _told(job, claim, now)
+    return _progress_s(ranks) if ranks is not None else 0.0
+
+
+def debugged_for_s(job: JobSnapshot, claim: Claim) -> tuple[int, float] | None:
+    """Return the rank that has been held by a debugger for longest, and for how long; None where none is."""
+    found = []
+    for rank in range(claim.nodes):
+        beat = job.heartbeat_of(claim, rank)
+        activity = beat.value.activity if beat is not None else None
+        if activity is not None and activity.debugged_s is not None:
+            found.append((activity.debugged_s, rank))
+    return (max(found)[1], max(found)[0]) if found else None
 
 
 def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:
-    """How little the accelerators were used, in words; None where it was enough, or nobody can know."""
-    told = _told(job, claim, now)
+    """Return how little the accelerators were used, in words; None where it was enough, or that cannot be known."""
+    ranks = _told(job, claim, now)
     here, gpus = job.capabilities.here, job.spec.resources.gpus
     asked = gpus.count if gpus is not None else 0
-    if told is None or len(told) < claim.nodes or claim.offering.gpus == 0 or (here and asked == 0):
+    if ranks is None or len(ranks) < claim.nodes or claim.offering.gpus == 0 or (here and asked == 0):
+        return None
+    if _debugged(ranks):
         return None
     used: list[float] = []
-    for beat, activity in told:
-        found = means(activity.utilization, wanted.over_s)
-        if beat.phase != "training" or not beat.trained_s >= wanted.after_s + wanted.over_s:
+    for rank in ranks:
+        found = means(rank.activity.utilization, wanted.over_s)
+        if not rank.trains or not rank.beat.trained_s >= wanted.after_s + wanted.over_s:
             return None
-        if found is None or len(found) < max(claim.offering.gpus, activity.devices):
+        if found is None or len(found) < max(claim.offering.gpus, rank.activity.devices):
             return None  # There are some that cannot be read.
-        # Somebody's own computer may have more of them than the job. Which are its, nobody tells: it used none more
-        # than those that were used most.
+        # A submitter's own computer may have more of them than the job. Which are the job's is not known: it used no
+        # others than those that were used most.
         used += sorted(found)[-asked:] if here else found
     mean = sum(used) / len(used)
     if mean >= wanted.value:
@@ -100,7 +155,7 @@ def wasteful(wanted: Utilization, job: JobSnapshot, claim: Claim, now: datetime)
 
 
 def fresh(beat: Stamped[Heartbeat], now: datetime) -> bool:
-    """Whether it says anything about now: of a training that was heard a moment ago."""
+    """Return whether it says anything about now: of a training that was heard a moment ago."""
     return _heard(beat, now) and beat.value.phase == "training"
 
 
@@ -109,13 +164,13 @@ def _heard(beat: Stamped[Heartbeat], now: datetime) -> bool:
     return (now - beat.modified).total_seconds() <= _FRESH_BEATS * beat.value.interval_s
 
 
-def _told(job: JobSnapshot, claim: Claim, now: datetime) -> list[tuple[Heartbeat, Activity]] | None:
+def _told(job: JobSnapshot, claim: Claim, now: datetime) -> list[_Rank] | None:
     """What each rank tells that does not wait; None where all wait, or one does something else, does not tell what, or
     was not heard just now.
 
-    One that waits to be allowed to train, or for other ranks, does what it should. Those it waits for may not.
+    A rank that waits to be allowed to train, or for other ranks, does what it should. Those it waits for may not.
     """
-    found = []
+    found: list[tuple[Heartbeat, Activity]] = []
     for rank in range(claim.nodes):
         beat = job.heartbeat_of(claim, rank)
         if beat is None or not _heard(beat, now):
@@ -126,29 +181,74 @@ def _told(job: JobSnapshot, claim: Claim, now: datetime) -> list[tuple[Heartbeat
         if phase not in ("training", *_EARLIER) or activity is None:
             return None
         found.append((beat.value, activity))
-    return found or None
+    by_steps = any(beat.phase == "training" and activity.stepped_s is not None for beat, activity in found)
+    return [_Rank(beat, activity, by_steps) for beat, activity in found] or None
 
 
-def _earlier(told: list[tuple[Heartbeat, Activity]]) -> str:
+def _debugged(ranks: Sequence[_Rank]) -> bool:
+    """Whether a person looks into any of them: the others may wait for that one."""
+    return any(rank.activity.debugged_s is not None for rank in ranks)
+
+
+def _earlier(ranks: Sequence[_Rank]) -> str:
     """What is done by those that do not train yet, in words."""
-    return ", ".join(phase for phase in _EARLIER if any(beat.phase == phase for beat, _ in told))
+    return ", ".join(phase for phase in _EARLIER if any(rank.beat.phase == phase for rank in ranks))
 
 
-def _stands_still(wanted: Stall, beat: Heartbeat, activity: Activity, gpus: int) -> bool:
-    span_s, trains = wanted.span_s, beat.phase == "training"
-    # Before the training nobody counts its age; what was silent for so long is no younger.
-    if not (beat.trained_s if trains else activity.silent_s) >= wanted.after_s:
+def _progress_s(ranks: Sequence[_Rank]) -> float:
+    return min(rank.progress_s for rank in ranks)
+
+
+def _nothing_new(ranks: Sequence[_Rank]) -> str:
+    return "no step" if ranks[0].by_steps else "no step and no line of the log"
+
+
+def _idle_words(wanted: Stall, ranks: Sequence[_Rank]) -> str:
+    lasts, early = span_text(_progress_s(ranks)), _earlier(ranks)
+    idle = all(rank.is_idle(wanted.window_s, wanted.windows, wanted.working_above) for rank in ranks)
+    least = "no line of the log" if early else "no step" if ranks[0].by_steps else "no step, no line of the log"
+    when = f", before the training ({early})" if early else ""
+    if idle:
+        return f"{least} and no work for {lasts}{when}"
+    return f"{least} for {lasts}{when}; its processors, disks or network are at work, and for too long"
+
+
+def _stands_still(wanted: Stall, rank: _Rank, gpus: int, of_all_s: float) -> bool:
+    """`of_all_s` is the progress of all ranks, for one that reports none itself."""
+    span_s, activity = wanted.span_s, rank.activity
+    progress_s = of_all_s if rank.progress_s == math.inf else rank.progress_s
+    # Before the training its age is not counted; what was silent for so long is no younger.
+    if not (rank.beat.trained_s if rank.trains else activity.silent_s) >= wanted.after_s:
         return False
-    if not activity.silent_s >= span_s or activity.idle_s is None:
+    if not progress_s >= span_s or not activity.work:
         return False
-    if not activity.idle_s >= span_s and not activity.silent_s >= span_s + wanted.working_s:
+    idle = rank.is_idle(wanted.window_s, wanted.windows, wanted.working_above) and not rank.is_saving(wanted.window_s)
+    if not idle and not progress_s >= span_s + wanted.working_s:
         return False
-    if not trains:
+    if not rank.trains:
         return True  # Its accelerators have nothing to do yet.
     if not gpus and not activity.devices:
-        # Nothing but processors, and they do nothing.
-        return activity.idle_s >= span_s
+        return idle  # Nothing but processors, and they must do nothing.
     return _quiet(wanted, activity, gpus, wanted.windows)
+
+
+def _stuck(wanted: Stall, ranks: Sequence[_Rank]) -> str | None:
+    """As a hang in which accelerators or processors spin: steps were reported, and there are no more, on any rank."""
+    if wanted.steps_s is None or not ranks[0].by_steps:
+        return None
+    for rank in ranks:
+        longest_s = max(wanted.steps_s, _STEP_FACTOR * rank.activity.longest_step_s)
+        if not rank.trains or not rank.beat.trained_s >= wanted.after_s or not rank.progress_s >= longest_s:
+            return None
+    if _saves(ranks, wanted.steps_s, wanted.window_s, wanted):
+        return None
+    return f"no step for {span_text(_progress_s(ranks))}, whatever else it does"
+
+
+def _saves(ranks: Sequence[_Rank], longest_s: float, within_s: float, wanted: Stall) -> bool:
+    """Whether a rank has been saving just now, and has had no more time for that than others have for other work."""
+    saves = any(rank.is_saving(within_s) for rank in ranks if rank.trains)
+    return saves and not _progress_s(ranks) >= longest_s + wanted.working_s
 
 
 def _quiet(wanted: Stall, activity: Activity, gpus: int, windows: int) -> bool:

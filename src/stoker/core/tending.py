@@ -118,15 +118,26 @@ def _mind_conduct(look: Look, claim: Claim) -> bool:
         only_told = found.then == "warn" or not found.counts
         word = _word_of(look, claim, found.rule, audit=not found.counts)
         if word.at is None or not (only_told or _is_about(look, word, found)):
-            shown = f"; `stoker logs {look.state.job} --evidence` shows what it does" if found.evidence else ""
-            return look.append(Warned(code=word.next, evidence=found.evidence), found.reason + shown)
+            return look.append(Warned(code=word.next, evidence=found.evidence), found.reason + _after(look, found))
         if only_told:
+            continue
+        due = word.at + timedelta(seconds=found.warn_before_s)
+        if look.now < due:
+            look.wakes.append(due)
             continue
         if not (_has_evidence(look, claim, word.code) if found.evidence else _heard_since(look, claim, word.at)):
             continue
         outcome: AttemptOutcome = "limit" if found.then == "stop" else "infrastructure"
         return look.append(Draining(claim=claim.number, outcome=outcome, rule=found.rule), found.reason)
     return False
+
+
+def _after(look: Look, found: watching.Sighting) -> str:
+    """What follows the reason of a warning: when it is acted on, and where to look."""
+    acts = found.counts and found.then != "warn" and found.warn_before_s > 0
+    due = f"; unless that changes, it is asked to leave in {span_text(found.warn_before_s)}" if acts else ""
+    shown = f"; `stoker logs {look.state.job} --evidence` shows what it does" if found.evidence else ""
+    return due + shown
 
 
 def _word_of(look: Look, claim: Claim, rule: str, *, audit: bool) -> _Word:
@@ -143,7 +154,9 @@ def _is_about(look: Look, word: _Word, found: watching.Sighting) -> bool:
     anybody knows, such as a number, was said twice by then: whoever governs may look now and then only."""
     assert word.at is not None
     lasts = timedelta(seconds=min(max(0.0, found.lasts_s), _LONGEST_S))
-    return look.now - word.at <= max(_WORD_COUNTS, lasts) or (not found.evidence and word.number > 1)
+    # A warning that is to come in time is about this standstill, and not about one before it.
+    least = timedelta(0) if found.warn_before_s > 0 else _WORD_COUNTS
+    return look.now - word.at <= max(least, lasts) or (not found.evidence and word.number > 1)
 
 
 def _heard_since(look: Look, claim: Claim, at: datetime) -> bool:

@@ -13,10 +13,13 @@ from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim
 from stoker.rules import House, Rule, Stall, Then
 
-# What a job's own bound on silence is called in decisions.
-OWN = "stall"
+# What a job's own bound on silence is called in decisions, and a process of it that a person has stopped.
+OWN, DEBUGGER = "stall", "debugger"
+# A debugger that is there for so long is a person's, and is told.
+_SESSION_S = 10.0
 # It has no windows; a third of it without a word, and with idle accelerators, is a beginning.
 _OWN_WINDOWS = 3
+_NO_WARNING = Stall()
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Sighting:
     evidence: bool = True
     # For how long it has been so, as far as that can be told.
     lasts_s: float = 0.0
+    # How long people are warned before anything is done about it.
+    warn_before_s: float = 0.0
 
 
 def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> Iterator[Sighting]:
@@ -40,6 +45,7 @@ def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now
     One that hangs is no wasteful one: the rule that would start it again comes first, and is waited for.
     """
     own = job.spec.limits.stall_s
+    yield from _debugger(job, claim, house, subject)
     reason = stalls.silent(own, job, claim, now) if own is not None else None
     silent_s = stalls.silent_for_s(job, claim, now)
     if reason is not None:
@@ -52,8 +58,24 @@ def findings(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now
             # A number that is no good needs no witness.
             evidence = told.counts and rule.metric is None
             use = rule.min_gpu_utilization
-            lasts_s = use.over_s if use is not None else silent_s if rule.stall is not None else 0.0
-            yield Sighting(told.code, str(told), rule.action, told.counts, evidence, lasts_s)
+            before_s = (rule.stall or use or _NO_WARNING).warn_before_s
+            # A mean has no beginning: the warning is about the same matter for as long as it is to come before.
+            lasts_s = use.over_s + before_s if use is not None else silent_s if rule.stall is not None else 0.0
+            yield Sighting(told.code, str(told), rule.action, told.counts, evidence, lasts_s, before_s)
+
+
+def _debugger(job: JobSnapshot, claim: Claim, house: House, subject: Subject) -> Iterator[Sighting]:
+    """Tell that rules wait for a debugger, where any would end the job otherwise."""
+    found = stalls.debugged_for_s(job, claim)
+    rules = [*that_count(house, subject, "stall"), *that_count(house, subject, "min_gpu_utilization")]
+    if found is None or not found[1] >= _SESSION_S:
+        return
+    if job.spec.limits.stall_s is not None or any(rule.action != "warn" for rule in rules):
+        reason = (
+            f"a process of rank {found[0]} is stopped, or in a debugger: until it is let go, it is not held to stand "
+            "still or to waste its machines; max_runtime and max_cost count on"
+        )
+        yield Sighting(DEBUGGER, reason, "warn", evidence=False)
 
 
 def _may_hang(job: JobSnapshot, claim: Claim, house: House, subject: Subject, now: datetime) -> bool:

@@ -26,6 +26,7 @@ from stoker.model import (
     Stamped,
     Submitted,
 )
+from stoker.series import pack
 from stoker.spec import Limits, Resources, Retry, Spec, Spot
 
 JOB = "job-1"
@@ -92,6 +93,11 @@ def make_instance(claim: int, rank: int = 0, state: InstanceState = "running", *
 
 def make_exit(outcome: ExitOutcome, why: ExitWhy = "finished", *, at_s: float = 0.0, **rest: object) -> Exit:
     return Exit(outcome=outcome, why=why, at=at(at_s), **rest)  # type: ignore[arg-type]
+
+
+# The shares of an hour and a half in which processors, disks and network did nothing, or worked.
+NO_WORK = (pack(60.0, [[0.0] * 90]),)
+AT_WORK = (pack(60.0, [[1.0] * 90]),)
 
 
 def make_beat(at_s: float, phase: str = "training", etag: str = "e1", **rest: object) -> Stamped[Heartbeat]:

@@ -1,0 +1,68 @@
+"""Find processes that a person has stopped, or looks into with a debugger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+# States of /proc/PID/stat: stopped by its tracer, and stopped by a signal (Ctrl-Z, SIGSTOP).
+_TRACED, _STOPPED = "t", "T"
+# Deeper chains of parents are no agent's.
+_MOST_PARENTS = 32
+
+
+def is_debugged(members: Collection[int], proc: Path = Path("/proc"), agent: int | None = None) -> bool:
+    """Return whether a process of the training is stopped, or traced from outside of the training.
+
+    A tracer that belongs to the training itself (`strace python train.py`, a sampling profiler) counts only while it
+    keeps a process stopped. Stacks that the agent collects (a py-spy that it started) never count. A process that
+    cannot be read counts as not debugged.
+    """
+    own = os.getpid() if agent is None else agent
+    return any(_is_debugged(pid, members, proc, own) for pid in members)
+
+
+def _is_debugged(pid: int, members: Collection[int], proc: Path, agent: int) -> bool:
+    state = _state(proc, pid)
+    if state is None:
+        return False
+    if state == _STOPPED:
+        return True
+    tracer = _tracer(proc, pid)
+    if tracer and _is_below(proc, tracer, agent) and tracer not in members:
+        return False
+    return state == _TRACED or bool(tracer and tracer not in members)
+
+
+def _state(proc: Path, pid: int) -> str | None:
+    found = _fields(proc, pid)
+    return found[0] if found else None
+
+
+def _is_below(proc: Path, pid: int, ancestor: int) -> bool:
+    for _ in range(_MOST_PARENTS):
+        if pid == ancestor:
+            return True
+        found = _fields(proc, pid)
+        if len(found) < 2 or not found[1].isdigit() or int(found[1]) <= 1:
+            return False
+        pid = int(found[1])
+    return False
+
+
+def _fields(proc: Path, pid: int) -> list[str]:
+    """State and parent first; the name before them may contain anything."""
+    try:
+        return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _tracer(proc: Path, pid: int) -> int:
+    try:
+        lines: Iterable[str] = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return 0
+    told = next((line.partition(":")[2].strip() for line in lines if line.startswith("TracerPid:")), "0")
+    return int(told) if told.isdigit() else 0

@@ -1,0 +1,71 @@
+"""Means over periods of growing length: fine and short, coarse and long, small enough for a heartbeat."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from stoker.model import Series
+from stoker.series import pack
+
+# Two minutes, an hour and a half, a day (`series.LONGEST_S`): each period made of so many of the one before.
+_KEPT = ((1, 120), (60, 90), (10, 144))
+
+
+class Periods:
+    """What was seen of some devices, at all resolutions. The devices stay the same."""
+
+    def __init__(self) -> None:
+        self._levels = [_Level(count, most) for count, most in _KEPT]
+
+    @property
+    def newest(self) -> Sequence[float | None]:
+        """What was seen last, by device; empty where nothing was."""
+        return self._levels[0].newest
+
+    def add(self, values: Sequence[float | None]) -> None:
+        """Take what was seen in one more period, by device. None is what could not be read."""
+        for level in self._levels:
+            made = level.add(values)
+            if made is None:
+                return
+            values = made
+
+    def pack(self, period_s: float) -> tuple[Series, ...]:
+        """All of it for a heartbeat, where the finest period is so long."""
+        found = []
+        for level in self._levels:
+            period_s *= level.count
+            found.append(level.pack(period_s))
+        return tuple(each for each in found if each is not None)
+
+
+class _Level:
+    """Means over `count` values each, the newest `most` of them, by device. The devices stay the same."""
+
+    def __init__(self, count: int, most: int) -> None:
+        self.count = count
+        self._made: deque[tuple[float | None, ...]] = deque(maxlen=most)
+        self._open: list[Sequence[float | None]] = []
+        self.newest: Sequence[float | None] = ()
+
+    def add(self, values: Sequence[float | None]) -> Sequence[float | None] | None:
+        """Take one more. Answers the period that it completed."""
+        self.newest = values
+        self._open.append(values)
+        if len(self._open) < self.count:
+            return None
+        made = tuple(_mean([each[device] for each in self._open]) for device in range(len(values)))
+        self._made.append(made)
+        self._open.clear()
+        return made
+
+    def pack(self, period_s: float) -> Series | None:
+        if not self._made or not self.newest:
+            return None
+        return pack(period_s, [[period[device] for period in self._made] for device in range(len(self.newest))])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None

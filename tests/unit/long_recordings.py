@@ -1,0 +1,161 @@
+"""Hours of a training in virtual time, made of what a real GPU showed: recorder, heartbeat, store, rules and ladder.
+
+Each activity is the recorded one, second by second, repeated for as long as it is wanted; counters go on from where
+they were. The clock is the test's. Everything else is what runs on a node and in a governor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker import facts, layout
+from stoker.agent.activity import ActivityRecorder, Look
+from stoker.agent.beat import Beat
+from stoker.core.decide import decide_job
+from stoker.core.policy import DEFAULT, Policy
+from stoker.core.snapshot import Append
+from stoker.fold import fold
+from stoker.model import (
+    CheckpointRef,
+    Claimed,
+    Draining,
+    Entry,
+    Event,
+    Heartbeat,
+    Launched,
+    NodeRef,
+    Submitted,
+    Warned,
+)
+from stoker.policyfile import parse_policy
+from stoker.spec import Limits
+from stoker.testing.memory import MemoryStore
+from stoker.testing.playback import RECORDED
+from stoker.testing.sim_data import JOB, SPOT_A, at, make_snapshot, make_spec
+
+HOUR_S = 3600
+# Imports and the first use of the GPU are over by then.
+_FROM, _TO = 12, 38
+GOVERNED_EVERY_S = 15
+
+
+@dataclass(frozen=True)
+class Second:
+    """What one second of a recording adds."""
+
+    gpu: float | None
+    cpu_s: float
+    moved: float
+    steps: int
+    lines: int
+
+
+def seconds_of(name: str) -> Iterator[Second]:
+    """An activity for ever. `spinning` is a collective that waits: the GPU and a core at 100 %, and nothing else."""
+    if name == "spinning":
+        while True:
+            yield Second(1.0, 1.0, 0.0, 0, 0)
+    recorded: dict[str, Any] = RECORDED[name]
+    moved = [recorded["disk_bytes"][n] + recorded["net_bytes"][n] for n in range(len(recorded["gpu"]))]
+    while True:
+        for n in range(_FROM, _TO):
+            steps = [recorded["step"][m] or 0 for m in (n - 1, n)]
+            yield Second(
+                gpu=recorded["gpu"][n] / 100,
+                cpu_s=recorded["cpu_s"][n] - recorded["cpu_s"][n - 1],
+                moved=float(moved[n] - moved[n - 1]),
+                steps=max(0, steps[1] - steps[0]),
+                lines=recorded["lines"][n] - recorded["lines"][n - 1],
+            )
+
+
+@dataclass
+class LongJob:
+    """One job on one node. `house` are its rules; the log is what its governor decided."""
+
+    house: str = "stall: {}"
+    limits: Limits = field(default_factory=Limits)
+    beat_s: int = 10
+    now_s: int = 0
+    told: list[tuple[int, Event, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.policy: Policy = replace(
+            DEFAULT, house=parse_policy(f"rules: [{{name: hangs, {self.house}}}]".encode(), "p")
+        )
+        self.store = MemoryStore(lambda: at(self.now_s))
+        self.recorder = ActivityRecorder(_nobody_looks, monotonic=lambda: float(self.now_s))
+        self.recorder.begin(looking=False)
+        node = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
+        self.beat = Beat(self.store, node, self._refresh)
+        self.beat.change(phase="training", interval_s=float(self.beat_s), checkpoint=CheckpointRef("c1", "1"))
+        self.entries = [
+            Entry(1, at(0), "", Submitted(spec_digest="0" * 64, submitter="jane")),
+            Entry(2, at(0), "", Claimed(offering=replace(SPOT_A, gpus=1), nodes=1)),
+            Entry(3, at(0), "", Launched(2, (NodeRef(0, "i-2-0"),))),
+        ]
+        self.cpu_s = self.moved = 0.0
+        self.step: int | None = None
+        self.ended_at: int | None = None
+
+    def live(
+        self,
+        name: str,
+        seconds: int,
+        *,
+        line_every_s: int = 0,
+        twitch_every_s: int = 0,
+        steps: bool = True,
+        saves: bool = False,
+        debugged: bool = False,
+    ) -> LongJob:
+        """Go on with an activity. `line_every_s`: a side thread logs; `twitch_every_s`: one core works for a second;
+        `steps`: as recorded; `saves`: its checkpoint folder grows; `debugged`: a person has stopped it."""
+        for number, second in zip(range(seconds), seconds_of(name), strict=False):
+            if self.ended_at is not None:
+                break
+            self.now_s += 1
+            twitches = twitch_every_s and number % twitch_every_s == 0
+            self.cpu_s += 1.0 if twitches else 0.0 if debugged else second.cpu_s
+            self.moved += 0.0 if debugged else second.moved
+            self.recorder.take(Look((second.gpu,), self.cpu_s, self.moved, debugged=debugged))
+            if second.steps and steps and not debugged:
+                self.step = (self.step or 0) + second.steps
+            if (second.lines and not debugged) or (line_every_s and number % line_every_s == 0):
+                self.recorder.heard(b"still syncing\n")
+            if saves:
+                self.recorder.saved(self.now_s)
+            if self.now_s % self.beat_s == 0:
+                self.beat.write()
+            if self.now_s % GOVERNED_EVERY_S == 0:
+                self._govern()
+        return self
+
+    def words(self, code: str = "policy:hangs") -> list[int]:
+        return [at_s for at_s, event, _ in self.told if isinstance(event, Warned) and event.code.startswith(code)]
+
+    def _refresh(self, beat: Heartbeat) -> Heartbeat:
+        self.recorder.stepped(self.step)
+        return replace(beat, step=self.step, trained_s=float(self.now_s), activity=self.recorder.fact())
+
+    def _govern(self) -> None:
+        state = fold(JOB, self.entries)
+        assert state is not None
+        (claim,) = state.open_claims
+        found = facts.read_claim(self.store, JOB, claim)
+        job = make_snapshot(state, *found, spec=make_spec(limits=self.limits))
+        for action in decide_job(job, self.policy, at(self.now_s)).actions:
+            assert isinstance(action, Append), action
+            self.told.append((self.now_s, action.event, action.reason))
+            self.entries.append(Entry(action.seq, at(self.now_s), action.reason, action.event))
+            if isinstance(action.event, Warned) and action.event.evidence:
+                # Its agent has collected it by the next heartbeat.
+                self.beat.change(evidence=(*self.beat.now.evidence, action.event.code))
+            if isinstance(action.event, Draining):
+                self.ended_at = self.now_s
+
+
+def _nobody_looks() -> Look:
+    raise AssertionError("the test looks")
