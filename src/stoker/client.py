@@ -48,6 +48,7 @@ from stoker.notify import checking
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
 from stoker.providers.linking import Seat
+from stoker.reading.resuming import ResumePlan, plan_resume
 from stoker.removing import remove_job
 from stoker.sending import send
 from stoker.spec import Spec
@@ -299,24 +300,27 @@ def may_be_held(store: Store, state: JobState) -> bool:
     return hold is not None and bool(active_jobs(store).get(state.job))
 
 
-def resume(job: str, store: str | Store | None = None) -> str:
+def resume(job: str, store: str | Store | None = None, *, checkpoint: str | None = None) -> str:
     """Let an ended job go on from its last checkpoint: the same job, next attempt. Answers its id.
 
-    Raises UserError when it has not ended, or has succeeded, or a rule of the house refuses it.
+    `checkpoint` is a reference or a name as `stoker checkpoints` lists them: the job goes on from it, and newer ones
+    are left aside. Without it, checkpoints that attempts failed on are passed over. Raises UserError when the job has
+    not ended, or has succeeded, or a rule of the house refuses it, or there is no such checkpoint.
     """
     opened = open_any(store)
     found = find_job(opened, job)
-    ask_to_resume(found, opened)
+    ask_to_resume(found, opened, checkpoint)
     call_deployed(opened, [found])
     return found
 
 
-def ask_to_resume(found: str, opened: Store) -> None:
-    """`resume`, for who then sees to it that somebody governs."""
+def ask_to_resume(found: str, opened: Store, checkpoint: str | None = None) -> tuple[str, ...]:
+    """`resume`, for a caller that then sees to it that the job is governed. Answers what to tell the person."""
     me = submitter()
     state = _state(opened, found)
     if state.code_digest is not None and opened.head(layout.code(state.code_digest)) is None:
         raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
+    plan: ResumePlan | None = None
 
     def wanted(newest: JobState | None) -> tuple[Event, str] | None:
         ended = _present(found, newest).ended
@@ -324,9 +328,12 @@ def ask_to_resume(found: str, opened: Store) -> None:
             raise UserError(f"{found} has not ended; `stoker logs -f {found}` follows it")
         if ended.outcome == "succeeded":
             raise UserError(f"{found} has succeeded; `stoker clone {found}` starts a new job like it")
-        return ResumeAsked(by=me), f"resumed by {me}"
+        if plan is None or plan.key is None:
+            return ResumeAsked(by=me), f"resumed by {me}"
+        return ResumeAsked(by=me, checkpoint=plan.key), f"resumed by {me} from checkpoint {plan.title}"
 
     wanted(state)
+    plan = plan_resume(opened, state, checkpoint)
     _heed_again(opened, state)
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
     after = log.append_next(
@@ -337,6 +344,7 @@ def ask_to_resume(found: str, opened: Store) -> None:
         marker = layout.active(found, after.opened_seq)
         if opened.head(marker) is None:
             opened.put(marker, b"")
+    return plan.told
 
 
 def _heed_again(store: Store, state: JobState) -> None:

@@ -358,7 +358,7 @@ class Spec:
     environment: Environment = part("what is installed on them", factory=Environment)
     inputs: dict[str, Input] = part("data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict)
     checkpoints: Checkpoints = part("where the script saves, and how many are kept", factory=Checkpoints)
-    resume_from: str | None = part("JOB[:NAME], or a URL or folder of plain files", default=None)
+    resume_from: str | None = part("JOB[:REF], or a URL or folder of plain files", default=None)
     outputs: str | None = part("folder synced to the store as plain files during training", form="folder", default=None)
     metrics: dict[str, str] = part(
         "regular expressions that find metrics in the log; the group is the value",

@@ -297,23 +297,34 @@ def _resume_from(text: str, capabilities: Capabilities, folder: Path, store: Sto
         if not capabilities.here:
             raise UserError(f"resume_from: {path} is on this computer, where the machines cannot reach it; give a URL")
         return str(path)
-    job, colon, checkpoint = text.partition(":")
+    job, _, checkpoint = text.partition(":")
     if store is None:
         return text
     try:
         found = find_job(store, job)
     except UserError as error:
         raise UserError(f"resume_from: {error}") from None
-    _check_checkpoint(store, found, checkpoint)
-    return f"{found}{colon}{checkpoint}"
+    return f"{found}{_pinned(store, found, checkpoint)}"
 
 
-def _check_checkpoint(store: Store, job: str, name: str) -> None:
-    from stoker.checkpoints import list_checkpoints
+def _pinned(store: Store, job: str, text: str) -> str:
+    """`:NAME` as it is, for the newest of that name when the job starts; a reference as one that a node can read.
 
-    complete = [checkpoint for checkpoint in list_checkpoints(store, job) if checkpoint.complete]
-    if not complete:
-        raise UserError(f"resume_from: {job} has no checkpoint; `stoker checkpoints {job}` lists them")
-    if name and all(name not in (checkpoint.name, checkpoint.key) for checkpoint in complete):
-        there = ", ".join(dict.fromkeys(checkpoint.name for checkpoint in complete[-5:]))
-        raise UserError(f"resume_from: {job} has no checkpoint {name!r}; it has {there}")
+    Without a name it is the newest, and nothing is pinned unless attempts of that job failed on its newest.
+    """
+    from stoker import log
+    from stoker.checkpoint_refs import pinned, resolve
+    from stoker.checkpoints import choose, list_checkpoints
+    from stoker.core import retry
+    from stoker.core.policy import DEFAULT
+
+    state = log.read(store, job)
+    listed = list_checkpoints(store, job)
+    poisoned = retry.poisoned(state, DEFAULT) if state is not None else frozenset()
+    try:
+        chosen = resolve(listed, text or None, state, job, poisoned=poisoned).checkpoint
+    except UserError as error:
+        raise UserError(f"resume_from: {error}") from None
+    if text:
+        return f":{text}" if text == chosen.name else f":{pinned(chosen.place)}"
+    return "" if choose(listed, frozenset()) == chosen else f":{pinned(chosen.place)}"

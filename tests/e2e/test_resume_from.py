@@ -30,3 +30,38 @@ def test_what_was_pulled_beside_the_code_is_not_packed_with_the_next_job(world: 
     second = world.run(params={"steps": 5, "pause": 0})
     assert first.code is not None and second.code is not None
     assert second.code.digest == first.code.digest
+
+
+def test_a_person_chooses_the_checkpoint_that_a_job_resumes_from(world: World) -> None:
+    world.write(
+        "import sys\n"
+        "from stoker import train\n"
+        "saved = train.latest()\n"
+        "start = int((saved / 'x').read_text()) if saved else 0\n"
+        "print('starts at', start)\n"
+        "for step in (start + 1, start + 2):\n"
+        "    with train.checkpoint('ckpt', step=step) as folder: (folder / 'x').write_text(str(step))\n"
+        "    assert train.wait_durable(60)\n"
+        "sys.exit(3)\n"
+    )
+
+    def starts() -> list[str]:
+        return [line for line in world.lines(job.id) if line.startswith("starts at")]
+
+    def resume(*options: str) -> str:
+        told = world.cli("resume", job.id, *options)
+        assert told.returncode == 0, told.stderr
+        world.ended(job.id)
+        return told.stderr
+
+    job = world.run(checkpoints={"keep": 9})
+    assert job.phase == "failed" and starts() == ["starts at 0"], world.story(job.id)
+    assert "it goes on from 1.2 (ckpt, step 2)" in resume()
+    told = resume("--checkpoint", "1.1")
+    assert "it goes on from 1.1 (ckpt, step 1)" in told and "left aside: 2.2 (ckpt, step 4)" in told
+    assert starts() == ["starts at 0", "starts at 2", "starts at 1"], world.story(job.id)
+    # What that attempt saved comes next, not what is newer by its step and was left aside.
+    assert "it goes on from 3.2 (ckpt, step 3)" in resume()
+    assert starts()[-1] == "starts at 3"
+    wrong = world.cli("resume", job.id, "--checkpoint", "9.9")
+    assert wrong.returncode != 0 and wrong.stderr.count("\n") == 1 and "has no checkpoint '9.9'" in wrong.stderr

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.agent.resume import import_checkpoint
+from stoker.checkpoint_refs import candidates
 from stoker.checkpoints import (
     Part,
     Progress,
     RestoreError,
-    choose,
     fetch,
     find_checkpoint,
     list_checkpoints,
@@ -130,21 +130,14 @@ def find_candidates(store: Store, job: str, poisoned: frozenset[str], choice: Ch
 def proposals(
     store: Store, job: str, poisoned: frozenset[str] = frozenset(), choice: Choice | None = None
 ) -> Iterator[str]:
-    """The keys worth trying, newest first; the store is asked anew for each, since others may have been pruned.
-
-    After a person's choice: what was committed since, then the chosen one, poisoned or not; nothing else.
-    """
+    """The keys worth trying, newest first; the store is asked anew for each, since others may have been pruned."""
     before: str | None = None
     while True:
-        listed = list_checkpoints(store, job)
-        if choice is not None:
-            listed = [one for one in listed if one.place.claim > choice.seq or one.key == choice.key]
-            poisoned -= {choice.key}
-        found = choose(listed, poisoned, before)
-        if found is None:
+        found = candidates(list_checkpoints(store, job), poisoned, choice, before)
+        if not found:
             return
-        yield found.key
-        before = found.key
+        yield found[0].key
+        before = found[0].key
 
 
 def _make_staging(folder: Path) -> Path:

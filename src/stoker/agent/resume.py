@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from stoker import codec, layout
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.snapshot import scan
+from stoker.checkpoint_refs import matching
 from stoker.checkpoints import (
     FAR_WORKERS,
     NEAR_WORKERS,
@@ -46,7 +47,7 @@ ORDINAL = 0
 
 @dataclass(frozen=True)
 class FromJob:
-    """A checkpoint of another job in the same store; its newest one when `name` is None."""
+    """A checkpoint of another job in this store, by name or pinned reference; its newest where `name` is None."""
 
     job: str
     name: str | None = None
@@ -70,7 +71,7 @@ Source = FromJob | FromFolder | FromUrl
 
 
 def parse_source(text: str, *, base: Path | None = None) -> Source:
-    """Read `JOB[:NAME]`, a URL or a folder: what looks like a path (`/`, `./`, `~`), or a folder that exists."""
+    """Read `JOB[:REF]`, a URL or a folder: what looks like a path (`/`, `./`, `~`), or a folder that exists."""
     scheme, separator, rest = text.partition("://")
     if separator:
         return FromFolder(Path(unquote(rest))) if scheme == "file" else FromUrl(text)
@@ -129,10 +130,12 @@ def _import_job(
 ) -> str:
     before: str | None = None
     while True:
-        found = [one for one in list_checkpoints(store, source.job) if source.name in (None, one.name)]
+        listed = list_checkpoints(store, source.job)
+        # References were pinned when the job was submitted: no other job's log is read here.
+        found = listed if source.name is None else matching(listed, source.name, None)
         chosen = choose(found, poisoned, before)
         if chosen is None:
-            what = f"no checkpoint called {source.name}" if source.name else "no checkpoint"
+            what = f"no checkpoint {source.name}" if source.name else "no checkpoint"
             raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
         try:
             return _copy(store, job, source.job, chosen, folder, check)

@@ -90,14 +90,18 @@ def complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
 
 def complete_checkpoint(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The checkpoints of the job that was typed before."""
+    """The checkpoints of the job that was typed before: references, newest first, then names."""
+    from stoker import log
+    from stoker.checkpoint_refs import describe, words
     from stoker.checkpoints import list_checkpoints
     from stoker.finding import find_job
 
-    def names() -> list[str]:
+    def names() -> list[tuple[str, str]]:
         store = _store(ctx)
-        found = list_checkpoints(store, find_job(store, str(ctx.params["job"])))
-        return list(dict.fromkeys(one.name for one in reversed(found) if one.complete))
+        job = find_job(store, str(ctx.params["job"]))
+        state = log.read(store, job)
+        known = words([one for one in list_checkpoints(store, job) if one.complete], state)
+        return [(word, describe(one, state)) for word, one in known.items()]
 
     return _offered(names, incomplete)
 

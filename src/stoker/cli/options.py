@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stoker.cli.completing import complete_job
+from stoker.cli.completing import complete_checkpoint, complete_job
 from stoker.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ def job_argument_of(complete: Complete) -> Callable[[F], F]:
     """A job, of which a shell offers those that the command can work on."""
     argument = click.argument("job", metavar="JOB", shell_complete=complete)
     return lambda command: argument(_knowing_others(command))
+
+
+def checkpoint_option(text: str) -> Callable[[F], F]:
+    """`--checkpoint REF` of the job that the command names."""
+    return click.option("--checkpoint", metavar="REF", shell_complete=complete_checkpoint, help=text)
 
 
 def jobs_argument(required: bool = True, complete: Complete = complete_job) -> Callable[[F], F]:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.completing import complete_checkpoint
-from stoker.cli.options import job_argument, opened_store, store_option
+from stoker.cli.options import checkpoint_option, job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.checkpoints import Checkpoint
     from stoker.store import Store
     from stoker.stores.extraction import Extraction
 
@@ -19,12 +17,10 @@ if TYPE_CHECKING:
 @click.command("pull")
 @job_argument
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--checkpoint", "name", metavar="NAME", shell_complete=complete_checkpoint, help="Which one; the newest by default."
-)
+@checkpoint_option("Which one, by its REF of `stoker checkpoints` or its name; the newest by default.")
 @click.option("--outputs", is_flag=True, help="The job's outputs instead.")
 @store_option
-def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> None:
+def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool) -> None:
     """Fetch a checkpoint, or the outputs, as plain files into FOLDER (by default one called as the job)."""
     from stoker.errors import UserError
     from stoker.finding import find_job
@@ -37,12 +33,12 @@ def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> N
     if folder is None and target.is_symlink():
         # Nobody named it: an earlier pull may have left the link.
         raise UserError(f"{target}: is a link; name the folder to pull into")
-    if outputs and name is not None:
+    if outputs and checkpoint is not None:
         raise UserError("--checkpoint and --outputs: give one of them")
     if outputs:
         _pull_outputs(store, found, target)
     else:
-        _pull_checkpoint(store, found, name, target)
+        _pull_checkpoint(store, found, checkpoint, target)
     if folder is None:
         from stoker.stores.extraction import Extraction
 
@@ -51,29 +47,24 @@ def command(job: str, folder: Path | None, name: str | None, outputs: bool) -> N
             extraction.write(".stokerignore", b"*\n")
 
 
-def _pull_checkpoint(store: Store, job: str, name: str | None, target: Path) -> None:
-    from stoker.checkpoints import pull
+def _pull_checkpoint(store: Store, job: str, text: str | None, target: Path) -> None:
+    from stoker import log
+    from stoker.checkpoint_refs import resolve
+    from stoker.checkpoints import list_checkpoints, pull
     from stoker.cli.printing import counted, say, size
     from stoker.cli.progress import progress_bar
-
-    chosen = _chosen(store, job, name)
-    with progress_bar(f"pulling {chosen.name}") as progress:
-        pull(store, job, chosen, target, progress)
-    say(f"{chosen.name}: {counted(chosen.files, 'file')}, {size(chosen.size)} in {target}")
-
-
-def _chosen(store: Store, job: str, name: str | None) -> Checkpoint:
-    """The newest complete checkpoint, of that name where one is given."""
-    from stoker.checkpoints import list_checkpoints
     from stoker.errors import UserError
 
-    complete = [one for one in list_checkpoints(store, job) if one.complete]
-    fitting = [one for one in complete if name is None or name in (one.name, one.key)]
-    if fitting:
-        return max(fitting, key=lambda one: one.place)
-    if name is None or not complete:
+    listed = list_checkpoints(store, job)
+    if not any(one.complete for one in listed):
         raise UserError(f"{job} has no checkpoint yet; --outputs pulls its outputs")
-    raise UserError(f"{job} has no checkpoint {name!r}; it has {', '.join(one.name for one in complete[-5:])}")
+    chosen = resolve(listed, text, log.read(store, job), job)
+    if chosen.note:
+        say(chosen.note)
+    found = chosen.checkpoint
+    with progress_bar(f"pulling {found.name}") as progress:
+        pull(store, job, found, target, progress)
+    say(f"{chosen.reference} {found.name}: {counted(found.files, 'file')}, {size(found.size)} in {target}")
 
 
 def _pull_outputs(store: Store, job: str, target: Path) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import click
 
 from stoker.cli.completing import complete_jobs_that, is_resumable
-from stoker.cli.options import job_argument_of, opened_store, store_option
+from stoker.cli.options import checkpoint_option, job_argument_of, opened_store, store_option
 
 
 @click.command("resume")
 @job_argument_of(complete_jobs_that(is_resumable))
+@checkpoint_option("Go on from this one, by its REF of `stoker checkpoints` or its name; what is newer is left aside.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow it, as `run` does.")
 @store_option
-def command(job: str, following: bool) -> int:
-    """Let an ended job go on from its last checkpoint: the same job, next attempt."""
+def command(job: str, checkpoint: str | None, following: bool) -> int:
+    """Let an ended job go on from its last checkpoint: the same job, next attempt.
+
+    A checkpoint that attempts failed on is passed over unless --checkpoint names it.
+    """
     from stoker import client, log
     from stoker.cli.printing import say, tell_problem
     from stoker.finding import find_job
@@ -22,7 +26,8 @@ def command(job: str, following: bool) -> int:
     store = opened_store()
     found = find_job(store, job)
     before = log.read(store, found)
-    client.ask_to_resume(found, store)
+    for text in client.ask_to_resume(found, store, checkpoint):
+        say(text)
     if following:
         from stoker.cli.run import follow_governing
         from stoker.governor.background import call_deployed

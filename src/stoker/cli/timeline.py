@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.checkpoint_refs import name_of
 from stoker.cli.printing import dollars, duration, one_line, zone_text
 from stoker.fold import JobState
 from stoker.model import (
@@ -177,6 +178,8 @@ def describe(event: Event, state: JobState | None) -> str:
             return f"closed {_attempt(state, claim)}: {outcome} [{rule_text(rule)}]"
         case StopAsked():
             return "stop"
+        case ResumeAsked(checkpoint=str() as key):
+            return f"resume from {name_of(key, state)}"
         case ResumeAsked():
             return "resume"
         case Warned():

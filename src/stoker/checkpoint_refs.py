@@ -1,0 +1,139 @@
+"""Name one checkpoint of a job: `2.3` is the third that attempt 2 committed; a name means the newest of that name.
+
+Every checkpoint has a reference, and no two the same; names repeat. A name that looks like a reference is taken for
+one. What is imported by `resume_from` is `0.0`. Between machines, `@7.3` names the claim instead of the attempt: a node
+then needs no other job's log.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.checkpoints import Checkpoint, Place, choose, parse_key
+from stoker.errors import UserError
+from stoker.fold import Choice, JobState
+
+_REFERENCE = re.compile(r"(@?)(\d{1,9})\.(\d{1,9})")
+_NEAREST = 5
+_IMPORTED = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The checkpoint that was meant. `note` says what a person may not know: which of several of that name it is."""
+
+    checkpoint: Checkpoint
+    reference: str
+    note: str = ""
+
+
+def attempt_of(place: Place, state: JobState | None) -> int | None:
+    """The attempt that committed it, as people count them; 0 is `resume_from`. None where the log knows of none."""
+    if place.claim == _IMPORTED:
+        return 0
+    claim = state.claim(place.claim) if state is not None else None
+    return claim.attempt if claim is not None else None
+
+
+def reference(place: Place, state: JobState | None) -> str:
+    """What a person types to mean this checkpoint and no other."""
+    attempt = attempt_of(place, state)
+    return f"@{place.claim}.{place.ordinal}" if attempt is None else f"{attempt}.{place.ordinal}"
+
+
+def pinned(place: Place) -> str:
+    """The same for a node that knows nothing of the job's attempts."""
+    return f"@{place.claim}.{place.ordinal}"
+
+
+def matching(checkpoints: Sequence[Checkpoint], text: str, state: JobState | None) -> list[Checkpoint]:
+    """Those that `text` may mean, oldest first: the one of that reference or key, else all of that name."""
+    found = [one for one in checkpoints if text in (reference(one.place, state), pinned(one.place), one.key)]
+    if found:
+        return found
+    shape = _REFERENCE.fullmatch(text)
+    if shape is not None and not shape[1]:
+        # Leading zeros, as people copy them from keys.
+        same = f"{int(shape[2])}.{int(shape[3])}"
+        found = [one for one in checkpoints if same == reference(one.place, state)]
+    return found or [one for one in checkpoints if one.name == text]
+
+
+def resolve(
+    checkpoints: Sequence[Checkpoint],
+    text: str | None,
+    state: JobState | None,
+    job: str,
+    *,
+    poisoned: frozenset[str] = frozenset(),
+) -> Chosen:
+    """The checkpoint that a person means; without `text` the newest that is complete and not in `poisoned`.
+
+    Raises UserError with one line that names the nearest ones.
+    """
+    if not checkpoints:
+        raise UserError(f"{job} has no checkpoint")
+    if text is None:
+        newest = choose(checkpoints, poisoned)
+        if newest is None:
+            raise UserError(f"{job} has no checkpoint that can be restored; `stoker checkpoints {job}` says why")
+        return Chosen(newest, reference(newest.place, state))
+    fitting = matching(checkpoints, text, state)
+    complete = [one for one in fitting if one.complete]
+    if not fitting:
+        raise UserError(f"{job} has no checkpoint {text!r}; {_nearest(checkpoints, text, state)}")
+    if not complete:
+        where = reference(fitting[-1].place, state)
+        raise UserError(f"{job}: checkpoint {where} is not complete: not all ranks have committed their part")
+    chosen = max(complete, key=lambda one: one.place)
+    where, note = reference(chosen.place, state), ""
+    if len(fitting) > 1:
+        others = ", ".join(reference(one.place, state) for one in fitting[::-1] if one is not chosen)
+        note = f"{len(fitting)} checkpoints are called {text}: {where} is the newest of them (the others are {others})"
+    return Chosen(chosen, where, note)
+
+
+def candidates(
+    checkpoints: Sequence[Checkpoint], poisoned: frozenset[str], choice: Choice | None, before: str | None = None
+) -> list[Checkpoint]:
+    """Those that the next attempt may restore, in the order in which it tries them: newest first.
+
+    After a person's choice: what was committed since, then the chosen one, poisoned or not; nothing else.
+    """
+    if choice is not None:
+        checkpoints = [one for one in checkpoints if one.place.claim > choice.seq or one.key == choice.key]
+        poisoned -= {choice.key}
+    found: list[Checkpoint] = []
+    while (one := choose(checkpoints, poisoned, found[-1].key if found else before)) is not None:
+        found.append(one)
+    return found
+
+
+def describe(checkpoint: Checkpoint, state: JobState | None) -> str:
+    """`2.3 (ckpt, step 900)`."""
+    step = f", step {checkpoint.step}" if checkpoint.step is not None else ""
+    return f"{reference(checkpoint.place, state)} ({checkpoint.name}{step})"
+
+
+def name_of(key: str, state: JobState | None) -> str:
+    """`2.3 (ckpt)` of a key, where the checkpoint itself is not at hand."""
+    place = parse_key(key)
+    return f"{reference(place, state)} ({place.name})" if place is not None else key
+
+
+def words(checkpoints: Sequence[Checkpoint], state: JobState | None) -> Mapping[str, Checkpoint]:
+    """Everything that completes: references, newest first, then names."""
+    newest = checkpoints[::-1]
+    named = {one.name: one for one in checkpoints}
+    return {reference(one.place, state): one for one in newest} | {name: named[name] for name in reversed(named)}
+
+
+def _nearest(checkpoints: Sequence[Checkpoint], text: str, state: JobState | None) -> str:
+    known = words([one for one in checkpoints if one.complete], state)
+    close = [known[word] for word in difflib.get_close_matches(text, known, n=_NEAREST, cutoff=0.5)]
+    listed = close or list(known.values())[:_NEAREST]
+    shown = list(dict.fromkeys(describe(one, state) for one in listed))
+    return f"{'the nearest are' if close else 'it has'} {', '.join(shown)}" if shown else "it has none that is complete"

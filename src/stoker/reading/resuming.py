@@ -1,0 +1,65 @@
+"""Which checkpoint a resumed job goes on from, in words, before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.checkpoint_refs import candidates, describe, resolve
+from stoker.checkpoints import Checkpoint, list_checkpoints
+from stoker.core import retry
+from stoker.core.policy import DEFAULT
+from stoker.errors import UserError
+from stoker.fold import JobState
+from stoker.store import Store
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """The key to record where a person chose one, what it is called, and what the person is told."""
+
+    key: str | None
+    title: str
+    told: tuple[str, ...]
+
+
+def plan_resume(store: Store, state: JobState, text: str | None) -> ResumePlan:
+    """Raises UserError where `text` names no checkpoint, or nothing can be gone on from without a choice."""
+    listed = list_checkpoints(store, state.job)
+    poisoned = retry.poisoned(state, DEFAULT)
+    if text is not None:
+        return _chosen(listed, poisoned, state, text)
+    complete = [one for one in listed if one.complete]
+    found = candidates(listed, poisoned, state.choice)
+    if found:
+        newer = [one for one in complete if one.place > found[0].place and one.key in poisoned]
+        told = [f"it goes on from {describe(found[0], state)}"]
+        if newer:
+            told.append(
+                f"passed over: {_named(newer, state)}: attempts failed there; --checkpoint REF takes one anyway"
+            )
+        return ResumePlan(None, "", tuple(told))
+    if complete:
+        why = "the chosen checkpoint is gone" if state.choice is not None else "attempts failed on every checkpoint"
+        helps = f"choose one with --checkpoint REF, or start anew with `stoker clone {state.job}`"
+        raise UserError(f"{state.job}: {why}; it has {_named(complete, state)}; {helps}")
+    return ResumePlan(None, "", ())
+
+
+def _chosen(listed: list[Checkpoint], poisoned: frozenset[str], state: JobState, text: str) -> ResumePlan:
+    chosen = resolve(listed, text, state, state.job)
+    one, title = chosen.checkpoint, describe(chosen.checkpoint, state)
+    told = [chosen.note] if chosen.note else []
+    told.append(f"it goes on from {title}" + (", on which attempts failed" if one.key in poisoned else ""))
+    newer = [other for other in listed if other.complete and other.place > one.place]
+    if newer:
+        told.append(f"left aside: {_named(newer, state)}")
+    return ResumePlan(one.key, title, tuple(told))
+
+
+def _named(checkpoints: list[Checkpoint], state: JobState) -> str:
+    """The newest few."""
+    newest = [describe(one, state) for one in checkpoints[::-1]]
+    more = f" and {len(newest) - _MOST_NAMED} more" if len(newest) > _MOST_NAMED else ""
+    return ", ".join(newest[:_MOST_NAMED]) + more

@@ -1,0 +1,281 @@
+"""Checkpoints that share a name are told apart, chosen, and passed over where attempts failed on them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stoker import client, codec, layout, log
+from stoker.agent.restore import RestoreError, find_candidates
+from stoker.checkpoint_refs import candidates, matching, reference, resolve, words
+from stoker.checkpoints import Checkpoint, Manifest, Place
+from stoker.cli import cli
+from stoker.cli.completing import complete_checkpoint
+from stoker.cli.resume import command as resume_command
+from stoker.core import retry
+from stoker.core.policy import DEFAULT
+from stoker.errors import UserError
+from stoker.fold import Choice, JobState
+from stoker.governor.background import Governed
+from stoker.jobfile import Job
+from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
+from stoker.store import Store, open_store
+from stoker.testing.sim_data import SPOT_A, make_state, nodes
+
+
+def checkpoint(claim: int, ordinal: int, name: str = "ckpt", step: int | None = None, whole: bool = True) -> Checkpoint:
+    moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    manifest = Manifest(name, "job-1", claim, 0, ordinal, moment, (), step=step)
+    place = Place(claim, ordinal, name)
+    return Checkpoint(place.key, place, {0: manifest}, whole, moment)
+
+
+# Claim 2 is the first attempt, claim 4 never got a machine, claim 6 is the second attempt.
+STATE = make_state(
+    Claimed(SPOT_A, 1),
+    Launched(2, nodes(2)),
+    Claimed(SPOT_A, 1),
+    Closed(4, "dry", "no-capacity"),
+    Claimed(SPOT_A, 1),
+    Launched(6, nodes(6)),
+)
+ONE, TWO, THREE = checkpoint(2, 1, step=10), checkpoint(2, 2, step=20), checkpoint(6, 1, step=30)
+BEST = checkpoint(6, 2, "best", step=25)
+ALL = [ONE, TWO, THREE, BEST]
+
+
+def test_three_of_one_name_have_references_of_their_own() -> None:
+    assert [reference(one.place, STATE) for one in ALL] == ["1.1", "1.2", "2.1", "2.2"]
+    assert [resolve(ALL, f"1.{n}", STATE, "job-1").checkpoint for n in (1, 2)] == [ONE, TWO]
+    assert resolve(ALL, "02.000001", STATE, "job-1").checkpoint == THREE
+    assert resolve(ALL, ONE.key, STATE, "job-1").checkpoint == ONE
+    assert resolve(ALL, "@2.2", None, "job-1").checkpoint == TWO
+    assert reference(Place(0, 0, "x"), STATE) == "0.0"
+    assert reference(Place(99, 3, "x"), STATE) == "@99.3", "of a claim that the log does not have"
+
+
+def test_a_name_means_the_newest_and_says_so() -> None:
+    chosen = resolve(ALL, "ckpt", STATE, "job-1")
+    assert (chosen.checkpoint, chosen.reference) == (THREE, "2.1")
+    assert chosen.note == "3 checkpoints are called ckpt: 2.1 is the newest of them (the others are 1.2, 1.1)"
+    assert resolve(ALL, "best", STATE, "job-1").note == ""
+    assert resolve(ALL, None, STATE, "job-1").checkpoint == BEST
+
+
+def test_a_reference_wins_over_a_name_that_looks_like_one() -> None:
+    odd = [*ALL, checkpoint(6, 3, "1.1"), checkpoint(6, 4, "9.9")]
+    assert resolve(odd, "1.1", STATE, "job-1").checkpoint == ONE
+    assert resolve(odd, "9.9", STATE, "job-1").reference == "2.4"
+    assert resolve(odd, "2.3", STATE, "job-1").checkpoint.name == "1.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1.9", "job-1 has no checkpoint '1.9'; the nearest are 1."),
+        ("bset", "the nearest are 2.2 (best, step 25)"),
+        ("zzzz", "it has 2.2 (best, step 25), 2.1 (ckpt, step 30), 1.2 (ckpt, step 20), 1.1 (ckpt, step 10)"),
+        ("", "it has 2.2"),
+    ],
+)
+def test_a_wrong_reference_gets_one_line_with_the_nearest(text: str, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        resolve(ALL, text, STATE, "job-1")
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_incomplete_is_never_chosen() -> None:
+    part = checkpoint(6, 3, "ckpt", whole=False)
+    assert resolve([*ALL, part], "ckpt", STATE, "job-1").checkpoint == THREE
+    with pytest.raises(UserError, match=r"2\.3 is not complete"):
+        resolve([*ALL, part], "2.3", STATE, "job-1")
+    with pytest.raises(UserError, match="has no checkpoint"):
+        resolve([], "2.3", STATE, "job-1")
+
+
+def test_an_agent_understands_what_was_pinned_without_a_log() -> None:
+    assert matching(ALL, "@6.1", None) == [THREE]
+    assert matching(ALL, "ckpt", None) == [ONE, TWO, THREE]
+    assert matching(ALL, "1.1", None) == []
+
+
+def test_after_a_choice_nothing_newer_is_picked_up_again() -> None:
+    choice = Choice(ONE.key, seq=9)
+    assert candidates(ALL, frozenset(), None) == ALL[::-1]
+    assert candidates(ALL, frozenset({BEST.key}), None)[0] == THREE
+    assert candidates(ALL, frozenset({ONE.key}), choice) == [ONE], "though poisoned"
+    since = checkpoint(10, 1, step=15)
+    assert candidates([*ALL, since], frozenset(), choice) == [since, ONE]
+    assert candidates([*ALL, since], frozenset({since.key}), choice) == [ONE]
+    assert candidates(ALL[1:], frozenset(), choice) == [], "it is gone"
+
+
+def test_completion_knows_references_and_names() -> None:
+    assert list(words(ALL, STATE)) == ["2.2", "2.1", "1.2", "1.1", "best", "ckpt"]
+
+
+# ── With a store ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store((tmp_path / "store").as_uri())
+
+
+def put(store: Store, job: str, one: Checkpoint) -> None:
+    manifest = one.manifests[0]
+    data = codec.dumps(
+        Manifest(one.name, job, one.place.claim, 0, one.place.ordinal, manifest.committed_at, (), step=one.step)
+    )
+    assert store.create(layout.manifest(job, one.key), data)
+
+
+def append(store: Store, job: str, *events: Event) -> JobState:
+    for event in events:
+        state = log.read(store, job)
+        assert state is not None
+        assert log.append(store, job, state.seq + 1, Record(token="t", by="t", reason=event.kind, event=event))
+    state = log.read(store, job)
+    assert state is not None
+    return state
+
+
+def failed_on(claim: int, key: str | None, **told: object) -> tuple[Event, ...]:
+    """An attempt that failed on a checkpoint before any progress."""
+    closed = Closed(claim, "failed", "checkpoint", restored_from=key, suspects_checkpoint=key is not None, **told)  # type: ignore[arg-type]
+    return Claimed(SPOT_A, 1), Launched(claim, (NodeRef(0, f"i-{claim}"),)), closed
+
+
+@pytest.fixture
+def job(store: Store, tmp_path: Path) -> str:
+    """A job with three checkpoints of one name in two attempts, the newest of them poisoned, which has failed."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    found = client.submit(Job(run="python train.py", name="job", code=str(tmp_path / "code")), store=store)
+    append(store, found, *failed_on(2, None), *failed_on(5, THREE5.key), *failed_on(8, THREE5.key))
+    append(store, found, Ended(outcome="failed", rule="user-error", claim=8))
+    for one in (ONE, TWO, THREE5):
+        put(store, found, one)
+    return found
+
+
+THREE5 = checkpoint(5, 1, step=30)
+
+
+def run(store: Store, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["--store", store.url, *arguments])
+    told = str(result.exception) if isinstance(result.exception, UserError) else ""
+    return result.exit_code, result.output + told
+
+
+def test_the_list_tells_them_apart(store: Store, job: str) -> None:
+    code, output = run(store, "checkpoints", job)
+    lines = [line.split() for line in output.splitlines()]
+    assert code == 0 and lines[0] == ["REF", "CHECKPOINT", "STEP", "ATTEMPT", "COMMITTED", "FILES", "SIZE"]
+    assert [line[:4] for line in lines[1:]] == [
+        ["2.1", "ckpt", "30", "2"],
+        ["1.2", "ckpt", "20", "1"],
+        ["1.1", "ckpt", "10", "1"],
+    ]
+    assert "poisoned: attempts failed on it" in output.splitlines()[1]
+    listed = json.loads(run(store, "checkpoints", job, "--json")[1])
+    assert [(one["ref"], one["attempt"], one["poisoned"]) for one in listed] == [
+        ("2.1", 2, True),
+        ("1.2", 1, False),
+        ("1.1", 1, False),
+    ]
+
+
+def test_pull_takes_the_one_that_is_named(store: Store, job: str, tmp_path: Path) -> None:
+    code, output = run(store, "pull", job, str(tmp_path / "a"), "--checkpoint", "1.2")
+    assert code == 0 and "1.2 ckpt: " in output and "are called" not in output
+    code, output = run(store, "pull", job, str(tmp_path / "b"), "--checkpoint", "ckpt")
+    assert code == 0 and "2.1 is the newest of them" in output
+    code, output = run(store, "pull", job, str(tmp_path / "c"), "--checkpoint", "1.7")
+    assert code != 0 and "the nearest are 1." in output and "Traceback" not in output
+
+
+def test_resume_never_takes_a_poisoned_checkpoint_by_itself(store: Store, job: str) -> None:
+    told = client.ask_to_resume(job, store)
+    assert told[0] == "it goes on from 1.2 (ckpt, step 20)"
+    assert told[1].startswith("passed over: 2.1 (ckpt, step 30): attempts failed there")
+    state = append(store, job)
+    assert state.choice is None
+    assert find_candidates(store, job, retry.poisoned(state, DEFAULT), state.choice) == [TWO.key, ONE.key]
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("2.1", THREE5), ("1.1", ONE), ("ckpt", THREE5)])
+def test_a_person_may_choose_any_and_it_is_obeyed(store: Store, job: str, text: str, wanted: Checkpoint) -> None:
+    client.resume(job, store, checkpoint=text)
+    entry = list(log.entries(store, job))[-1]
+    assert isinstance(entry.event, ResumeAsked) and entry.event.checkpoint == wanted.key
+    assert "from checkpoint " in entry.reason
+    state = append(store, job)
+    given_up = retry.poisoned(state, DEFAULT)
+    assert find_candidates(store, job, given_up, state.choice) == [wanted.key]
+    # What the attempts of this resume commit comes first, and what was left aside never.
+    new = checkpoint(state.seq + 1, 1, step=11)
+    put(store, job, new)
+    assert find_candidates(store, job, given_up, state.choice) == [new.key, wanted.key]
+
+
+def test_the_command_says_what_it_goes_on_from(store: Store, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.governor.background.carry_on", lambda *_: Governed())
+    code, output = run(store, "resume", job, "--checkpoint", "1.1")
+    assert code == 0, output
+    assert "it goes on from 1.1 (ckpt, step 10)" in output
+    assert "left aside: 2.1 (ckpt, step 30), 1.2 (ckpt, step 20)" in output
+    assert "resume from 1.1 (ckpt)" in run(store, "explain", job)[1]
+
+
+def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store, job: str) -> None:
+    client.resume(job, store, checkpoint="1.1")
+    state = append(store, job)
+    store.delete([layout.manifest(job, ONE.key)])
+    with pytest.raises(RestoreError, match=r"the chosen checkpoint .* is not in the store any more"):
+        find_candidates(store, job, frozenset(), state.choice)
+
+
+def test_where_all_are_poisoned_a_person_has_to_choose(store: Store, job: str) -> None:
+    store.delete([layout.manifest(job, one.key) for one in (ONE, TWO)])
+    with pytest.raises(UserError, match=r"attempts failed on every checkpoint; it has 2\.1 .*--checkpoint REF"):
+        client.ask_to_resume(job, store)
+    state = append(store, job)
+    with pytest.raises(RestoreError, match="every checkpoint"):
+        find_candidates(store, job, retry.poisoned(state, DEFAULT), None)
+    client.ask_to_resume(job, store, "2.1")
+
+
+def test_a_wrong_choice_writes_nothing(store: Store, job: str) -> None:
+    before = append(store, job).seq
+    with pytest.raises(UserError, match="the nearest are"):
+        client.resume(job, store, checkpoint="1.8")
+    assert append(store, job).seq == before
+
+
+def test_another_job_resumes_from_the_one_that_is_named(store: Store, job: str, tmp_path: Path) -> None:
+    def taken(text: str) -> str | None:
+        made = Job(run="python train.py", code=str(tmp_path / "code"), resume_from=f"{job}{text}")
+        with client.prepare_any(made, store) as prepared:
+            return prepared.spec.resume_from
+
+    assert taken(":1.1") == f"{job}:@2.1"
+    assert taken(":ckpt") == f"{job}:ckpt", "the newest of that name when it starts"
+    assert taken("") == f"{job}:@2.2", "attempts failed on its newest"
+    with pytest.raises(UserError, match=r"resume_from: .* has no checkpoint '1\.8'; the nearest are"):
+        taken(":1.8")
+
+
+def test_the_shell_completes_them(store: Store, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_STORE", store.url)
+    import click
+
+    context = click.Context(resume_command)
+    context.params["job"] = job
+    assert [item.value for item in complete_checkpoint(context, resume_command.params[1], "1")] == ["1.2", "1.1"]
+    context.params["job"] = "nowhere"
+    assert complete_checkpoint(context, resume_command.params[1], "") == []
