@@ -28,6 +28,7 @@ from stoker.gathering import taken_over
 from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
+from stoker.governor.guard import Guard, guarding
 from stoker.governor.observe import active_jobs
 from stoker.heeding import heed, heed_used, house_of
 from stoker.home import default_store_url
@@ -96,11 +97,18 @@ def submit(job: AnyJob, *, store: str | Store | None = None, sets: Sequence[str]
     """
     opened = open_any(store)
     with prepare_any(job, opened, sets) as prepared:
-        submitted = send(prepared, opened)
-    if detach:
-        carry_on(opened, [submitted])
-    else:
-        call_deployed(opened, [submitted])
+        return _send(prepared, opened, detach=detach)
+
+
+def _send(prepared: Prepared, store: Store, *, detach: bool) -> str:
+    if not detach:
+        submitted = send(prepared, store)
+        call_deployed(store, [submitted])
+        return submitted
+    with guarding(store.url) as guard:
+        submitted = send(prepared, store)
+        guard.job(submitted)
+        carry_on(store, [submitted])
     return submitted
 
 
@@ -166,12 +174,7 @@ def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (
     """Submit a new job like another one, whose code it shares. Answers the new job's id."""
     opened = open_any(store)
     with prepare_clone(job, opened, sets) as prepared:
-        submitted = send(prepared, opened)
-    if detach:
-        carry_on(opened, [submitted])
-    else:
-        call_deployed(opened, [submitted])
-    return submitted
+        return _send(prepared, opened, detach=detach)
 
 
 # ── Watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,10 +183,17 @@ def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (
 def wait(job: str, store: str | Store | None = None, timeout: float | None = None) -> Summary:
     """Govern until the job has ended (and its machines are gone), and answer how it went.
 
-    Raises TimeoutError after `timeout` seconds; the job goes on, with whoever governs it.
+    Raises TimeoutError after `timeout` seconds. The job then goes on with a governor in the background, as it does when
+    this process is interrupted or killed.
     """
     opened = open_any(store)
     found = find_job(opened, job)
+    with guarding(opened.url) as guard:
+        guard.job(found)
+        return _wait(opened, found, timeout, guard)
+
+
+def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Summary:
     governor = Governor(opened)
     deadline = None if timeout is None else time.monotonic() + timeout
     ended_at: float | None = None
@@ -200,6 +210,7 @@ def wait(job: str, store: str | Store | None = None, timeout: float | None = Non
                     return summary(found, opened)
         except StoreUnavailable:
             pass  # Nothing can be concluded; look again.
+        guard.passed()
         if deadline is not None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:

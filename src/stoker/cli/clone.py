@@ -18,12 +18,15 @@ def command(job: str, sets: tuple[str, ...], yes: bool) -> None:
     from stoker.cli.planning import agree, show_plan
     from stoker.cli.printing import tell_problem
     from stoker.governor.background import carry_on
+    from stoker.governor.guard import guarding
     from stoker.sending import send
 
     store = opened_store()
     with client.prepare_clone(job, store, sets) as prepared:
         show_plan(prepared)
         agree(prepared, yes=yes)
-        submitted = send(prepared, store)
-    tell_problem(carry_on(store, [submitted]))
+        with guarding(store.url) as guard:
+            submitted = send(prepared, store)
+            guard.job(submitted)
+            tell_problem(carry_on(store, [submitted]))
     click.echo(submitted)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 import click
@@ -148,9 +149,14 @@ class Follower:
                 # Who prints may train by now.
                 self._stale |= not self._told.running
             self._tell_held()
-        finally:
-            self._screen.clear()
-            self._screen.flush()
+        except BaseException:
+            # A terminal that is gone must not replace the reason for leaving with its own error.
+            with suppress(OSError):
+                self._screen.clear()
+                self._screen.flush()
+            raise
+        self._screen.clear()
+        self._screen.flush()
 
     def _watch(self) -> tuple[Sequence[NodeLog], bool]:
         for entry in log.entries(self._store, self._job, self.state.seq + 1 if self.state else 1):

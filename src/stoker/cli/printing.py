@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -175,6 +178,21 @@ def whole(value: Any) -> Any:
 def say(text: str = "") -> None:
     """A word of Stoker's own: on stderr, so that stdout holds what was asked for."""
     click.echo(text, err=True)
+
+
+def give_up_lost_streams() -> None:
+    """Send to nowhere what a stream cannot write any more: a closed terminal, a pipe without a reader, a full disk.
+
+    Python would fail again when it flushes at exit.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            with suppress(OSError, ValueError, AttributeError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
 
 
 def tell_problem(governed: Governed) -> None:

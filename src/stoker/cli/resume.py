@@ -22,20 +22,24 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
     from stoker.cli.printing import say, tell_problem
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
+    from stoker.governor.guard import guarding
 
     store = opened_store()
     found = find_job(store, job)
     before = log.read(store, found)
-    for text in client.ask_to_resume(found, store, checkpoint):
-        say(text)
-    if following:
-        from stoker.cli.run import follow_governing
-        from stoker.governor.background import call_deployed
-        from stoker.providers import registry
+    with guarding(store.url) as guard:
+        for text in client.ask_to_resume(found, store, checkpoint):
+            say(text)
+        guard.job(found)
+        if following:
+            from stoker.cli.attached import follow_governing
+            from stoker.governor.background import call_deployed
+            from stoker.providers import registry
 
-        tell_problem(call_deployed(store, [found]))
-        paid = registry.capabilities(client.summary(found, store).provider).paid
-        return follow_governing(store, found, paid=paid, since=before.seq if before is not None else 0)
-    tell_problem(carry_on(store, [found]))
+            tell_problem(call_deployed(store, [found]))
+            paid = registry.capabilities(client.summary(found, store).provider).paid
+            since = before.seq if before is not None else 0
+            return follow_governing(store, found, paid=paid, since=since, guard=guard)
+        tell_problem(carry_on(store, [found]))
     say(f"{found} goes on; follow it with: stoker logs -f {found}")
     return 0

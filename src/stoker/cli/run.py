@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker import layout
+from stoker.cli.attached import follow_governing, leave_detached
 from stoker.cli.options import (
     TrailingCommand,
     json_option,
@@ -28,17 +25,12 @@ from stoker.cli.options import (
 from stoker.cli.planning import agree, show_plan
 from stoker.cli.printing import print_json, say, size, tell_problem, whole
 from stoker.cli.progress import progress_bar, working
-from stoker.cli.report import show_end
-from stoker.errors import StokerError, UserError
+from stoker.errors import UserError
 from stoker.sending import Progress, check_writable, send
 from stoker.spec import Spec
 from stoker.store import Store
 from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
-# After the end, machines are waited for this long: they leave by themselves.
-_RETIRE_S = 20.0
-# What is still to be told then is waited for this long.
-_TELLING_S = 10.0
 # A longer text is not printed as part of a request.
 _MOST_TEXT = 1000
 
@@ -77,28 +69,34 @@ def command(
     JOB.yaml is `stoker.yaml` in this folder by default; `stoker run -- python train.py` needs none. Ctrl-C once
     detaches: the job goes on.
     """
+    from stoker.governor.guard import guarding
+
     store = opened_store()
     assigned = (*sets, *(_param(text) for text in params))
-    with _prepared(store, _job_file(words), assigned, _flags(**flags), dry_run=dry_run) as prepared:
-        if dry_run:
-            _print_dry_run(prepared, store, as_json=as_json)
+    with ExitStack() as guarded:
+        with _prepared(store, _job_file(words), assigned, _flags(**flags), dry_run=dry_run) as prepared:
+            if dry_run:
+                _print_dry_run(prepared, store, as_json=as_json)
+                return 0
+            check_writable(store)
+            show_plan(prepared)
+            agree(prepared, yes=yes)
+            # From the first write on: this command may be killed at any moment.
+            guard = guarded.enter_context(guarding(store.url))
+            with _uploading(prepared) as progress:
+                job = send(prepared, store, progress)
+            guard.job(job)
+            paid, spec = prepared.capabilities.paid, prepared.spec
+        if detach:
+            leave_detached(store, job, paid=paid)
+            if as_json:
+                print_json({"id": job, "name": spec.name, "store": store.url, "phase": "queued", "detached": True})
+            else:
+                click.echo(job)
             return 0
-        check_writable(store)
-        show_plan(prepared)
-        agree(prepared, yes=yes)
-        with _uploading(prepared) as progress:
-            job = send(prepared, store, progress)
-        paid, spec = prepared.capabilities.paid, prepared.spec
-    if detach:
-        _detach(store, job, paid=paid)
-        if as_json:
-            print_json({"id": job, "name": spec.name, "store": store.url, "phase": "queued", "detached": True})
-        else:
-            click.echo(job)
-        return 0
-    say(f"  job {click.style(job, bold=True)}")
-    _call_deployed(store, job, spec)
-    return follow_governing(store, job, paid=paid, as_json=as_json)
+        say(f"  job {click.style(job, bold=True)}")
+        _call_deployed(store, job, spec)
+        return follow_governing(store, job, paid=paid, as_json=as_json, guard=guard)
 
 
 # ── The job ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -222,135 +220,8 @@ def _in_words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
-# ── Following ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _HungUp(KeyboardInterrupt):
-    """The terminal was closed, or we were asked to go: leave the job running, without a word."""
-
-
-def follow_governing(store: Store, job: str, *, paid: bool, as_json: bool = False, since: int = 0) -> int:
-    """Follow the job to its end, governing in a thread of its own. Answers the exit code.
-
-    `since` is the last decision before a resumption: what was told and printed until then is not told again.
-    """
-    from stoker.cli.following import Follower, Screen
-
-    out = sys.stderr if as_json else sys.stdout
-    live = sys.stderr.isatty() and (out.isatty() or as_json)
-    follower = Follower(store, job, Screen(out, prefix=_many_nodes(store, job), live=live), since=since)
-    try:
-        with _governing(store), _hanging_up():
-            follower.run(0 if since else None)
-            _wait_until_retired(store, job)
-    except _HungUp:
-        _detach(store, job, paid=paid, silent=True)
-        return 0
-    except KeyboardInterrupt:
-        _detach(store, job, paid=paid)
-        say(f"\n{job} goes on. Come back: stoker logs -f {job}   Stop it: stoker stop {job}")
-        if as_json:
-            from stoker import client
-
-            print_json(whole(client.summary(job, store)))
-        return 0
-    except StokerError as error:
-        # No mistake in what was asked for any more: the job is in the store, and not to be submitted again.
-        raise StokerError(f"{error}; {job} was submitted: look with `stoker show {job}`") from error
-    _leave_no_job_alone(store)
-    return show_end(store, job, as_json=as_json)
-
-
-@contextmanager
-def _governing(store: Store) -> Iterator[None]:
-    """A governor in a thread of its own. A daemon: a second Ctrl-C need not wait for it."""
-    from stoker.governor.govern import Governor
-    from stoker.store import open_store
-
-    enough = threading.Event()
-    # Its own connection too: what the other thread does is never in its way.
-    governor = Governor(open_store(store.url))
-
-    def work() -> None:
-        while not enough.is_set():
-            try:
-                governor.watch(until=lambda _done: enough.is_set())
-            except Exception as error:  # noqa: BLE001 - the edge of the thread: without it nobody would govern the job
-                say(f"[stoker] the governor stumbled ({type(error).__name__}: {error}) and goes on")
-                enough.wait(1.0)
-
-    thread = threading.Thread(target=work, name="governor", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        if governor.teller.pending:
-            thread.join(_TELLING_S)
-
-
-@contextmanager
-def _hanging_up() -> Iterator[None]:
-    def leave(_number: int, _frame: object) -> None:
-        raise _HungUp
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _call_deployed(store: Store, job: str, spec: Spec) -> None:
     """This process governs; should it end, somebody else knows of the job already."""
     from stoker.governor.background import call_deployed
 
     tell_problem(call_deployed(store, [job], specs=[spec]))
-
-
-def _detach(store: Store, job: str, *, paid: bool, silent: bool = False) -> None:
-    from stoker.governor.background import carry_on
-
-    governed = carry_on(store, [job])
-    if not paid or silent:
-        return
-    tell_problem(governed)
-    if governed.by is not None:
-        say(f"governed by {governed.by}")
-        return
-    what = "its governor runs on this computer: while that is off, nobody replaces a reclaimed machine"
-    say(what if governed.problem else f"{what}; `stoker deploy` puts one into the cloud")
-
-
-def _wait_until_retired(store: Store, job: str) -> None:
-    from stoker import client, log
-
-    state = log.read(store, job)
-    if state is None or client.may_be_held(store, state):
-        return  # Its machine stays for as long as the spec says.
-    if not any(claim.launched for claim in state.claims):
-        return  # It never had one.
-    deadline = time.monotonic() + _RETIRE_S
-    while time.monotonic() < deadline and next(iter(store.list(f"{layout.ACTIVE}{job}/")), None) is not None:
-        time.sleep(0.05 if store.near else 1.0)
-
-
-def _leave_no_job_alone(store: Store) -> None:
-    """This process governed every job of the store, and told of them; what goes on or waits needs somebody else now."""
-    from stoker.governor.background import ensure_governor
-    from stoker.governor.mailbox import something_waits
-    from stoker.governor.observe import active_jobs
-
-    try:
-        if active_jobs(store) or something_waits(store):
-            ensure_governor(store.url)
-    except StokerError as error:
-        say(str(error))
-
-
-def _many_nodes(store: Store, job: str) -> bool:
-    from stoker import index, log
-
-    state = log.read(store, job)
-    return state is not None and index.read_submission(store, state).spec.nodes > 1

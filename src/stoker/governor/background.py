@@ -20,8 +20,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker import log
-from stoker.errors import StokerError, StoreDenied
+from stoker.errors import STUMBLES, StokerError, StoreDenied
 from stoker.governor.govern import Governor, Pass
+from stoker.governor.mailbox import something_waits
 from stoker.governor.observe import is_idle
 from stoker.home import home, make_home
 from stoker.index import read_submission
@@ -36,6 +37,8 @@ _FOLDER_GONE_S = 60.0
 # A bucket that has refused this long was removed, or is not this person's any more. One that does not answer may be
 # behind a laptop's lid, and is waited for.
 _BUCKET_REFUSED_S = 6 * 3600.0
+# What a process sent to the store before it was killed has arrived by then.
+_ON_ITS_WAY_S = 5.0
 
 
 class _GiveUp(Exception):
@@ -82,8 +85,8 @@ class Governed:
     remark: str | None = None
 
 
-def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
-    """After a person's command: act on it at once, and see to it that somebody governs from here on.
+def carry_on(store: Store, jobs: Iterable[str], *, at_once: bool = True) -> Governed:
+    """After a person's command: act on it at once (unless `at_once` is false), and see to it that a governor goes on.
 
     A governor that is deployed does it, where there is one that can reach the jobs' machines, and that is seen to pass.
     """
@@ -94,11 +97,46 @@ def carry_on(store: Store, jobs: Iterable[str]) -> Governed:
     if governed.by is not None and not here:
         return governed
     try:
-        Governor(store).run_pass(only=set(named))
-    except StokerError:
+        if at_once:
+            Governor(store).run_pass(only=set(named))
+    except (StokerError, *STUMBLES):
         pass  # The background governor tries again for as long as it takes.
     ensure_governor(store.url)
     return Governed(problem=governed.problem, remark=governed.remark)
+
+
+def take_over(store_url: str, jobs: Iterable[str]) -> None:
+    """Govern what a process left behind that ended without handing over. Says in the background governor's log what
+    it did, or why it could not.
+
+    Without `jobs` that process ended while it submitted: whether it did is seen in the store, a moment later for what
+    was still on its way.
+    """
+    store, named = open_store(store_url), list(jobs)
+    _say(f"takes over {', '.join(named) or 'a submission'}: the process that governed has ended, or stands still")
+    if not _has_work(store):
+        if named:
+            return
+        time.sleep(_ON_ITS_WAY_S)
+        if not _has_work(store):
+            return
+    try:
+        if named:
+            governed = carry_on(store, named, at_once=False)
+        else:
+            ensure_governor(store_url)
+            governed = Governed()
+        _say(f"handed over to {governed.by or 'the governor in the background'}")
+    except StokerError as error:
+        _say(f"could not hand over: {error}")
+
+
+def _has_work(store: Store) -> bool:
+    """Whether a governor is needed; also where the store does not tell."""
+    try:
+        return not is_idle(store) or something_waits(store)
+    except StokerError:
+        return True
 
 
 def call_deployed(

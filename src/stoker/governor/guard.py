@@ -1,0 +1,184 @@
+"""A guard beside a process that governs: it hands the jobs over when that process goes without doing so itself.
+
+    python -m stoker.governor.guard PIPE STORE
+
+A closed terminal, a lost connection or a SIGTERM can be handled by the process; SIGKILL, a crash or a stop (Ctrl-Z)
+cannot. The guard is a small process in a session of its own. It holds the reading end of a pipe whose writing end only
+the guarded process has, so the kernel tells it of every way to end. The guarded process writes one line for each job,
+one for each pass of its governor, and one when it has handed over or nothing is left to govern.
+
+The module imports the standard library alone until it takes over: a guard costs little while it waits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+# Not typing's own, nor pathlib: the guard's process needs neither.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A governor passes every 15 seconds at the slowest. A process that was silent for longer is stopped, or hangs.
+SILENT_S = 90.0
+_READ_BYTES = 4096
+_JOB, _PASS, _RELEASED = b"job ", b"pass", b"released"
+
+
+class Guard:
+    """The guarded process's end. Its methods never raise: a guard is the net below other ways to hand over."""
+
+    def __init__(self, store_url: str) -> None:
+        self._store_url = store_url
+        self.jobs: list[str] = []
+        self._lock = threading.Lock()
+        self._pipe: int | None = None
+        # Why there is no guard; None while there is one.
+        self.problem: str | None = None
+        self._start()
+
+    def job(self, job: str) -> None:
+        """The job needs a governor from now on."""
+        self.jobs.append(job)
+        self._tell(_JOB + job.encode())
+
+    def passed(self) -> None:
+        """The guarded process governs, and is well."""
+        self._tell(_PASS)
+
+    def release(self) -> None:
+        """The jobs have ended, or were handed over: the guard ends."""
+        with self._lock, suppress(OSError):
+            self._write(_RELEASED)
+        self.close()
+
+    def close(self) -> None:
+        """Without `release` before, the guard takes over now."""
+        with self._lock:
+            if self._pipe is not None:
+                os.close(self._pipe)
+                self._pipe = None
+
+    def _tell(self, line: bytes) -> None:
+        with self._lock:
+            if self._pipe is None:
+                return
+            try:
+                self._write(line)
+            except BrokenPipeError:
+                # It was killed, or took over while this process was stopped.
+                os.close(self._pipe)
+                self._pipe = None
+                self._start()
+
+    def _write(self, line: bytes) -> None:
+        if self._pipe is not None:
+            # A full pipe is a guard that is stopped: what it reads later is enough.
+            with suppress(BlockingIOError):
+                os.write(self._pipe, line + b"\n")
+
+    def _start(self) -> None:
+        from stoker.governor.background import files_for
+
+        try:
+            reader, self._pipe = os.pipe()
+            try:
+                os.set_blocking(self._pipe, False)
+                _spawn(self._store_url, reader, files_for(self._store_url)[1])
+            finally:
+                os.close(reader)
+            self.problem = None
+            for job in self.jobs:
+                self._write(_JOB + job.encode())
+        except OSError as error:
+            self.problem = str(error)
+
+
+@contextmanager
+def guarding(store_url: str) -> Iterator[Guard]:
+    """A guard for as long as the block runs. It takes over where an exception leaves the block, unless that is a
+    person's mistake before there was a job."""
+    guard = Guard(store_url)
+    try:
+        yield guard
+    except BaseException as error:
+        from stoker.errors import UserError
+
+        if isinstance(error, UserError) and not guard.jobs:
+            guard.release()
+        else:
+            guard.close()
+        raise
+    guard.release()
+
+
+def _spawn(store_url: str, reader: int, output: Path) -> None:
+    from stoker.home import make_home
+
+    make_home()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("ab") as said:
+        subprocess.Popen(
+            [sys.executable, "-m", "stoker.governor.guard", str(reader), store_url],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            # Its own session: what ends a terminal's processes does not reach it.
+            start_new_session=True,
+            cwd=output.parent,
+            pass_fds=(reader,),
+        )
+
+
+# ── The guard's own process ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def watch(
+    pipe: int, silent_s: float = SILENT_S, monotonic: Callable[[], float] = time.monotonic
+) -> tuple[str, ...] | None:
+    """Wait until the guarded process ends or falls silent. Answers the jobs to take over; None: it released them.
+
+    Before the first pass nothing is said, however long it takes: inputs may be uploaded for hours. The monotonic clock
+    stands still while the computer sleeps, so a lid that was closed is no silence.
+    """
+    jobs: list[str] = []
+    rest, passed_s = b"", None
+    while True:
+        left_s = None if passed_s is None else max(0.0, passed_s + silent_s - monotonic())
+        if not select.select([pipe], [], [], left_s)[0]:
+            return tuple(jobs)
+        data = os.read(pipe, _READ_BYTES)
+        if not data:
+            return tuple(jobs)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line == _RELEASED:
+                return None
+            if line.startswith(_JOB):
+                jobs.append(line.removeprefix(_JOB).decode())
+            elif line == _PASS:
+                passed_s = monotonic()
+
+
+def main() -> None:
+    pipe, store_url = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(pipe, False)
+    jobs = watch(pipe)
+    if jobs is None:
+        return
+    # Closed first: a process that was only stopped notices, and starts another guard.
+    os.close(pipe)
+    from stoker.governor.background import take_over
+
+    take_over(store_url, jobs)
+
+
+if __name__ == "__main__":
+    main()
