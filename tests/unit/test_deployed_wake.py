@@ -11,7 +11,7 @@ import pytest
 from woken_world import submit
 
 from stoker import client, layout, log
-from stoker.cli import main, run
+from stoker.cli import attached, main
 from stoker.cli.printing import tell_problem
 from stoker.deploying import aws, passing, record
 from stoker.deploying.record import Deployed
@@ -169,7 +169,7 @@ def test_commands_tell_that_it_could_not_be_woken(
 
     monkeypatch.setattr(aws, "wake", refuse)
     monkeypatch.setattr(background.Governor, "run_pass", lambda *_, **__: None)
-    monkeypatch.setattr(run, "follow_governing", lambda *_, **__: 0)
+    monkeypatch.setattr(attached, "follow_governing", lambda *_, **__: 0)
     with pytest.raises(SystemExit) as left:
         main(["--store", store.url, words[0], job, *words[1:]])
     assert left.value.code == 0

@@ -46,6 +46,8 @@ class Applied:
     problems: dict[str, str] = field(default_factory=dict)
     # Jobs that may have no machine any more, by what happened since the plan was made.
     waiting: dict[str, str] = field(default_factory=dict)
+    # The plan was too old to go on with: everything is to be observed anew.
+    stale: bool = False
 
 
 class Purse(Protocol):
@@ -81,14 +83,17 @@ class Applier:
         except StokerError:
             return False
 
-    def apply(self, plan: Plan, purse: Purse | None = None) -> Applied:
+    def apply(self, plan: Plan, purse: Purse | None = None, is_fresh: Callable[[], bool] = lambda: True) -> Applied:
         """Do what the plan says, save for launches that the `purse` holds back by then. After a lost race or a failure
-        the rest of that job's actions are dropped."""
+        the rest of that job's actions are dropped. Once the plan is not fresh any more, so is all of its rest."""
         applied = Applied()
         dropped: set[str] = set()
         for action in plan.actions:
             if action.job in dropped:
                 continue
+            if not is_fresh():
+                applied.stale = True
+                break
             try:
                 carried_on = self._act(action, applied, purse)
             except (StokerError, *STUMBLES) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,6 +17,19 @@ from stoker import codec, layout
 from stoker.errors import StoreUnavailable
 from stoker.log import new_token
 from stoker.store import Store
+
+# A plan is applied within seconds, or minutes where launches are slow. One that is older comes from a computer that
+# slept, or from a process that was stopped: its reasons may be gone.
+FRESH_S = 120.0
+
+# Counts while the computer sleeps, as the monotonic clock does not on Linux. Elsewhere CLOCK_MONOTONIC counts then, and
+# `time.monotonic` does not.
+_WITH_SLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def with_sleep() -> float:
+    """Seconds on a clock that goes on while the computer sleeps."""
+    return time.clock_gettime(_WITH_SLEEP)
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,11 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class StoreClock:
-    """The store's time at one moment, carried on."""
+    """The store's time at one moment, carried on.
+
+    `monotonic` stands still while the computer sleeps, so what was observed before does not look old after: ages are
+    too small then, never too large. The next pass takes the store's time anew.
+    """
 
     base: datetime
     base_s: float
@@ -39,6 +57,31 @@ class StoreClock:
 
     def now(self) -> datetime:
         return self.base + timedelta(seconds=self.monotonic() - self.base_s)
+
+
+class Freshness:
+    """How old an observation is, the time included in which the computer slept or the process was stopped."""
+
+    def __init__(self, began: datetime, with_sleep: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self._began = began
+        self._with_sleep = with_sleep
+        self._monotonic = monotonic
+        self._began_s = (with_sleep(), monotonic())
+        self._seen_s = self._began_s[0]
+
+    def observed(self) -> datetime:
+        """The observation is complete. Answers when it began, by the store's clock: the time to decide as of.
+
+        Observing many jobs may take long and ages nothing; sleeping meanwhile does.
+        """
+        now_s = self._with_sleep()
+        slept_s = (now_s - self._began_s[0]) - (self._monotonic() - self._began_s[1])
+        self._seen_s = now_s - max(0.0, slept_s)
+        return self._began
+
+    def still(self) -> bool:
+        """Whether decisions that rest on it may be carried out."""
+        return self._with_sleep() - self._seen_s <= FRESH_S
 
 
 def governor_name() -> str:

@@ -16,7 +16,7 @@ from stoker.core.telling import Told, budget, leftover_name, orphan, orphans
 from stoker.errors import STUMBLES, StokerError, StoreError, StoreUnavailable, in_words
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
-from stoker.governor.clock import StoreClock, governor_name, read_clock, record_pass
+from stoker.governor.clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
 from stoker.governor.fleet import Fleet
 from stoker.governor.house import HouseReader
 from stoker.governor.indexing import Indexer
@@ -87,6 +87,7 @@ class Governor:
         monotonic: Callable[[], float] = time.monotonic,
         token: Callable[[], str] = new_token,
         teller: Teller | None = None,
+        with_sleep: Callable[[], float] = with_sleep,
     ) -> None:
         self.store = store
         self.fleet = fleet or Fleet(store.url)
@@ -94,6 +95,7 @@ class Governor:
         self._house = HouseReader(store, policy)
         self.name = name or governor_name()
         self.monotonic = monotonic
+        self._with_sleep = with_sleep
         self.memory = Memory()
         self.applier = Applier(store, self.fleet, self.memory, self.name, token)
         self.indexer = Indexer(store, self.memory, monotonic)
@@ -116,7 +118,7 @@ class Governor:
         clock = read_clock(self.store, self.name, self.monotonic)
         self._look_at_markets(clock)
         observation = self._observe(markers)
-        return self._decide(observation.snapshot, clock), observation
+        return self._decide(observation.snapshot, clock.now()), observation
 
     def run_pass(self, only: set[str] | None = None) -> Pass:
         """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
@@ -130,6 +132,7 @@ class Governor:
         self.teller.begin(self.policy.house)
         self._look_at_markets(clock)
         sweeping = only is None and self._sweep_is_due()
+        fresh = Freshness(clock.now(), self._with_sleep, self.monotonic)
         observation = self._observe(markers, everywhere=sweeping, only=only)
         absent = markers.keys() - {job.state.job for job in observation.snapshot.jobs} - observation.problems.keys()
         problems = observation.problems | clear_markers(self.store, sorted(absent))
@@ -140,7 +143,7 @@ class Governor:
         self.applier.market.keep(seen)
         actions: list[Action] = []
         others: tuple[JobSnapshot, ...] | None = () if only is None else None
-        plan = self._decide(replace(observation.snapshot, partial=only is not None, others=others), clock)
+        plan = self._decide(replace(observation.snapshot, partial=only is not None, others=others), fresh.observed())
         problems |= plan.problems
         newest = {job.state.job: job for job in observation.snapshot.jobs}
         waiting = dict(plan.waiting)
@@ -148,19 +151,24 @@ class Governor:
         for _ in range(MOST_ROUNDS):
             plan = self._recorded_first(plan, newest, waiting, problems, clock)
             plan = self._noted_first(plan, newest, clock)
-            applied = self.applier.apply(plan, _Purse(self.bookkeeper, self.policy.house, clock))
+            applied = self.applier.apply(plan, _Purse(self.bookkeeper, self.policy.house, clock), fresh.still)
             actions += applied.done
             waiting |= applied.waiting
             self._note_words(applied.done, problems)
             problems |= applied.problems
+            if applied.stale:
+                problems["clock"] = "this computer slept, or this process was stopped: the next pass decides anew"
+                wakes.append(clock.now())
+                break
             again = {job: markers.get(job, ()) for job in applied.moved if job not in applied.problems}
             if not again:
                 break
+            fresh = Freshness(clock.now(), self._with_sleep, self.monotonic)
             part = self._observe_again(again, observation)
             self._note_markets(part, newest, problems)
             newest |= {job.state.job: job for job in part.snapshot.jobs}
             others = tuple(newest.values()) if only is None else None
-            plan = self._decide(replace(part.snapshot, partial=True, others=others), clock)
+            plan = self._decide(replace(part.snapshot, partial=True, others=others), fresh.observed())
             problems |= part.problems | plan.problems
             waiting = {job: text for job, text in waiting.items() if job not in again} | plan.waiting
             wakes.append(plan.wake_at)
@@ -316,8 +324,8 @@ class Governor:
 
     # ── Small steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _decide(self, snapshot: Snapshot, clock: StoreClock) -> Plan:
-        now = clock.now()
+    def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        """Decide as of `now`, when the observation began: what a stopped process saw is not old by that clock."""
         known = self.bookkeeper.with_books(snapshot, self.policy.house, now, self.monotonic())
         return decide(known, self.policy, now)
 

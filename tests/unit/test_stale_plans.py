@@ -1,0 +1,113 @@
+"""A governor that slept or was stopped between looking and acting looks again first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from stoker import Job, client, log
+from stoker.core.snapshot import Plan, Snapshot, Terminate
+from stoker.governor import govern
+from stoker.governor.clock import FRESH_S, Freshness
+from stoker.governor.govern import Governor
+from stoker.providers.local.provider import LocalProvider
+from stoker.store import Store, open_store
+
+T0 = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Clocks:
+    """The clock that counts sleep, and the one that does not."""
+
+    def __init__(self) -> None:
+        self.with_sleep_s = self.monotonic_s = 0.0
+
+    def sleep_computer(self, seconds: float) -> None:
+        self.with_sleep_s += seconds
+
+    def run(self, seconds: float) -> None:
+        self.with_sleep_s += seconds
+        self.monotonic_s += seconds
+
+    def freshness(self) -> Freshness:
+        return Freshness(T0, lambda: self.with_sleep_s, lambda: self.monotonic_s)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("STOKER_STORE", (tmp_path / "store").as_uri())
+    monkeypatch.chdir(tmp_path)
+    return open_store(os.environ["STOKER_STORE"])
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The machines that a governor ended."""
+    found: list[str] = []
+    monkeypatch.setattr(LocalProvider, "terminate", lambda _self, instance, _region=None: found.append(instance))
+    return found
+
+
+@pytest.mark.parametrize("happens", [Clocks.sleep_computer, Clocks.run])
+def test_a_plan_that_outlasted_a_sleep_or_a_stop_is_dropped(
+    happens: Callable[[Clocks, float], None], store: Store, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks, decided = Clocks(), []
+
+    def decide(_snapshot: Snapshot, _policy: object, now: datetime) -> Plan:
+        decided.append(now)
+        if len(decided) == 1:
+            happens(clocks, 8 * 3600)
+        return Plan((Terminate("train-aaaa", f"machine-{len(decided)}", "local", "it fell silent"),))
+
+    monkeypatch.setattr(govern, "decide", decide)
+    governor = Governor(store, monotonic=lambda: clocks.monotonic_s, with_sleep=lambda: clocks.with_sleep_s)
+    done = governor.run_pass()
+    assert ended == [] and done.actions == ()
+    assert done.wake_in_s == 0.0 and "decides anew" in done.problems["clock"]
+    governor.run_pass()
+    assert ended == ["machine-2"], "what was seen after waking is acted on"
+
+
+def test_a_decision_is_as_of_the_time_when_the_observation_began(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped while it observes, a governor must not take everything that it saw for silent."""
+    clocks, decided = Clocks(), []
+    observe = govern.observe
+
+    def slow(*arguments: object) -> object:
+        clocks.run(3600)
+        return observe(*arguments)  # type: ignore[arg-type]
+
+    def decide(_snapshot: Snapshot, _policy: object, now: datetime) -> Plan:
+        decided.append(now)
+        return Plan()
+
+    monkeypatch.setattr(govern, "observe", slow)
+    monkeypatch.setattr(govern, "decide", decide)
+    done = Governor(store, monotonic=lambda: clocks.monotonic_s, with_sleep=lambda: clocks.with_sleep_s).run_pass()
+    assert done.at - decided[0] >= timedelta(seconds=3600)
+
+
+def test_observing_for_long_ages_nothing_and_sleeping_meanwhile_does() -> None:
+    clocks = Clocks()
+    long = clocks.freshness()
+    clocks.run(3600)
+    assert long.observed() == T0 and long.still()
+    clocks.run(FRESH_S + 1)
+    assert not long.still()
+    slept = clocks.freshness()
+    clocks.sleep_computer(FRESH_S + 1)
+    slept.observed()
+    assert not slept.still()
+
+
+def test_a_fresh_plan_launches_as_ever(store: Store, tmp_path: Path) -> None:
+    job = client.submit(Job(name="x", run="true", code=str(tmp_path)), detach=False)
+    Governor(store).run_pass()
+    state = log.read(store, job)
+    assert state is not None and state.claims
