@@ -210,7 +210,7 @@ def test_a_stopped_job_can_be_resumed_cloned_and_removed(place: Path, stoker: Ty
     assert stoker("rm", job, copy).returncode == 0
     store = place / "home" / "store"
     left_behind = [path for path in store.rglob("*") if path.is_file() and (job in str(path) or copy in str(path))]
-    # What was spent stays, and what was seen of the market does for a month; both are nothing but names.
-    assert {path.relative_to(store).parts[0] for path in left_behind} <= {"spent", "market"}
+    # What was spent stays, as does that they were removed, and what was seen of the market for a month: only names.
+    assert {path.relative_to(store).parts[0] for path in left_behind} <= {"spent", "market", "removed"}
     assert not any(path.stat().st_size for path in left_behind)
     assert stoker("show", job).returncode == 2
