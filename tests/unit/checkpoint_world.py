@@ -15,6 +15,7 @@ from stoker import layout
 from stoker.agent.restore import Restored, restore, restore_newest
 from stoker.agent.sync import CheckpointSync
 from stoker.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
+from stoker.processes import OpenFile, Writing
 from stoker.saves import MARKER, Save
 from stoker.store import Store, open_store
 from stoker.testing.memory import MemoryStore
@@ -52,6 +53,7 @@ class World:
         for folder in (self.folder, self.channel):
             folder.mkdir(parents=True, exist_ok=True)
         self.open: set[str] = set()
+        self.alive = True
         self.options = options
         self.restored: Restored | None = None
         self.sync = self.make()
@@ -66,9 +68,14 @@ class World:
             self.folder,
             channel=self.channel,
             scratch=self.scratch,
-            open_files=lambda: {self.folder / path for path in self.open},
+            writing=self.writing,
             **{"monotonic": self.clock, "restored": self.restored, "settle_s": 2.0} | self.options | options,
         )
+
+    def writing(self) -> Writing:
+        """As if one process, which is alive, had these files open."""
+        files = {self.folder / path: OpenFile(frozenset({1}), False) for path in self.open}
+        return Writing(files, frozenset({1}) if self.alive else frozenset())
 
     def begin(self) -> World:
         self.sync = self.make()

@@ -36,12 +36,12 @@ class TestOpenForWriting:
                 private = mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE)
             # CPython keeps its own descriptor of what it maps; another process would not.
             expected = {"append", "deep/both", "new", "mapped"}
-            assert open_for_writing(me, folder) == {folder / name for name in expected}
-            assert open_for_writing(me, link) == {link / name for name in expected}
-            assert open_for_writing([], folder) == set()
+            assert set(open_for_writing(me, folder).files) == {folder / name for name in expected}
+            assert set(open_for_writing(me, link).files) == {link / name for name in expected}
+            assert set(open_for_writing([], folder).files) == set()
             shared.close()
             private.close()
-        assert open_for_writing(me, folder) == set()
+        assert set(open_for_writing(me, folder).files) == set()
 
     def test_a_mapping_alone_counts(self, tmp_path: Path) -> None:
         path = tmp_path / "mapped"
@@ -60,8 +60,8 @@ time.sleep(3600)
             assert child.stdout.readline() == b"ready\n"
             held = {os.readlink(f"/proc/{child.pid}/fd/{n}") for n in os.listdir(f"/proc/{child.pid}/fd")}  # noqa: PTH115, PTH208
             assert str(path) not in held
-            assert open_for_writing({child.pid}, tmp_path) == {path}
+            assert set(open_for_writing({child.pid}, tmp_path).files) == {path}
         finally:
             child.kill()
             child.wait()
-        assert open_for_writing({child.pid}, tmp_path) == set()
+        assert set(open_for_writing({child.pid}, tmp_path).files) == set()

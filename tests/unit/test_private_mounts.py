@@ -145,9 +145,9 @@ def test_what_it_writes_is_found_by_the_folders_own_name(group: Group, tree: Pat
     group.spawn(["sh", "-c", script], mounts=[(str(tree / "ml"), "/opt/stoker-test")], cwd="/")
     until((tree / "ml" / "ready").exists)
     folder = tree / "ml" / "checkpoints"
-    found = open_for_writing(group.members(), folder, ["/opt/stoker-test/checkpoints"])
+    found = set(open_for_writing(group.members(), folder, ["/opt/stoker-test/checkpoints"]).files)
     assert found == {folder / "open"}
-    assert open_for_writing(group.members(), folder) == set(), "the kernel names it as the program does"
+    assert not open_for_writing(group.members(), folder).files, "the kernel names it as the program does"
 
 
 def test_it_is_signalled_frozen_and_killed_like_any_other(group: Group, tree: Path) -> None:
@@ -197,7 +197,7 @@ except NotMounted as refused:
     print("refused:", refused.strerror)
     sys.exit()
 print(run.stdout.readline().decode().strip(), run.stdout.readline().decode().split()[1])
-print(sorted(path.name for path in open_for_writing(group.members(), root / "ml", ["/opt/stoker-test"])))
+print(sorted(path.name for path in open_for_writing(group.members(), root / "ml", ["/opt/stoker-test"]).files))
 print(group.kill(), run.wait())
 """
 

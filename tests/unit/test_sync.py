@@ -25,8 +25,9 @@ from checkpoint_world import (
 
 from stoker import layout
 from stoker.agent.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints.write_history import STREAM_S
 from stoker.agent.committing import LOOK_S
-from stoker.agent.snapshot import STREAM_S, File, Signature, copy_stable, leave_out, scan
+from stoker.agent.snapshot import File, Signature, copy_stable, leave_out, scan
 from stoker.model import BlobRef
 from stoker.store import Sent, Store
 from stoker.testing.memory import MemoryStore
@@ -310,7 +311,7 @@ def test_a_log_that_is_held_open_holds_nothing_up(world: World, tmp_path: Path) 
 def test_a_large_file_in_the_making_is_no_log(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.agent.snapshot.STREAM_BYTES", 1000)
+    monkeypatch.setattr("stoker.agent.checkpoints.write_history.STREAM_BYTES", 1000)
     world = World(tmp_path, memory).begin()
     world.open = {"model.pt"}
     world.write(sub__other="whole")
@@ -379,9 +380,9 @@ def test_a_unit_in_the_making_is_left_out_or_stays_as_it_was() -> None:
     taken, carried = leave_out(
         files("a/1", "a/2", "b/1", "c.pt", "d.pt"), {"a/2", "d.pt"}, kept("a/1", "b/1", "b/2", "c.pt")
     )
-    # d.pt is new and stands alone; a/ was committed before, without a/2.
-    assert set(taken) == {"b/1", "c.pt"}
-    assert set(carried) == {"a/1"}
+    # a/ was committed before, without a/2; d.pt is new, and c.pt is one unit with it.
+    assert set(taken) == {"b/1"}
+    assert set(carried) == {"a/1", "c.pt"}
 
 
 def test_plain_files_are_one_unit_if_one_of_them_is_rewritten() -> None:

@@ -18,6 +18,7 @@ from checkpoint_world import (
 from test_sync import LIMIT_S, Meddling
 from test_sync_requested import answers
 
+from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.snapshot import IGNORED
 from stoker.errors import StoreUnavailable
 from stoker.store import Store
@@ -49,10 +50,13 @@ def test_the_last_commit_of_nothing_is_none(tmp_path: Path, store: Store) -> Non
 
 
 def test_the_last_commit_leaves_out_what_is_half_written(tmp_path: Path, store: Store) -> None:
-    world = final_world(tmp_path, store).begin()
-    world.write(step_1__model="1", step_2__model="2", step_2__optimizer="half", flat="half")
+    world = World(tmp_path, store).begin()
+    world.write(step_1__model="1")
+    world.tick(rounds=4)
+    world.write(step_2__model="2", step_2__optimizer="half", flat="half")
     world.open = {"step_2/optimizer.pt", "flat.pt"}
-    world.sync.final(LIMIT_S, frozen=True)
+    world.tick()
+    world.sync.final(LIMIT_S, TrainingEnd("died"))
     assert restored_content(store, tmp_path / "back") == {"step_1/model.pt": b"1"}
 
 
@@ -60,10 +64,12 @@ def test_a_file_overwritten_in_place_and_half_done_stays_as_it_was(tmp_path: Pat
     first = World(tmp_path, store).begin()
     first.write(model="1", optimizer="1")
     first.settle()
-    world = final_world(tmp_path, store, claim=2).restore_newest().begin()
-    world.write(model="2", optimizer="half", sub__new="n")
+    world = World(tmp_path, store, claim=2).restore_newest().begin()
+    world.write(sub__new="n")
+    world.tick(rounds=10)
+    world.write(model="2", optimizer="half")
     world.open = {"optimizer.pt"}
-    world.sync.final(LIMIT_S, frozen=True)
+    world.sync.final(LIMIT_S, TrainingEnd("died"))
     assert restored_content(store, tmp_path / "back") == {
         "model.pt": b"1",
         "optimizer.pt": b"1",

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
+from stoker.agent.checkpoints.folder_watcher import Choice, FolderWatch
+from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.commits import CommitQueue, CommitRequest
 from stoker.agent.publish import Draft, Publisher
-from stoker.agent.snapshot import Choice, File, Files, FolderWatch, copy_stable, scan
+from stoker.agent.snapshot import File, Files, copy_stable, scan
 from stoker.checkpoints import Stored, save_of
 from stoker.layout import safe_name
 from stoker.model import BlobRef
@@ -189,7 +191,7 @@ def first_to_go(left: Sequence[int], bytes_per_s: float | None, seconds: float) 
 class FolderCommits:
     """The whole folder of a script that knows nothing of Stoker, committed when it settles.
 
-    `ranks` gives the ranks that take part; `suspects` the files that may be half written at the end.
+    `ranks` gives the ranks that take part; `end` how the training ended.
     """
 
     def __init__(
@@ -201,7 +203,7 @@ class FolderCommits:
         publisher: Publisher,
         *,
         ranks: Callable[[], tuple[int, ...]],
-        suspects: Callable[[], Iterable[str]],
+        end: Callable[[], TrainingEnd],
         spacing_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -211,7 +213,7 @@ class FolderCommits:
         self._sender = sender
         self._publisher = publisher
         self._ranks = ranks
-        self._suspects = suspects
+        self._end = end
         self._spacing_s = spacing_s
         self._monotonic = monotonic
         self._look_at = self._not_before = float("-inf")
@@ -236,7 +238,8 @@ class FolderCommits:
         if not self.look(now=final) or (not final and self._monotonic() < self._not_before):
             return False
         choice = self._choose_final() if final else self._watch.choose()
-        if choice is None:
+        if choice is None or (choice.carried and self._ranks() != (0,)):
+            # With several ranks it is all or nothing: the others cannot know which part of it is an older save.
             return False
         blobs = self._send(choice)
         if {path: blob.digest for path, blob in blobs.items()} == {
@@ -262,7 +265,7 @@ class FolderCommits:
         All of that has to be sent anyway, and is sooner a place to resume from. Not where several ranks take part: the
         others could not know which of the two they join.
         """
-        choice = self._watch.choose_final(set(self._suspects()))
+        choice = self._watch.choose_final(self._end())
         if choice is None or not self._pressed or self._ranks() != (0,):
             return choice
         while (earlier := self._watch.before_newest(choice)) is not None:
@@ -286,10 +289,10 @@ class FolderCommits:
         self._not_before = self._monotonic() + self._spacing_s
 
     def _send(self, choice: Choice) -> dict[str, BlobRef]:
-        copies = self._scratch / "copies"
+        copies, members = self._scratch / "copies", self._watch.history.members
         try:
             outgoing = [self._outgoing(file, choice, copies) for file in choice.files.values()]
-            self._check_closed(choice)
+            self._check_closed(choice, members)
             # What stays as it was is older than what is new.
             return choice.carried | self._sender.send(outgoing)
         finally:
@@ -310,11 +313,19 @@ class FolderCommits:
             raise Unstable(file.path)
         return Outgoing(file, target, begun_ns)
 
-    def _check_closed(self, choice: Choice) -> None:
-        """After copying: nobody has begun to write again. What was not copied is checked when it is sent."""
+    def _check_closed(self, choice: Choice, members: frozenset[int]) -> None:
+        """After copying: no file was opened again, and no process died, which would have closed a half-written one.
+
+        What was not copied is checked when it is sent.
+        """
         copies = choice.copies - choice.streams
-        if copies and self._watch.open_now() & copies:
+        if not copies:
+            return
+        writing = self._watch.open_now()
+        if writing.files.keys() & copies:
             raise Unstable("opened while it was copied")
+        if not members <= writing.members:
+            raise Unstable("a process ended while it was copied")
 
 
 class FollowingCommits(FolderCommits):
@@ -335,11 +346,10 @@ class FollowingCommits(FolderCommits):
             return False
         self._follow_at = self._monotonic() + self._follow_s
         leader = self._leader()
-        if final:
-            choice = self._watch.choose_final(set(self._suspects()), anyway=leader is not None)
-        else:
-            choice = self._watch.settled()
-        if choice is None:
+        joins = leader is not None
+        choice = self._watch.choose_final(self._end(), anyway=joins) if final else self._watch.settled()
+        if choice is None or choice.held:
+            # A part of an older save under the name of rank 0's would make one checkpoint of two saves.
             return False
         if leader is None or leader.manifest is None:
             if final and not self._sent_ahead:

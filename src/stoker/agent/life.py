@@ -14,6 +14,7 @@ from typing import TypeVar
 from stoker.agent import folders, hold, sagemaker
 from stoker.agent.activity import ActivityRecorder, Sight, count_others
 from stoker.agent.beat import Beat
+from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.closing import Closing
 from stoker.agent.enclosure import Enclosure, Host
 from stoker.agent.environ import Place, ask_to_save
@@ -310,7 +311,7 @@ class Life:
         ending = self.training.wait(lambda: self._reason_to_end(spec.checkpoints.grace_s))
         if ending is None:
             self.trained.ended = self.training.finish()
-            self._last_commit(FLUSH_LIMIT_S, False)
+            self._last_commit(FLUSH_LIMIT_S, TrainingEnd("finished" if self.trained.ended.code == 0 else "died"))
         else:
             self._end(ending)
         said = sagemaker.failure(self.paths, self.ready.secrets) if spec.environment.contract is not None else ""
@@ -343,11 +344,12 @@ class Life:
             keep=spec.checkpoints.keep,
             restored=self.trained.restored,
             damaged=self.trained.damaged,
-            open_files=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints, seen_at),
+            writing=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints, seen_at),
             peers=self.peers.ranks_with_files,
             lead_finished=lambda: self.peers is not None and self.peers.lead_finished,
         )
         self.sync.start()
+        self.training.observer = self.sync
         if place.outputs is not None:
             self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, place.outputs)
             self.outputs.start()
@@ -384,12 +386,18 @@ class Life:
         self.sync.poke()
         self.node.say(f"notice from {self.notices.notice.source}: asked to save, going on")
 
-    def _last_commit(self, seconds: float, frozen: bool) -> bool:
+    def _last_commit(self, seconds: float, end: TrainingEnd) -> bool:
         """Make durable what the training saved. True when there is nothing left to make durable."""
         assert self.sync is not None
         closing = Closing(seconds, self.notices.look)
-        self.sync.final(seconds, frozen=frozen, until_s=closing.rest_by_s)
-        return self.sync.status().unsynced_bytes == 0
+        self.sync.final(seconds, end, until_s=closing.rest_by_s)
+        status = self.sync.status()
+        if status.held_back is not None:
+            kept = (
+                f"the checkpoint stays at {status.last.name}" if status.last else "the last checkpoint stays as it was"
+            )
+            self.node.say(f"{status.held_back}; {kept}")
+        return status.unsynced_bytes == 0
 
     # ── Leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -538,7 +546,7 @@ class Life:
                 "checkpoint_files": status.files,
                 "unsynced_bytes": status.unsynced_bytes,
             }
-            problems.append(status.error)
+            problems += [status.error, status.held_back]
         changes["warnings"] = tuple(dict.fromkeys(problem for problem in problems if problem))
         return replace(beat, **changes)  # type: ignore[arg-type]
 

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.enclosure import Command, Enclosure, Members, Run
 from stoker.agent.environ import write_notice
 from stoker.model import ExitWhy, SaveTimes
@@ -24,6 +26,9 @@ _LOOK_EVERY_S = 0.1
 _ENDING_LOOK_S = 0.02
 # Whoever is alive so long after SIGKILL waits in the kernel.
 _DIES_WITHIN_S = 0.5
+
+# Exit codes of programs that were told to end, and did: 128 + SIGINT, 128 + SIGTERM.
+_TOLD_CODES = (0, 130, 143)
 
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 # They pass a signal on to the one program that they run, whatever that is.
@@ -52,8 +57,23 @@ class Ended:
     deadline_s: float | None = None
 
 
+class Observer(Protocol):
+    """Watches which files the training writes. Each call is quick."""
+
+    def before_signal(self) -> None: ...
+
+    def after_signal(self) -> None: ...
+
+    def watch_writers(self) -> None: ...
+
+    def before_kill(self) -> None: ...
+
+
 class Training:
     """One run of the command. Not reusable. `unblock` ends what may keep processes waiting in the kernel."""
+
+    # Set before the start. It looks before anything is told or killed: afterwards a file that was cut off is closed.
+    observer: Observer | None = None
 
     def __init__(self, enclosure: Enclosure, wake: threading.Event, unblock: Callable[[], None] = lambda: None) -> None:
         self._enclosure = enclosure
@@ -64,6 +84,7 @@ class Training:
         self._ended_s: float | None = None
         self._told_s = 0.0
         self._deadline_s = 0.0
+        self._told_alone = False
 
     def start(self, command: Command, log: Path) -> None:
         """Start the command, its output at the end of `log`. Raises OSError when the program is not there."""
@@ -101,6 +122,8 @@ class Training:
         """After it ended by itself: nothing that it forked may stay."""
         assert self._root is not None
         self._ended_s = time.monotonic()
+        if self.observer is not None:
+            self.observer.before_kill()
         # First, since its output ends only when nobody is left who might print.
         self.kill()
         code = self._root.wait()
@@ -117,17 +140,22 @@ class Training:
         with suppress(OSError):
             # A disk that is full keeps nobody from being asked.
             write_notice(notice, ending.grace_s, self._deadline_s - reserve(ending.grace_s), ending.reason)
+        if self.observer is not None:
+            self.observer.before_signal()
+        self._told_alone = self._enclosure.group.members() <= {self._root.pid}
         ask(self._root.pid, self._enclosure.group)
+        if self.observer is not None:
+            self.observer.after_signal()
         return self._deadline_s
 
     def end(
         self,
         ending: Ending,
         notice: Path,
-        last_look: Callable[[float, bool], bool],
+        last_look: Callable[[float, TrainingEnd], bool],
         pressed: Callable[[], float | None] = lambda: None,
     ) -> Ended:
-        """After `tell`: wait for it to go, then make it. `last_look(seconds, frozen)` makes durable what it saved.
+        """After `tell`: wait for it to go, then make it. `last_look(seconds, end)` makes durable what it saved.
 
         `pressed` gives a deadline (monotonic seconds) that may turn up meanwhile and leave less than the ending did.
         """
@@ -136,7 +164,10 @@ class Training:
         saved_s = time.monotonic() - self._told_s
         if not left:
             self._enclosure.group.freeze(timeout_s=min(1.0, reserve_s / 3))
-        durable = last_look(max(0.1, self._deadline_s - time.monotonic() - reserve_s / 3), not left)
+            if self.observer is not None:
+                self.observer.before_kill()
+        seconds = max(0.1, self._deadline_s - time.monotonic() - reserve_s / 3)
+        durable = last_look(seconds, self._how_it_left() if left else TrainingEnd("died"))
         durable_s = time.monotonic() - self._told_s
         self.kill()
         code = self._root.wait()
@@ -164,6 +195,20 @@ class Training:
             self._unblock()
             self._enclosure.group.kill()
 
+    def _how_it_left(self) -> TrainingEnd:
+        """After every process went by itself."""
+        assert self._root is not None
+        code = self._root.wait()
+        if code < 0 and code != -signal.SIGTERM:
+            return TrainingEnd("died")
+        return TrainingEnd(
+            "left",
+            root=self._root.pid,
+            alone=self._told_alone,
+            succeeded=code in _TOLD_CODES,
+            failed=code > 0 and code not in _TOLD_CODES,
+        )
+
     def _wait_until_gone(self, ending: Ending, notice: Path, pressed: Callable[[], float | None]) -> tuple[bool, float]:
         """Whether it went by itself, and what is kept of the grace for what comes after it."""
         assert self._root is not None
@@ -171,6 +216,8 @@ class Training:
         while time.monotonic() < self._deadline_s - reserve_s:
             if self._root.poll() is not None and not self._enclosure.group.members():
                 return True, reserve_s
+            if self.observer is not None:
+                self.observer.watch_writers()
             if time.monotonic() >= look_at_s:
                 look_at_s = time.monotonic() + _LOOK_EVERY_S
                 sooner_s = pressed()

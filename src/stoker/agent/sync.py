@@ -1,7 +1,7 @@
 """Keep a node's checkpoints safe in the store while it trains.
 
 Blobs first, then a create-only manifest: a checkpoint exists when its manifest does. A script asks for commits through
-`stoker.train`; for one that knows nothing of Stoker the folder itself is watched (see snapshot.py). A store that is
+`stoker.train`; for one that knows nothing of Stoker the folder itself is watched (see checkpoints/). A store that is
 down is tried again for ever, and training never waits for it.
 
 Of several nodes whose scripts know nothing, rank 0 leads: it commits when its folder settles and names the ranks that
@@ -13,21 +13,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from stoker.agent.blobs import Abandoned, BlobSender, Unstable
+from stoker.agent.checkpoints.folder_watcher import BUSY_S, FolderWatch
+from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.commits import CommitQueue
 from stoker.agent.committing import FolderCommits, FollowingCommits, RequestedCommits
 from stoker.agent.prune import Pruner
 from stoker.agent.publish import Publisher, utc_now
 from stoker.agent.restore import Restored
-from stoker.agent.snapshot import BUSY_S, FolderWatch, Signature
+from stoker.agent.snapshot import Signature
 from stoker.checkpoints import FAR_WORKERS, NEAR_WORKERS, list_checkpoints
 from stoker.errors import StoreError
 from stoker.model import CheckpointRef
+from stoker.processes import Writing
 from stoker.store import Store
 
 log = logging.getLogger(__name__)
@@ -77,13 +80,15 @@ class SyncStatus:
     commits: int = 0
     bytes_moved: int = 0
     error: str | None = None
+    # What of the folder cannot be committed, and why; None: nothing.
+    held_back: str | None = None
 
 
 class CheckpointSync:
     """One rank's commits in one attempt. `start` it when the training starts, `final` it when the training is dead.
 
     `channel` is the folder shared with the training; `scratch` one of the agent's own, on the same disk as `folder` if
-    possible, and the same for every agent of this node. `open_files` gives the files under `folder` that the training
+    possible, and the same for every agent of this node. `writing` gives the files under `folder` that the training
     has open for writing. `peers` gives the ranks whose `status().files` is not 0. `allowed` says whether this attempt
     is the one that trains: only then is anything pruned. `lead_finished`: rank 0 will commit nothing more. `damaged`
     are blobs that restores found to be wrong. `recovering`: this agent was restarted and never trains; it only calls
@@ -102,7 +107,7 @@ class CheckpointSync:
         channel: Path,
         scratch: Path,
         keep: int = 3,
-        open_files: Callable[[], Collection[Path]] = frozenset,
+        writing: Callable[[], Writing] = lambda: Writing({}, frozenset()),
         peers: Callable[[], Iterable[int]] = tuple,
         allowed: Callable[[], bool] = lambda: True,
         lead_finished: Callable[[], bool] = lambda: False,
@@ -144,7 +149,7 @@ class CheckpointSync:
         )
         self._publisher = Publisher(store, job, claim, rank, monotonic=monotonic, now=now)
         self._pruner = Pruner(store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender)
-        self._watch = FolderWatch(folder, open_files, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic)
+        self._watch = FolderWatch(folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic)
         self._queue = CommitQueue(channel, folder)
         self._requested = RequestedCommits(
             self._queue,
@@ -171,6 +176,8 @@ class CheckpointSync:
         # When the training has to be over: from the notice on.
         self._pressed_until: float | None = None
         self._closing = False
+        self._end = TrainingEnd("died", recovered=True) if recovering else TrainingEnd()
+        self._open_at_kill: frozenset[str] = frozenset()
         self._thread: threading.Thread | None = None
 
     def _make_watched(self, scratch: Path, spacing_s: float) -> FolderCommits:
@@ -179,7 +186,7 @@ class CheckpointSync:
             return FollowingCommits(
                 *parts,
                 ranks=self._ranks,
-                suspects=self._suspects,
+                end=lambda: self._end,
                 spacing_s=spacing_s,
                 monotonic=self._monotonic,
                 rank=self._rank,
@@ -188,7 +195,7 @@ class CheckpointSync:
         return FolderCommits(
             *parts,
             ranks=self._ranks,
-            suspects=self._suspects,
+            end=lambda: self._end,
             spacing_s=spacing_s,
             monotonic=self._monotonic,
         )
@@ -230,17 +237,34 @@ class CheckpointSync:
         self._watched.hurry()
         self._wake.set()
 
-    def final(
-        self, deadline_s: float, frozen: bool = False, until_s: Callable[[], float] | None = None
-    ) -> CheckpointRef | None:
-        """Commit what is there, after every process of the training is dead or, with `frozen`, stopped.
+    def before_signal(self) -> None:
+        """The training is about to be told to end: remember what it is writing. Takes about as long as one scan."""
+        self._watch.mark()
 
-        What `open_files` names (now, or at the time of the freeze: that is the agent's to remember) may be half
-        written and is left out. Returns this rank's newest commit of the attempt, and not much later than
-        `deadline_s`; a call to the store that hangs is left behind on its thread. `until_s` gives an end (by this
-        object's clock) that may turn up meanwhile and be sooner. Call it once.
+    def after_signal(self) -> None:
+        """It was told."""
+        self._watch.extend_mark()
+
+    def watch_writers(self) -> None:
+        """See which files are open. To be called often while it saves for the last time; most calls do nothing."""
+        self._watch.poll()
+
+    def before_kill(self) -> None:
+        """Everything that still runs is about to be killed: what it has open stays half written."""
+        self._open_at_kill |= self._watch.open_now().files.keys()
+
+    def final(
+        self, deadline_s: float, end: TrainingEnd | None = None, until_s: Callable[[], float] | None = None
+    ) -> CheckpointRef | None:
+        """Commit what is there, after every process of the training is dead or stopped. `end` says how that came.
+
+        Units that may be half written stay as they were in the last commit. Returns this rank's newest commit of the
+        attempt, and not much later than `deadline_s`; a call to the store that hangs is left behind on its thread.
+        `until_s` gives an end (by this object's clock) that may turn up meanwhile and be sooner. Call it once.
         """
-        log.info("last commit: %.1f s left, processes are %s", deadline_s, "frozen" if frozen else "dead")
+        if end is not None:
+            self._end = replace(end, open=end.open | self._open_at_kill)
+        log.info("last commit: %.1f s left, the training has %s", deadline_s, self._end.how)
         began = self._monotonic()
         self._until = began + deadline_s
         self._wake.set()
@@ -278,6 +302,7 @@ class CheckpointSync:
             if part is not None or (self._restored is None and self._last_restored is not None):
                 self._watch.committed[path] = file.signature
         self._watch.set_foreign(foreign)
+        self._watch.learn_restored()
 
     def tick(self) -> float:
         """One round; how many seconds to wait before the next."""
@@ -421,14 +446,10 @@ class CheckpointSync:
             complete = [one for one in list_checkpoints(self._store, self._job) if one.complete]
             manifest = complete[-1].manifests.get(self._rank) if complete else None
         self._watch.last = {} if manifest is None else {blob.path: blob for blob in manifest.files}
-
-    def _suspects(self) -> set[str]:
-        """The files that may be half written. After a restart: what was written when the agent last lived."""
-        found = set(self._watch.open_now())
-        if self._recovering:
-            since_ns = self._stamp.stat().st_mtime_ns - int(self._settle_s * 1e9)
-            found |= {path for path, file in self._watch.files.items() if file.signature.modified_ns >= since_ns}
-        return found
+        self._watch.learn_restored(read=False)
+        self._watch.look()
+        # What was written when the agent last lived may be half written.
+        self._watch.forget_rest(self._stamp.stat().st_mtime_ns - int(self._settle_s * 1e9))
 
     def _ranks(self) -> tuple[int, ...]:
         if self._nodes == 1:
@@ -461,4 +482,5 @@ class CheckpointSync:
                 commits=self._publisher.commits,
                 bytes_moved=self._sender.bytes_moved,
                 error=self._error or self._prune_error,
+                held_back=None if self._queue.used else self._watch.held_back,
             )

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 
-def open_for_writing(members: Iterable[int], folder: Path, seen_at: Iterable[str] = ()) -> set[Path]:
+class OpenFile(NamedTuple):
+    """A file that is open for writing. `appending`: every handle of it only ever adds to its end, as logs do."""
+
+    writers: frozenset[int]
+    appending: bool
+
+
+class Writing(NamedTuple):
+    """What a set of processes had open for writing at one moment."""
+
+    files: Mapping[Path, OpenFile]
+    members: frozenset[int]
+
+
+def open_for_writing(members: Iterable[int], folder: Path, seen_at: Iterable[str] = ()) -> Writing:
     """Files under `folder` that any of these processes has open for writing, or mapped shared and writable.
 
     `seen_at` is where else they have the folder, in a view of the file system of their own: the kernel names files
     as whoever opened them does. Processes that end meanwhile, or that may not be looked into, are passed over.
     """
     prefixes = tuple(top.rstrip("/") + "/" for top in (os.path.realpath(folder), *seen_at))
-    found: set[Path] = set()
+    found: dict[Path, OpenFile] = {}
+    members = frozenset(members)
     for pid in members:
-        for name in (*_open_files(pid, prefixes), *_mapped_files(pid, prefixes)):
+        for name, appending in (*_open_files(pid, prefixes), *_mapped_files(pid, prefixes)):
             prefix = next(each for each in prefixes if name.startswith(each))
             # As the caller names the folder, which may be through a link.
-            found.add(folder / name[len(prefix) :])
-    return found
+            path = folder / name[len(prefix) :]
+            known = found.get(path, OpenFile(frozenset(), True))
+            found[path] = OpenFile(known.writers | {pid}, known.appending and appending)
+    return Writing(found, members)
 
 
-def _open_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[str]:
+def _open_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
     try:
         handles = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - hot path
     except OSError:
@@ -31,21 +49,23 @@ def _open_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[str]:
     for handle in handles:
         try:
             name = os.readlink(f"/proc/{pid}/fd/{handle}")  # noqa: PTH115 - hot path
-            if name.startswith(prefixes) and not name.endswith(" (deleted)") and _writable(pid, handle):
-                yield name
+            if name.startswith(prefixes) and not name.endswith(" (deleted)"):
+                flags = _flags(pid, handle)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    yield name, bool(flags & os.O_APPEND)
         except OSError:
             continue
 
 
-def _writable(pid: int, handle: str) -> bool:
+def _flags(pid: int, handle: str) -> int:
     with open(f"/proc/{pid}/fdinfo/{handle}", encoding="ascii") as file:  # noqa: PTH123 - hot path
         for line in file:
             if line.startswith("flags:"):
-                return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
-    return False
+                return int(line.split()[1], 8)
+    return os.O_RDONLY
 
 
-def _mapped_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[str]:
+def _mapped_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
             for line in file:
@@ -53,6 +73,6 @@ def _mapped_files(pid: int, prefixes: tuple[str, ...]) -> Iterator[str]:
                 if len(fields) == 6 and fields[1].startswith("rw") and fields[1].endswith("s"):
                     name = fields[5].replace("\\012", "\n")
                     if name.startswith(prefixes) and not name.endswith(" (deleted)"):
-                        yield name
+                        yield name, False
     except OSError:
         return

@@ -1,0 +1,375 @@
+"""Watch a checkpoint folder that a script writes to, and choose what of it can be committed.
+
+A script that knows nothing of Stoker gives no sign when a save is whole. So the folder is watched: it is *settled* when
+nothing was written for a while and no process has a file of it open for writing. Where that never comes about, files
+that change are copied in a quiet moment, and what is being written is left out.
+
+**A save is never mixed.** What lies in one top-level folder is one unit, and so are the plain files beside the folders.
+A unit that is not whole stays as it was in the last commit, or is left out if it was not in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from stoker.agent.checkpoints.format_check import UNKNOWN, FormatCheck, check_format
+from stoker.agent.checkpoints.save_shape import SaveShapes
+from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
+from stoker.agent.checkpoints.write_history import WriteHistory
+from stoker.agent.snapshot import File, Files, Signature, leave_out, scan, signature_of, unit_of
+from stoker.model import BlobRef
+from stoker.processes import OpenFile, Writing
+
+log = logging.getLogger(__name__)
+
+# A folder that has been changing for so long is committed from copies …
+BUSY_S = 30.0
+# … made when no file was touched for this long, several ticks of the clock that files are stamped with; if such a
+# moment does not come for as long again, of any file that is closed.
+CALM_S = 0.25
+# Looking at the folder before the training is told must not keep it waiting longer than this.
+_MARK_S = 1.0
+# Share of a core that looking for open files may take while the training saves for the last time.
+_POLL_SHARE = 0.2
+
+_NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to commit: files of the folder, those of them to copy first, and what stays as it was committed.
+
+    `streams` are the logs among them, which say nothing about what was saved. `held` are the units that are not taken
+    as they lie there.
+    """
+
+    files: Files
+    copies: frozenset[str]
+    carried: dict[str, BlobRef]
+    streams: frozenset[str]
+    held: tuple[Held, ...] = ()
+
+
+class OpenNow(NamedTuple):
+    """As `Writing`, by relative path."""
+
+    files: dict[str, OpenFile]
+    members: frozenset[int]
+
+
+class FolderWatch:
+    """Remembers when each file was seen to change. Commits are one thread's; `look`, `mark` and `poll` may be others'.
+
+    `writing` gives the files under the folder that are open for writing, and by which processes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        writing: Callable[[], Writing],
+        *,
+        settle_s: float,
+        busy_s: float = BUSY_S,
+        monotonic: Callable[[], float] = time.monotonic,
+        check: Callable[[Path], FormatCheck] = check_format,
+    ) -> None:
+        self._folder = folder
+        self._writing = writing
+        self._settle_s = settle_s
+        self._busy_s = busy_s
+        self._foreign: Mapping[str, Signature] = {}
+        self._monotonic = monotonic
+        self._check_file = check
+        self._lock = threading.RLock()
+        self.files: Files = {}
+        # What the last commit holds: how its files looked in the folder, and as what they are kept.
+        self.committed: dict[str, Signature] = {}
+        self.last: dict[str, BlobRef] = {}
+        self.shapes = SaveShapes()
+        self.history = WriteHistory(settle_s)
+        self._dirty: Files = {}
+        self.dirty_bytes = 0
+        self._dirty_since: float | None = None
+        self._checks: dict[Signature, FormatCheck] = {}
+        self._warned: set[Signature] = set()
+        # The newest sentence about what is held back; None: nothing is.
+        self.held_back: str | None = None
+        self._look_cost_s = self._poll_at = 0.0
+
+    # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def look(self) -> None:
+        """Scan the folder. Raises nothing: what cannot be read is not there."""
+        with self._lock:
+            began_s = time.monotonic()
+            now = self._monotonic()
+            found = scan(self._folder)
+            self._look_cost_s = time.monotonic() - began_s
+            self.files = {path: file for path, file in found.items() if self._foreign.get(path) != file.signature}
+            self.history.note_files(self.files, now)
+            self._compare()
+            if not self._dirty:
+                self._dirty_since = None
+                return
+            if self._dirty_since is None:
+                self._dirty_since = now
+            self._note_open()
+
+    def mark(self) -> None:
+        """Remember the folder as it is just before the training is told to end."""
+        if not self._lock.acquire(timeout=_MARK_S):
+            return
+        try:
+            if self._look_cost_s < _MARK_S:
+                self.look()
+            self._note_open()
+            self.history.set_mark()
+        finally:
+            self._lock.release()
+
+    def extend_mark(self) -> None:
+        """The same, just after it was told: the signal and a save may have crossed."""
+        with self._lock:
+            if self._look_cost_s < _MARK_S:
+                self.look()
+            self._note_open()
+            self.history.extend_mark()
+
+    def poll(self) -> None:
+        """See which files are open now, without a scan; not more often than is cheap."""
+        if time.monotonic() < self._poll_at or not self._lock.acquire(blocking=False):
+            return
+        try:
+            began_s = time.monotonic()
+            self._note_open()
+            took_s = time.monotonic() - began_s
+            self._poll_at = time.monotonic() + took_s * (1 / _POLL_SHARE - 1)
+        finally:
+            self._lock.release()
+
+    def set_foreign(self, foreign: Mapping[str, Signature]) -> None:
+        """These files are not this rank's to commit, as long as they look like this."""
+        self._foreign = foreign
+        self.files = {path: file for path, file in self.files.items() if path not in foreign}
+        self._compare()
+
+    def dirty(self) -> dict[str, File]:
+        """The files that were not in the last commit as they were when last looked at."""
+        return self._dirty
+
+    def open_now(self) -> OpenNow:
+        """The files that are open for writing this moment, relative to the folder, and the processes there are."""
+        writing = self._writing()
+        return OpenNow(self._relative(writing), writing.members)
+
+    # ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def settled(self) -> Choice | None:
+        """The folder as it is, if nothing moves in it. Logs that are held open are copied."""
+        with self._lock:
+            streams = self.history.streams()
+            moving = self.history.hot(streams) or self.history.shaken() - streams
+            files, judge = dict(self.files), self._judge(streams)
+            removed_s = max(self.history.removed_at.values(), default=float("-inf"))
+            if moving or self.history.looked_at - removed_s < self._settle_s:
+                return None
+            if self._unfinished(judge):
+                return None
+        return self._without_broken(Choice(files, frozenset(streams), {}, frozenset(streams)), judge)
+
+    def choose(self) -> Choice | None:
+        """What to commit now; None when there is nothing new or nothing whole.
+
+        What grows in a log alone is no reason to commit; neither is a file that was removed, since a script may
+        remove its old save before it writes the new one.
+        """
+        streams = self.history.streams()
+        news = self.dirty().keys() - streams
+        if not news:
+            return None
+        choice = self.settled()
+        if choice is None:
+            choice = self._choose_busy(streams)
+        return choice if choice is not None and news & choice.files.keys() else None
+
+    def _choose_busy(self, streams: set[str]) -> Choice | None:
+        with self._lock:
+            looked_at = self.history.looked_at
+            waited_s = 0.0 if self._dirty_since is None else looked_at - self._dirty_since
+            if waited_s < self._busy_s:
+                return None
+            hot = self.history.hot(streams) | (self.history.shaken() - streams)
+            closed = hot - self.history.open.keys() - self.history.died_open() - self.history.shaken()
+            moving = any(looked_at - self.history.changed_at[path] < CALM_S for path in closed)
+            if moving and waited_s < 2 * self._busy_s:
+                return None
+            judge = self._judge(streams)
+            blocked = hot - closed
+            unfinished = self._unfinished(judge)
+            blocked |= {path for path in self.files if unit_of(path) in unfinished}
+            files, carried = leave_out(self.files, blocked, self.last)
+            copies = frozenset((closed | streams) & files.keys())
+        return self._without_broken(Choice(files, copies, carried, frozenset(streams)), judge)
+
+    def choose_final(self, end: TrainingEnd, *, anyway: bool = False) -> Choice | None:
+        """What to commit when the training has ended. None when there is nothing new, unless it is wanted `anyway`."""
+        self.history.end()
+        logs = self.history.logs()
+        held = self._judge(logs).at_end(end)
+        self._tell(held)
+        choice = self._leave_units(Choice(dict(self.files), frozenset(), {}, frozenset(logs)), held)
+        return choice if anyway or self.dirty().keys() & choice.files.keys() else None
+
+    def before_newest(self, choice: Choice) -> Choice | None:
+        """A final choice without the newest save, if the folder was like that before the save began; None: unknown.
+
+        Only where saves are known to have a folder each, numbered upwards (one such was committed before), all that is
+        new lies in such folders, and nothing else was touched since the newest was begun: then the script had moved on
+        from what is left. And only if that is something new.
+        """
+        news = {unit_of(path) for path in self._dirty.keys() & choice.files.keys() - choice.streams}
+        numbers = {unit: _number_of(unit) for unit in news}
+        kinds = {found[0] if found else None for found in numbers.values()}
+        before = {found[0] for path in self.last if (found := _number_of(unit_of(path)))}
+        if len(news) < 2 or len(kinds) != 1 or not kinds <= before:
+            return None
+        newest = max(news, key=lambda unit: (numbers[unit] or ("", 0))[1])
+        inside = [file for path, file in choice.files.items() if unit_of(path) == newest]
+        begun_ns = min(file.signature.modified_ns for file in inside)
+        rest = {path: file for path, file in choice.files.items() if unit_of(path) != newest}
+        touched = any(
+            file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in choice.streams
+        )
+        rewritten = any(unit_of(path) in news for path in self.last)
+        return None if touched or rewritten else replace(choice, files=rest)
+
+    def committed_now(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
+        """A commit is done."""
+        with self._lock:
+            forms = {path: form for path, file in choice.files.items() if (form := self._form(file))}
+            self.shapes.learn(blobs, self.last, choice.streams, forms)
+            self.history.committed(choice.files.keys())
+            self.committed = {path: self.committed[path] for path in choice.carried if path in self.committed} | {
+                path: file.signature for path, file in choice.files.items()
+            }
+            self.last = dict(blobs)
+            self._compare()
+            self._dirty_since = self._monotonic() if self._dirty else None
+            present = {file.signature for file in self.files.values()}
+            self._checks = {seen: check for seen, check in self._checks.items() if seen in present}
+
+    def forget_rest(self, since_ns: int) -> None:
+        """After a restart of the agent: files last written before this time were quiet when the training died."""
+        for path, file in self.files.items():
+            if file.signature.modified_ns < since_ns:
+                self.history.changed_at[path] = float("-inf")
+
+    def learn_restored(self, *, read: bool = True) -> None:
+        """Take `last` for the save that the next ones are compared with. `read`: its files lie in the folder."""
+        forms = {path: form for path in self.last if read and path in self.files and (form := self._check(path).form)}
+        self.shapes.learn(newest_of_each_kind(self.last), {}, (), forms)
+
+    # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, logs: Collection[str]) -> UnitJudge:
+        changed = [path for path in self._dirty if path not in logs]
+        return UnitJudge(dict(self.files), changed, self.history, self.shapes, self._check, logs)
+
+    def _unfinished(self, judge: UnitJudge) -> set[str]:
+        """Units whose save lacks files that the saves before had, as long as these may still come."""
+        found = set()
+        for unit in {unit_of(path) for path in self._dirty}:
+            changed_s = max(self.history.changed_at[path] for path in self._dirty if unit_of(path) == unit)
+            waits = self.history.looked_at - changed_s < self._busy_s
+            if waits and self.shapes.knows(unit) and judge.incomplete(unit) is not None:
+                found.add(unit)
+        return found
+
+    def _without_broken(self, choice: Choice, judge: UnitJudge) -> Choice:
+        held = judge.broken()
+        self._tell(held)
+        return self._leave_units(choice, held)
+
+    def _leave_units(self, choice: Choice, held: Mapping[str, Held]) -> Choice:
+        """The choice without these units as they are."""
+        if not held:
+            return choice
+        blocked = [path for path in choice.files if unit_of(path) in held]
+        files, carried = leave_out(choice.files, blocked, self.last)
+        return replace(
+            choice,
+            files=files,
+            copies=choice.copies & files.keys(),
+            carried=choice.carried | carried,
+            held=tuple(held[unit] for unit in sorted(held)),
+        )
+
+    def _tell(self, held: Mapping[str, Held]) -> None:
+        self.held_back = describe(held) if held else None
+        for found in held.values():
+            file = self.files.get(found.path)
+            if file is not None and found.path in self._dirty and file.signature not in self._warned:
+                self._warned.add(file.signature)
+                log.warning("%s", describe({found.unit: found}))
+
+    def _check(self, path: str) -> FormatCheck:
+        file = self.files.get(path)
+        if file is None or file.link is not None:
+            return UNKNOWN
+        known = self._checks.get(file.signature)
+        if known is None:
+            known = self._check_file(self._folder / path)
+            if signature_of(self._folder / path, file) != file.signature:
+                # It changed while it was read. Sending it will notice, too.
+                return UNKNOWN
+            self._checks[file.signature] = known
+        return known
+
+    def _form(self, file: File) -> str:
+        known = self._checks.get(file.signature)
+        return known.form if known is not None else ""
+
+    def _compare(self) -> None:
+        self._dirty = {path: file for path, file in self.files.items() if self.committed.get(path) != file.signature}
+        self.dirty_bytes = sum(file.size for file in self._dirty.values())
+
+    def _note_open(self) -> None:
+        self.history.note_open(*self.open_now(), self._signature_now)
+
+    def _signature_now(self, path: str) -> Signature | None:
+        try:
+            return Signature.of((self._folder / path).stat())
+        except OSError:
+            return None
+
+    def _relative(self, writing: Writing) -> dict[str, OpenFile]:
+        found = {}
+        for path, file in writing.files.items():
+            try:
+                found[path.relative_to(self._folder).as_posix()] = file
+            except ValueError:
+                continue
+        return found
+
+
+def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
+    """Of units that are numbered, those with the highest number; of others, all files."""
+    newest: dict[str, tuple[int, str]] = {}
+    for unit in {unit_of(path) for path in blobs}:
+        kind, number = _number_of(unit) or (unit, 0)
+        newest[kind] = max(newest.get(kind, (-1, "")), (number, unit))
+    units = {unit for _, unit in newest.values()}
+    return {path: blob for path, blob in blobs.items() if unit_of(path) in units}
+
+
+def _number_of(unit: str) -> tuple[str, int] | None:
+    """`checkpoint-200` is number 200 of its kind. None: not exactly one number, or no folder."""
+    found = _NUMBERED.fullmatch(unit)
+    return (f"{found[1]}#{found[3]}", int(found[2])) if found else None

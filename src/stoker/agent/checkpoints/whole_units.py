@@ -1,0 +1,180 @@
+"""Decide which units of the folder are whole when the training has ended.
+
+A unit that was quiet is whole. One that was being saved needs evidence: that its files end where they should, and that
+all files of the save are there. Without it the unit stays as it was in the last commit: at most one save is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.agent.checkpoints.format_check import FormatCheck
+from stoker.agent.checkpoints.save_shape import SaveShapes
+from stoker.agent.checkpoints.write_history import Mark, WriteHistory
+from stoker.agent.snapshot import Files, unit_of
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
+    """How the training ended, as far as it says something about its files.
+
+    `finished`: by itself, with exit code 0. `left`: it was told to, and every process went by itself within the grace.
+    `died`: killed, crashed, or taken with its machine.
+    """
+
+    how: Literal["finished", "left", "died"] = "finished"
+    # Files that were open for writing when the last processes were killed or frozen.
+    open: frozenset[str] = frozenset()
+    # The command's own process, whether it was the only one, and how it ended: by exit(3) with a status that says
+    # success, or with one that says failure.
+    root: int = 0
+    alone: bool = False
+    succeeded: bool = False
+    failed: bool = False
+    # Judged by another agent than the one that watched it.
+    recovered: bool = False
+
+    def exited(self, mark: Mark, path: str) -> bool:
+        """Whether the writer of a file is known to have ended by itself, closing it on its way."""
+        return self.succeeded and (self.alone or mark.writers.get(path) == frozenset({self.root}))
+
+    def gave_up(self, mark: Mark, path: str) -> bool:
+        """Whether the writer of a file is known to have failed, perhaps in the middle of it."""
+        return self.failed and (self.alone or mark.writers.get(path) == frozenset({self.root}))
+
+
+@dataclass(frozen=True)
+class Held:
+    """Why a unit is not committed as it is."""
+
+    unit: str
+    path: str
+    reason: str
+
+
+class UnitJudge:
+    """One decision: `changed` are the files that differ from the last commit, logs excluded."""
+
+    def __init__(
+        self,
+        files: Files,
+        changed: Collection[str],
+        history: WriteHistory,
+        shapes: SaveShapes,
+        check: Callable[[str], FormatCheck],
+        logs: Collection[str],
+    ) -> None:
+        self._files = files
+        self._changed = [path for path in changed if path in files]
+        self._history = history
+        self._shapes = shapes
+        self._check = check
+        self._logs = logs
+
+    def broken(self) -> dict[str, Held]:
+        """Units with a changed file that its own format calls broken, by unit."""
+        found: dict[str, Held] = {}
+        for path in self._changed:
+            check = self._check(path)
+            if check.state == "broken":
+                found.setdefault(unit_of(path), Held(unit_of(path), path, check.reason))
+        return found
+
+    def incomplete(self, unit: str) -> Held | None:
+        """The save of this unit as not all there, judged by the saves before; None: it is complete."""
+        return self._incomplete(unit, [path for path in self._changed if unit_of(path) == unit])
+
+    def _incomplete(self, unit: str, changed: list[str]) -> Held | None:
+        missing = self._shapes.missing(unit, changed)
+        if missing is None:
+            return None
+        if not changed:
+            return Held(unit, unit, "files of it were being removed")
+        path = changed[0]
+        if not missing:
+            return Held(unit, path, "it was saved just before the end, and no earlier save shows what belongs to it")
+        return Held(unit, path, f"its save stopped before {missing} was written")
+
+    def at_end(self, end: TrainingEnd) -> dict[str, Held]:
+        """The units that cannot be committed as they are, by unit."""
+        held = self.broken()
+        for path in self._changed:
+            if path in end.open:
+                held.setdefault(
+                    unit_of(path), Held(unit_of(path), path, "it was being written when the training ended")
+                )
+        if end.how != "finished":
+            mark = self._history.mark
+            for unit in sorted(self._touched() - held.keys()):
+                found = self._left(unit, mark, end) if end.how == "left" and mark else self._died(unit, end)
+                if found is not None:
+                    held[unit] = found
+        return self._with_later(held)
+
+    def _touched(self) -> set[str]:
+        present = {unit_of(path) for path in self._files}
+        return {unit_of(path) for path in self._changed} | {
+            unit for unit in present if self._history.removed_lately(unit)
+        }
+
+    def _with_later(self, held: dict[str, Held]) -> dict[str, Held]:
+        """Whatever was written after a save that is held back had begun may refer to it: it is held back with it."""
+        begun = [self._files[path].signature.modified_ns for path in self._changed if unit_of(path) in held]
+        for path in self._changed if begun else ():
+            if self._files[path].signature.modified_ns > min(begun):
+                reason = f"it was written after {held[min(held)].path}, which is not whole"
+                held.setdefault(unit_of(path), Held(unit_of(path), path, reason))
+        return held
+
+    def _died(self, unit: str, end: TrainingEnd) -> Held | None:
+        hot = self._history.hot(self._logs) | self._history.shaken()
+        changed = [path for path in self._changed if unit_of(path) == unit]
+        doubtful = [path for path in changed if path in hot]
+        if not doubtful and not self._history.removed_lately(unit):
+            return None
+        open_then = self._history.open.keys() | self._history.died_open()
+        for path in sorted(doubtful, key=lambda path: path not in open_then):
+            if not self._proven(path):
+                reason = "being written when" if path in open_then else "written just before"
+                return Held(unit, path, f"it was {reason} the training ended")
+        # A restarted agent cannot tell what differs from the last commit, only what was written lately.
+        return self._incomplete(unit, doubtful if end.recovered else changed)
+
+    def _left(self, unit: str, mark: Mark, end: TrainingEnd) -> Held | None:
+        """The training was told, and went by itself: a save that began after that ran to its end."""
+        changed = [path for path in self._changed if unit_of(path) == unit]
+        begun = {path for path in changed if mark.begun_since(path, self._files[path].signature)}
+        if any(not mark.by_survivor(path) for path in begun) or (not begun and not mark.survives):
+            return self._died(unit, end)
+        died_open = self._history.died_open()
+        for path in changed:
+            cut_off = path in mark.open if path not in begun else path in died_open and not end.exited(mark, path)
+            if (cut_off or (path in begun and end.gave_up(mark, path))) and not self._proven(path):
+                return Held(unit, path, "it was being written when the training ended")
+        under_way = {path for path in changed if path in mark.hot} - begun
+        if not under_way and not (unit in mark.hot_units and not begun):
+            # Nothing is left of a save that the signal may have cut short.
+            return self._incomplete(unit, changed) if end.failed and self._shapes.knows(unit) and end.alone else None
+        if begun and not self._shapes.knows(unit) and all(map(self._proven, under_way)):
+            return None
+        return self._incomplete(unit, changed)
+
+    def _proven(self, path: str) -> bool:
+        """Whether there is positive evidence that the file was written to its end."""
+        if self._files[path].link is not None:
+            return True
+        check = self._check(path)
+        if check.state == "whole":
+            return True
+        if check.form:
+            return self._shapes.same_form(path, check.form)
+        return self._history.grew(path) and self._shapes.same_size(path, self._files[path].size)
+
+
+def describe(held: Mapping[str, Held]) -> str:
+    """One sentence for the person: which file, and why."""
+    first = held[min(held)]
+    more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
+    return f"{first.path}{more} is not part of the checkpoint: {first.reason}"

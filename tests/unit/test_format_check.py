@@ -1,0 +1,169 @@
+"""Files that say by themselves whether they are whole: cut off anywhere, they are found out."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.agent.checkpoints.format_check import check_format
+
+numpy = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+
+def torch_file(path: Path) -> None:
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 40)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "path": Path("x")}, path)
+
+
+def safetensors_file(path: Path) -> None:
+    header = {"a": {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}, "__metadata__": {"format": "pt"}}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(40))
+
+
+def hdf5_file(path: Path, version: int = 0, size: int = 2048) -> None:
+    """A superblock as the library writes it, and something behind it."""
+    if version == 0:
+        head = b"\x89HDF\r\n\x1a\n" + bytes([0, 0, 0, 0, 0, 8, 8, 0]) + struct.pack("<HHI", 4, 16, 0)
+        head += struct.pack("<QQQQ", 0, 2**64 - 1, size, 2**64 - 1)
+    else:
+        head = b"\x89HDF\r\n\x1a\n" + bytes([3, 8, 8, 0]) + struct.pack("<QQQQ", 0, 2**64 - 1, size, 48)
+    path.write_bytes(head.ljust(size, b"d"))
+
+
+def json_file(path: Path) -> None:
+    path.write_text(json.dumps({"global_step": 200, "log_history": [{"loss": 0.5, "text": 'a "quoted" {'}]}, indent=2))
+
+
+def npy_file(path: Path) -> None:
+    numpy.save(path, numpy.zeros((7, 5), dtype="float32"))
+
+
+def npz_file(path: Path) -> None:
+    numpy.savez(path, a=numpy.zeros(50), b=numpy.ones(50))
+
+
+def pickle_file(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"weights": list(range(1000))}))
+
+
+MAKERS: list[tuple[str, Callable[[Path], None], str]] = [
+    ("ckpt.pt", torch_file, "whole"),
+    ("model.safetensors", safetensors_file, "whole"),
+    ("model.h5", hdf5_file, "plausible"),
+    ("trainer_state.json", json_file, "whole"),
+    ("a.npy", npy_file, "whole"),
+    ("a.npz", npz_file, "plausible"),
+    ("a.pkl", pickle_file, "plausible"),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "state"), MAKERS)
+def test_a_file_that_is_cut_off_is_broken(tmp_path: Path, name: str, make: Callable[[Path], None], state: str) -> None:
+    path = tmp_path / name
+    make(path)
+    assert check_format(path).state == state
+    data = path.read_bytes()
+    whole = 0
+    for end in range(64, len(data), max(1, len(data) // 97)):
+        path.write_bytes(data[:end])
+        check = check_format(path)
+        assert check.state != "whole", end
+        whole += check.state != "broken"
+        assert check.state != "broken" or check.reason
+    # A pickle that is cut off may end in the byte that ends pickles.
+    assert whole == 0 or name == "a.pkl"
+
+
+def test_a_torch_file_whose_writer_gave_up_lacks_tensors(tmp_path: Path) -> None:
+    """SystemExit in the middle of `torch.save`: the archive is closed properly, without the tensors to come."""
+    torch_file(tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as source:
+        names = [entry.filename for entry in source.infolist()]
+        storages = [name for name in names if "/data/" in name]
+        for lost in (storages[-1:], storages):
+            with zipfile.ZipFile(tmp_path / "cut.pt", "w") as target:
+                for name in names:
+                    if name not in lost:
+                        target.writestr(name, source.read(name))
+            check = check_format(tmp_path / "cut.pt")
+            assert check.state == "broken" and "missing" in check.reason
+        with zipfile.ZipFile(tmp_path / "short.pt", "w") as target:
+            for name in names:
+                data = source.read(name)
+                target.writestr(name, data[:-4] if name == storages[0] else data)
+    assert check_format(tmp_path / "short.pt").state == "broken"
+
+
+def test_a_pickle_in_an_archive_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    with zipfile.ZipFile(tmp_path / "evil.pt", "w") as target:
+        target.writestr("archive/data.pkl", pickle.dumps(Evil()))
+        target.writestr("archive/version", "3")
+    check_format(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_form_of_an_archive_is_what_is_in_it(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "a.npz", a=numpy.zeros(5), b=numpy.zeros(5))
+    numpy.savez(tmp_path / "b.npz", a=numpy.ones(5), b=numpy.ones(5))
+    numpy.savez(tmp_path / "c.npz", a=numpy.zeros(5))
+    a, b, c = (check_format(tmp_path / f"{name}.npz").form for name in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("notes.txt", b"{ not json"),
+        ("log.json", b'{"step": 1}\n{"step": 2}\n{"ste'),
+        ("commented.json", b"// no JSON, but complete\n{}"),
+        ("empty.json", b""),
+        ("empty.pt", b""),
+        ("model.bin", bytes(range(256)) * 10),
+        ("ints.bin", struct.pack("<10Q", 100, 123, *range(8))),
+        ("legacy.pt", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),
+        ("text.h5", b"this is no HDF5"),
+    ],
+)
+def test_what_no_format_explains_is_unknown(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert check_format(tmp_path / name).state == "unknown"
+
+
+def test_hdf5_says_when_it_was_not_closed(tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    hdf5_file(path, version=3)
+    assert check_format(path).state == "plausible"
+    data = bytearray(path.read_bytes())
+    data[11] = 1
+    path.write_bytes(data)
+    assert "never closed" in check_format(path).reason
+    path.write_bytes(bytes(4096))
+    assert check_format(path).state == "broken"
+
+
+def test_a_file_that_is_not_there_is_unknown(tmp_path: Path) -> None:
+    assert check_format(tmp_path / "nothing.pt").state == "unknown"
+
+
+def test_a_zip_of_nonsense_is_no_error(tmp_path: Path) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as target:
+        target.writestr("archive/data.pkl", b"\x80\x02nonsense")
+    (tmp_path / "a.pt").write_bytes(data.getvalue())
+    assert check_format(tmp_path / "a.pt").state == "plausible"

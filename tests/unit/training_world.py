@@ -1,0 +1,108 @@
+"""A real training process, watched by the agent's own supervision and sync, with a store: told, killed, looked at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from checkpoint_world import JOB, restored_content
+from plain_store import wait_for
+
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.enclosure import Command, Host
+from stoker.agent.restore import restore_newest
+from stoker.agent.supervise import Ended, Ending, Training
+from stoker.agent.sync import CheckpointSync
+from stoker.checkpoints import list_checkpoints
+from stoker.processes import TRAINING, make_group, open_for_writing
+from stoker.store import Store
+
+LIMIT_S = 60.0
+
+
+class TrainingWorld:
+    """Attempts of one job on this machine, one after the other."""
+
+    def __init__(self, root: Path, store: Store, *, settle_s: float = 1.0) -> None:
+        self.root, self.store, self.settle_s = root, store, settle_s
+        self.claim = 0
+        self.folder = root / "nowhere"
+
+    def start(self, script: str, *arguments: str, argv: tuple[str, ...] | None = None) -> None:
+        """The next attempt: restore the newest checkpoint, then train."""
+        self.claim += 1
+        place = self.root / f"claim-{self.claim}"
+        self.folder, self.log = place / "checkpoints", place / "log"
+        for folder in (self.folder, place / "channel"):
+            folder.mkdir(parents=True)
+        restored = restore_newest(self.store, JOB, self.folder, frozenset(), rank=0)
+        (place / "train.py").write_text(script)
+        self.group = make_group(TRAINING, f"w-{os.getpid()}-{self.claim}", sessions=place / "sessions")
+        self.training = Training(Host(self.group), threading.Event())
+        self.sync = CheckpointSync(
+            self.store,
+            JOB,
+            self.claim,
+            0,
+            1,
+            self.folder,
+            channel=place / "channel",
+            scratch=place / "scratch",
+            restored=restored,
+            settle_s=self.settle_s,
+            spacing_s=0.1,
+            writing=lambda: open_for_writing(self.group.members(), self.folder),
+        )
+        self.sync.start()
+        self.training.observer = self.sync
+        command = (*(argv or (sys.executable, "train.py")), *arguments)
+        self.notice = place / "notice"
+        self.training.start(Command(command, dict(os.environ), place), self.log)
+
+    def said(self, text: str) -> None:
+        """Wait until the training has printed this."""
+        wait_for(lambda: text in self.log.read_text(errors="replace"), LIMIT_S)
+
+    def tell(self, grace_s: float = 20.0) -> Ended:
+        """A notice: SIGTERM, the grace, the last commit, the end."""
+        ending = Ending("notice", "gone", grace_s)
+        self.training.tell(ending, self.notice)
+        self.sync.press(grace_s)
+        ended = self.training.end(ending, self.notice, self._last_commit)
+        self.group.close()
+        return ended
+
+    def kill(self, *, pid: int | None = None, number: int = signal.SIGKILL) -> Ended:
+        """End it without warning, and let the agent notice."""
+        root = self.training._root
+        assert root is not None
+        os.kill(pid or root.pid, number)
+        return self.wait()
+
+    def wait(self) -> Ended:
+        """Until it has ended by itself, as far as the agent knows."""
+        assert self.training.wait(lambda: None) is None
+        ended = self.training.finish()
+        self._last_commit(LIMIT_S, TrainingEnd("finished" if ended.code == 0 else "died"))
+        self.group.close()
+        return ended
+
+    def _last_commit(self, seconds: float, end: TrainingEnd) -> bool:
+        self.sync.final(seconds, end)
+        return self.sync.status().unsynced_bytes == 0
+
+    def commits(self) -> int:
+        return len(list_checkpoints(self.store, JOB))
+
+    def wait_for_commits(self, count: int) -> None:
+        wait_for(lambda: self.commits() >= count, LIMIT_S)
+
+    def newest(self) -> dict[str, bytes]:
+        """The files of the newest checkpoint; none where there is no checkpoint."""
+        if not self.commits():
+            return {}
+        return restored_content(self.store, self.root / f"back-{time.monotonic_ns()}")
