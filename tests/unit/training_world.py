@@ -12,6 +12,7 @@ from pathlib import Path
 from checkpoint_world import JOB, restored_content
 from plain_store import wait_for
 
+from stoker.agent.checkpoints.folder_watcher import BUSY_S
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.enclosure import Command, Host
 from stoker.agent.restore import restore_newest
@@ -29,6 +30,7 @@ class TrainingWorld:
 
     def __init__(self, root: Path, store: Store, *, settle_s: float = 1.0) -> None:
         self.root, self.store, self.settle_s = root, store, settle_s
+        self.busy_s = BUSY_S
         self.claim = 0
         self.folder = root / "nowhere"
 
@@ -54,6 +56,7 @@ class TrainingWorld:
             scratch=place / "scratch",
             restored=restored,
             settle_s=self.settle_s,
+            busy_s=self.busy_s,
             spacing_s=0.1,
             writing=lambda: open_for_writing(self.group.members(), self.folder),
         )

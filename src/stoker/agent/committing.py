@@ -275,6 +275,8 @@ class FolderCommits:
     def look(self, *, now: bool = False) -> bool:
         """Scan the folder if it is time to; whether it was."""
         if not now and self._monotonic() < self._look_at:
+            # Which process writes what is seen more often: one that dies closes its file half written.
+            self._watch.poll(self._look_share)
             return False
         began = time.thread_time()
         self._watch.look()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +61,6 @@ class Observer(Protocol):
     """Watches which files the training writes. Each call is quick."""
 
     def before_signal(self) -> None: ...
-
-    def after_signal(self) -> None: ...
 
     def watch_writers(self) -> None: ...
 
@@ -137,15 +135,16 @@ class Training:
         assert self._root is not None
         self._told_s = time.monotonic()
         self._deadline_s = self._told_s + ending.grace_s
+        members = _processes(self._enclosure.group)
+        targets = _targets(self._root.pid, members)
+        self._told_alone = members.keys() <= {self._root.pid}
+        if self.observer is not None:
+            # The last thing before the training hears of it: what it begins to save from then on, it can finish.
+            self.observer.before_signal()
         with suppress(OSError):
             # A disk that is full keeps nobody from being asked.
             write_notice(notice, ending.grace_s, self._deadline_s - reserve(ending.grace_s), ending.reason)
-        if self.observer is not None:
-            self.observer.before_signal()
-        self._told_alone = self._enclosure.group.members() <= {self._root.pid}
-        ask(self._root.pid, self._enclosure.group)
-        if self.observer is not None:
-            self.observer.after_signal()
+        _ask(targets)
         return self._deadline_s
 
     def end(
@@ -245,7 +244,14 @@ def ask(root: int, group: Members) -> None:
     shell passes no signal on, so what it runs is asked as well. An init does: what it runs is asked in its place, for
     many a script takes a second signal as a reason not to save.
     """
-    members = {pid: process for pid in group.members() if (process := Process.of(pid)) is not None}
+    _ask(_targets(root, _processes(group)))
+
+
+def _processes(group: Members) -> dict[int, Process]:
+    return {pid: process for pid in group.members() if (process := Process.of(pid)) is not None}
+
+
+def _targets(root: int, members: Mapping[int, Process]) -> list[Process]:
     children: dict[int, list[int]] = {}
     for pid in members:
         stat = stat_of(pid)
@@ -259,9 +265,12 @@ def ask(root: int, group: Members) -> None:
         if name in _SHELLS | _INITS:
             look += below
     # Children first: a shell that dies of the signal would otherwise leave them without a parent to be found by.
-    for pid in reversed(targets):
-        if pid in members:
-            members[pid].signal(signal.SIGTERM)
+    return [members[pid] for pid in reversed(targets) if pid in members]
+
+
+def _ask(targets: Iterable[Process]) -> None:
+    for process in targets:
+        process.signal(signal.SIGTERM)
 
 
 def _name(pid: int) -> str:

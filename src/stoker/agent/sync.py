@@ -57,6 +57,8 @@ _PRUNE_SPARE_S = 5.0
 _PRESSED_SPARE_S = 30.0
 _STAMP_EVERY_S = 1.0
 _NEVER = float("-inf")
+# Share of a core that looking for open files may take while the training saves for the last time.
+_POLL_SHARE = 0.2
 # How often a deadline that moved is looked at.
 _JOIN_S = 0.1
 
@@ -241,13 +243,9 @@ class CheckpointSync:
         """The training is about to be told to end: remember what it is writing. Takes about as long as one scan."""
         self._watch.mark()
 
-    def after_signal(self) -> None:
-        """It was told."""
-        self._watch.extend_mark()
-
     def watch_writers(self) -> None:
         """See which files are open. To be called often while it saves for the last time; most calls do nothing."""
-        self._watch.poll()
+        self._watch.poll(_POLL_SHARE)
 
     def before_kill(self) -> None:
         """Everything that still runs is about to be killed: what it has open stays half written."""

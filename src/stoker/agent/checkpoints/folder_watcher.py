@@ -36,8 +36,6 @@ BUSY_S = 30.0
 CALM_S = 0.25
 # Looking at the folder before the training is told must not keep it waiting longer than this.
 _MARK_S = 1.0
-# Share of a core that looking for open files may take while the training saves for the last time.
-_POLL_SHARE = 0.2
 
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")
 
@@ -134,23 +132,15 @@ class FolderWatch:
         finally:
             self._lock.release()
 
-    def extend_mark(self) -> None:
-        """The same, just after it was told: the signal and a save may have crossed."""
-        with self._lock:
-            if self._look_cost_s < _MARK_S:
-                self.look()
-            self._note_open()
-            self.history.extend_mark()
-
-    def poll(self) -> None:
-        """See which files are open now, without a scan; not more often than is cheap."""
+    def poll(self, share: float) -> None:
+        """See which files are open now, without a scan; so often that it takes this share of a core."""
         if time.monotonic() < self._poll_at or not self._lock.acquire(blocking=False):
             return
         try:
             began_s = time.monotonic()
             self._note_open()
             took_s = time.monotonic() - began_s
-            self._poll_at = time.monotonic() + took_s * (1 / _POLL_SHARE - 1)
+            self._poll_at = time.monotonic() + took_s * (1 / share - 1)
         finally:
             self._lock.release()
 

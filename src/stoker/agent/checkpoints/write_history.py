@@ -20,8 +20,8 @@ STREAM_BYTES = 64 * 1024 * 1024
 _LOG_NAMES = (".log", ".out", ".txt", ".csv", ".jsonl")
 _LOG_PARTS = ("tfevents",)
 # A file that was open when its writer died rests so long before it counts as whole: processes that save and end, such
-# as `cp`, do the same. By then a training that lost one of its processes has noticed.
-DIED_OPEN_S = 90.0
+# as `cp`, do the same. By then a training that lost one of its processes has ended: torchrun gives the others 30 s.
+DIED_OPEN_S = 60.0
 
 
 @dataclass
@@ -106,7 +106,7 @@ class WriteHistory:
     ) -> None:
         """Which files are open for writing now. `signature` gives how a file looks at this moment."""
         for path, was in self.open.items():
-            if path in found or path not in self._files:
+            if path in found:
                 continue
             seen = signature(path)
             if seen is None:
@@ -155,18 +155,6 @@ class WriteHistory:
             expecting=expect,
             survives=bool(writers & expect) if writers else has_survivor(self.members, expect),
         )
-
-    def extend_mark(self) -> None:
-        """The signal was sent; everything was looked at once more. What was begun in between is as if it was before."""
-        mark = self.mark
-        if mark is None:
-            return
-        logs = self._logs()
-        begun = {path for path, file in self._files.items() if mark.files.get(path) != file.signature} - logs
-        mark.open |= self.open.keys() - logs
-        mark.hot |= begun | (self.open.keys() - logs)
-        mark.hot_units |= {unit_of(path) for path in mark.hot}
-        mark.files = {path: file.signature for path, file in self._files.items()}
 
     def end(self) -> None:
         """The training has ended, and everything was looked at just now. Only the first call counts."""
