@@ -3,6 +3,7 @@
     import stoker
     job = stoker.submit(stoker.Job(run="python train.py", resources={"spot": "prefer"}))
     stoker.wait(job)
+    print(stoker.metrics(job).series["loss"].last)
 
 User code that runs under Stoker may import `stoker.train`. Nothing else is imported until it is used: the command
 line, the agent and a training script share this package and should each pay only for their own part.
@@ -10,23 +11,74 @@ line, the agent and a training script share this package and should each pay onl
 
 from __future__ import annotations
 
+import sys
+
 # Not typing's own: importing that takes longer than all of `stoker.train`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from stoker.client import submit, wait
+    from stoker import client, errors, train
+    from stoker.client import clone, interrupt, remove, resume, stop, submit, wait
+    from stoker.client_read import compare, jobs, logs, metrics, pull
     from stoker.jobfile.job import Job
 
 __version__ = "0.1.0"
-__all__ = ["Job", "__version__", "submit", "wait"]
+__all__ = [
+    "Job",
+    "__version__",
+    "client",
+    "clone",
+    "compare",
+    "errors",
+    "interrupt",
+    "jobs",
+    "logs",
+    "metrics",
+    "pull",
+    "remove",
+    "resume",
+    "stop",
+    "submit",
+    "train",
+    "wait",
+]
 
-_LAZY = {"Job": "stoker.jobfile.job", "submit": "stoker.client", "wait": "stoker.client"}
+# Where each name comes from, when it is used for the first time.
+_LAZY = {
+    "Job": "stoker.jobfile.job",
+    **dict.fromkeys(("clone", "interrupt", "remove", "resume", "stop", "submit", "wait"), "stoker.client"),
+    **dict.fromkeys(("compare", "jobs", "logs", "metrics", "pull"), "stoker.client_read"),
+}
+_MODULES = ("client", "errors", "train")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name in _LAZY or name in _MODULES:
         import importlib
 
+        if name in _MODULES:
+            return importlib.import_module(f"stoker.{name}")
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    raise AttributeError(f"module 'stoker' has no attribute {name!r}{meant}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(type(sys)):
+    """This module. A subpackage called as a function of the API, such as `stoker.submit`, does not take its place."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _LAZY and isinstance(value, type(sys))):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,5 @@
-"""Stoker from Python, and what the command line is made of: submit, wait, stop, resume, clone, remove, interrupt.
+"""Stoker from Python, and what the command line is made of: submit, wait, stop, resume, clone, remove, interrupt; and
+(from `stoker.client_read`) jobs, logs, metrics, checkpoints, compare, pull.
 
     job = stoker.submit(stoker.Job(run="python train.py"))
     summary = stoker.wait(job)
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker import facts, index, layout, log
+from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action, JobSnapshot
 from stoker.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
@@ -44,6 +46,7 @@ from stoker.jobfile import (
     resolve,
     spec_layer,
 )
+from stoker.keywords import checks_keywords
 from stoker.model import Event, Known, NodeFacts, Offering, ResumeAsked, StopAsked
 from stoker.notify import checking
 from stoker.providers import registry
@@ -79,6 +82,7 @@ DEFAULT_GRACE_S = 30.0
 AnyJob = Job | Spec | str | os.PathLike[str]
 
 
+@checks_keywords
 def open_any(store: str | Store | None = None) -> Store:
     """The store that is meant. Raises UserError for a URL that cannot be one."""
     if store is None or isinstance(store, str):
@@ -89,6 +93,7 @@ def open_any(store: str | Store | None = None) -> Store:
 # ── Submitting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@checks_keywords
 def submit(job: AnyJob, *, store: str | Store | None = None, sets: Sequence[str] = (), detach: bool = False) -> str:
     """Submit a job (a `Job`, a `Spec` or the path of a job file) and answer its id. `sets` are as for `--set`.
 
@@ -112,6 +117,7 @@ def _send(prepared: Prepared, store: Store, *, detach: bool) -> str:
     return submitted
 
 
+@checks_keywords
 def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared:
     """Everything before the first write. Use the answer in a `with`."""
     if isinstance(job, Spec):
@@ -130,6 +136,7 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
     return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told)
 
 
+@checks_keywords
 def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     """A new job with the code and the spec of another, with changes. Use the answer in a `with`."""
     found = find_job(store, job)
@@ -170,6 +177,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     )
 
 
+@checks_keywords
 def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (), detach: bool = False) -> str:
     """Submit a new job like another one, whose code it shares. Answers the new job's id."""
     opened = open_any(store)
@@ -180,6 +188,7 @@ def clone(job: str, *, store: str | Store | None = None, sets: Sequence[str] = (
 # ── Watching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@checks_keywords
 def wait(job: str, store: str | Store | None = None, timeout: float | None = None) -> Summary:
     """Govern until the job has ended (and its machines are gone), and answer how it went.
 
@@ -219,11 +228,13 @@ def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Sum
         governor.sleep(wake_in_s)
 
 
+@checks_keywords
 def summary(job: str, store: str | Store | None = None) -> Summary:
     """The job as it is now, from its log and the facts of its nodes. Raises UserError when there is no such job."""
     return look(job, open_any(store)).summary
 
 
+@checks_keywords
 def look(job: str, store: Store) -> index.IndexRecord:
     """The job as it is now: its state, and in short. Raises UserError when there is no such job."""
     found = find_job(store, job)
@@ -276,6 +287,7 @@ def _now(told: dict[int, tuple[NodeFacts, ...]]) -> datetime:
 # ── Steering ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@checks_keywords
 def stop(job: str, store: str | Store | None = None) -> bool:
     """Ask a job to save and end, or give back the machine that is held after its end. Harmless to repeat.
 
@@ -311,6 +323,7 @@ def may_be_held(store: Store, state: JobState) -> bool:
     return hold is not None and bool(active_jobs(store).get(state.job))
 
 
+@checks_keywords
 def resume(job: str, store: str | Store | None = None, *, checkpoint: str | None = None) -> str:
     """Let an ended job go on from its last checkpoint: the same job, next attempt. Answers its id.
 
@@ -386,6 +399,7 @@ class OnDuty:
     provider: Provider
 
 
+@checks_keywords
 def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held: bool = False) -> OnDuty:
     """The machine that is a job's node now; with `held`, also one that is kept after the job's end.
 
@@ -412,6 +426,7 @@ def _no_machine(job: str) -> UserError:
     return UserError(f"{job} has no machine now; `stoker show {job}` tells where it is")
 
 
+@checks_keywords
 def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s: float = DEFAULT_GRACE_S) -> str:
     """Rehearse a reclaim: give a node of the job a hard notice. Answers the machine's name.
 
@@ -422,6 +437,7 @@ def interrupt(job: str, store: str | Store | None = None, node: int = 0, grace_s
     return found.instance
 
 
+@checks_keywords
 def rehearse(found: OnDuty, grace_s: float = DEFAULT_GRACE_S) -> str | None:
     """Give this node a hard notice. Answers what the provider did where that is not exactly this.
 
@@ -436,6 +452,7 @@ def rehearse(found: OnDuty, grace_s: float = DEFAULT_GRACE_S) -> str | None:
         raise _no_machine(found.job) from None
 
 
+@checks_keywords
 @contextmanager
 def reach(found: OnDuty, visit: Visit, store: str | Store | None = None) -> Iterator[Way]:
     """The way to this node, for as long as the context lasts. Raises UserError where there is none."""
@@ -447,6 +464,7 @@ def reach(found: OnDuty, visit: Visit, store: str | Store | None = None) -> Iter
         yield way
 
 
+@checks_keywords
 def remove(job: str, store: str | Store | None = None) -> str:
     """Delete an ended job with its checkpoints, outputs and logs. Answers its id; safe to repeat after a crash.
 
@@ -476,6 +494,7 @@ def remove(job: str, store: str | Store | None = None) -> str:
     return found
 
 
+@checks_keywords
 def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
     """What a governor would do about the job now, and what it waits for. Does nothing."""
     from stoker.core.decide import decide
@@ -529,14 +548,20 @@ def _half_removed(job: str) -> UserError:
 
 __all__ = [
     "OnDuty",
+    "checkpoints",
     "clone",
+    "compare",
     "find_node",
     "interrupt",
+    "jobs",
+    "logs",
     "look",
+    "metrics",
     "open_any",
     "planned",
     "prepare_any",
     "prepare_clone",
+    "pull",
     "reach",
     "rehearse",
     "remove",

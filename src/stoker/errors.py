@@ -3,6 +3,7 @@
     StokerError
     ├─ UserError              the person's mistake: one clear line, exit code 2
     │   ├─ NoSuchJob          a name that no job has
+    │   ├─ WrongKeyword       a keyword that a function or `Job` does not have; a TypeError too
     │   └─ SpecError          … in a job file: names the field and, where known, the line
     ├─ CodecError             bytes that do not decode to what they should be
     ├─ StoreError             the bucket
@@ -50,6 +51,10 @@ class NoSuchJob(UserError):
     def __init__(self, text: str, problem: str) -> None:
         super().__init__(problem)
         self.text = text
+
+
+class WrongKeyword(UserError, TypeError):
+    """A call from Python names an argument that there is not; the message names the nearest."""
 
 
 class SpecError(UserError):

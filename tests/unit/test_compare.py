@@ -12,7 +12,6 @@ from stoker.reading.compare import (
     best_value,
     comparison,
     curve,
-    curve_of,
     final_and_best,
     lower_is_better,
 )
@@ -123,11 +122,3 @@ def test_nothing_to_draw() -> None:
 @pytest.mark.parametrize("points", [[(1.0, 1.0)], [(1.0, 0.0), (2.0, 0.0)], [(0.0, 1e-30), (1.0, 1e30)]])
 def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
     assert curve([Curve("loss", [*points, (0.5, math.nan)])], [1.0]) != ""
-
-
-def test_series_are_drawn_over_steps_or_seconds() -> None:
-    stepped = series_of("loss", {1: [Point(3, 100.0, 0.5, 1), Point(None, 101.0, 0.4, 1)]})
-    assert list(curve_of(stepped).points) == [(3.0, 0.5)]
-    timed = series_of("loss", {1: [Point(None, 100.0, 0.5, 1), Point(None, 103.0, 0.4, 1)]})
-    assert list(curve_of(timed, "run-a").points) == [(0.0, 0.5), (3.0, 0.4)]
-    assert curve_of(timed, "run-a").label == "run-a"

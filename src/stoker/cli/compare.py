@@ -2,72 +2,117 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.completing import complete_metric
 from stoker.cli.options import jobs_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.reading.compare import JobRow, Table
-    from stoker.reading.metrics import Metrics
-    from stoker.store import Store
-    from stoker.summary import Summary
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One job with all that it measured."""
-
-    summary: Summary
-    metrics: Metrics
+    from stoker.reading.curves import Axis, ComparedJob, Comparison
 
 
 @click.command("compare")
 @jobs_argument()
-@click.option("--metric", metavar="M", help="Draw this metric; by default the first that all of them have.")
+@click.option(
+    "--metric",
+    metavar="M",
+    shell_complete=complete_metric,
+    help="Draw (and export) this metric; by default a loss, else the first that all of them have, is drawn.",
+)
+@click.option(
+    "--over",
+    type=click.Choice(("step", "epoch", "time")),
+    help="The axis; by default steps where all jobs tell them, else epochs, else time.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Write the curves there, a row for each value; - is stdout.",
+)
 @json_option
 @store_option
-def command(jobs: tuple[str, ...], metric: str | None, as_json: bool) -> None:
-    """Put jobs side by side: parameters (what differs first), metrics, duration, cost; and draw their curves."""
-    from stoker.cli.printing import print_json, say, whole
-    from stoker.finding import find_job
+def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_file: Path | None, as_json: bool) -> None:
+    """Put jobs side by side: parameters (what differs first), metrics, duration, cost; and draw their curves.
+
+    A name means all jobs that have it, and a pattern such as 'gpt*' all that fit.
+    """
+    from stoker import client
+    from stoker.cli.printing import counted, say
+    from stoker.errors import UserError
     from stoker.reading.compare import comparison
 
-    store = opened_store()
-    found = list(dict.fromkeys(find_job(store, job) for job in jobs))
-    compared = [_read(store, job) for job in found]
-    chosen = _chosen(compared, metric)
-    table = comparison([_row(one) for one in compared])
+    if as_json and csv_file is not None:
+        raise UserError("--csv and --json: give one of them")
+    found = client.compare(jobs, store=opened_store())
+    chosen = _chosen(found, metric)
     if as_json:
-        print_json([{"id": one.summary.id, **whole(_row(one)), "name": one.summary.name} for one in compared])
+        _print_json(found, metric)
         return
-    click.echo(_text(table))
+    if csv_file is not None:
+        count = _write_csv(found, csv_file, metric)
+        if str(csv_file) != "-":
+            say(f"{counted(count, 'value')} of {counted(len(found.jobs), 'job')} in {csv_file}")
+        return
+    click.echo(_text(comparison([_row(job) for job in found.jobs])))
     if chosen is not None:
         click.echo()
-        click.echo(_picture(compared, chosen))
+        click.echo(_picture(found, chosen, over))
     else:
         say("no metrics to draw: `train.report(step=…, loss=…)` gives them, or `metrics` in the job file")
 
 
-def _read(store: Store, job: str) -> Compared:
-    from stoker import client, log
-    from stoker.cli.following import node_logs
-    from stoker.reading.metrics import read_metrics
+def _write_csv(found: Comparison, path: Path, metric: str | None) -> int:
+    from stoker.reading.curves import write_csv
 
-    state = log.read(store, job)
-    return Compared(client.summary(job, store), read_metrics(store, job, node_logs(state) if state else []))
+    if str(path) == "-":
+        return write_csv(sys.stdout, found.points(metric))
+    return found.to_csv(path, metric)
 
 
-def _row(one: Compared) -> JobRow:
+def _print_json(found: Comparison, metric: str | None) -> None:
+    from stoker.cli.printing import print_json, whole
+
+    print_json(
+        [{"id": job.id, **whole(_row(job)), "name": job.name, "series": _series(job, metric)} for job in found.jobs]
+    )
+
+
+def _series(job: ComparedJob, metric: str | None) -> dict[str, Any]:
+    from stoker import codec
+
+    return {
+        name: [
+            {
+                "step": point.step,
+                "epoch": point.epoch,
+                "seconds": round(point.seconds, 3),
+                "at": codec.dump(point.at),
+                "attempt": point.attempt,
+                # JSON has no other numbers.
+                "value": point.value if math.isfinite(point.value) else None,
+            }
+            for point in job.points(name)
+        ]
+        for name in job.metrics.series
+        if metric in (None, name)
+    }
+
+
+def _row(job: ComparedJob) -> JobRow:
     from stoker.cli.report import lasted_s
     from stoker.reading.compare import JobRow, final_and_best
 
-    summary = one.summary
-    final, best = final_and_best(one.metrics.series)
+    summary = job.summary
+    final, best = final_and_best(job.metrics.series)
     saved = None
     if summary.cost is not None and summary.on_demand_cost is not None:
         saved = summary.on_demand_cost - summary.cost
@@ -83,15 +128,15 @@ def _row(one: Compared) -> JobRow:
     )
 
 
-def _chosen(compared: list[Compared], metric: str | None) -> str | None:
+def _chosen(found: Comparison, metric: str | None) -> str | None:
     from stoker.errors import UserError
 
-    known = list(dict.fromkeys(name for one in compared for name in one.metrics.series))
+    known = found.metric_names
     if metric is not None:
         if metric not in known:
             raise UserError(f"--metric {metric}: none of these jobs has it; there are: {', '.join(known) or 'none'}")
         return metric
-    shared = [name for name in known if all(name in one.metrics.series for one in compared)]
+    shared = [name for name in known if all(name in job.metrics.series for job in found.jobs)]
     ordered = shared or known
     # A loss says most about a training.
     return next((name for name in ordered if "loss" in name.lower()), ordered[0] if ordered else None)
@@ -110,15 +155,11 @@ def _text(table: Table) -> str:
     return text_table(("", *table.jobs), rows)
 
 
-def _picture(compared: list[Compared], metric: str) -> str:
-    from stoker.reading.compare import curve, curve_of
+def _picture(found: Comparison, metric: str, over: Axis | None) -> str:
+    from stoker.reading.compare import curve
+    from stoker.reading.curves import choose_axis, drawing
 
-    curves = [curve_of(one.metrics.series[metric], one.summary.id) for one in compared if metric in one.metrics.series]
-    marks = [
-        float(attempt.step)
-        for one in compared
-        for attempt in one.summary.attempts
-        if attempt.outcome == "reclaimed" and attempt.step is not None
-    ]
+    drawn = drawing(found.jobs, metric, choose_axis(found.jobs, metric, over))
     wide = min(100, shutil.get_terminal_size().columns)
-    return f"{metric}\n{curve(curves, marks, width=wide, color=sys.stdout.isatty())}"
+    picture = curve(drawn.curves, drawn.marks, width=wide, color=sys.stdout.isatty(), x_label=drawn.label)
+    return f"{metric}\n{picture}"

@@ -20,6 +20,7 @@ from stoker.cli.timeline import Teller
 from stoker.fold import JobState, fold
 from stoker.model import Closed, Ended
 from stoker.reading.logs import Line, NodeLog, follow
+from stoker.reading.nodes import node_logs
 from stoker.store import Store
 
 _STATUS_NEAR_S = 0.5
@@ -29,16 +30,6 @@ _STALE_S = 0.5
 _CLEAR = "\r\x1b[K"
 # A progress bar leaves so much to the status.
 _LEAST_ROOM = 40
-
-
-def node_logs(state: JobState, rank: int | None = None, attempt: int | None = None) -> list[NodeLog]:
-    """The nodes whose logs make up the job's, narrowed where asked."""
-    return [
-        NodeLog(attempt=claim.attempt, claim=claim.number, rank=node.rank, instance=node.instance)
-        for claim in state.attempts
-        for node in claim.launched or ()
-        if claim.attempt is not None and rank in (None, node.rank) and attempt in (None, claim.attempt)
-    ]
 
 
 class Screen:

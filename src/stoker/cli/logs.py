@@ -36,10 +36,11 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     Lines that begin with [boot] are of a machine that could not start an agent: what its boot said, or its console.
     """
     from stoker import index, log
-    from stoker.cli.following import Follower, Screen, node_logs
+    from stoker.cli.following import Follower, Screen
     from stoker.cli.printing import counted, say
     from stoker.errors import UserError
     from stoker.finding import find_job
+    from stoker.reading.nodes import node_logs
 
     store = opened_store()
     found = find_job(store, job)

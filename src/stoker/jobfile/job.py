@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from stoker.errors import WrongKeyword
 from stoker.jobfile.document import Layer, layer_of
-from stoker.jobfile.parse import parse_job
+from stoker.jobfile.parse import nearest_field, parse_job
 from stoker.spec import Scalar, Spec
 
 Section = Mapping[str, Any]
@@ -51,3 +53,22 @@ class Job:
     def spec(self, below: Sequence[Layer] = ()) -> Spec:
         """The validated spec, with `below` for what was not said here. Raises SpecError for the first mistake."""
         return parse_job([*below, self.layer()])
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """The generated `__init__`, but for keywords that are no fields: they get the words of the job file."""
+
+    @functools.wraps(init)
+    def checked(self: Job, *arguments: object, **named: Any) -> None:
+        if arguments:
+            raise WrongKeyword(f"Job({arguments[0]!r}): name the field, such as Job(run='python train.py')")
+        for name in named:
+            if name not in known:
+                raise WrongKeyword(f"Job({name}=…): unknown field; {nearest_field(name)}")
+        init(self, **named)
+
+    known = {field.name for field in fields(Job)}
+    return checked
+
+
+Job.__init__ = _checked(Job.__init__)  # type: ignore[method-assign]

@@ -244,6 +244,11 @@ def _most(info: Field) -> str:
     return forms.write_size(int(info.most)) if info.form == "size" else f"{info.most:.0f}"
 
 
+def nearest_field(key: str) -> str:
+    """What was meant by a field that is not at the top of the job file, in words."""
+    return _nearest(Spec, Spec, key)
+
+
 def _nearest(root: type, cls: type, key: str) -> str:
     here = list(fields_of(cls))
     wanted = _OTHER_WORDS.get(key, key)

@@ -151,20 +151,10 @@ def _dollars(value: float) -> str:
 
 def _duration(seconds: float) -> str:
     if seconds < 60:
-        return f"{seconds:.1f}s"
+        return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest_s:02d}s"
-
-
-def curve_of(series: Series, label: str | None = None) -> Curve:
-    """A series over its steps, or over seconds since its first point when it has no steps."""
-    label = series.name if label is None else label
-    stepped = [(float(point.step), point.value) for point in series.points if point.step is not None]
-    if stepped or not series.points:
-        return Curve(label, stepped)
-    start = min(point.at for point in series.points)
-    return Curve(label, [(point.at - start, point.value) for point in series.points])
 
 
 def curve(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from stoker import layout
 from stoker.chunks import MAX_READ_BYTES
+from stoker.fold import JobState
 from stoker.store import Meta, Store
 
 # A bucket answers in tens of milliseconds, many at a time; this many chunks of 4 MB are held at most.
@@ -36,6 +37,16 @@ class Chunk:
 
     n: int
     data: bytes | None
+
+
+def node_logs(state: JobState, rank: int | None = None, attempt: int | None = None) -> list[NodeLog]:
+    """The nodes whose logs make up the job's, narrowed where asked."""
+    return [
+        NodeLog(attempt=claim.attempt, claim=claim.number, rank=node.rank, instance=node.instance)
+        for claim in state.attempts
+        for node in claim.launched or ()
+        if claim.attempt is not None and rank in (None, node.rank) and attempt in (None, claim.attempt)
+    ]
 
 
 def boots(store: Store, job: str, node: NodeLog) -> list[str]:

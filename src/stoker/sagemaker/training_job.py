@@ -68,9 +68,9 @@ class TrainingJob:
     def logs(self) -> None:
         """Print what all its nodes have printed so far."""
         from stoker import log
-        from stoker.cli.following import node_logs
         from stoker.client import open_any
         from stoker.reading.logs import read_lines
+        from stoker.reading.nodes import node_logs
 
         store = open_any(self.store)
         state = log.read(store, self.name)

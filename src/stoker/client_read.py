@@ -1,0 +1,155 @@
+"""Jobs, logs, metrics, checkpoints and comparisons from Python; `stoker.client` and `stoker` offer them.
+
+for summary in stoker.jobs(tags=["team=nlp"]):
+    print(summary.id, summary.phase, stoker.metrics(summary.id).series["loss"].last)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker import log
+from stoker.checkpoints import Checkpoint, list_checkpoints
+from stoker.errors import UserError
+from stoker.finding import find_job, find_jobs
+from stoker.fold import JobState
+from stoker.keywords import checks_keywords
+from stoker.reading.curves import ComparedJob, Comparison
+from stoker.reading.jobs import Filter, list_jobs
+from stoker.reading.logs import Line, NodeLog, Watch, follow, read_lines, read_tail
+from stoker.reading.metrics import Metrics, read_metrics
+from stoker.reading.nodes import node_logs
+from stoker.store import Store
+
+if TYPE_CHECKING:
+    from stoker.summary import Summary
+
+
+@checks_keywords
+def jobs(
+    *,
+    phases: Sequence[str] = (),
+    names: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    recent: int | None = None,
+    store: str | Store | None = None,
+) -> list[Summary]:
+    """The jobs of a store, newest first, as governors last saw them.
+
+    All filters are as those of `stoker ps`: `names` and values of `tags` may be patterns. `recent`: only so many that
+    have ended. Raises UserError for a phase that there is not.
+    """
+    wanted = Filter(_words(phases), _words(names), _words(tags))
+    wanted.check()
+    return list(list_jobs(_opened(store), recent, wanted).summaries)
+
+
+@checks_keywords
+def logs(
+    job: str,
+    *,
+    attempt: int | None = None,
+    node: int | None = None,
+    tail: int | None = None,
+    following: bool = False,
+    store: str | Store | None = None,
+) -> Iterator[Line]:
+    """The lines that a job printed, in order: all of them, or those of one attempt or node, or the last `tail`.
+
+    `following` goes on until the job has ended. It does not govern: something else has to make the job go on.
+    """
+    opened = _opened(store)
+    found = find_job(opened, job)
+    nodes = node_logs(_state(opened, found), node, attempt)
+    if following:
+        return follow(opened, found, _watching(opened, found, node, attempt), tail=tail)
+    return iter(read_tail(opened, found, nodes, tail)) if tail is not None else read_lines(opened, found, nodes)
+
+
+@checks_keywords
+def metrics(job: str, store: str | Store | None = None) -> Metrics:
+    """Everything that a job's nodes measured: `.series` by metric, each with its points, and `.usage`."""
+    opened = _opened(store)
+    found = find_job(opened, job)
+    return read_metrics(opened, found, node_logs(_state(opened, found)))
+
+
+@checks_keywords
+def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
+    """A job's checkpoints, newest first. One that not all ranks have committed is not `complete`."""
+    opened = _opened(store)
+    return list_checkpoints(opened, find_job(opened, job))[::-1]
+
+
+@checks_keywords
+def compare(jobs: Sequence[str] | str, store: str | Store | None = None) -> Comparison:
+    """Jobs side by side with all that they measured. A name, or a pattern, means all jobs that have or fit it."""
+    from stoker.client import summary
+
+    opened = _opened(store)
+    found = dict.fromkeys(job for text in _words(jobs) for job in find_jobs(opened, text))
+    return Comparison(
+        tuple(
+            ComparedJob(summary(job, opened), read_metrics(opened, job, node_logs(_state(opened, job))))
+            for job in found
+        )
+    )
+
+
+@checks_keywords
+def pull(
+    job: str, folder: str | Path | None = None, *, checkpoint: str | None = None, store: str | Store | None = None
+) -> Path:
+    """Fetch a checkpoint as plain files: the newest that is complete, or the one of that name. Answers the folder.
+
+    Without `folder` it is one called as the job, in the current folder. Raises UserError when there is no such one.
+    """
+    from stoker.checkpoints import pull as pull_checkpoint
+
+    opened = _opened(store)
+    found = find_job(opened, job)
+    complete = [one for one in list_checkpoints(opened, found) if one.complete]
+    fitting = [one for one in complete if checkpoint is None or checkpoint in (one.name, one.key)]
+    if not fitting:
+        has = ", ".join(one.name for one in complete[-5:])
+        wanted = "no checkpoint yet" if not complete else f"no checkpoint {checkpoint!r}; it has {has}"
+        raise UserError(f"{found} has {wanted}")
+    target = Path(found if folder is None else folder)
+    pull_checkpoint(opened, found, max(fitting, key=lambda one: one.place), target)
+    return target
+
+
+def _opened(store: str | Store | None) -> Store:
+    from stoker.client import open_any
+
+    return open_any(store)
+
+
+def _words(texts: Sequence[str] | str) -> tuple[str, ...]:
+    """A single text is one, not its letters."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def _state(store: Store, job: str) -> JobState:
+    state = log.read(store, job)
+    if state is None:
+        raise UserError(f"{job} was not submitted, or is half removed; `stoker rm {job}` clears it away")
+    return state
+
+
+def _watching(store: Store, job: str, node: int | None, attempt: int | None) -> Watch:
+    """The nodes of a job as its log grows, and whether it has ended."""
+    newest: list[JobState | None] = [None]
+
+    def watch() -> tuple[Sequence[NodeLog], bool]:
+        state = newest[0] = log.read(store, job, newest[0])
+        if state is None:
+            return [], True  # Removed meanwhile.
+        return node_logs(state, node, attempt), state.ended is not None
+
+    return watch
+
+
+__all__ = ["checkpoints", "compare", "jobs", "logs", "metrics", "pull"]

@@ -1,0 +1,33 @@
+"""Keywords that a function does not have: the error names the nearest one that it has."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TypeVar
+
+from stoker.errors import WrongKeyword
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def checks_keywords(function: F) -> F:
+    """Let a call with an unknown keyword raise WrongKeyword, which is a TypeError, with the nearest name."""
+    known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.VAR_POSITIONAL]
+
+    @functools.wraps(function)
+    def checked(*arguments: object, **named: object) -> object:
+        for name in named:
+            if name not in known:
+                raise WrongKeyword(f"{function.__name__}({name}=…): there is no such argument; {nearest(name, known)}")
+        return function(*arguments, **named)
+
+    return checked  # type: ignore[return-value]
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`did you mean store?`, or what there is."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"

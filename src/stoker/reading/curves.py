@@ -1,0 +1,201 @@
+"""Curves of several jobs: over steps, epochs or time, whichever all of them have; drawn, or exported as rows."""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal, TextIO, get_args
+
+from stoker.errors import UserError
+from stoker.reading.compare import Curve
+from stoker.reading.metrics import Metrics, Point, Series
+from stoker.summary import Summary
+
+Axis = Literal["step", "epoch", "time"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+_EPOCH = "epoch"
+# Of a span, the unit it is shown in: the first that keeps it below so many.
+_UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 180.0), ("hours", 3600.0, 72.0), ("days", 86400.0, math.inf))
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One value of one metric of one job. None where the training did not say.
+
+    `seconds` count from the first value of that metric in that job.
+    """
+
+    job: str
+    name: str
+    metric: str
+    attempt: int
+    step: int | None
+    epoch: float | None
+    seconds: float
+    at: datetime
+    value: float
+
+
+@dataclass(frozen=True)
+class ComparedJob:
+    """One job with all that it measured."""
+
+    summary: Summary
+    metrics: Metrics
+
+    @property
+    def id(self) -> str:
+        return self.summary.id
+
+    @property
+    def name(self) -> str:
+        return self.summary.name
+
+    def points(self, metric: str) -> list[CurvePoint]:
+        """The values of a metric; none where the job does not have it."""
+        series = self.metrics.series.get(metric)
+        if series is None or not series.points:
+            return []
+        start, epochs = min(point.at for point in series.points), _Epochs(self.metrics.series)
+        return [
+            CurvePoint(
+                job=self.id,
+                name=self.name,
+                metric=metric,
+                attempt=point.attempt,
+                step=point.step,
+                epoch=epochs.of(point),
+                seconds=point.at - start,
+                at=datetime.fromtimestamp(point.at, timezone.utc),
+                value=point.value,
+            )
+            for point in series.points
+        ]
+
+    def has(self, axis: Axis, metric: str) -> bool:
+        """Whether the metric can be drawn over this axis."""
+        found = self.points(metric)
+        return bool(found) and (axis == "time" or any(_x(point, axis) is not None for point in found))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Jobs side by side, in the order in which they were named."""
+
+    jobs: tuple[ComparedJob, ...]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Every metric that some job has."""
+        return list(dict.fromkeys(name for job in self.jobs for name in job.metrics.series))
+
+    def points(self, metric: str | None = None) -> Iterator[CurvePoint]:
+        """All values, or those of one metric: job by job, metric by metric."""
+        for job in self.jobs:
+            for name in job.metrics.series if metric is None else (metric,):
+                yield from job.points(name)
+
+    def to_csv(self, path: str | Path, metric: str | None = None) -> int:
+        """Write the values as a table; answers how many. Raises UserError where the file cannot be written."""
+        try:
+            with Path(path).open("w", encoding="utf-8", newline="") as file:
+                return write_csv(file, self.points(metric))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def write_csv(file: TextIO, points: Iterable[CurvePoint]) -> int:
+    """A row for each value, under the names of `CurvePoint`'s fields. What is not known is empty."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("job", "name", "metric", "attempt", "step", "epoch", "seconds", "at", "value"))
+    count = 0
+    for one in points:
+        at = one.at.isoformat().replace("+00:00", "Z")
+        step, epoch = ("" if each is None else each for each in (one.step, one.epoch))
+        row = (one.job, one.name, one.metric, one.attempt, step, epoch, round(one.seconds, 3), at, one.value)
+        writer.writerow(row)
+        count += 1
+    return count
+
+
+def choose_axis(jobs: Sequence[ComparedJob], metric: str, asked: Axis | None = None) -> Axis:
+    """Steps where every job that has the metric tells them, else epochs where all do, else time.
+
+    Raises UserError where the one that was asked for is not told by some job.
+    """
+    those = [job for job in jobs if metric in job.metrics.series]
+    if asked is None:
+        return next((axis for axis in AXES if all(job.has(axis, metric) for job in those)), "time")
+    for job in those:
+        if not job.has(asked, metric):
+            has = " and ".join(axis for axis in AXES if job.has(axis, metric))
+            raise UserError(f"--over {asked}: {job.id} does not tell it for {metric}; it has {has}")
+    return asked
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Curves over one axis, what the axis is called, and where machines were reclaimed."""
+
+    curves: tuple[Curve, ...]
+    label: str
+    marks: tuple[float, ...]
+
+
+def drawing(jobs: Sequence[ComparedJob], metric: str, axis: Axis) -> Drawing:
+    """What to draw of a metric."""
+    found = [(job, job.points(metric)) for job in jobs]
+    unit, unit_s = _unit(max((point.seconds for _, points in found for point in points), default=0.0))
+    scale = unit_s if axis == "time" else 1.0
+    curves = [
+        Curve(job.id, [(x / scale, point.value) for point in points if (x := _x(point, axis)) is not None])
+        for job, points in found
+        if points
+    ]
+    label = f"{unit} since the first value" if axis == "time" else axis
+    return Drawing(tuple(curves), label, tuple(mark / scale for job in jobs for mark in _marks(job, metric, axis)))
+
+
+def _marks(job: ComparedJob, metric: str, axis: Axis) -> Iterator[float]:
+    points = job.metrics.series[metric].points if metric in job.metrics.series else ()
+    start = min((point.at for point in points), default=0.0)
+    for attempt in job.summary.attempts:
+        if attempt.outcome != "reclaimed":
+            continue
+        if axis == "step" and attempt.step is not None:
+            yield float(attempt.step)
+        left_at = attempt.left_at or attempt.ended_at
+        if axis == "time" and left_at is not None and points:
+            yield left_at.timestamp() - start
+
+
+def _x(point: CurvePoint, axis: Axis) -> float | None:
+    if axis == "step":
+        return None if point.step is None else float(point.step)
+    return point.epoch if axis == "epoch" else point.seconds
+
+
+def _unit(span_s: float) -> tuple[str, float]:
+    return next((name, unit_s) for name, unit_s, most in _UNITS if span_s / unit_s < most)
+
+
+class _Epochs:
+    """The epoch of any value: the one that was told with it, or last before it in the same attempt."""
+
+    def __init__(self, series: Mapping[str, Series]) -> None:
+        named = next((one for name, one in series.items() if name.lower().rpartition("/")[2] == _EPOCH), None)
+        told: dict[int, list[tuple[float, float]]] = {}
+        for point in named.points if named is not None else ():
+            told.setdefault(point.attempt, []).append((point.at, point.value))
+        self._told = {attempt: sorted(pairs) for attempt, pairs in told.items()}
+
+    def of(self, point: Point) -> float | None:
+        pairs = self._told.get(point.attempt, [])
+        place = bisect_right(pairs, (point.at, math.inf))
+        return pairs[place - 1][1] if place else None
