@@ -16,12 +16,15 @@ import sys
 # Not typing's own: importing that takes longer than all of `stoker.train`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
     from stoker import client, errors, train
     from stoker.client import clone, interrupt, remove, resume, stop, submit, wait
     from stoker.client_read import compare, jobs, logs, metrics, pull
     from stoker.jobfile.job import Job
+else:
+    ModuleType = type(sys)
 
 __version__ = "0.1.0"
 __all__ = [
@@ -73,11 +76,11 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class _Package(type(sys)):
+class _Package(ModuleType):
     """This module. A subpackage called as a function of the API, such as `stoker.submit`, does not take its place."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _LAZY and isinstance(value, type(sys))):
+        if not (name in _LAZY and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

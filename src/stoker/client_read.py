@@ -102,22 +102,20 @@ def compare(jobs: Sequence[str] | str, store: str | Store | None = None) -> Comp
 def pull(
     job: str, folder: str | Path | None = None, *, checkpoint: str | None = None, store: str | Store | None = None
 ) -> Path:
-    """Fetch a checkpoint as plain files: the newest that is complete, or the one of that name. Answers the folder.
+    """Fetch a checkpoint as plain files: the newest that is complete, or the one that `checkpoint` names. Answers the
+    folder.
 
-    Without `folder` it is one called as the job, in the current folder. Raises UserError when there is no such one.
+    `checkpoint` is a reference or a name as `stoker checkpoints` lists them. Without `folder` it is one called as the job,
+    in the current folder. Raises UserError when there is no such checkpoint.
     """
+    from stoker.checkpoint_refs import resolve
     from stoker.checkpoints import pull as pull_checkpoint
 
     opened = _opened(store)
     found = find_job(opened, job)
-    complete = [one for one in list_checkpoints(opened, found) if one.complete]
-    fitting = [one for one in complete if checkpoint is None or checkpoint in (one.name, one.key)]
-    if not fitting:
-        has = ", ".join(one.name for one in complete[-5:])
-        wanted = "no checkpoint yet" if not complete else f"no checkpoint {checkpoint!r}; it has {has}"
-        raise UserError(f"{found} has {wanted}")
+    chosen = resolve(list_checkpoints(opened, found), checkpoint, log.read(opened, found), found)
     target = Path(found if folder is None else folder)
-    pull_checkpoint(opened, found, max(fitting, key=lambda one: one.place), target)
+    pull_checkpoint(opened, found, chosen.checkpoint, target)
     return target
 
 
