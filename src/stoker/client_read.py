@@ -105,8 +105,8 @@ def pull(
     """Fetch a checkpoint as plain files: the newest that is complete, or the one that `checkpoint` names. Answers the
     folder.
 
-    `checkpoint` is a reference or a name as `stoker checkpoints` lists them. Without `folder` it is one called as the job,
-    in the current folder. Raises UserError when there is no such checkpoint.
+    `checkpoint` is a reference or a name as `stoker checkpoints` lists them. Without `folder` it is one called as the
+    job, in the current folder. Raises UserError when there is no such checkpoint.
     """
     from stoker.checkpoint_refs import resolve
     from stoker.checkpoints import pull as pull_checkpoint
