@@ -314,6 +314,8 @@ class World:
 
 def _role(arguments: bytes, environ: bytes) -> str:
     words = arguments.split(b"\0")
+    if b"stoker.processes.warden" in words:
+        return "warden"
     if b"stoker.agent" in words:
         return "agent"
     if b"stoker.providers.local.node" in words:

@@ -58,10 +58,12 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "no-cgroup"])
-@pytest.mark.parametrize("end", ["finish", "stop", "reclaim", "terminate", "kill-agent"])
+@pytest.mark.parametrize("end", ["finish", "stop", "reclaim", "terminate", "kill-agent", "kill-supervisor", "kill-warden"])
 def test_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch, cgroup: bool, end: str) -> None:
     if not cgroup:
         monkeypatch.setenv("STOKER_NO_CGROUP", "1")
+    elif end == "kill-warden":
+        pytest.skip("a cgroup needs none")
     world.write(SCRIPT)
     run = ["python", "train.py", "finish" if end == "finish" else "stay"]
     job = world.submit(run=run, checkpoints={"grace": "1s"})
@@ -74,9 +76,9 @@ def test_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch, cgroup: 
             world.interrupt(job, grace_s=1)
         elif end == "terminate":
             world.terminate(world.instance(job))
-        elif end == "kill-agent":
-            assert world.kill("agent")
-        if end in ("reclaim", "terminate", "kill-agent"):
+        elif end.startswith("kill-"):
+            assert world.kill(end.removeprefix("kill-"))
+        if end in ("reclaim", "terminate", "kill-agent", "kill-supervisor", "kill-warden"):
             until(lambda: len(world.state(job).attempts) > 1, "another attempt takes over")
             until(lambda: not [pid for pid in first if running(pid)], "those of the first attempt are gone")
         if end != "finish":

@@ -157,8 +157,9 @@ def check_groups() -> Finding:
     return Finding(
         "processes",
         None,
-        "no cgroup can be made here; nodes are held together by sessions and a subreaper",
-        "that is enough; for cgroups run as root, or under `systemd-run --user --scope -p Delegate=yes`",
+        "no cgroup can be made here; nodes are held together by two subreapers and by sessions. Not promised: that a "
+        "process is found which clears its environment and daemonises, if both subreapers are killed within a second",
+        "for that, run as root, or under `systemd-run --user --scope -p Delegate=yes`",
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from stoker.processes import NODE, Process, become_subreaper, make_group
 from stoker.processes.unmounting import unmount_below
+from stoker.processes.warden import Guarded, spawn_guarded
 from stoker.providers.local.folder import (
     NodeFolder,
     NodePhase,
@@ -60,7 +61,9 @@ class Supervisor:
         self._reclaim_after_s: float | None = settings.get("reclaim_after_s")
         self._grace_s: float = settings.get("grace_s", 30.0)
         self._me = Process.me()
+        # The agent's process, or its warden's where there are no cgroups.
         self._agent: int | None = None
+        self._warden: Guarded | None = None
         self._start_at: float | None = self._born
         self._restarts = 0
         self._notice_deadline: float | None = None
@@ -126,15 +129,27 @@ class Supervisor:
         self._start_at = None
         try:
             with self._node.agent_log.open("ab") as log:
-                # Not inside the node's folder: Python would import from there, and the user's code lies in it.
-                agent = self._group.spawn(argv, cwd=self._node.root, stdout=log, stderr=log, dies_with_parent=True)
+                self._agent = self._spawn(argv, log.fileno())
         except OSError as error:
             self._say(f"the agent cannot be started: {error}")
             return self._agent_ended(126, time.monotonic())
-        self._agent = agent.pid
+        return None
+
+    def _spawn(self, argv: list[str], log: int) -> int:
+        # Not inside the node's folder: Python would import from there, and the user's code lies in it.
+        cwd = self._node.root
+        if self._group.folder is None:
+            if self._warden is not None:
+                self._warden.close()
+            names = (NODE, self._node.owner)
+            self._warden = spawn_guarded(
+                self._group, names, argv, sessions=self._node.sessions, cwd=cwd, output=log, held=self._lock
+            )
+            return self._warden.pid
+        agent = self._group.spawn(argv, cwd=cwd, stdout=log, stderr=log, dies_with_parent=True)
         # All children are waited for in `_reap`, so the Popen must not.
         agent.returncode = 0
-        return None
+        return agent.pid
 
     def _reap(self, now: float) -> str | None:
         """Wait for every child that ended: the agent, and whatever was orphaned on this node."""
