@@ -50,6 +50,9 @@ if sys.argv[1] == "stay":
 """
 
 
+KILLS = ["kill-agent", "kill-supervisor", "kill-warden"]
+
+
 def running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -58,7 +61,7 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "no-cgroup"])
-@pytest.mark.parametrize("end", ["finish", "stop", "reclaim", "terminate", "kill-agent", "kill-supervisor", "kill-warden"])
+@pytest.mark.parametrize("end", ["finish", "stop", "reclaim", "terminate", *KILLS])
 def test_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch, cgroup: bool, end: str) -> None:
     if not cgroup:
         monkeypatch.setenv("STOKER_NO_CGROUP", "1")
@@ -78,7 +81,7 @@ def test_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch, cgroup: 
             world.terminate(world.instance(job))
         elif end.startswith("kill-"):
             assert world.kill(end.removeprefix("kill-"))
-        if end in ("reclaim", "terminate", "kill-agent", "kill-supervisor", "kill-warden"):
+        if end in ("reclaim", "terminate", *KILLS):
             until(lambda: len(world.state(job).attempts) > 1, "another attempt takes over")
             until(lambda: not [pid for pid in first if running(pid)], "those of the first attempt are gone")
         if end != "finish":

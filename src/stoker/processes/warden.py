@@ -86,7 +86,11 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(number, _nothing)
     group = MarkedGroup(mark, owner, since=Process.me().started, owned=True, sessions=sessions)
-    child = group.spawn(command, dies_with_parent=True)
+    try:
+        child = group.spawn(command, dies_with_parent=True)
+    except OSError as error:
+        os.write(2, f"{command[0]} cannot be started: {error}\n".encode())
+        return 126
     while True:
         ready, _, _ = select.select([0, bell], [], [], LOOK_S)
         if bell in ready:
