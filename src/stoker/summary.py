@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost
@@ -74,6 +74,8 @@ class AttemptSummary:
     save: SaveTimes | None = None
     # The newest that this attempt made durable: the next one goes on from it, whatever step was reached since.
     checkpoint: CheckpointRef | None = None
+    # Recent files outside of the checkpoint folder that look like saves, where it made nothing durable.
+    saves_elsewhere: tuple[str, ...] = ()
     # The very image of its container.
     image: str | None = None
     # The agent's clock at the end of the training: for the gap that people see.
@@ -118,6 +120,8 @@ class Summary:
     warnings: tuple[str, ...] = ()
     origin: str | None = None
     held: Held | None = None
+    # As the job file names it.
+    checkpoint_dir: str = "checkpoints"
     # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken yet: so
     # old are its step, its metrics and what it does. None for what has ended, which does not grow old.
     heard_at: datetime | None = None
@@ -179,6 +183,7 @@ def summarize(
         at_risk_s=_at_risk_s(phase, current, now),
         warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
         origin=submission.origin,
+        checkpoint_dir=spec.checkpoints.dir,
         held=_held(state, spec, facts, now),
         heard_at=_heard_at(state, facts, now),
     )
@@ -234,7 +239,8 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         price_source=claim.offering.price_source,
         cost=claim_cost(claim, now, held_h).spent,
         noticed_at=min((notice.at for notice in hard), default=None),
-        save=next(iter(saves), None),
+        save=_joined(saves),
+        saves_elsewhere=next((one.saves_elsewhere for one in said if one.saves_elsewhere), ()),
         checkpoint=max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None),
         image=next((beat.image for beat in beats if beat.image), None),
         left_at=max((left.at for left in exits), default=None),
@@ -242,6 +248,14 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         held_until=held_until(claim, facts, now),
         nodes=tuple(_node(node.rank, node.instance, facts, now) for node in claim.launched or ()),
     )
+
+
+def _joined(saves: list[SaveTimes]) -> SaveTimes | None:
+    """The lowest rank's times, with what all ranks committed."""
+    if not saves:
+        return None
+    commits = [save.commits for save in saves if save.commits is not None]
+    return replace(saves[0], commits=sum(commits) if commits else None)
 
 
 def _node(rank: int, instance: str, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:

@@ -128,3 +128,29 @@ def test_a_market_that_takes_and_takes(world: World) -> None:
     assert world.journal("finish")[0].text == chain(100)
     assert not world.journal("overlap")
     assert isinstance(summary.ended_at, datetime)
+
+
+def test_a_script_that_saves_elsewhere_is_told_so_and_nothing_is_claimed(world: World) -> None:
+    world.write(
+        "import pathlib, time\n"
+        "from stoker import train\n"
+        "pathlib.Path('out').mkdir(exist_ok=True)\n"
+        "pathlib.Path('out/ckpt.pt').write_text('x')\n"
+        "print('saved', flush=True)\n"
+        "time.sleep(600 if train.attempt() == 1 else 0)\n"
+    )
+    job = world.submit()
+    until(lambda: "saved" in world.lines(job), "it saves")
+    world.interrupt(job, grace_s=10)
+    summary = world.ended(job)
+    assert summary.phase == "succeeded", world.story(job)
+    nothing = "nothing was saved: no file was written to checkpoints/; out/ckpt.pt looks like a save: "
+    advice = "write `checkpoints: {dir: out}` in the job file"
+    lines = world.lines(job)
+    assert f"[stoker] {nothing}{advice}" in lines, lines
+    assert "[stoker] attempt 2, starting from the beginning: there is no checkpoint" in lines, lines
+    shown = world.cli("show", job).stdout
+    assert f" → {nothing}{advice} → attempt 2 from the beginning" in shown, shown
+    assert "durable" not in shown and "saved 0" not in shown
+    told = world.cli("explain", job).stdout
+    assert f"{nothing}{advice}; the next attempt starts from the beginning" in told, told

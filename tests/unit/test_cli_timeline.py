@@ -42,7 +42,8 @@ RECLAIMED = AttemptSummary(
     price=0.32,
     price_source="job file",
     noticed_at=START + timedelta(seconds=12),
-    save=SaveTimes(saved_s=0.1, durable_s=0.2, ended_s=0.3, grace_s=None),
+    save=SaveTimes(saved_s=0.1, durable_s=0.2, ended_s=0.3, grace_s=None, commits=1),
+    checkpoint=CheckpointRef("00000002/000003-step-412", "step-412", step=412),
     left_at=START + timedelta(seconds=13),
 )
 SECOND = replace(
@@ -96,8 +97,8 @@ def test_what_is_not_known_yet_is_left_out() -> None:
     waiting = replace(SECOND, first_step=None, training_since=None, restored_from=None, outcome=None)
     assert handover_line(RECLAIMED, waiting) == "notice → saved 412 → durable 0.2 s → attempt 2"
     assert handover_line(replace(RECLAIMED, save=None, outcome=None), None) == "notice → saving"
-    unsaved = replace(RECLAIMED, save=SaveTimes(grace_s=3.0))
-    assert handover_line(unsaved, None) == "notice (3.0 s) → nothing new saved"
+    unsaved = replace(RECLAIMED, save=SaveTimes(grace_s=3.0, commits=0))
+    assert handover_line(unsaved, None) == "notice (3.0 s) → its last save was not durable in time: 412 was durable"
     assert handover_line(SECOND, None) == ""
 
 

@@ -118,7 +118,7 @@ def test_a_failure_waits_for_rules_that_may_know_better() -> None:
 
 
 def test_the_houses_bound_ends_a_job_that_has_none() -> None:
-    facts = make_facts(2, beat=make_beat(95, trained_s=700.0))
+    facts = make_facts(2, beat=make_beat(95, trained_s=700.0, checkpoint_files=1))
     job = make_snapshot(make_state(*RUNNING), facts)
     ((event, reason),) = decided(job, policy("max_runtime: 10m"))
     assert event == Draining(claim=2, outcome="limit", rule="policy:max-runtime")
@@ -130,7 +130,7 @@ def test_the_houses_bound_ends_a_job_that_has_none() -> None:
 
 
 def test_one_that_is_watched_only_is_told_and_ends_nothing() -> None:
-    facts = make_facts(2, beat=make_beat(95, trained_s=700.0))
+    facts = make_facts(2, beat=make_beat(95, trained_s=700.0, checkpoint_files=1))
     job = make_snapshot(make_state(*RUNNING), facts)
     by = policy("max_runtime: 10m, audit: true")
     ((event, reason),) = decided(job, by)
@@ -248,7 +248,7 @@ def test_one_that_stands_still_is_looked_at_before_it_is_ended() -> None:
 
     def job(*events: Event | tuple[Event, float], evidence: tuple[str, ...] = ()) -> JobSnapshot:
         # Long enough for the rule, and too short for the warning about checkpoints.
-        beat = make_beat(995, trained_s=1000.0, activity=still, evidence=evidence)
+        beat = make_beat(995, trained_s=1000.0, checkpoint_files=1, activity=still, evidence=evidence)
         return make_snapshot(make_state(*RUNNING, *events), make_facts(2, beat=beat))
 
     ((warned, reason),) = decided(job(), by, 1000.0)
@@ -271,7 +271,7 @@ def test_one_that_stands_still_another_time_is_looked_at_again() -> None:
     first, second = (Warned(code=f"policy:hangs:{number}2", evidence=True) for number in ("", "2:"))
 
     def job(*events: Event | tuple[Event, float], evidence: tuple[str, ...] = ()) -> JobSnapshot:
-        beat = make_beat(4995, trained_s=1000.0, activity=still, evidence=evidence)
+        beat = make_beat(4995, trained_s=1000.0, checkpoint_files=1, activity=still, evidence=evidence)
         return make_snapshot(make_state(*RUNNING, *events), make_facts(2, beat=beat))
 
     assert decided(job((first, 3900.0), evidence=(first.code,)), by, 5000.0)[0][0] == second
@@ -284,7 +284,7 @@ def test_one_that_stands_still_another_time_is_looked_at_again() -> None:
 def test_a_rule_that_counts_from_now_on_begins_with_a_word() -> None:
     """Whatever it said while it was only watched, or only warned."""
     idle = Activity(silent_s=1000.0, work=NO_WORK)
-    beat = make_beat(995, trained_s=1000.0, activity=idle)
+    beat = make_beat(995, trained_s=1000.0, checkpoint_files=1, activity=idle)
     audit = Warned(code="policy:hangs:audit:2")
     watched = make_snapshot(make_state(*RUNNING), make_facts(2, beat=beat))
     assert decided(watched, policy("name: hangs, stall: {}, audit: true"), 1000.0)[0][0] == audit

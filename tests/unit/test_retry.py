@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.core.cases import Case, case_of, facts_complete
+from stoker.core.kept_work import nothing_saved
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import closing, poisoned, verdict
 from stoker.fold import JobState
@@ -46,6 +47,7 @@ SAVED = make_exit("interrupted", "notice", step=40, started=True)
 DRAINED = make_exit("interrupted", "drain", step=40, started=True)
 ERROR = make_exit("failed", code=1, trained_s=500.0, step=40, tail=("ValueError: no",))
 KEY = "00000002/000001-step-10"
+NOTHING = nothing_saved("checkpoints")
 
 
 def make_case(
@@ -89,13 +91,25 @@ BEAT = make_beat(0, step=40).value
 CASES: list[tuple[Case, str, str, bool, str]] = [
     (make_case(OK, OK), "succeeded", "finished", False, "every rank finished"),
     (make_case(None, None, named=1), "dry", "partial-gang", True, "only 1 of 2 machines came"),
-    (make_case(SAVED, events=(StopAsked("jane"),)), "stopped", "stop", False, "stopped by jane"),
-    (make_case(SAVED, events=(Draining(2, "limit", "max_cost"),)), "limit", "max_cost", False, "draining at 4"),
+    (make_case(SAVED, events=(StopAsked("jane"),)), "stopped", "stop", False, f"stopped by jane; {NOTHING}"),
+    (
+        make_case(SAVED, events=(Draining(2, "limit", "max_cost"),)),
+        "limit",
+        "max_cost",
+        False,
+        f"draining at 4; {NOTHING}",
+    ),
     (make_case(make_exit("interrupted", "limit", reason="24h")), "limit", "max_runtime", False, "24h"),
-    (make_case(SAVED, noticed=True), "reclaimed", "notice", True, "reclaimed after a notice at step 40"),
-    (make_case(ERROR, noticed=True), "reclaimed", "notice", True, "reclaimed after a notice at step 40"),
+    (make_case(SAVED, noticed=True), "reclaimed", "notice", True, f"reclaimed after a notice at step 40; {NOTHING}"),
+    (make_case(ERROR, noticed=True), "reclaimed", "notice", True, f"reclaimed after a notice at step 40; {NOTHING}"),
     (make_case(None), "lost", "boot", True, "the machine was gone before its agent said anything"),
-    (make_case(OK, None, beat=BEAT), "lost", "gone", True, "the machine of rank 1 is gone and left no exit"),
+    (
+        make_case(OK, None, beat=BEAT),
+        "lost",
+        "gone",
+        True,
+        f"the machine of rank 1 is gone and left no exit; {NOTHING}",
+    ),
     (make_case(None, beat=BEAT, events=(Draining(2, "lost", "gang"),)), "lost", "gang", True, "draining at 4"),
     (make_case(make_exit("infrastructure", "agent")), "infrastructure", "agent", True, "the agent crashed"),
     (make_case(make_exit("infrastructure", "setup", reason="apt")), "infrastructure", "setup", True, "apt"),
@@ -148,11 +162,11 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
             "infrastructure",
             rule,
             True,
-            "draining at 4",
+            f"draining at 4; {NOTHING}",
         )
         for rule in ("policy:hangs", "stall")
     ),
-    (make_case(DRAINED, events=(Draining(2, "lost", "gang"),)), "abandoned", "left", True, "draining at 4"),
+    (make_case(DRAINED, events=(Draining(2, "lost", "gang"),)), "abandoned", "left", True, f"draining at 4; {NOTHING}"),
     (make_case(make_exit("interrupted", "peer")), "abandoned", "left", True, "was asked to leave before it finished"),
     (make_case(ERROR), "failed", "user-error", False, "the command exited with 1"),
     (make_case(ERROR, user_errors=2), "failed", "user-error", True, "the command exited with 1; retry 1 of 2"),

@@ -23,7 +23,7 @@ from stoker.agent.watch import LogWatch
 from stoker.facts import read_fact
 from stoker.fold import JobState
 from stoker.index import read_submission
-from stoker.model import Exit, Heartbeat, Known
+from stoker.model import CheckpointRef, Exit, Heartbeat, Known
 from stoker.processes.unmounting import unmount_below
 from stoker.spec import Submission
 
@@ -105,7 +105,7 @@ def _flush(node: Node, notices: Notices) -> None:
         outcome="infrastructure",
         why="agent",
         at=utcnow(),
-        reason="the agent died; what it had was saved by the next one",
+        reason=_reason(status, before),
         started=before is not None and before.training_since is not None,
         trained_s=before.trained_s if before else 0.0,
         started_at=before.training_since if before else None,
@@ -122,6 +122,20 @@ def _flush(node: Node, notices: Notices) -> None:
     node.write_exit(left, closing.exit_by_s())
     if copy is not None:
         copy.drain(min(_COPY_S, max(0.0, closing.exit_by_s() - time.monotonic())))
+
+
+def _reason(status: SyncStatus | None, before: Heartbeat | None) -> str:
+    """What this agent found to save. Whether there is any checkpoint at all is said by the verdict."""
+    saved = status.last if status is not None and status.commits else None
+    if saved is not None:
+        return f"the agent died; the next one saved {_title(saved)}"
+    if before is not None and before.checkpoint is not None:
+        return f"the agent died; {_title(before.checkpoint)} was saved before"
+    return "the agent died"
+
+
+def _title(ref: CheckpointRef) -> str:
+    return f"step {ref.step}" if ref.step is not None else ref.name
 
 
 def _is_awaited(node: Node, state: JobState | None) -> bool:

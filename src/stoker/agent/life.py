@@ -20,6 +20,7 @@ from stoker.agent.enclosure import Enclosure, Host
 from stoker.agent.environ import Place, ask_to_save
 from stoker.agent.exits import CAUSE_BYTES, CAUSE_LINES, Trained, complete, judge, make_exit
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
+from stoker.agent.health.missing_saves import MissingSaves
 from stoker.agent.logcopy import LogCopy, open_copy
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
@@ -42,6 +43,7 @@ from stoker.agent.witnessing import Witness
 from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
+from stoker.core.kept_work import nothing_saved
 from stoker.core.policy import DEFAULT as POLICY
 from stoker.core.spans import span_text
 from stoker.errors import StoreError, StoreUnavailable, UserError
@@ -112,6 +114,7 @@ class Life:
         self.outputs: OutputSync | None = None
         self.peers: PeerWatch | None = None
         self.trained = Trained()
+        self.missing: MissingSaves | None = None
         self.notices = Notices(node)
         self.copy: LogCopy | None = None
         self._spec: Spec | None = None
@@ -321,12 +324,17 @@ class Life:
         """The training hears of it before anything else happens; then every second is for what can be resumed from."""
         assert self.sync is not None
         deadline_s = self.training.tell(ending, self.paths.notice)
+        before = self.sync.status()
+        if self.missing is not None:
+            self.missing.look(before, self.training.trained_s, leaving=True)
         self.sync.press(deadline_s - time.monotonic())
         if self.outputs is not None:
             self.outputs.hold()
         self.beat.change(phase="saving")
         self.node.say(f"{ending.reason}: {ending.grace_s:.1f} s to save")
-        self.trained.ended = self.training.end(ending, self.paths.notice, self._last_commit, self.notices.look)
+        ended = self.training.end(ending, self.paths.notice, self._last_commit, self.notices.look)
+        save = replace(ended.save, commits=self.sync.status().commits - before.commits) if ended.save else None
+        self.trained.ended = replace(ended, save=save)
 
     def _start_syncs(self, submission: Submission, place: Place) -> None:
         spec = submission.spec
@@ -350,6 +358,8 @@ class Life:
         )
         self.sync.start()
         self.training.observer = self.sync
+        if self.config.rank == 0:
+            self.missing = MissingSaves(place.code, place.checkpoints, spec.checkpoints.dir, self.node.say)
         if place.outputs is not None:
             self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, place.outputs)
             self.outputs.start()
@@ -362,6 +372,8 @@ class Life:
             left_s = max(0.0, deadline_s - time.monotonic())
             return Ending("notice", f"notice from {self.notices.notice.source}", left_s)
         self._pass_on_hint()
+        if self.missing is not None and self.sync is not None:
+            self.missing.look(self.sync.status(), self.training.trained_s)
         self.witness.look(self.watch.state)
         leave = self.watch.leave()
         if leave is not None:
@@ -384,6 +396,8 @@ class Life:
         except OSError as error:
             _log.warning("the training cannot be asked to save: %s", error)
         self.sync.poke()
+        if self.missing is not None:
+            self.missing.look(self.sync.status(), self.training.trained_s, noticed=True)
         self.node.say(f"notice from {self.notices.notice.source}: asked to save, going on")
 
     def _last_commit(self, seconds: float, end: TrainingEnd) -> bool:
@@ -409,6 +423,7 @@ class Life:
         closing.rest_by_s()
         if left.outcome != "succeeded" and (ended is None or ended.ending is None):
             self.node.say(left.reason)
+        left = self._say_what_is_kept(left)
         holding = not closing.pressing and hold.may_hold(left, self._spec)
         if holding:
             assert self._spec is not None
@@ -438,6 +453,18 @@ class Life:
             self.enclosure.close()
             self.beat.stop()
         self.watch.stop()
+
+    def _say_what_is_kept(self, left: Exit) -> Exit:
+        """In the job's log, where the training was asked to go and nothing of it is in the store."""
+        if self.missing is None or self.sync is None or self._spec is None:
+            return left
+        status, ended = self.sync.status(), self.trained.ended
+        if status.last is not None or self.trained.restored is not None or ended is None or ended.ending is None:
+            return left
+        self.missing.settle()
+        elsewhere = self.missing.elsewhere
+        self.node.say(nothing_saved(self._spec.checkpoints.dir, elsewhere, written=status.files > 0))
+        return replace(left, saves_elsewhere=elsewhere)
 
     def _flush_rest(self, left: Exit, closing: Closing) -> Exit:
         """What resumes is safe. With little time left each of the rest gets its share, and the exit keeps its own."""
@@ -547,6 +574,9 @@ class Life:
                 "unsynced_bytes": status.unsynced_bytes,
             }
             problems += [status.error, status.held_back]
+        if self.missing is not None:
+            problems.append(self.missing.warning)
+            changes["saves_elsewhere"] = self.missing.elsewhere
         changes["warnings"] = tuple(dict.fromkeys(problem for problem in problems if problem))
         return replace(beat, **changes)  # type: ignore[arg-type]
 

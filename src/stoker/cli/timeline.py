@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.checkpoint_refs import name_of
 from stoker.cli.printing import dollars, duration, one_line, zone_text
+from stoker.core.kept_work import nothing_saved
 from stoker.fold import JobState
 from stoker.model import (
     Claimed,
@@ -36,7 +37,7 @@ def timeline(summary: Summary) -> list[str]:
     for number, attempt in enumerate(summary.attempts):
         following = summary.attempts[number + 1] if number + 1 < len(summary.attempts) else None
         lines.append(attempt_line(attempt))
-        told = handover_line(attempt, following)
+        told = handover_line(attempt, following, summary.checkpoint_dir)
         if told:
             lines.append(f"  {told}")
     return lines
@@ -52,17 +53,22 @@ def attempt_line(attempt: AttemptSummary) -> str:
     if attempt.outcome is None:
         parts.append(", ".join(dict.fromkeys(node.phase or "booting" for node in attempt.nodes)))
     else:
-        parts.append(one_line(outcome_text(attempt.outcome, attempt.reason), MOST_REASON))
+        # What was saved of one that was given notice stands in the line below.
+        told = (attempt.reason or "").partition("; ")[0] if attempt.noticed_at is not None else attempt.reason
+        parts.append(one_line(outcome_text(attempt.outcome, told), MOST_REASON))
     return " · ".join(parts)
 
 
-def handover_line(attempt: AttemptSummary, following: AttemptSummary | None) -> str:
-    """`notice → saved 412 → durable 0.2 s → attempt 2 at 413, gap 0.6 s`; empty when there is nothing to tell."""
+def handover_line(attempt: AttemptSummary, following: AttemptSummary | None, folder: str = "checkpoints") -> str:
+    """`notice → saved 412 → durable 0.2 s → attempt 2 at 413, gap 0.6 s`; empty when there is nothing to tell.
+
+    `folder` is where checkpoints are looked for.
+    """
     parts = []
     if attempt.noticed_at is not None:
         grace = attempt.save.grace_s if attempt.save is not None else None
         parts.append("notice" if grace is None else f"notice ({duration(grace)})")
-        parts += _save_parts(attempt)
+        parts += _save_parts(attempt, folder)
     elif following is None or attempt.outcome in (None, "stopped", "succeeded"):
         return ""
     if following is not None:
@@ -70,27 +76,38 @@ def handover_line(attempt: AttemptSummary, following: AttemptSummary | None) -> 
     return ARROW.join(parts if attempt.noticed_at is not None else [attempt.outcome or "", *parts])
 
 
-def _save_parts(attempt: AttemptSummary) -> list[str]:
-    save = attempt.save
+def _save_parts(attempt: AttemptSummary, folder: str) -> list[str]:
+    """What became of its work: only what is in the store counts as saved."""
+    save, kept = attempt.save, attempt.checkpoint
     if save is None:
         return ["saving"] if attempt.outcome is None else ["left no word of its save"]
-    if save.durable_s is None:
-        return ["nothing new saved"]
-    return [f"saved {_saved(attempt)}".rstrip(), f"durable {duration(save.durable_s)}"]
+    if kept is None:
+        if attempt.restored_from:
+            return [f"nothing new was saved: the store has {checkpoint_name(attempt.restored_from)}"]
+        return [nothing_saved(folder, attempt.saves_elsewhere)]
+    if save.commits == 0:
+        before = ""
+        if attempt.noticed_at is not None and kept.committed_at is not None:
+            before = f" {duration(max(0.0, (attempt.noticed_at - kept.committed_at).total_seconds()))} before"
+        what = "nothing new to save" if save.durable_s is not None else "its last save was not durable in time"
+        return [f"{what}: {_saved(attempt)} was durable{before}"]
+    durable = "not all of it durable in time" if save.durable_s is None else f"durable {duration(save.durable_s)}"
+    return [f"saved {_saved(attempt)}", durable]
 
 
 def _saved(attempt: AttemptSummary) -> str:
     """What was kept: the checkpoint by its step, or its name where the script tells none. Of several nodes, some may
     have come a step further."""
     kept = attempt.checkpoint
-    if kept is None:
-        return str(attempt.step) if attempt.step is not None else ""
+    assert kept is not None
     return str(kept.step) if kept.step is not None else kept.name
 
 
 def _next_part(attempt: AttemptSummary, following: AttemptSummary) -> str:
     text = f"attempt {following.n}"
-    if following.first_step is not None:
+    if following.restored_from is None and following.training_since is not None:
+        text += " from the beginning"
+    elif following.first_step is not None:
         text += f" at {following.first_step}"
     elif following.restored_from:
         text += f" from {checkpoint_name(following.restored_from)}"

@@ -15,8 +15,8 @@ from stoker.core.look import Look
 from stoker.core.policy import Policy
 from stoker.core.room import Rooms, is_bounded, place_in_queue
 from stoker.core.silence import mass_silence
-from stoker.core.snapshot import Action, JobSnapshot, Plan, Snapshot, Unmark
-from stoker.core.tending import tend
+from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
+from stoker.core.tending import tend, warn_unsaved
 from stoker.errors import STUMBLES, in_words
 from stoker.fold import Claim
 from stoker.model import PROTOCOL_VERSION, Closed, Draining, Ended, Known, Outcome, Warned
@@ -86,6 +86,9 @@ def _decide(look: Look) -> None:
         pass
     elif not any(tend(look, claim) for claim in look.state.open_claims) and not tell_of_budgets(look):
         claim_next(look)
+        # The next machine comes first.
+        if not any(isinstance(action, Append) for action in look.actions):
+            warn_unsaved(look)
 
 
 # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,7 +39,10 @@ class Policy:
     most_without_progress: int = 5
     # The same for reclaims, which say nothing about the job.
     most_reclaims_without_progress: int = 20
-    # A spot job that commits nothing for so long is warned about.
+    # A job whose checkpoint folder is still empty after so much training is warned about: most scripts have saved once
+    # by then, or saved elsewhere, and little is lost by starting again with the right folder.
+    empty_folder_s: float = 300.0
+    # A spot job that commits nothing for so long, whatever is in its folder, is warned about.
     checkpoint_warning_s: float = 1800.0
     # Ranks that are to be asked to leave for standing still get this long to collect what they were doing.
     evidence_s: float = 60.0

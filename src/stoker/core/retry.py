@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from stoker.core.cases import Case
 from stoker.core.governance import PREFIX
+from stoker.core.kept_work import kept_of
 from stoker.core.patterns import compile_pattern
 from stoker.core.policy import Policy
 from stoker.core.watching import OWN
@@ -31,6 +32,8 @@ ROOM = "make room on its disk, or ask for a larger one with resources.disk"
 
 # Ends that say nothing about the script: whatever it saved by then is taken for progress.
 _FROM_OUTSIDE: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "abandoned"})
+# Ends before which an attempt may have had the time to save, or lost what it had not saved.
+_SAVING: frozenset[AttemptOutcome] = frozenset({"lost", "infrastructure", "abandoned", "stopped", "limit"})
 # Outcomes after which the next attempt is free of charge for the user.
 RESTARTING: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned", "dry"})
 
@@ -83,7 +86,7 @@ def verdict(case: Case) -> Verdict:
     for rule in RULES:
         found = rule(case)
         if found is not None:
-            return _without_loops(case, found)
+            return _without_loops(case, _with_kept(case, found))
     raise AssertionError("the last rule matches everything")
 
 
@@ -323,6 +326,12 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _user_error,
     _otherwise,
 )
+
+
+def _with_kept(case: Case, found: Verdict) -> Verdict:
+    """A reclaim says what is in the store; what else ended from outside says so where nothing of it is."""
+    kept = kept_of(case) if found.outcome == "reclaimed" or (found.outcome in _SAVING and not case.saved) else ""
+    return replace(found, reason=f"{found.reason}; {kept}") if kept else found
 
 
 def _without_loops(case: Case, found: Verdict) -> Verdict:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.core import budgets, watching
+from stoker.core.costs import span_s
+from stoker.core.kept_work import nothing_saved_yet
 from stoker.core.look import Look
 from stoker.core.silence import silent_etag
 from stoker.core.snapshot import Launch
@@ -178,15 +180,36 @@ def _has_evidence(look: Look, claim: Claim, code: str) -> bool:
 
 
 def _warn_unsafe(look: Look, claim: Claim) -> bool:
-    """A spot job that commits no checkpoint would lose everything at the next reclaim: say so, once an attempt."""
+    """A job that commits no checkpoint would lose its work at the next reclaim: say so, once an attempt."""
     code = f"no-checkpoint:{claim.number}"
-    beat = look.job.heartbeat_of(claim, 0)
-    if not claim.offering.spot or code in look.state.warned or beat is None:
+    found = look.job.heartbeat_of(claim, 0)
+    if code in look.state.warned or found is None or found.value.checkpoint is not None:
         return False
-    if beat.value.trained_s < look.policy.checkpoint_warning_s or beat.value.checkpoint is not None:
+    beat, folder = found.value, look.job.spec.checkpoints.dir
+    # Two heartbeats more: the agent looks for saves elsewhere first.
+    empty = beat.restored_from is None and beat.checkpoint_files == 0
+    overdue = beat.trained_s >= look.policy.empty_folder_s + 2 * span_s(beat.interval_s)
+    if empty and overdue and (claim.offering.spot or beat.saves_elsewhere):
+        return look.append(Warned(code=code), nothing_saved_yet(folder, beat.trained_s, beat.saves_elsewhere))
+    if not claim.offering.spot or beat.trained_s < look.policy.checkpoint_warning_s:
         return False
+    lost = "everything" if beat.restored_from is None else "what was trained since its start"
     reason = (
         f"no checkpoint for {span_text(look.policy.checkpoint_warning_s)} on a spot machine: "
-        f"a reclaim would lose everything; the folder watched is {look.job.spec.checkpoints.dir}"
+        f"a reclaim would lose {lost}; the folder watched is {folder}"
     )
+    return look.append(Warned(code=code), reason)
+
+
+def warn_unsaved(look: Look) -> bool:
+    """After a reclaim from which nothing was saved, and which was not warned about before: the next attempt starts from
+    the beginning."""
+    claim = next((claim for claim in reversed(look.state.attempts) if claim.closed), None)
+    closed = claim.closed if claim is not None else None
+    if claim is None or closed is None or closed.outcome != "reclaimed" or closed.trained_s <= 0.0:
+        return False
+    code = f"no-checkpoint:{closed.claim}"
+    if closed.checkpoint is not None or closed.restored_from is not None or code in look.state.warned:
+        return False
+    reason = f"attempt {claim.attempt}: {claim.closed_reason}; the next attempt starts from the beginning"
     return look.append(Warned(code=code), reason)

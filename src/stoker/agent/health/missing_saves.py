@@ -1,0 +1,119 @@
+"""Notice that a script trains and its checkpoint folder stays empty, and find what looks like its saves elsewhere."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker.agent.sync import SyncStatus
+from stoker.core.kept_work import nothing_saved_yet
+from stoker.core.policy import DEFAULT as POLICY
+
+# How often files are looked for, while there is no checkpoint.
+_AGAIN_S = 300.0
+# The training's disk and processor are for the training: a look ends after so much time, or so many names.
+_LOOK_S = 0.5
+_MOST_NAMES = 20_000
+_DEEPEST = 6
+_MOST_FOUND = 5
+# A clock of a file system may lag behind the machine's.
+_SLACK_S = 2.0
+
+# fmt: off
+_ENDINGS = (
+    ".bin", ".ckpt", ".h5", ".hdf5", ".keras", ".msgpack", ".npz", ".orbax", ".pdparams", ".pt", ".pth", ".safetensors",
+)
+# fmt: on
+_FOLDERS = ("checkpoint-", "checkpoint_", "ckpt-", "ckpt_", "global_step")
+# Folders that hold other people's files.
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns"})
+
+
+class MissingSaves:
+    """One attempt's watch. `look` is quick and may be called often; files are looked for on a thread of its own.
+
+    `say` tells the user, in the job's log. `shown` is what the job file calls the folder.
+    """
+
+    def __init__(self, code: Path, folder: Path, shown: str, say: Callable[[str], None]) -> None:
+        self._code = code
+        self._folder = folder
+        self._shown = shown
+        self._say = say
+        self._since = time.time()
+        self._said = False
+        self._next_s = 0.0
+        self._thread: threading.Thread | None = None
+        # Recent files that look like saves, relative to the code.
+        self.elsewhere: tuple[str, ...] = ()
+        self.warning: str | None = None
+
+    def look(self, status: SyncStatus, trained_s: float, *, noticed: bool = False, leaving: bool = False) -> None:
+        """`noticed`: the machine may be taken soon, so it is said at once. `leaving`: the training ends now; what was
+        saved is said afterwards."""
+        if status.last is not None or status.files:
+            self.warning, self.elsewhere = None, ()
+            return
+        due = trained_s >= max(POLICY.empty_folder_s, self._next_s) or leaving or (noticed and not self._said)
+        if not due or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._next_s = trained_s + _AGAIN_S
+        arguments = (trained_s, not leaving)
+        self._thread = threading.Thread(target=self._search, args=arguments, name="missing-saves", daemon=True)
+        self._thread.start()
+
+    def settle(self, timeout_s: float = 2 * _LOOK_S) -> None:
+        """Wait for a search that is under way."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _search(self, trained_s: float, aloud: bool) -> None:
+        self.elsewhere = find_saves(self._code, self._folder, self._since - _SLACK_S)
+        self.warning = nothing_saved_yet(self._shown, trained_s, self.elsewhere)
+        if aloud and not self._said:
+            self._said = True
+            self._say(f"warning: {self.warning}")
+
+
+def find_saves(code: Path, folder: Path, since: float) -> tuple[str, ...]:
+    """Files and folders below `code`, but not in `folder`, written since then, that look like saves: newest first.
+
+    Bounded in time and in names; what it does not get to is left out. Follows no link. Never raises.
+    """
+    until_s = time.monotonic() + _LOOK_S
+    found: dict[str, float] = {}
+    left = _MOST_NAMES
+    pending = [(str(code), 0)]
+    kept = os.path.realpath(folder)
+    while pending and left > 0 and time.monotonic() < until_s:
+        place, depth = pending.pop(0)
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left <= 0 or time.monotonic() >= until_s:
+                        break
+                    if entry.is_dir(follow_symlinks=False):
+                        if _is_save_folder(entry, since):
+                            found[entry.path + "/"] = entry.stat(follow_symlinks=False).st_mtime
+                        elif depth < _DEEPEST and _is_worth_a_look(entry, kept):
+                            pending.append((entry.path, depth + 1))
+                    elif entry.name.lower().endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
+                        modified = entry.stat(follow_symlinks=False).st_mtime
+                        if modified >= since:
+                            found[entry.path] = modified
+        except OSError:
+            continue
+    newest = sorted(found, key=lambda path: found[path], reverse=True)[:_MOST_FOUND]
+    return tuple(os.path.relpath(path, code) + ("/" if path.endswith("/") else "") for path in newest)
+
+
+def _is_save_folder(entry: os.DirEntry[str], since: float) -> bool:
+    return entry.name.lower().startswith(_FOLDERS) and entry.stat(follow_symlinks=False).st_mtime >= since
+
+
+def _is_worth_a_look(entry: os.DirEntry[str], kept: str) -> bool:
+    return not entry.name.startswith(".") and entry.name not in _SKIPPED and os.path.realpath(entry.path) != kept

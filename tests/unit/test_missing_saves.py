@@ -1,0 +1,285 @@
+"""Nothing is claimed to be saved that is not in the store, and a script that saves elsewhere is told so."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.agent.health import missing_saves
+from stoker.agent.health.missing_saves import MissingSaves, find_saves
+from stoker.agent.sync import SyncStatus
+from stoker.cli.timeline import handover_line, news
+from stoker.core.cases import Case
+from stoker.core.decide import decide_job
+from stoker.core.kept_work import nothing_saved, nothing_saved_yet, save_folder
+from stoker.core.policy import DEFAULT
+from stoker.core.retry import verdict
+from stoker.core.snapshot import Append
+from stoker.model import CheckpointRef, Claimed, Closed, Entry, Event, Launched, SaveTimes, Warned
+from stoker.spec import Submission
+from stoker.summary import summarize
+from stoker.testing.sim_data import (
+    JOB,
+    ON_DEMAND,
+    SPOT_A,
+    at,
+    make_beat,
+    make_exit,
+    make_facts,
+    make_snapshot,
+    make_spec,
+    make_state,
+    nodes,
+)
+
+RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+NOTHING = "nothing was saved: no file was written to checkpoints/"
+
+
+def case(beat: dict[str, Any] | None = None, *, noticed: bool = True, **left: Any) -> Case:
+    state = make_state(*RUNNING)
+    claim = state.claim(2)
+    assert claim is not None
+    told = make_exit("interrupted", "notice", started=True, step=40, at_s=100.0, **left)
+    heartbeat = make_beat(90.0, **beat).value if beat is not None else None
+    return Case(claim, (told,), (heartbeat,), noticed, state, make_spec(), DEFAULT)
+
+
+# ── What a reclaim says ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_reclaim_says_what_is_in_the_store_of_which_step_and_when() -> None:
+    ref = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(88.0))
+    assert verdict(case(checkpoint=ref)).reason == (
+        "reclaimed after a notice at step 40; in the store: step 38, saved 12 s before"
+    )
+    unnumbered = CheckpointRef("00000002/000003-ckpt", "ckpt")
+    assert verdict(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt")
+
+
+def test_a_reclaim_that_saved_nothing_says_so() -> None:
+    assert verdict(case()).reason.startswith(f"reclaimed after a notice at step 40; {NOTHING}; `checkpoints.dir` in")
+    found = verdict(case(saves_elsewhere=("out/ckpt.pt",))).reason
+    assert found.endswith(
+        f"{NOTHING}; out/ckpt.pt looks like a save: write `checkpoints: {{dir: out}}` in the job file"
+    )
+    torn = verdict(case(beat={"checkpoint_files": 2})).reason
+    assert torn.endswith("nothing was saved: what was written to checkpoints/ was not whole in time")
+    again = verdict(case(restored_from="00000002/000001-step-7")).reason
+    assert again.endswith("; nothing new was saved: the store has step-7, from which it began")
+
+
+def test_what_was_lost_or_killed_without_a_checkpoint_says_so_too() -> None:
+    killed = make_exit("failed", signal=9, started=True, trained_s=50.0)
+    state = case().state
+    claim = state.claims[0]
+    found = verdict(Case(claim, (killed,), (None,), False, state, make_spec(), DEFAULT))
+    assert found.rule == "killed" and NOTHING in found.reason
+    beat = make_beat(90.0, trained_s=50.0).value
+    lost = verdict(Case(claim, (None,), (beat,), False, state, make_spec(), DEFAULT))
+    assert lost.rule == "gone" and NOTHING in lost.reason
+    never = verdict(Case(claim, (make_exit("interrupted", "waited"),), (None,), False, state, make_spec(), DEFAULT))
+    assert "saved" not in never.reason, "it never trained"
+
+
+@pytest.mark.parametrize(
+    ("paths", "folder"),
+    [
+        (("out/ckpt.pt",), "out"),
+        (("out/checkpoint-500/", "out/checkpoint-1000/"), "out"),
+        (("runs/a/x.pt", "runs/b/y.pt"), "runs"),
+        (("model.pt",), None),
+        (("out/x.pt", "y.pt"), None),
+    ],
+)
+def test_the_folder_to_name_is_where_the_saves_lie(paths: tuple[str, ...], folder: str | None) -> None:
+    assert save_folder(paths) == folder
+    assert ("{dir: " in nothing_saved("checkpoints", paths)) == (folder is not None)
+    assert all(path in nothing_saved_yet("checkpoints", 300.0, paths) for path in paths)
+
+
+# ── The timeline ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def line(save: SaveTimes | None, **left: Any) -> str:
+    """The line below an attempt that was reclaimed, from the facts of its node."""
+    from stoker.testing.sim_data import hard_notice
+
+    exit_ = make_exit("interrupted", "notice", step=412, started=True, at_s=21.0, save=save, **left)
+    facts = {2: (make_facts(2, beat=make_beat(15.0), notice=hard_notice(20.0), left=exit_),)}
+    state = make_state(
+        *RUNNING, Closed(2, "reclaimed", "notice", restart=True, restored_from=left.get("restored_from"))
+    )
+    found = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(60))
+    return handover_line(found.attempts[0], None, found.checkpoint_dir)
+
+
+GRACE = SaveTimes(saved_s=0.0, durable_s=0.0, ended_s=0.1)
+KEPT = CheckpointRef("00000002/000003-step-400", "step-400", 400, at(14.0))
+
+
+def test_the_timeline_claims_no_save_without_one() -> None:
+    assert line(replace(GRACE, commits=0)).startswith(f"notice → {NOTHING}")
+    assert line(GRACE).startswith(f"notice → {NOTHING}"), "of an agent that did not count"
+    named = line(replace(GRACE, commits=0), saves_elsewhere=("out/ckpt.pt",))
+    assert named.endswith("out/ckpt.pt looks like a save: write `checkpoints: {dir: out}` in the job file")
+    again = line(replace(GRACE, commits=0), restored_from="00000002/000001-step-7")
+    assert again == "notice → nothing new was saved: the store has step-7"
+    assert "durable 0.0 s" not in again
+
+
+def test_the_timeline_says_of_which_step_and_when() -> None:
+    assert line(replace(GRACE, commits=1, durable_s=0.2), checkpoint=KEPT) == "notice → saved 400 → durable 0.2 s"
+    early = line(replace(GRACE, commits=0), checkpoint=KEPT)
+    assert early == "notice → nothing new to save: 400 was durable 6.0 s before"
+    late = line(replace(GRACE, commits=0, durable_s=None), checkpoint=KEPT)
+    assert late == "notice → its last save was not durable in time: 400 was durable 6.0 s before"
+    partly = line(replace(GRACE, commits=1, durable_s=None), checkpoint=KEPT)
+    assert partly == "notice → saved 400 → not all of it durable in time"
+
+
+def test_an_attempt_without_a_checkpoint_began_from_the_beginning() -> None:
+    first = (*RUNNING, Closed(2, "lost", "gone", restart=True))
+    state = make_state(*first, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
+    facts = {2: (make_facts(2),), 5: (make_facts(5, beat=make_beat(50, training_since=at(45), first_step=1)),)}
+    one, two = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(60)).attempts
+    assert handover_line(one, two) == "lost → attempt 2 from the beginning"
+
+
+# ── The warning ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def warned(now_s: float, *events: Event, spot: bool = True, **told: Any) -> str | None:
+    """What the governor warns of, by a heartbeat."""
+    claimed = Claimed(SPOT_A if spot else ON_DEMAND, 1)
+    state = make_state(claimed, Launched(2, nodes(2)), *events)
+    facts = make_facts(2, beat=make_beat(now_s, trained_s=now_s - 20.0, **told))
+    plan = decide_job(make_snapshot(state, facts), DEFAULT, at(now_s))
+    found = [action for action in plan.actions if isinstance(action, Append) and isinstance(action.event, Warned)]
+    assert all(isinstance(one.event, Warned) and one.event.code == "no-checkpoint:2" for one in found)
+    return found[0].reason if found else None
+
+
+def test_a_folder_that_stays_empty_is_warned_of_after_the_first_minutes() -> None:
+    assert warned(200.0) is None
+    assert warned(330.0) is None, "the agent looks for saves elsewhere first"
+    found = warned(400.0, saves_elsewhere=("out/ckpt.pt",))
+    assert found is not None and "checkpoints/ is empty" in found and "{dir: out}" in found
+    assert warned(400.0, Warned("no-checkpoint:2")) is None, "once"
+    assert warned(400.0, checkpoint_files=1) is None
+    assert warned(400.0, restored_from="00000001/000001-x") is None
+    assert warned(400.0, checkpoint=CheckpointRef("00000002/000001-x", "x")) is None
+
+
+def test_on_demand_only_what_is_saved_elsewhere_is_warned_of() -> None:
+    assert warned(4000.0, spot=False) is None
+    assert "out/ckpt.pt" in str(warned(4000.0, spot=False, saves_elsewhere=("out/ckpt.pt",)))
+
+
+def test_a_folder_that_is_not_committed_is_warned_of_later_and_loses_what_it_would() -> None:
+    assert warned(1700.0, checkpoint_files=1) is None
+    assert "a reclaim would lose everything" in str(warned(1900.0, checkpoint_files=1))
+    assert "what was trained since its start" in str(warned(1900.0, restored_from="00000001/000001-x"))
+
+
+def test_after_a_reclaim_that_saved_nothing_people_are_told_once_the_next_machine_is_on_its_way() -> None:
+    closed = Closed(2, "reclaimed", "notice", restart=True, trained_s=50.0)
+    gone = make_snapshot(make_state(*RUNNING, closed))
+    (first, *_) = decide_job(gone, DEFAULT, at(100)).actions
+    assert isinstance(first, Append) and isinstance(first.event, Claimed), "the next machine comes first"
+    coming = (*RUNNING, closed, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
+    (action,) = decide_job(make_snapshot(make_state(*coming)), DEFAULT, at(100)).actions
+    assert isinstance(action, Append) and action.event == Warned("no-checkpoint:2")
+    assert action.reason.startswith("attempt 1: ") and action.reason.endswith(
+        "the next attempt starts from the beginning"
+    )
+    assert news(Entry(7, at(100), action.reason, action.event), None) == action.reason, "followers see it"
+    for other in (
+        replace(closed, checkpoint="00000002/000001-x"),
+        replace(closed, restored_from="00000001/000001-x"),
+        replace(closed, trained_s=0.0),
+        replace(closed, outcome="dry"),
+    ):
+        events = (*RUNNING, other, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
+        assert not decide_job(make_snapshot(make_state(*events)), DEFAULT, at(100)).actions
+    told = (*coming, Warned("no-checkpoint:2"))
+    assert not decide_job(make_snapshot(make_state(*told)), DEFAULT, at(100)).actions
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    for path in (
+        "out/ckpt.pt",
+        "out/deep/er/model.safetensors",
+        "checkpoints/own.pt",
+        "train.py",
+        ".git/x.pt",
+        "venv/y.pt",
+    ):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    (tmp_path / "run/checkpoint-500").mkdir(parents=True)
+    (tmp_path / "run/checkpoint-500/weights").write_text("x")
+    (tmp_path / "old.pt").write_text("shipped with the code")
+    os.utime(tmp_path / "old.pt", (1.0, 1.0))
+    return tmp_path
+
+
+def test_recent_files_that_look_like_saves_are_found(code: Path) -> None:
+    found = find_saves(code, code / "checkpoints", since=1000.0)
+    assert set(found) == {"out/ckpt.pt", "out/deep/er/model.safetensors", "run/checkpoint-500/"}
+    assert find_saves(code / "nowhere", code, since=0.0) == ()
+
+
+def test_the_search_is_bounded(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (code / "out" / f"{number}.pt").write_text("x")
+    assert len(find_saves(code, code / "checkpoints", since=1000.0)) == 5
+    monkeypatch.setattr(missing_saves, "_MOST_NAMES", 1)
+    assert find_saves(code, code / "checkpoints", since=1000.0) == ()
+    monkeypatch.setattr(missing_saves, "_MOST_NAMES", 1000)
+    monkeypatch.setattr(missing_saves, "_LOOK_S", -1.0)
+    assert find_saves(code, code / "checkpoints", since=1000.0) == ()
+
+
+def watch(code: Path) -> tuple[MissingSaves, list[str]]:
+    said: list[str] = []
+    found = MissingSaves(code, code / "checkpoints", "checkpoints", said.append)
+    found._since = 1000.0
+    return found, said
+
+
+def test_the_agent_says_it_once_and_keeps_it_in_its_warnings(code: Path) -> None:
+    missing, said = watch(code)
+    missing.look(SyncStatus(), 299.0)
+    missing.settle()
+    assert not said and missing.warning is None
+    for trained_s in (301.0, 350.0, 700.0):
+        missing.look(SyncStatus(), trained_s)
+        missing.settle()
+    assert (
+        len(said) == 1 and said[0].startswith("warning: nothing has been saved in 5 min") and "out/ckpt.pt" in said[0]
+    )
+    assert missing.warning is not None and "11 min" in missing.warning
+    missing.look(SyncStatus(last=CheckpointRef("k", "n")), 800.0)
+    assert missing.warning is None and missing.elsewhere == ()
+
+
+def test_a_notice_is_a_reason_to_say_it_at_once(code: Path) -> None:
+    missing, said = watch(code)
+    missing.look(SyncStatus(), 5.0, noticed=True)
+    missing.settle()
+    assert len(said) == 1 and missing.elsewhere
+    quiet, heard = watch(code)
+    quiet.look(SyncStatus(), 5.0, leaving=True)
+    quiet.settle()
+    assert quiet.elsewhere and not heard, "what was saved is said when the training is over"
+    full, heard = watch(code)
+    full.look(SyncStatus(files=1), 900.0, noticed=True)
+    full.settle()
+    assert not heard and full.warning is None
