@@ -12,6 +12,8 @@ import pytest
 from stoker.agent.health import missing_saves
 from stoker.agent.health.missing_saves import MissingSaves, find_saves
 from stoker.agent.sync import SyncStatus
+from stoker.cli.ps import note
+from stoker.cli.report import job_text
 from stoker.cli.timeline import handover_line, news
 from stoker.core.cases import Case
 from stoker.core.decide import decide_job
@@ -208,6 +210,14 @@ def test_after_a_reclaim_that_saved_nothing_people_are_told_once_the_next_machin
         assert not decide_job(make_snapshot(make_state(*events)), DEFAULT, at(100)).actions
     told = (*coming, Warned("no-checkpoint:2"))
     assert not decide_job(make_snapshot(make_state(*told)), DEFAULT, at(100)).actions
+
+
+def test_ps_shows_the_warning_of_an_agent() -> None:
+    beat = make_beat(400, training_since=at(40), warnings=("nothing has been saved in 5 min of training",))
+    state = make_state(*RUNNING)
+    summary = summarize(state, Submission(JOB, make_spec(), "jane"), {2: (make_facts(2, beat=beat),)}, at(400))
+    assert note(summary, {JOB}, at(400)).startswith("warning: nothing has been saved")
+    assert "nothing has been saved" in job_text(summary)
 
 
 @pytest.fixture

@@ -222,7 +222,8 @@ def note(summary: Summary, active: set[str], now: datetime) -> str:
     if held is not None and summary.id in active and now < held.until:
         price = "a price that is not known" if held.price is None else f"{dollars(held.price)}/h"
         return _cut(f"its machine is held until {clock(held.until)} at {price}; {summary.reason}", 80)
-    told = _cut(summary.reason or _doing(summary), 60)
+    warning = f"warning: {summary.warnings[0]}" if summary.warnings and summary.ended_at is None else ""
+    told = _cut(summary.reason or warning or _doing(summary), 60)
     return "; ".join(part for part in (told, as_of(summary.heard_at, now)) if part)
 
 
