@@ -14,6 +14,7 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan
 from stoker.core.spending import by_day, spells
+from stoker.core.telling import budget, line, title
 from stoker.fold import JobState
 from stoker.model import Claimed, Closed, Ended, Event, Known, Launched, Observed, Unknown, Warned
 from stoker.policyfile import parse_policy
@@ -136,6 +137,15 @@ def test_who_waits_for_a_budget_that_is_spent_tells_it_once() -> None:
     assert decided(by, spent(11.0), state=make_state(full)).actions == ()
 
 
+def test_a_rule_that_is_called_budget_says_so_once() -> None:
+    by = policy("name: budget, budget: {dollars: 10, period: day, by: team}")
+    spent = Expense("old-1", {"team": "nlp"}, TODAY, 12.0)
+    (found,) = unheralded(by.house, close_books(by.house, [spent], (), at(100)))
+    told = budget(found, at(100))
+    assert title((told,), {}) == "budget of team=nlp is spent"
+    assert line(told).startswith("budget of team=nlp is spent: policy budget: $12.00 of $10.00 a day of team=nlp")
+
+
 def test_what_no_job_is_left_to_tell_of_is_told_without_one() -> None:
     scope = "{stage: sweep, kind: [a, b], who: /x+/, at: any}"
     by = policy(f"name: money, budget: {{dollars: 10, period: day, by: team}}, for: {scope}")
@@ -146,7 +156,10 @@ def test_what_no_job_is_left_to_tell_of_is_told_without_one() -> None:
     assert list(unheralded(by.house, close_books(by.house, [expense(7.9)], (), at(100)))) == []
     books = close_books(by.house, [expense(8.0)], (), at(100))
     (nearly,) = unheralded(by.house, books)
-    assert nearly.title == "budget money of team=nlp" and nearly.tags == {"team": "nlp", "stage": "sweep"}
+    assert nearly.title == "budget money of team=nlp is nearly spent" and nearly.tags == {
+        "team": "nlp",
+        "stage": "sweep",
+    }
     assert nearly.reason == (
         "policy money: $8.00 of $10.00 a day of team=nlp are spent (80%), until 2026-01-02 00:00 UTC"
     )

@@ -51,7 +51,7 @@ SECOND = replace(
     n=2,
     claim=4,
     outcome="succeeded",
-    reason="every rank finished",
+    reason="the training finished",
     restored_from="00000002/000003-step-412",
     first_step=413,
     step=900,
@@ -68,7 +68,7 @@ SUMMARY = Summary(
     submitter="jane@box",
     provider="local",
     nodes=1,
-    reason="every rank finished",
+    reason="the training finished",
     attempts=(RECLAIMED, SECOND),
     interruptions=1,
     cost=0.02,
@@ -88,7 +88,7 @@ def test_a_reclaim_is_told_as_one_line() -> None:
         f"  {expected}",
         (
             "attempt 2  local in this-computer, spot $0.32/h · from step-412 · trained 12 s to step 900 · "
-            "succeeded: every rank finished"
+            "succeeded: the training finished"
         ),
     ]
 
@@ -129,7 +129,7 @@ def test_the_price_of_one_node_of_several_is_said_to_be_that() -> None:
     offering = Offering(provider="ec2", machine="c7i.large", zone="us-east-1a", spot=True, price=0.05)
     claim = Entry(2, START, "spot first", Claimed(offering, nodes=2))
     assert news(claim, None) == "getting 2 × c7i.large in us-east-1a, spot $0.0500/h each (spot first)"
-    assert describe(claim.event, None) == "claimed 2 × c7i.large in us-east-1a, spot $0.0500/h each"
+    assert describe(claim.event, None) == "asked for 2 × c7i.large in us-east-1a, spot $0.0500/h each"
     single = replace(claim, event=Claimed(replace(offering, zone=""), nodes=1))
     assert news(single, None) == "getting c7i.large in any zone, spot $0.0500/h (spot first)"
     pair = replace(SECOND, nodes=SECOND.nodes * 2)
@@ -145,9 +145,9 @@ def test_a_running_job_tells_what_a_reclaim_now_would_cost() -> None:
         last_checkpoint=CheckpointRef(key="00000004/000001-step-800", name="step-800", committed_at=START),
     )
     text = job_text(running)
-    assert "step-800, durable" in text
+    assert "step-800, stored" in text
     # 90 s of two nodes at $0.32/h.
-    assert "a reclaim now would cost 1m 30s of training ($0.0160)" in text
+    assert "a reclaim now would lose 1m 30s of training ($0.0160)" in text
     assert "a reclaim now" not in job_text(SUMMARY)
 
 
@@ -219,7 +219,7 @@ def test_what_never_got_a_machine_is_told_by_what_was_asked_for() -> None:
     refused = Closed(claim=2, outcome="refused", rule="QuotaExceeded")
     state = make_state(Claimed(offering, nodes=1), refused)
     asked = "the request for n1-standard-4 spot in us-central1-a"
-    assert describe(refused, state) == f"closed {asked}: refused [QuotaExceeded: the account may not have more]"
+    assert describe(refused, state) == f"{asked} was refused [QuotaExceeded: the account may not have more]"
     assert news(Entry(3, START, "because", refused), state) == f"{asked} was refused: because"
     short = Closed(claim=2, outcome="dry", rule="QuotaExceeded")
     assert news(Entry(3, START, "because", short), state) == f"{asked} came to nothing: because", (
@@ -259,3 +259,48 @@ def test_the_clock_tells_the_date_of_another_day() -> None:
 def test_checkpoint_names_are_short() -> None:
     assert checkpoint_name("00000007/000002-step-900") == "step-900"
     assert checkpoint_name("odd") == "odd"
+
+
+# ── On one's own computer, where nothing is paid for ──────────────────────────────────────────────────────────────────
+
+OWN = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0, on_demand_price=0.0)
+
+
+def test_a_free_machine_has_no_price() -> None:
+    claimed = Claimed(offering=OWN, nodes=1)
+    assert describe(claimed, None) == "asked for 1 × local in this-computer"
+    assert describe(Claimed(offering=replace(OWN, spot=True), nodes=1), None) == (
+        "asked for 1 × local in this-computer, spot"
+    )
+    free = replace(SUMMARY.attempts[0], price=0.0, price_source="", spot=False)
+    assert attempt_line(free).startswith("attempt 1  local in this-computer · ")
+    assert cost_text(replace(SUMMARY, cost=0.0, on_demand_cost=0.0, saved_share=None, attempts=(free,))) == (
+        "nothing: no price is set"
+    )
+
+
+def test_no_price_is_said_to_be_from_a_job_file_that_names_none() -> None:
+    from stoker.providers.local.offers import offerings
+    from stoker.spec import LocalResources, Resources
+
+    def sources(local: LocalResources | None) -> set[str]:
+        return {each.price_source for each in offerings(Resources(provider="local", local=local))}
+
+    assert sources(None) == sources(LocalResources(capacity=1)) == {""}
+    assert sources(LocalResources(price=1.2)) == sources(LocalResources(spot_price=0.4)) == {"job file"}
+
+
+def test_a_launch_that_found_no_room_is_told_in_plain_words() -> None:
+    dry = Closed(claim=2, outcome="dry", rule="no-capacity")
+    state = make_state(Claimed(OWN, nodes=1), dry)
+    told = describe(dry, state)
+    assert told == "the request for local on-demand in this-computer found no machine [no-capacity]"
+    assert "sold out" not in told and "dry" not in told
+
+
+def test_a_job_without_a_checkpoint_says_so_once() -> None:
+    running = replace(SUMMARY, phase="running", ended_at=None, last_checkpoint=None, at_risk_s=3.9)
+    assert "none in the store yet; a reclaim now would lose 3.9 s of training" in job_text(running)
+    own = replace(SUMMARY.attempts[-1], spot=False, price=0.0)
+    text = job_text(replace(running, attempts=(own,)))
+    assert "none in the store yet; losing the machine now would lose 3.9 s of training\n" in text

@@ -91,12 +91,12 @@ def test_ends_are_told_after_the_last_lines(tmp_path: Path) -> None:
     Follower(store, JOB, screen).run(sleep=sleep)
     told = [line.partition(":")[0].partition(" (")[0] for line in screen.shown]
     assert told == [
-        "[stoker] getting local in this-computer, spot $0.00/h",
+        "[stoker] getting local in this-computer, spot",
         "[stoker] attempt 1 has its machines",
         "first",
         "last of 1",
         "[stoker] attempt 1 reclaimed",
-        "[stoker] getting local in this-computer, spot $0.00/h",
+        "[stoker] getting local in this-computer, spot",
         "[stoker] attempt 2 has its machines",
         "second",
         "last of 2",

@@ -89,7 +89,8 @@ def past(n: int, outcome: str = "failed", **rest: Any) -> tuple[Event, ...]:
 BEAT = make_beat(0, step=40).value
 
 CASES: list[tuple[Case, str, str, bool, str]] = [
-    (make_case(OK, OK), "succeeded", "finished", False, "every rank finished"),
+    (make_case(OK, OK), "succeeded", "finished", False, "the training finished on all 2 nodes"),
+    (make_case(OK), "succeeded", "finished", False, "the training finished"),
     (make_case(None, None, named=1), "dry", "partial-gang", True, "only 1 of 2 machines came"),
     (make_case(SAVED, events=(StopAsked("jane"),)), "stopped", "stop", False, f"stopped by jane; {NOTHING}"),
     (

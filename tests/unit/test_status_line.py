@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker import codec, layout, log
+from stoker import codec, index, layout, log
 from stoker.cli import following
 from stoker.cli.following import Follower, Screen
 from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
@@ -17,8 +17,10 @@ from stoker.core.placement import next_try
 from stoker.core.policy import DEFAULT
 from stoker.model import CheckpointRef, Claimed, Closed, Ended, Event, Heartbeat, Launched, Offering, Record, Submitted
 from stoker.reading.logs import Line
+from stoker.spec import Submission
+from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
-from stoker.testing.sim_data import JOB, at, make_beat, make_state, nodes
+from stoker.testing.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
 
 NOW = datetime(2026, 11, 16, tzinfo=timezone.utc)
 BEAT = Heartbeat(
@@ -72,8 +74,8 @@ def test_what_does_not_fit_is_left_out_whole_and_step_and_cost_stay() -> None:
 def test_a_job_that_waits_for_capacity_says_until_when() -> None:
     dry = make_state(CLAIM, closed(2, "dry", 100))
     assert next_try(dry, DEFAULT) == at(102) and next_try(dry, DEFAULT, 60.0) == at(160)
-    assert texts(dry_parts(dry, at(110))) == ["everything is dry", "next try in 50 s"]
-    assert texts(dry_parts(dry, at(161))) == ["everything is dry", "tries again"]
+    assert texts(dry_parts(dry, at(110))) == ["no machine to be had", "next try in 50 s"]
+    assert texts(dry_parts(dry, at(161))) == ["no machine to be had", "tries again"]
     assert dry_parts(dry, at(101)) == [], "the next offering is tried in a moment"
     assert dry_parts(make_state(), at(110)) == []
     assert dry_parts(make_state(CLAIM, closed(2, "refused", 100)), at(110)) == []
@@ -83,7 +85,17 @@ def test_a_job_that_waits_for_capacity_says_until_when() -> None:
 def test_so_the_line_tells_it() -> None:
     state = make_state(CLAIM, closed(2, "dry", 100))
     status = status_of(MemoryStore(lambda: NOW), JOB, state)
-    assert status.text == f"{JOB} · queued · everything is dry · tries again" and not status.running
+    assert status.text == f"{JOB} · queued · no machine to be had · tries again" and not status.running
+
+
+def test_a_job_that_waits_says_what_for() -> None:
+    store = MemoryStore(lambda: NOW)
+    state = make_state()
+    waits = "no room yet: 1 of at most 1 node is in use by first-7f3k"
+    summary = summarize(state, Submission(JOB, make_spec(), "jane"), {}, NOW, waits)
+    index.write_index(store, index.IndexRecord(state, summary))
+    status = status_of(store, JOB, state)
+    assert (status.text, status.waiting) == (f"{JOB} · queued · {waits}", waits)
 
 
 # ── Not behind the log ────────────────────────────────────────────────────────────────────────────────────────────────

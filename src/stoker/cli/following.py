@@ -176,5 +176,8 @@ class Follower:
         usual_s = _STATUS_NEAR_S if self._store.near else _STATUS_FAR_S
         if time.monotonic() - self._looked >= (_STALE_S if self._stale else usual_s):
             self._looked, self._stale = time.monotonic(), False
+            before = self._told.waiting
             self._told = status_of(self._store, self._job, self.state) if self.state is not None else Status()
+            if self._events and self._told.waiting not in ("", before):
+                self._tell([f"waits: {self._told.waiting}"])
         return self._told

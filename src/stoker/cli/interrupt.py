@@ -29,4 +29,5 @@ def command(job: str, node: int, grace_s: float) -> None:
     found = client.find_node(find_job(store, job), store, node)
     told = client.rehearse(found, grace_s)
     tell_problem(carry_on(store, [found.job]))
-    say(legible(told) if told else f"{found.instance} will be taken away in {duration(grace_s)}")
+    taken = f"node {node} of {found.job} has its notice: its machine is taken away in {duration(grace_s)}"
+    say(legible(told) if told else taken)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from stoker.uploads import Upload
 
 _MOST_OFFERINGS = 5
+# The worst case of machines that cost nothing.
+_FREE = "it costs nothing"
 
 
 def show_plan(prepared: Prepared) -> None:
@@ -32,7 +34,8 @@ def show_plan(prepared: Prepared) -> None:
     say(table((), [[f"  {line}" for line in row] for row in rows[:_MOST_OFFERINGS]]))
     if len(rows) > _MOST_OFFERINGS:
         say(f"  … and {len(rows) - _MOST_OFFERINGS} more; `stoker offers` lists them")
-    say(f"  worst case: {worst_case(spec, prepared.offerings, prepared.bounds)}")
+    worst = worst_case(spec, prepared.offerings, prepared.bounds)
+    say("  cost: none" if worst == _FREE else f"  worst case: {worst}")
     old = old_prices(prepared.offerings)
     if old:
         say(f"  {old}")
@@ -72,6 +75,8 @@ def offering_rows(offerings: tuple[Offering, ...], nodes: int = 1) -> list[list[
     rows = []
     for best, *others in groups.values():
         price = "price unknown" if best.price is None else f"{dollars(best.price * nodes)}/h{together}"
+        if best.price == 0:
+            price = "free"
         where = f"{len(others) + 1} zones, {best.zone} first" if others else zone_text(best.zone)
         kind = "spot" if best.spot else "on-demand"
         rows.append([f"{best.machine} in {where}", kind, price, _against(best, nodes)])
@@ -110,7 +115,7 @@ def worst_case(spec: Spec, offerings: tuple[Offering, ...], housed: Bounded | No
         bounds.append((limits.max_cost, housed.named("max_cost")))
     dearest, guessed = _dearest(offerings, spec.resources.max_price)
     if dearest == 0:
-        return "it costs nothing"
+        return _FREE
     if_so = " if all of it were on-demand" if guessed else ""
     if limits.max_runtime_s is not None and dearest is not None:
         hours = limits.max_runtime_s / 3600

@@ -86,9 +86,11 @@ class View:
         counted = self.active & {summary.id for summary in self.shown} if self.filtered else self.active
         found = _governor_lines(self.passed, len(counted - ended), len(counted & ended))
         found += _channel_lines(self.store, governed=not _is_long_ago(self.passed))
+        if not (self.shown or self.active or self.filtered):
+            return [*found[1:], "no jobs yet; `stoker run` starts one"]
         if self.shown:
             return [*found, *_table(list(self.shown), set(self.active)).splitlines()]
-        return [*found, "no such job" if self.filtered else "no jobs yet; `stoker run` starts one"]
+        return [*found, "no such job" if self.filtered else "no job can be read"]
 
     @property
     def gist(self) -> object:

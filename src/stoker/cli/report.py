@@ -117,17 +117,18 @@ def _safety(summary: Summary) -> str:
     """The last durable checkpoint, its age, and what a reclaim now would cost."""
     found = summary.last_checkpoint
     if found is None:
-        text = "none" if summary.ended_at is not None else "none is durable yet"
+        text = "none" if summary.ended_at is not None else "none in the store yet"
     else:
-        text = f"{found.name}, durable {ago(found.committed_at)}"
+        text = f"{found.name}, stored {ago(found.committed_at)}"
     if summary.at_risk_s is None:
         return text
     attempt = summary.attempts[-1] if summary.attempts else None
     price = attempt.price if attempt is not None else None
     money = ""
-    if price is not None:
+    if price:
         money = f" ({dollars(price * summary.nodes * summary.at_risk_s / 3600)})"
-    return f"{text}; a reclaim now would cost {duration(summary.at_risk_s)} of training{money}"
+    what = "a reclaim now" if attempt is not None and attempt.spot else "losing the machine now"
+    return f"{text}; {what} would lose {duration(summary.at_risk_s)} of training{money}"
 
 
 def cost_text(summary: Summary) -> str:
@@ -142,6 +143,8 @@ def cost_text(summary: Summary) -> str:
             text += f": saved {share:.0%}"
     told = (price_source(attempt.price_source) for attempt in summary.attempts)
     sources = [source for source in dict.fromkeys(told) if source]
+    if not summary.cost and not sources:
+        return "nothing: no price is set" if summary.attempts else text
     return f"{text} (prices: {', '.join(sources)})" if sources else text
 
 

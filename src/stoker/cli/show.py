@@ -14,7 +14,7 @@ from stoker.cli.options import job_argument, json_option, opened_store, store_op
 def command(job: str, as_json: bool) -> None:
     """Show one job: attempts, checkpoints, cost.
 
-    Tells the last durable checkpoint, its age, and what a reclaim now would cost.
+    Tells the last checkpoint in the store, its age, and what a reclaim now would lose.
     """
     from stoker import client
     from stoker.cli.foreign import tell_family

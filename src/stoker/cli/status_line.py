@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from stoker import facts
-from stoker.cli.printing import ago, as_of, dollars, duration, legible, number, width
+from stoker import facts, index
+from stoker.cli.printing import ago, as_of, dollars, duration, legible, number, one_line, width
 from stoker.cli.timeline import checkpoint_name
 from stoker.core.costs import job_cost
 from stoker.core.placement import next_try
@@ -22,6 +22,8 @@ _BETWEEN = " · "
 _MOST_METRICS = 3
 # An offering that is dry is followed by the next one at once: only what lasts is told.
 _SETTLED_S = 2.0
+# Of what a job waits for; `stoker explain` has all of it.
+_MOST_WAITING = 100
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Status:
 
     parts: tuple[Part, ...] = ()
     running: bool = False
+    # What a job without machines waits for, as governors last wrote it down.
+    waiting: str = ""
 
     @property
     def text(self) -> str:
@@ -68,8 +72,9 @@ def status_of(store: Store, job: str, state: JobState) -> Status:
     now = datetime.now(timezone.utc)
     phase = phase_of(state, told)
     parts = [Part(job, spare=1), Part(phase)]
+    waiting = _waiting(store, job) if phase == "queued" else ""
     if phase == "queued":
-        parts += dry_parts(state, now)
+        parts += dry_parts(state, now) or ([Part(one_line(waiting, _MOST_WAITING), spare=2)] if waiting else [])
     if state.attempts:
         parts.append(Part(f"attempt {len(state.attempts)}", spare=3))
     parts += beat_parts([beat.value for beat in heard], now)
@@ -79,7 +84,12 @@ def status_of(store: Store, job: str, state: JobState) -> Status:
     cost = job_cost(state, now).spent
     if cost:
         parts.append(Part(dollars(cost)))
-    return Status(tuple(legible(part) for part in parts), phase == "running")
+    return Status(tuple(legible(part) for part in parts), phase == "running", legible(waiting))
+
+
+def _waiting(store: Store, job: str) -> str:
+    found = index.read_summary(store, job)
+    return found.reason if found is not None and found.phase == "queued" else ""
 
 
 def dry_parts(state: JobState, now: datetime) -> list[Part]:
@@ -97,7 +107,7 @@ def dry_parts(state: JobState, now: datetime) -> list[Part]:
     if at is None:
         return []
     left_s = (at - now).total_seconds()
-    return [Part("everything is dry"), Part(f"next try in {duration(left_s)}" if left_s > 0 else "tries again")]
+    return [Part("no machine to be had"), Part(f"next try in {duration(left_s)}" if left_s > 0 else "tries again")]
 
 
 def beat_parts(beats: list[Heartbeat], now: datetime) -> list[Part]:

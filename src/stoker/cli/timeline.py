@@ -130,10 +130,9 @@ def outcome_text(outcome: str, reason: str | None) -> str:
 
 
 def where(attempt: AttemptSummary) -> str:
-    kind = "spot" if attempt.spot else "on-demand"
     count = len(attempt.nodes)
     nodes = f"{count} × " if count > 1 else ""
-    return f"{nodes}{attempt.machine} in {zone_text(attempt.zone)}, {kind} {rate(attempt.price, count)}"
+    return f"{nodes}{attempt.machine} in {zone_text(attempt.zone)}{_terms(attempt.spot, attempt.price, count)}"
 
 
 def rate(price: float | None, nodes: int = 1) -> str:
@@ -145,8 +144,14 @@ def rate(price: float | None, nodes: int = 1) -> str:
 
 def offering_text(offering: Offering, nodes: int) -> str:
     """`c7i.large in us-east-1a, spot $0.05/h each`."""
-    kind = "spot" if offering.spot else "on-demand"
-    return f"{offering.machine} in {zone_text(offering.zone)}, {kind} {rate(offering.price, nodes)}"
+    return f"{offering.machine} in {zone_text(offering.zone)}{_terms(offering.spot, offering.price, nodes)}"
+
+
+def _terms(spot: bool, price: float | None, nodes: int) -> str:
+    """`, spot $0.05/h each`; of a machine that is free and stays, nothing."""
+    if price == 0:
+        return ", spot" if spot else ""
+    return f", {'spot' if spot else 'on-demand'} {rate(price, nodes)}"
 
 
 def checkpoint_name(key: str) -> str:
@@ -162,7 +167,7 @@ _RULES = {
     "QuotaExceeded": "the account may not have more",
     "boot-failed": "the machine could not start its agent",
     "gone": "the machine is gone, and left no word",
-    "no-capacity": "sold out for now",
+    "no-capacity": "no machine to be had now",
     "no-offering": "nothing that is on offer can be launched",
     "partial-gang": "not all nodes came",
     "unexplained": "no other rule recognises how it ended",
@@ -184,21 +189,25 @@ def describe(event: Event, state: JobState | None) -> str:
             return "submitted"
         case Claimed(offering=offering, nodes=nodes, successor_of=older):
             takes_over = f", to take over from {_attempt(state, older)}" if older is not None else ""
-            return f"claimed {nodes} × {offering_text(offering, nodes)}{takes_over}"
+            return f"asked for {nodes} × {offering_text(offering, nodes)}{takes_over}"
         case Launched(claim=claim, nodes=refs):
             return f"launched {_attempt(state, claim)} ({', '.join(ref.instance for ref in refs) or 'no machine'})"
         case Suspected(claim=claim, rank=rank):
             return f"suspected node {rank} of {_attempt(state, claim)}"
         case Draining(claim=claim, rule=rule):
             return f"asked {_attempt(state, claim)} to save and leave [{rule_text(rule)}]"
+        case Closed(claim=claim, outcome="dry", rule=rule):
+            return f"{_attempt(state, claim)} found no machine [{rule}]"
+        case Closed(claim=claim, outcome="refused", rule=rule):
+            return f"{_attempt(state, claim)} was refused [{rule_text(rule)}]"
         case Closed(claim=claim, outcome=outcome, rule=rule):
-            return f"closed {_attempt(state, claim)}: {outcome} [{rule_text(rule)}]"
+            return f"{_attempt(state, claim)} ended: {outcome} [{rule_text(rule)}]"
         case StopAsked():
-            return "stop"
+            return "stop asked for"
         case ResumeAsked(checkpoint=str() as key):
-            return f"resume from {name_of(key, state)}"
+            return f"resume asked for, from {name_of(key, state)}"
         case ResumeAsked():
-            return "resume"
+            return "resume asked for"
         case Warned():
             return "warned"
         case Ended(outcome=outcome, rule=rule):

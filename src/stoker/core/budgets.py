@@ -125,7 +125,7 @@ def unheralded(house: House, books: Books) -> Iterator[Unheralded]:
                 shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(wanted)}
                 yield Unheralded(
                     Mark(name, period.start, value, standing.due),
-                    f"budget {name}{_whose(rule.budget, value)}",
+                    f"{_budget(name, rule.budget, value)} is {'spent' if standing.due == FULL else 'nearly spent'}",
                     _reason(rule, standing, value, period),
                     rule.audit,
                     {**shared, rule.budget.by: value} if rule.budget.by and value else shared,
@@ -193,6 +193,12 @@ def _spent(budget: Budget, standing: Standing, value: str) -> str:
     spent, all_of_it = in_dollars(standing.spent), in_dollars(budget.dollars)
     share = standing.spent / budget.dollars
     return f"{spent} of {all_of_it} a {budget.period}{_whose(budget, value)} are spent ({share:.0%})"
+
+
+def _budget(name: str, budget: Budget, value: str) -> str:
+    """`budget each-team of team=nlp`; a rule that is called `budget` says so once."""
+    known = name.lower() in ("budget", "budgets")
+    return f"{'budget' if known else f'budget {name}'}{_whose(budget, value)}"
 
 
 def _whose(budget: Budget, value: str) -> str:

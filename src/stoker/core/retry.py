@@ -113,7 +113,8 @@ def _poisoned(closes: Sequence[Closed], policy: Policy) -> frozenset[str]:
 
 def _finished(case: Case) -> Verdict | None:
     if all(found is not None and found.outcome == "succeeded" for found in case.exits):
-        return Verdict("succeeded", "finished", "every rank finished", restart=False)
+        where = f" on all {case.claim.nodes} nodes" if case.claim.nodes > 1 else ""
+        return Verdict("succeeded", "finished", f"the training finished{where}", restart=False)
     return None
 
 

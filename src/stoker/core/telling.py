@@ -119,6 +119,7 @@ def budget(found: Unheralded, at: datetime) -> Told:
         tags=dict(found.tags),
         rule=f"{PREFIX}{found.mark.rule}",
         audit=found.audit,
+        # A whole sentence: there is no job that it is about.
         thing=found.title,
     )
 
@@ -206,7 +207,7 @@ _VERBS: Mapping[EventKind, tuple[str, str]] = {
     "stalled": ("stands still", "stand still"),
     "rule": ("breaks a rule", "break a rule"),
     "budget": ("meets a budget", "meet a budget"),
-    "warning": ("needs a look", "need a look"),
+    "warning": ("has a warning", "have warnings"),
     "failed": ("failed", "failed"),
     "stopped": ("was stopped", "were stopped"),
     "finished": ("finished", "finished"),
@@ -251,7 +252,7 @@ def title(events: tuple[Told, ...], more: Mapping[str, int]) -> str:
     """`gpt-small-7f3k was reclaimed`, or `12 jobs: 9 reclaimed, 3 resumed`."""
     if len(events) == 1 and not more:
         (told,) = events
-        return f"{told.thing or told.job} {_verbs(told)[0]}{' (audit)' if told.audit else ''}"
+        return f"{_what(told)}{' (audit)' if told.audit else ''}"
     jobs = len({told.job for told in events})
     count: dict[str, int] = dict(more)
     for told in events:
@@ -263,7 +264,7 @@ def title(events: tuple[Told, ...], more: Mapping[str, int]) -> str:
 
 def line(told: Told) -> str:
     """One event: which job, what, why, where, what it has cost, and how to look."""
-    text = f"{told.thing or told.job} {_verbs(told)[0]}"
+    text = _what(told)
     if told.audit:
         # Some reasons say it themselves.
         text += " (audit)" if "nothing is done" in told.reason else " (audit: nothing is done)"
@@ -284,7 +285,16 @@ def line(told: Told) -> str:
     return f"{text}; `{look} {told.job}`"
 
 
+def _what(told: Told) -> str:
+    """`gpt-small-7f3k was reclaimed`; of a budget without jobs its own words."""
+    if told.kind == "budget" and not told.job:
+        return told.thing
+    return f"{told.thing or told.job} {_verbs(told)[0]}"
+
+
 def _verbs(told: Told) -> tuple[str, str]:
+    if told.kind == "budget" and not told.job:
+        return "is spent, or nearly", "are spent, or nearly"
     return _VERBS[told.kind if told.job else "warning"]
 
 
@@ -302,6 +312,9 @@ def _together(events: Iterable[Told]) -> list[str]:
             continue
         names = ", ".join(told.thing or told.job for told in row[:_MOST_NAMED])
         rest = f" and {len(row) - _MOST_NAMED} more" if len(row) > _MOST_NAMED else ""
+        if first.kind == "budget" and not first.job:
+            found.append(f"{len(row)} budgets: {names}{rest}")
+            continue
         place = f" in {first.zone}" if first.zone else ""
         what = "things" if first.kind == "orphan" else "jobs" if first.job else "budgets"
         found.append(f"{len(row)} {what} {_verbs(first)[1]}{place}: {names}{rest}")

@@ -32,7 +32,8 @@ def offerings(resources: Resources) -> tuple[Offering, ...]:
             spot=spot,
             price=price,
             on_demand_price=local.price,
-            price_source="job file",
+            # Where the job file names none, there is no price: this computer costs nothing.
+            price_source="job file" if local.price or local.spot_price else "",
             cpus=cpus(),
             memory_bytes=memory_bytes(),
             gpu=names[0] if names else None,
