@@ -51,7 +51,7 @@ def test_what_differs_comes_first_and_what_does_not_last() -> None:
     labels = [line.label for line in table.lines]
     assert labels == [
         *("lr", "mixed", "loss (final)", "loss (best)", "acc (final)", "acc (best)"),
-        *("duration", "attempts", "cost", "saved", "layers"),
+        *("duration", "attempts", "cost", "saved by spot", "layers"),
     ]
     by_label = {line.label: line for line in table.lines}
     assert by_label["lr"].cells == ("0.0003", "0.001") and by_label["lr"].differs

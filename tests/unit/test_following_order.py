@@ -92,12 +92,12 @@ def test_ends_are_told_after_the_last_lines(tmp_path: Path) -> None:
     told = [line.partition(":")[0].partition(" (")[0] for line in screen.shown]
     assert told == [
         "[stoker] getting local in this-computer, spot",
-        "[stoker] attempt 1 has its machines",
+        "[stoker] attempt 1 has its machine",
         "first",
         "last of 1",
         "[stoker] attempt 1 reclaimed",
         "[stoker] getting local in this-computer, spot",
-        "[stoker] attempt 2 has its machines",
+        "[stoker] attempt 2 has its machine",
         "second",
         "last of 2",
         "[stoker] succeeded",

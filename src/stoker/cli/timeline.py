@@ -223,8 +223,9 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return None
         case Claimed(offering=offering, nodes=nodes):
             return f"getting {f'{nodes} × ' if nodes > 1 else ''}{offering_text(offering, nodes)} ({entry.reason})"
-        case Launched(claim=claim):
-            return f"{_attempt(state, claim)} has its machines: {entry.reason}"
+        case Launched(claim=claim, nodes=refs):
+            machines = f"its machines: {entry.reason}" if len(refs) != 1 else "its machine"
+            return f"{_attempt(state, claim)} has {machines}"
         case Closed(claim=claim, outcome="dry", rule="no-capacity"):
             # What exactly the cloud said fills lines; `explain` has it.
             dry = state.claim(claim) if state is not None else None

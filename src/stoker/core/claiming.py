@@ -55,7 +55,9 @@ def claim_next(look: Look) -> None:
             seq = look.state.seq + 1
             noticed = None if alone else look.state.open_claims[0].number
             event = Claimed(offering=offering, nodes=look.job.spec.nodes, successor_of=noticed)
-            look.append(event, f"{reason}; {why}")
+            # Of a machine that is free and stays, nothing is to be said about its price.
+            plain = offering.price == 0 and why == "on-demand"
+            look.append(event, reason if plain else f"{reason}; {why}")
             look.actions.append(Launch(look.state.job, seq, reason))
         case Dry(until=until, reason=why):
             look.waiting = why

@@ -126,10 +126,12 @@ def _run_lines(rows: Sequence[JobRow]) -> list[TableLine]:
         ("duration", [None if row.duration_s is None else _duration(row.duration_s) for row in rows]),
         ("attempts", [str(row.attempts) for row in rows]),
         ("cost", [None if row.cost is None else _dollars(row.cost) for row in rows]),
-        ("saved", [None if row.savings is None else _dollars(row.savings) for row in rows]),
+        ("saved by spot", [None if row.savings is None else _dollars(row.savings) for row in rows]),
     )
     lines = []
     for label, values in columns:
+        if label == "saved by spot" and not any(row.savings for row in rows):
+            continue
         cells = tuple(_MISSING if value is None else value for value in values)
         lines.append(TableLine("run", label, cells, differs=len(set(cells)) > 1))
     return lines
