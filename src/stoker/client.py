@@ -21,6 +21,7 @@ from pathlib import Path
 
 from stoker import facts, index, layout, log
 from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull
+from stoker.core.governance import names_submitters
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action, JobSnapshot
 from stoker.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
@@ -57,6 +58,7 @@ from stoker.removing import remove_job
 from stoker.sending import send
 from stoker.spec import Spec
 from stoker.store import Store, open_store
+from stoker.submit.identity import identified
 from stoker.submitting import (
     KnowsLimits,
     Prepared,
@@ -143,10 +145,9 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     submission = index.read_submission(store, _state(store, found))
     layers = [spec_layer(submission.spec, found), *([assignments(sets)] if sets else [])]
     resolved = resolve(layers, registry.capabilities)
-    provider = connect(resolved.spec, store)
-    spec, uploads = gather_inputs(
-        localise(resolved.spec, provider.capabilities, Path.cwd(), store), provider, store.url, store
-    )
+    spec, unsure = identified(resolved.spec, store)
+    provider = connect(spec, store)
+    spec, uploads = gather_inputs(localise(spec, provider.capabilities, Path.cwd(), store), provider, store.url, store)
     if provider.capabilities.here:
         check_readable(spec)
     house = house_of(store)
@@ -163,7 +164,13 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
         offerings=fitting,
         offered=offered,
         folder=Path.cwd(),
-        told=(*resolved.told, *heeded.told, *checking.remarks(spec.notify), *unserved),
+        told=(
+            *resolved.told,
+            *(unsure if names_submitters(house) else ()),
+            *heeded.told,
+            *checking.remarks(spec.notify),
+            *unserved,
+        ),
         noted=heeded.noted,
         bounds=heeded.bounds,
         code=submission.code,

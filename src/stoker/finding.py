@@ -13,8 +13,16 @@ from stoker.store import Store, can_be_key
 
 # An id is the job's name, a dash, and so many characters.
 SUFFIX_LENGTH = 4
+# No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
+ID_ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
 # More candidates than this are not named in an error: it is one line.
 _MOST_NAMED = 5
+
+
+def looks_like_id(text: str) -> bool:
+    """Whether it can be an id. Some names can, too."""
+    name, dash, suffix = text.rpartition("-")
+    return bool(name and dash) and len(suffix) == SUFFIX_LENGTH and set(suffix) <= set(ID_ALPHABET)
 
 
 def name_of(job: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from stoker import codec, series
 from stoker.errors import SpecError
+from stoker.finding import looks_like_id
 from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.fields import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
@@ -41,6 +42,8 @@ def parse_policy(data: bytes, source: str, *, version: int = 0) -> House:
     rules = tuple(_checked(rule, f"rules[{number}]", reader, layer) for number, rule in enumerate(house.rules))
     if written_now:
         for number, rule in enumerate(rules):
+            if house.sagemaker is None:
+                _check_ids(rule, f"rules[{number}]", reader, layer)
             _check_sense(rule, f"rules[{number}]", reader, layer)
             _check_spans(rule, f"rules[{number}]", reader, layer)
     notify = _named_channels(house.notify, reader, layer)
@@ -132,6 +135,9 @@ def _checked(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> Rule
         raise _where(reader, layer, path, subject_key(found[1]), f"is about {names}; make them two rules")
     (subject,) = found
     _check_parts(rule, path, reader, layer)
+    for number, each in enumerate(rule.exempt):
+        if (each.job is None) == (each.submitter is None):
+            raise _where(reader, layer, f"{path}.except[{number}]", "job", "has one of job and submitter")
     return rule if rule.name else replace(rule, name=subject_key(subject).replace("_", "-"))
 
 
@@ -153,6 +159,17 @@ def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
             raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
+
+
+def _check_ids(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:
+    """A name is no id. Where SageMaker's training jobs are governed, their names are ids, and cannot be told apart."""
+    for number, each in enumerate(rule.exempt):
+        if each.job is not None and not looks_like_id(each.job):
+            problem = (
+                f"{short(each.job)} is a name, which any submitter can give to a job; write the id, such as "
+                f"{short(each.job)}-7f3k, or name the submitter"
+            )
+            raise _where(reader, layer, f"{path}.except[{number}]", "job", problem)
 
 
 def _check_sense(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> None:

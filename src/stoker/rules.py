@@ -154,13 +154,18 @@ class Budget:
     warn_at: float = part("a word when so much of it is spent", form="percent", default=0.8, above=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exemption:
-    """One job that the rule says nothing to, until a date."""
+    """A job or a submitter that the rule says nothing to, until a date. One of `job` and `submitter`."""
 
-    job: str = part("id of the job, or a name of jobs")
+    job: str | None = part("id of the job", default=None)
+    submitter: str | None = part("who submits: an identity of the cloud, `*` for any characters in it", default=None)
     until: date = part("the last day, in UTC", form="date")
     why: str = part("for whoever reads it later")
+
+    @property
+    def whose(self) -> str:
+        return self.job or self.submitter or ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stoker import codec, layout, log
 from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
-from stoker.finding import SUFFIX_LENGTH
+from stoker.finding import ID_ALPHABET, SUFFIX_LENGTH
 from stoker.home import home, make_home
 from stoker.model import Record, Submitted
 from stoker.spec import Code, Submission
@@ -22,8 +22,6 @@ from stoker.submitting import Prepared, submitter
 # Called with what is done, and with all there is.
 Progress = Callable[[int, int], None]
 
-# No vowels, so that an id spells nothing; nothing that is mistaken for something else when read aloud.
-_ALPHABET = "bcdfghjkmnpqrstvwxyz23456789"
 # Two jobs of one name share a suffix once in 600,000 times; so many times in a row is another fault.
 _ID_TRIES = 20
 # Removal collects code that is unreferenced and older than a day. What a new job relies on is made younger than half of
@@ -144,7 +142,7 @@ def _open_log(store: Store, job: str, record: Record) -> None:
 def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[str, bytes]:
     """Find an id that is free, and keep the frozen spec under it. Create-only, so two submitters never share one."""
     for _ in range(_ID_TRIES):
-        suffix = "".join(secrets.choice(_ALPHABET) for _ in range(SUFFIX_LENGTH))
+        suffix = "".join(secrets.choice(ID_ALPHABET) for _ in range(SUFFIX_LENGTH))
         job = f"{submission.spec.name}-{suffix}"
         data = codec.dumps(replace(submission, job=job))
         _check_readable(data)

@@ -26,6 +26,8 @@ InputMode = Literal["copy", "mount", "stream"]
 MOST_PRICE = 1e6
 MOST_DOLLARS = 1e9
 MOST_NODES = 10_000
+# The tag that says who submitted a job. The client writes it, and a job file cannot: see `stoker.submit.identity`.
+SUBMITTER = "submitter"
 
 # Where `MASTER_PORT` is when the provider gives each node an address of its own; the job's `env` may name another.
 DEFAULT_MASTER_PORT = 29500

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from stoker.choosing import check_conda, choose_requirements
-from stoker.core.governance import Bounded
+from stoker.core.governance import Bounded, names_submitters
 from stoker.core.placement import MAX_COST, acceptable, that_pay
 from stoker.core.policy import DEFAULT
 from stoker.errors import (
@@ -38,6 +38,7 @@ from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
 from stoker.rules import House
 from stoker.spec import Code, Resources, Spec
 from stoker.store import Store
+from stoker.submit.identity import identified
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unmasked, unreachable
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def prepare(
     Relative paths of the spec are relative to `folder`. Raises UserError for the first thing that is wrong. The
     store is only read from. `offline`: no cloud is asked, for what it offers neither.
     """
+    spec, unsure = identified(spec, store, offline=offline)
     provider = connect(spec, store, offline=offline)
     if isinstance(provider, Checks):
         provider.check(spec)
@@ -193,6 +195,7 @@ def prepare(
         folder=code_folder,
         told=(
             *told,
+            *(unsure if names_submitters(house) else ()),
             *heeded.told,
             *channels,
             *chosen.told,

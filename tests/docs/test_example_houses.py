@@ -10,7 +10,7 @@ from stoker.core import governance
 from stoker.model import Offering
 from stoker.policyfile import parse_policy
 from stoker.rules import House
-from stoker.spec import Limits, Resources, Spec
+from stoker.spec import SUBMITTER, Limits, Resources, Spec
 
 TODAY = date(2026, 11, 16)
 VISION = {"team": "vision", "project": "maps", "ticket": "ML-7"}
@@ -67,7 +67,8 @@ def test_students_get_small_machines_and_short_runs() -> None:
 def test_the_big_one_is_exempt_until_its_day() -> None:
     _, company = houses()
     assert refused(company, job(VISION, nodes=32), machine("p5.48xlarge")) == ["max-nodes"]
-    assert refused(company, job(VISION, nodes=32, name="foundation-2"), machine("p5.48xlarge")) == []
+    trainers = {SUBMITTER: "arn:aws:iam::111122223333:role/Foundation"}
+    assert refused(company, job(VISION | trainers, nodes=32), machine("p5.48xlarge")) == []
 
 
 def test_a_new_rule_is_only_watched() -> None:

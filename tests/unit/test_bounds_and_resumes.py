@@ -48,7 +48,7 @@ AGAIN: tuple[tuple[Event, float], ...] = ((Claimed(ON_DEMAND, 1), 5 * HOUR), (La
 
 def policy(*texts: str) -> Policy:
     text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml", version=1))
 
 
 def decided(job: JobSnapshot, by: Policy, now_s: float) -> list[tuple[Event, str]]:

@@ -39,7 +39,7 @@ BUDGET = "name: money, budget: {dollars: 10, period: day}"
 
 def policy(*texts: str) -> Policy:
     text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml", version=1))
 
 
 def spent(dollars: float | None, *, day: date = TODAY, job: str = "other-1", **tags: str) -> Expense:

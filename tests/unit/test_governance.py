@@ -12,7 +12,7 @@ from stoker.core.governance import Subject, allowed, applies, bounded, broken
 from stoker.model import Offering
 from stoker.policyfile import parse_policy
 from stoker.rules import House
-from stoker.spec import Container, Environment, Limits, Resources, Retry, Spec
+from stoker.spec import SUBMITTER, Container, Environment, Limits, Resources, Retry, Spec
 
 TODAY = date(2026, 11, 16)
 SPEC = Spec(name="job", run="true", tags={"project": "vision", "team": "nlp"})
@@ -106,12 +106,32 @@ def test_for_whom_and_except_for_whom() -> None:
     assert applies(scoped, subject())
     assert not applies(scoped, subject(replace(SPEC, tags={"team": "vision"})))
     assert not applies(scoped, subject(replace(SPEC, tags={})))
-    (exempted,) = rules("max_nodes: 1, except: [{job: job, until: 2026-11-16, why: x}]").rules
-    assert not applies(exempted, subject())
-    assert applies(exempted, Subject(SPEC, date(2026, 11, 17)))
+    mine = replace(SPEC, tags={SUBMITTER: "arn:aws:iam::111122223333:role/Trainers"})
+    (exempted,) = rules("max_nodes: 1, except: [{submitter: '*:role/Trainers', until: 2026-11-16, why: x}]").rules
+    assert not applies(exempted, subject(mine)) and applies(exempted, subject())
+    assert applies(exempted, Subject(mine, date(2026, 11, 17)))
     (one,) = rules("max_nodes: 1, except: [{job: job-7f3k, until: 2026-12-01, why: x}]").rules
     assert applies(one, subject()) and applies(one, subject(job="job-8888"))
     assert not applies(one, subject(job="job-7f3k"))
+    # Any submitter may call a job so.
+    assert applies(one, subject(replace(SPEC, name="job-7f3k"), job="job-7f3k-8888"))
+
+
+def test_a_rule_names_submitters() -> None:
+    role = "arn:aws:iam::111122223333:role/Trainers"
+    for wanted, held in (
+        (role, True),
+        ("arn:aws:iam::*:role/Train*", True),
+        ("[nobody@example.com, '*:role/Trainers']", True),
+        ("any", True),
+        ("/arn:.*Trainers/", True),
+        ("*:role/Others", False),
+        ("Trainers", False),
+    ):
+        (rule,) = rules(f"max_nodes: 1, for: {{submitter: {wanted if wanted[0] == '[' else repr(wanted)}}}").rules
+        assert applies(rule, subject(replace(SPEC, tags={SUBMITTER: role}))) is held, wanted
+        # What has no submitter that is known, a training job of SageMaker, is not meant.
+        assert not applies(rule, subject(replace(SPEC, tags={})))
 
 
 def test_bounds_are_the_tightest() -> None:

@@ -150,15 +150,16 @@ def test_a_duration_of_the_house_has_a_unit(rule: str, told: str) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_exemptions_can_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    big = "{job: big, until: 2099-01-31, why: the big one}"
-    old = "{job: old, until: 2020-01-31, why: the old one}"
-    Path("p.yaml").write_text(f"rules:\n- max_nodes: 1\n  except: [{big}, {old}]\n")
-    job = ("--set", "nodes=2", "--set")
-    told = cli(capsys, "policy", "test", "--policy", "p.yaml", *job, "name=big")
+    mine = "{submitter: 'os:*', until: 2099-01-31, why: the big one}"
+    old = "{job: old-7f3k, until: 2020-01-31, why: the old one}"
+    Path("p.yaml").write_text(f"rules:\n- max_nodes: 1\n  except: [{mine}, {old}]\n")
+    test = ("policy", "test", "--policy", "p.yaml", "--set", "nodes=2")
+    told = cli(capsys, *test)
     assert "not held against it: max-nodes, until 2099-01-31 (the big one)" in told and "refused" not in told
-    told = cli(capsys, "policy", "test", "--policy", "p.yaml", *job, "name=old")
+    Path("p.yaml").write_text(f"rules:\n- max_nodes: 1\n  except: [{mine.replace('2099', '2020')}, {old}]\n")
+    told = cli(capsys, *test)
     assert "2 nodes are more than 1; ask for fewer; its exemption ended on 2020-01-31" in told
-    assert "rule max-nodes: its exemption of old is over since 2020-01-31 (the old one)" in cli(
+    assert "rule max-nodes: its exemption of old-7f3k is over since 2020-01-31 (the old one)" in cli(
         capsys, "policy", "set", "p.yaml"
     )
 
@@ -249,7 +250,7 @@ def test_a_stall_leads_to_its_evidence() -> None:
 
 
 def test_ended_exemptions_of_others_are_no_news() -> None:
-    text = b"rules:\n- max_nodes: 1\n  except: [{job: other, until: 2020-01-31, why: x}]\n"
+    text = b"rules:\n- max_nodes: 1\n  except: [{job: other-7f3k, until: 2020-01-31, why: x}]\n"
     subject = Subject(replace(make_spec(), nodes=2), date(2026, 1, 1))
     (finding,) = broken(parse_policy(text, "p.yaml"), subject)
     assert finding.reason == "2 nodes are more than 1; ask for fewer"

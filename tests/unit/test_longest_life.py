@@ -20,7 +20,7 @@ def life_s(*before: Event, until: date) -> float | None:
     """Of a machine whose job is exempt from a bound of an hour until that day. It was claimed in January 2026."""
     store = MemoryStore(lambda: EPOCH)
     applier = Applier(store, Fleet(store.url), Memory(), "me")
-    exempt = Exemption(JOB, until, "a demo")
+    exempt = Exemption(job=JOB, until=until, why="a demo")
     rule = Rule(name="short", max_runtime_s=3600.0, exempt=(exempt,))
     applier.policy = replace(DEFAULT, house=House((rule,)))
     state = make_state(*before, Claimed(SPOT_A, 1))

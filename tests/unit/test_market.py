@@ -217,7 +217,7 @@ def test_nothing_is_lost_and_nothing_known_changes_nothing(given_: list[Offering
 
 def policy(*texts: str) -> Policy:
     text = "rules:\n" + "".join(f"- {{{each}}}\n" for each in texts)
-    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml"))
+    return replace(DEFAULT, house=parse_policy(text.encode(), "p.yaml", version=1))
 
 
 def decided(found: Market, by: Policy, spec: Spec | None = None, *events: Event) -> tuple[list[Event], list[str], str]:
@@ -273,7 +273,7 @@ def test_what_is_only_told_is_told_once_and_changes_nothing(how: str) -> None:
 
 def test_exemptions_and_scopes_hold() -> None:
     found = of(seen(SPOT_A, "reclaimed", 6, 60000), seen(SPOT_B, "reclaimed", 6, 60000))
-    for whom in (", for: {team: other}", ", except: [{job: sim, until: 2999-01-01, why: a demo}]"):
+    for whom in (", for: {team: other}", ", except: [{job: job-1, until: 2999-01-01, why: a demo}]"):
         (event,), _, _ = decided(found, policy(RULE + whom))
         assert isinstance(event, Claimed) and event.offering.spot
 

@@ -20,7 +20,7 @@ rules:
   - machines: ["g5.*"]
     for: {team: students}
     except:
-      - {job: big-one, until: 2026-12-31, why: the demo}
+      - {job: big-one-7f3k, until: 2026-12-31, why: the demo}
   - images: [dlami/*]
   - max_nodes: 8
   - max_runtime: 72h
@@ -47,7 +47,7 @@ def test_every_subject_and_every_field() -> None:
     named = {rule.name: rule for rule in house.rules}
     assert named["who-pays"].tags == {"project": ("any",), "team": ("vision", "nlp"), "ticket": ("/[A-Z]+-[0-9]+/",)}
     assert named["machines"].scope == {"team": ("students",)}
-    assert named["machines"].exempt == (Exemption("big-one", date(2026, 12, 31), "the demo"),)
+    assert named["machines"].exempt == (Exemption(job="big-one-7f3k", until=date(2026, 12, 31), why="the demo"),)
     assert (named["max-runtime"].max_runtime_s, named["max-runtime"].audit) == (72 * 3600, True)
     assert [named[name].action for name in ("who-pays", "regions", "max-runtime", "max-cost")] == [
         *("refuse", "warn", "stop", "refuse")
@@ -116,6 +116,18 @@ def test_every_subject_and_every_field() -> None:
             "p.yaml:3: rules[0].except[0].until: expected a day such as 2026-12-31, found text 'tomorrow'",
         ),
         ("rules:\n- max_nodes: 1\n  except: [{job: a, until: 2026-01-01}]", "rules[0].except[0].why: is missing"),
+        (
+            "rules:\n- max_nodes: 1\n  except: [{job: vip, until: 2026-01-01, why: x}]",
+            "p.yaml:3: rules[0].except[0].job: vip is a name, which any submitter can give to a job; write the id",
+        ),
+        (
+            "rules:\n- max_nodes: 1\n  except: [{until: 2026-01-01, why: x}]",
+            "rules[0].except[0].job: has one of job and submitter",
+        ),
+        (
+            "rules:\n- max_nodes: 1\n  except: [{job: a-7f3k, submitter: b, until: 2026-01-01, why: x}]",
+            "rules[0].except[0].job: has one of job and submitter",
+        ),
         (
             "rules:\n- min_gpu_utilization: {value: 180%}",
             "p.yaml:2: rules[0].min_gpu_utilization.value: expected a share such as 80% or 0.8, found text '180%'",

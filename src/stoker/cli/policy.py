@@ -202,7 +202,7 @@ def _over(house: House) -> list[str]:
 
     today = datetime.now(timezone.utc).date()
     return [
-        f"rule {rule.name}: its exemption of {each.job} is over since {each.until} ({each.why})"
+        f"rule {rule.name}: its exemption of {each.whose} is over since {each.until} ({each.why})"
         for rule in house.rules
         for each in rule.exempt
         if each.until < today

@@ -17,6 +17,7 @@ from stoker.notify import address
 from stoker.rules import Exemption, House, Rule, Then
 from stoker.spec import Spec
 from stoker.store import Store
+from stoker.submit.identity import identified
 from stoker.submitting import connect
 
 # What comes of a budget, in words.
@@ -93,7 +94,9 @@ class Verdict:
 
 
 def verdict(house: House, store: Store, spec: Spec) -> Verdict:
-    """Hold the rules against a job. No cloud is asked: machines are those of the tables that come with Stoker."""
+    """Hold the rules against a job, as its submitter here would. No cloud is asked for machines: they are those of the
+    tables that come with Stoker."""
+    spec, _ = identified(spec, store)
     offered = connect(spec, store, offline=True).offerings(spec.resources)
     fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
     subject = Subject(spec, datetime.now(timezone.utc).date())

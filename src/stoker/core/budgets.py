@@ -122,7 +122,7 @@ def unheralded(house: House, books: Books) -> Iterator[Unheralded]:
         period = period_of(rule.budget, books.at)
         for (name, value), standing in books.standings.items():
             if name == rule.name and standing.due and standing.herald is None:
-                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(wanted)}
+                shared = {tag: wanted[0] for tag, wanted in rule.scope.items() if is_one_value(tag, wanted)}
                 yield Unheralded(
                     Mark(name, period.start, value, standing.due),
                     f"{_budget(name, rule.budget, value)} is {'spent' if standing.due == FULL else 'nearly spent'}",

@@ -13,8 +13,8 @@ from stoker.core.market import Market
 from stoker.core.patterns import compile_pattern
 from stoker.core.spans import span_text
 from stoker.model import Offering
-from stoker.rules import ANY, Exemption, House, Rule, Wanted
-from stoker.spec import Spec
+from stoker.rules import ANY, Channel, Exemption, House, Rule, Wanted
+from stoker.spec import SUBMITTER, Spec
 
 # Before the name of a rule of the house, in decisions.
 PREFIX = "policy:"
@@ -74,15 +74,25 @@ def applies(rule: Rule, subject: Subject) -> bool:
     return not any(subject.today <= each.until for each in exemptions(rule, subject))
 
 
-def in_scope(rule: Rule, tags: Mapping[str, str]) -> bool:
-    """Whether the rule is about jobs with these tags."""
-    return all(name in tags and fits(wanted, tags[name]) for name, wanted in rule.scope.items())
+def in_scope(rule: Rule | Channel, tags: Mapping[str, str]) -> bool:
+    """Whether the rule or channel is about jobs with these tags. The submitter is one of them."""
+    return all(name in tags and fits_tag(name, wanted, tags[name]) for name, wanted in rule.scope.items())
 
 
 def exemptions(rule: Rule, subject: Subject) -> tuple[Exemption, ...]:
-    """What the rule says of this very job, whether that is over or not."""
-    named = {subject.job, subject.spec.name}
-    return tuple(each for each in rule.exempt if each.job in named)
+    """What the rule says of this very job or its submitter, whether that is over or not.
+
+    By the job's id: a name is what any submitter may choose. A training job of SageMaker is known by that of the job
+    that it continues.
+    """
+    ids = {subject.job, subject.spec.name} if subject.others else {subject.job}
+    submitter = subject.spec.tags.get(SUBMITTER)
+    return tuple(
+        each
+        for each in rule.exempt
+        if (each.job is not None and each.job in ids)
+        or (each.submitter is not None and submitter is not None and is_submitter(each.submitter, submitter))
+    )
 
 
 def that_count(house: House, subject: Subject, about: str) -> tuple[Rule, ...]:
@@ -95,9 +105,33 @@ def fits(wanted: Wanted, value: str) -> bool:
     return any(each == ANY or _matches(each, value) for each in wanted)
 
 
-def is_one_value(wanted: Wanted) -> bool:
-    """Whether nothing but one value will do."""
-    return len(wanted) == 1 and wanted[0] != ANY and _pattern(wanted[0]) is None
+def fits_tag(name: str, wanted: Wanted, value: str) -> bool:
+    """Whether the value of this tag is one of those. Submitters may be named with `*`."""
+    if name == SUBMITTER:
+        return any(each == ANY or is_submitter(each, value) for each in wanted)
+    return fits(wanted, value)
+
+
+def is_submitter(wanted: str, value: str) -> bool:
+    """Whether a submitter is meant: by name, with `*` for any characters, or by a pattern between slashes."""
+    return _matches(wanted, value) or fnmatchcase(value, wanted)
+
+
+def names_submitters(house: House) -> bool:
+    """Whether it matters to any rule who submits."""
+    return any(
+        SUBMITTER in rule.scope
+        or any(each.submitter is not None for each in rule.exempt)
+        or (rule.budget is not None and rule.budget.by == SUBMITTER)
+        for rule in house.rules
+    )
+
+
+def is_one_value(name: str, wanted: Wanted) -> bool:
+    """Whether nothing but one value of this tag will do."""
+    if len(wanted) != 1 or wanted[0] == ANY or _pattern(wanted[0]) is not None:
+        return False
+    return name != SUBMITTER or not set(wanted[0]) & set("*?[")
 
 
 def broken(house: House, subject: Subject, offerings: Iterable[Offering] | None = None) -> tuple[Finding, ...]:

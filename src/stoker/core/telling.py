@@ -10,7 +10,7 @@ from datetime import datetime
 
 from stoker.core.budgets import Unheralded
 from stoker.core.costs import in_dollars, job_cost
-from stoker.core.governance import PREFIX, fits
+from stoker.core.governance import PREFIX, fits_tag
 from stoker.core.snapshot import Action, Terminate
 from stoker.core.watching import OWN
 from stoker.fold import Claim, JobState
@@ -137,7 +137,7 @@ def wants(channel: Channel, told: Told) -> bool:
 
 
 def in_scope(channel: Channel, tags: Mapping[str, str]) -> bool:
-    return all(name in tags and fits(wanted, tags[name]) for name, wanted in channel.scope.items())
+    return all(name in tags and fits_tag(name, wanted, tags[name]) for name, wanted in channel.scope.items())
 
 
 def _warned(code: str, entry: Entry, state: JobState, spec: Spec, house: House) -> Told:

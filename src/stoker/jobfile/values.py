@@ -21,7 +21,7 @@ from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
 from stoker.notify import address
 from stoker.rules import KINDS
-from stoker.spec import Scalar
+from stoker.spec import SUBMITTER, Scalar
 
 Reader = Callable[[Node, str], Any]
 
@@ -191,7 +191,12 @@ def _env(node: Node, path: str) -> dict[str, str]:
 
 
 def _tags(node: Node, path: str) -> dict[str, str]:
-    return {key: _as_written(child, dotted) for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE)}
+    found = {}
+    for key, dotted, child in _items(node, path, _LABEL, _LABEL_RULE):
+        if key == SUBMITTER:
+            raise child.origin.error(dotted, "is what Stoker records at submission; give the tag another name")
+        found[key] = _as_written(child, dotted)
+    return found
 
 
 def _as_written(node: Node, path: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.core.foreign.clone import lineage
 from stoker.model import Offering
-from stoker.spec import Container, Environment, Limits, Resources, Spec
+from stoker.spec import SUBMITTER, Container, Environment, Limits, Resources, Spec
 
 PROVIDER = "sagemaker"
 OVER = frozenset({"Completed", "Failed", "Stopped"})
@@ -138,7 +138,8 @@ def read(description: Mapping[str, Any], tags: Iterable[Mapping[str, Any]], regi
         spot=description.get("EnableManagedSpotTraining") is True,
         image=_text(algorithm.get("TrainingImage")),
         role=str(description.get("RoleArn", "")).rpartition("/")[2],
-        tags={key: value for key, value in named.items() if not key.startswith("aws:")},
+        # A tag of that name is what its owner wrote there. SageMaker does not tell who started a job.
+        tags={key: value for key, value in named.items() if not key.startswith("aws:") and key != SUBMITTER},
         trained_before_s=before_s,
         training_since=since,
         last_training_at=max((start for name, start, _ in steps if name == "Training"), default=None),

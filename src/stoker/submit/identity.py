@@ -1,0 +1,196 @@
+"""Find out as whom a job is submitted: the identity that the bucket's cloud knows, else the user of this computer.
+
+AWS is asked with the credentials that the bucket is written with (GetCallerIdentity); Google's accounts are named in
+their credentials, or in the token that they are exchanged for. A folder knows no identities: there it is the operating
+system's user, marked `os:`. The client records this itself: it proves nothing against a person who may write to the
+bucket by other means.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import pwd
+import re
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from stoker.aws import identity as aws
+from stoker.aws import sigv4
+from stoker.aws.imds import ImdsError
+from stoker.errors import UserError
+from stoker.google.metadata import EMAIL, Metadata, MetadataError
+from stoker.spec import SUBMITTER, Spec
+from stoker.store import Store
+from stoker.stores.gcs import emulator_address
+from stoker.stores.google_accounts import credentials_file
+from stoker.stores.s3 import endpoint_address
+
+_ASK_S = 5.0
+_MOST_BYTES = 1 << 20
+_ARN = re.compile(r"arn:[^:\s]+:(?:iam|sts)::[^:\s]*:\S+")
+_FROM_STS = re.compile(r"<Arn>([^<]+)</Arn>")
+_ASSUMED = re.compile(r"arn:(?P<partition>[^:]+):sts::(?P<account>[0-9]+):assumed-role/(?P<role>[^/]+)/.+")
+_IMPERSONATED = re.compile(r"/serviceAccounts/([^/:]+@[^/:]+):")
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """`name` is what rules see. `doubt`: why it is not the cloud's identity, where there should be one."""
+
+    name: str
+    doubt: str = ""
+
+
+class _Unknown(Exception):
+    """The cloud did not tell; the message says why."""
+
+
+def identified(spec: Spec, store: Store, *, offline: bool = False) -> tuple[Spec, tuple[str, ...]]:
+    """The spec with its submitter, and what a person should be told of it. `offline`: no cloud is asked."""
+    if offline and not store.near:
+        return replace(spec, tags={name: value for name, value in spec.tags.items() if name != SUBMITTER}), ()
+    found = submitter_of(store.url)
+    told = (f"{found.doubt}; rules see {found.name} as the submitter",) if found.doubt else ()
+    return replace(spec, tags={**spec.tags, SUBMITTER: found.name}), told
+
+
+def submitter_of(url: str, environ: Mapping[str, str] = os.environ) -> Submitter:
+    """The identity that writes to this store. Asks the cloud of the store, at its configured address alone."""
+    ask = {"s3": _from_aws, "gs": _from_google}.get(url.partition("://")[0])
+    if ask is None:
+        return Submitter(local_user())
+    try:
+        return Submitter(ask(environ))
+    except _Unknown as error:
+        return Submitter(local_user(), str(error))
+
+
+def local_user() -> str:
+    """By the number of the user: variables say what they are told to say."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())  # A container without a passwd entry.
+    return f"os:{name}@{socket.gethostname()}"
+
+
+def normalised(arn: str) -> str:
+    """A role for its sessions: each has a name of its own, which whoever takes the role on chooses."""
+    session = _ASSUMED.fullmatch(arn)
+    if session is None:
+        return arn
+    return f"arn:{session['partition']}:iam::{session['account']}:role/{session['role']}"
+
+
+# ── AWS ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_aws(environ: Mapping[str, str]) -> str:
+    endpoint = environ.get("AWS_ENDPOINT_URL_STS") or environ.get("AWS_ENDPOINT_URL")
+    if not endpoint and endpoint_address():
+        raise _Unknown("the bucket is not Amazon's, and AWS_ENDPOINT_URL_STS names no service that knows identities")
+    try:
+        found = aws.find(environ)
+    except (aws.NoIdentity, ImdsError) as error:
+        raise _Unknown(f"AWS was not asked who submits: {error}") from None
+    region = found.region or "us-east-1"
+    url = (endpoint or f"https://sts.{region}.{found.domain}").rstrip("/") + "/"
+    body = b"Action=GetCallerIdentity&Version=2011-06-15"
+    headers = sigv4.sign(
+        "POST",
+        url,
+        found.credentials,
+        region,
+        datetime.now(timezone.utc),
+        headers={"Content-Type": "application/x-www-form-urlencoded"},
+        payload_digest=hashlib.sha256(body).hexdigest(),
+        service="sts",
+    )
+    answer = _asked("AWS", urllib.request.Request(url, data=body, headers=headers, method="POST"))
+    told = _FROM_STS.search(answer)
+    if told is None or _ARN.fullmatch(told[1]) is None:
+        raise _Unknown("AWS did not tell who submits")
+    return normalised(told[1])
+
+
+# ── Google ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_google(environ: Mapping[str, str]) -> str:
+    try:
+        path = credentials_file()
+        said: Any = json.loads(path.read_bytes()) if path is not None else None
+    except (UserError, OSError, ValueError) as error:
+        raise _Unknown(f"Google's credentials cannot be read: {error}") from None
+    if said is None:
+        return _checked(_of_machine(environ))
+    impersonated = _IMPERSONATED.search(str(said.get("service_account_impersonation_url") or ""))
+    if impersonated is not None:
+        return _checked(impersonated[1])
+    match said.get("type"):
+        case "service_account":
+            return _checked(str(said.get("client_email") or ""))
+        case "authorized_user":
+            return _checked(_of_person(said))
+        case kind:
+            raise _Unknown(f"Google's credentials of type {kind} do not tell who submits")
+
+
+def _checked(email: str) -> str:
+    if re.fullmatch(r"[^@\s:]+@[^@\s:]+", email) is None:
+        raise _Unknown("Google's credentials do not tell who submits")
+    return email
+
+
+def _of_machine(environ: Mapping[str, str]) -> str:
+    """The account of a machine of Google's. Elsewhere there is no such server to ask."""
+    there = environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP")
+    try:
+        board = Path("/sys/class/dmi/id/product_name").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        board = ""
+    if not there and not board.startswith("Google"):
+        raise _Unknown("there are no Google credentials to tell who submits")
+    try:
+        return Metadata().get(EMAIL) or ""
+    except MetadataError as error:
+        raise _Unknown(f"Google's metadata server did not tell who submits: {error}") from None
+
+
+def _of_person(said: Mapping[str, Any]) -> str:
+    """A login of a person is exchanged for a token, which names the account if the login allowed that."""
+    address = said.get("token_uri")
+    if not address and emulator_address():
+        raise _Unknown("the bucket is not Google's, and token_uri in the credentials names no service to ask")
+    fields = {name: str(said.get(name) or "") for name in ("client_id", "client_secret", "refresh_token")}
+    body = urllib.parse.urlencode({**fields, "grant_type": "refresh_token"}).encode()
+    request = urllib.request.Request(str(address or "https://oauth2.googleapis.com/token"), data=body, method="POST")
+    try:
+        token = str(json.loads(_asked("Google", request))["id_token"])
+        part = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        return str(claims["email"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise _Unknown(
+            "Google did not tell who submits; `gcloud auth application-default login` asks for the right to"
+        ) from None
+
+
+def _asked(whom: str, request: urllib.request.Request) -> str:
+    try:
+        with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
+            data: bytes = answer.read(_MOST_BYTES)
+    except (OSError, ValueError) as error:
+        reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
+        raise _Unknown(f"{whom} did not tell who submits ({reason})") from None
+    return data.decode(errors="replace")
