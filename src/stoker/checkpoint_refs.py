@@ -105,7 +105,7 @@ def candidates(
     """
     if choice is not None:
         checkpoints = [one for one in checkpoints if one.place.claim > choice.seq or one.key == choice.key]
-        poisoned -= {choice.key}
+        poisoned -= {choice.key, choice.key.partition("/")[0] + "/"}
     found: list[Checkpoint] = []
     while (one := choose(checkpoints, poisoned, found[-1].key if found else before)) is not None:
         found.append(one)

@@ -138,10 +138,15 @@ def choose(checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: 
         checkpoint
         for checkpoint in checkpoints
         if checkpoint.complete
-        and checkpoint.key not in poisoned
+        and not is_poisoned(checkpoint, poisoned)
         and (limit is None or (checkpoint.place.claim, checkpoint.place.ordinal) < (limit.claim, limit.ordinal))
     ]
     return max(fitting, key=lambda checkpoint: checkpoint.place, default=None)
+
+
+def is_poisoned(checkpoint: Checkpoint, poisoned: frozenset[str]) -> bool:
+    """Whether it is one of these keys, or of a claim that stands among them for all of its checkpoints."""
+    return checkpoint.key in poisoned or f"{layout.number(checkpoint.place.claim)}/" in poisoned
 
 
 @dataclass(frozen=True)

@@ -437,6 +437,8 @@ class CheckpointRef:
     name: str
     step: int | None = None
     committed_at: datetime | None = None
+    # False: what its attempt restored, with no more than small additions, such as a log that a script begins.
+    is_save: bool = True
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def judge(world: World, job: str, killed: list[str]) -> None:
     assert not world.journal("overlap"), story
 
     durable = [record for record in world.journal("durable") if record.rank == 0]
-    # A checkpoint after whose loading the training was killed twice is given up on, as it should be.
-    given_up = {int(key.rpartition("-")[2]) for key in poisoned(world.state(job), DEFAULT)}
+    # Kills from outside give up on none.
+    given_up = {int(key.rpartition("-")[2]) for key in poisoned(world.state(job), DEFAULT) if key[-1] != "/"}
     for start in world.journal("start"):
         steps = (record.step for record in durable if record.attempt < start.attempt and record.step not in given_up)
         before = max(steps, default=0)

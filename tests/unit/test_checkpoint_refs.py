@@ -114,6 +114,11 @@ def test_after_a_choice_nothing_newer_is_picked_up_again() -> None:
     assert candidates(ALL[1:], frozenset(), choice) == [], "it is gone"
 
 
+def test_what_a_failing_attempt_copied_is_passed_over_with_its_claim() -> None:
+    assert candidates(ALL, frozenset({"00000006/"}), None) == [TWO, ONE]
+    assert candidates(ALL, frozenset({"00000006/"}), Choice(THREE.key, seq=9)) == [THREE]
+
+
 def test_completion_knows_references_and_names() -> None:
     assert list(words(ALL, STATE)) == ["2.2", "2.1", "1.2", "1.1", "best", "ckpt"]
 

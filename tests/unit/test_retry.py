@@ -267,6 +267,30 @@ def test_an_infrastructure_failure_says_nothing_about_what_it_restored() -> None
     assert not closing(noticed, verdict(noticed)).suspects_checkpoint
 
 
+def test_small_additions_to_what_was_restored_are_no_save() -> None:
+    """A script that writes its settings into the folder, and then fails to load what is there."""
+    copy = CheckpointRef("00000005/000001-args", "args", is_save=False)
+    case = make_case(on_checkpoint(checkpoint=copy))
+    found = verdict(case)
+    closed = closing(case, found)
+    assert found.rule == "checkpoint" and closed.suspects_checkpoint and not closed.loaded
+    events: list[Event] = []
+    for number in (2, 5):
+        again = replace(closed, claim=number, checkpoint=f"{number:08d}/000001-args")
+        events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), again]
+    assert poisoned(make_state(*events[:3]), DEFAULT) == {"00000002/"}, "its copy is never restored"
+    assert poisoned(make_state(*events), DEFAULT) == {"00000002/", "00000005/", KEY}
+
+
+def test_failing_on_checkpoints_ends_whatever_they_are() -> None:
+    events: list[Event] = []
+    for number in range(2, 20, 3):
+        closed = Closed(number, "failed", "checkpoint", True, restored_from=f"k{number}", suspects_checkpoint=True)
+        events += [Claimed(SPOT_A, 1), Launched(number, nodes(number)), replace(closed, progressed=True)]
+    assert verdict(make_case(on_checkpoint("x"), history=tuple(events[:15]))).rule == "checkpoint"
+    assert verdict(make_case(on_checkpoint("x"), history=tuple(events))).rule == "user-error"
+
+
 def test_numbers_that_change_show_that_a_checkpoint_was_loaded() -> None:
     moved = make_beat(0, restored_from=KEY, trends={"loss": Trend(1.0, 5.0, 2.0, 9.0)}).value
     still = make_beat(0, restored_from=KEY, trends={"params": Trend(2.0, 5.0, 2.0, 5.0)}).value

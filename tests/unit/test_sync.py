@@ -424,3 +424,24 @@ def test_a_blob_that_was_found_damaged_is_sent_again(tmp_path: Path, store: Stor
     again.settle()
     assert_sound(store)
     assert restored_content(store, tmp_path / "back") == {"model.pt": b"weights"}
+
+
+def test_a_folder_with_small_additions_to_what_was_restored_is_no_save(tmp_path: Path) -> None:
+    store = memory_store()
+    first = World(tmp_path, store, claim=1).begin()
+    first.write(model=b"w" * 300_000)
+    first.settle()
+    second = World(tmp_path, store, claim=2).restore_newest().begin()
+    second.write(settings=b"lr: 1")
+    second.settle()
+    last = second.sync.status().last
+    assert last is not None and not last.is_save
+    second.write(model=b"v" * 300_000)
+    second.settle()
+    last = second.sync.status().last
+    assert last is not None and last.is_save
+    asked = World(tmp_path, store, claim=3).restore_newest().begin()
+    asked.save("small", {"x": "1"}, step=1)
+    asked.settle()
+    last = asked.sync.status().last
+    assert last is not None and last.is_save, "the script asked for it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -12,6 +12,11 @@ from stoker.checkpoints import Cache, Place, Stored, read_manifests
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model import BlobRef, CheckpointRef, Manifest
 from stoker.store import Store
+
+# A folder that is committed as it is, with so little more than what was restored, holds no save of the script: it wrote
+# its settings, or began a log. A save of so few bytes beside files a hundred times as large is not expected.
+_ADDED_BYTES = 1024 * 1024
+_ADDED_SHARE = 0.01
 
 # The store says "exists", then "absent": a rival's write that failed after all. More often than this is an outage.
 _ROUNDS = 5
@@ -49,10 +54,12 @@ class Publisher:
         claim: int,
         rank: int,
         *,
+        restored: Iterable[BlobRef] = (),
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._store = store
+        self._restored = {blob.digest: blob.size for blob in restored}
         self._job = job
         self._claim = claim
         self._rank = rank
@@ -162,5 +169,12 @@ class Publisher:
         # A part of an older save may be committed after a newer one: that does not make it the newest.
         if self._last_place is None or place > self._last_place:
             self._last_place = place
-            ref = CheckpointRef(place.key, manifest.name, manifest.step, manifest.committed_at)
+            is_save = self._is_save(manifest)
+            ref = CheckpointRef(place.key, manifest.name, manifest.step, manifest.committed_at, is_save)
             self.last = (ref, self._monotonic())
+
+    def _is_save(self, manifest: Manifest) -> bool:
+        if manifest.generation >= 0:
+            return True  # The script asked for it.
+        added = sum(blob.size for blob in manifest.files if blob.digest not in self._restored)
+        return added >= min(_ADDED_BYTES, _ADDED_SHARE * sum(self._restored.values()))

@@ -149,7 +149,8 @@ class CheckpointSync:
             damaged={*damaged, *(restored.damaged if restored is not None else ())},
             monotonic=monotonic,
         )
-        self._publisher = Publisher(store, job, claim, rank, monotonic=monotonic, now=now)
+        known = [part.blob for part in restored.parts] if restored is not None else []
+        self._publisher = Publisher(store, job, claim, rank, restored=known, monotonic=monotonic, now=now)
         self._pruner = Pruner(store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender)
         self._watch = FolderWatch(folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic)
         self._queue = CommitQueue(channel, folder)

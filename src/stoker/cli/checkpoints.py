@@ -19,7 +19,7 @@ def command(job: str, as_json: bool) -> None:
     """
     from stoker import codec, log
     from stoker.checkpoint_refs import attempt_of, reference
-    from stoker.checkpoints import list_checkpoints
+    from stoker.checkpoints import is_poisoned, list_checkpoints
     from stoker.cli.printing import ago, print_json, size, table
     from stoker.core import retry
     from stoker.core.policy import DEFAULT
@@ -42,7 +42,7 @@ def command(job: str, as_json: bool) -> None:
                     "attempt": attempt_of(one.place, state),
                     "committed_at": codec.dump(one.committed_at),
                     "complete": one.complete,
-                    "poisoned": one.key in poisoned,
+                    "poisoned": is_poisoned(one, poisoned),
                     "chosen": one.key == chosen,
                     "files": one.files,
                     "size": one.size,
@@ -58,7 +58,7 @@ def command(job: str, as_json: bool) -> None:
     rows = []
     for one in listed:
         remarks = [] if one.complete else ["not all ranks have it"]
-        remarks += ["poisoned: attempts failed on it"] if one.key in poisoned else []
+        remarks += ["poisoned: attempts failed on it"] if is_poisoned(one, poisoned) else []
         told = click.style("; ".join(remarks), fg="yellow")
         told += f"{'; ' if remarks else ''}chosen by `resume`" if one.key == chosen else ""
         attempt = attempt_of(one.place, state)

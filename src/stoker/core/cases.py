@@ -140,8 +140,8 @@ class Case:
     def loaded(self) -> bool:
         """Whether what it restored was good for more training, as far as anything shows.
 
-        A step beyond the one restored, steps or numbers that changed, or a checkpoint of its own. Time is no evidence:
-        large checkpoints load for long, and hangs last.
+        A step beyond the one restored, steps or numbers that changed, or a save of its own. Time is no evidence: large
+        checkpoints load for long, and hangs last.
         """
         told = [one for one in (*self.left, *self.heartbeats) if one is not None]
         beyond = any(
@@ -153,7 +153,8 @@ class Case:
             for one in told
         )
         trends = [trend for beat in self.heartbeats if beat is not None for trend in beat.trends.values()]
-        return self.saved or beyond or any(trend.low < trend.high for trend in trends)
+        kept = any(one.checkpoint is not None and one.checkpoint.is_save for one in told) and self.saved
+        return kept or beyond or any(trend.low < trend.high for trend in trends)
 
     @property
     def suspects_checkpoint(self) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 
 from stoker.core.cases import Case
 from stoker.core.governance import PREFIX
@@ -91,9 +92,11 @@ def verdict(case: Case) -> Verdict:
 
 
 def poisoned(state: JobState, policy: Policy) -> frozenset[str]:
-    """The checkpoints on which too many attempts failed, of those from which no attempt ever got further.
+    """The keys of checkpoints on which too many attempts failed, of those from which no attempt ever got further.
 
-    Remembered for as long as the job lasts: `resume` goes on from none of them unless a person chooses it.
+    With them what such attempts committed: a claim's number and a slash stand for all of its checkpoints. They hold
+    what was restored, and no save. Remembered for as long as the job lasts: `resume` goes on from none of them unless a
+    person chooses it.
     """
     return _poisoned([claim.closed for claim in state.claims if claim.closed], policy)
 
@@ -101,11 +104,12 @@ def poisoned(state: JobState, policy: Policy) -> frozenset[str]:
 def _poisoned(closes: Sequence[Closed], policy: Policy) -> frozenset[str]:
     loaded = {closed.restored_from for closed in closes if closed.loaded}
     failures = Counter(closed.restored_from for closed in closes if closed.suspects_checkpoint)
+    copies = {f"{closed.claim:08d}/" for closed in closes if closed.suspects_checkpoint and closed.checkpoint}
     return frozenset(
         key
         for key, count in failures.items()
         if key is not None and count >= policy.poison_after and key not in loaded and not key.startswith(IMPORTED)
-    )
+    ).union(copies)
 
 
 # ── The rules, in order ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,6 +280,9 @@ def _bad_checkpoint(case: Case) -> Verdict | None:
         return None
     if failures >= case.policy.poison_after and not failure.older_checkpoints:
         return None
+    in_a_row = takewhile(lambda closed: closed.rule == "checkpoint", reversed(before))
+    if sum(1 for _ in in_a_row) >= case.policy.poison_after * (case.policy.most_poisoned + 1):
+        return None  # Whatever they restored.
     return Verdict("failed", "checkpoint", f"failed at start-up on checkpoint {key} ({failures}×)", restart=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.checkpoint_refs import candidates, describe, resolve
-from stoker.checkpoints import Checkpoint, list_checkpoints
+from stoker.checkpoints import Checkpoint, is_poisoned, list_checkpoints
 from stoker.core import retry
 from stoker.core.policy import DEFAULT
 from stoker.errors import UserError
@@ -33,7 +33,7 @@ def plan_resume(store: Store, state: JobState, text: str | None) -> ResumePlan:
     complete = [one for one in listed if one.complete]
     found = candidates(listed, poisoned, state.choice)
     if found:
-        newer = [one for one in complete if one.place > found[0].place and one.key in poisoned]
+        newer = [one for one in complete if one.place > found[0].place and is_poisoned(one, poisoned)]
         told = [f"it goes on from {describe(found[0], state)}"]
         if newer:
             told.append(
@@ -51,7 +51,7 @@ def _chosen(listed: list[Checkpoint], poisoned: frozenset[str], state: JobState,
     chosen = resolve(listed, text, state, state.job)
     one, title = chosen.checkpoint, describe(chosen.checkpoint, state)
     told = [chosen.note] if chosen.note else []
-    told.append(f"it goes on from {title}" + (", on which attempts failed" if one.key in poisoned else ""))
+    told.append(f"it goes on from {title}" + (", on which attempts failed" if is_poisoned(one, poisoned) else ""))
     newer = [other for other in listed if other.complete and other.place > one.place]
     if newer:
         told.append(f"left aside: {_named(newer, state)}")
