@@ -165,7 +165,7 @@ def _template(events: list[Event], left: Exit | None) -> dict[str, bytes]:
     node = _node(_NAME)
     objects[layout.heartbeat(node)] = codec.dumps(_heartbeat(_AT))
     objects[layout.log_chunk(node, 0)] = b"step 100 loss 0.31\n" * 9
-    objects[layout.index(_NAME)] = codec.dumps(
+    objects[layout.index(_NAME, state.seq)] = codec.dumps(
         IndexRecord(state, summarize(state, submission, _told(state, left), _AT))
     )
     return objects
@@ -255,7 +255,9 @@ def _copy_job(root: Path, job: str, other: str, template: dict[str, bytes]) -> N
     for key in template:
         if key.startswith(layout.JOBS):
             os.link(f"{root}/{key.replace(_NAME, job)}", f"{root}/{key.replace(_NAME, other)}")
-    record = template[layout.index(_NAME)].replace(_NAME.encode(), other.encode())
-    handle = os.open(f"{root}/{layout.index(other)}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    key = next(key for key in template if key.startswith(layout.INDEX))
+    record = template[key].replace(_NAME.encode(), other.encode())
+    os.mkdir(f"{root}/{layout.index_prefix(other)}")  # noqa: PTH102
+    handle = os.open(f"{root}/{key.replace(_NAME, other)}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(handle, record)
     os.close(handle)

@@ -8,7 +8,19 @@ from datetime import datetime
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.hold import hold_of
 from stoker.fold import Claim, JobState
-from stoker.model import CheckpointRef, Exit, Heartbeat, Known, NodeFacts, NoticeFact, Outcome, Phase, SaveTimes, Waste
+from stoker.model import (
+    CheckpointRef,
+    Exit,
+    Heartbeat,
+    Known,
+    NodeFacts,
+    NodeRef,
+    NoticeFact,
+    Outcome,
+    Phase,
+    SaveTimes,
+    Waste,
+)
 from stoker.spec import Code, Scalar, Spec, Submission
 
 # A machine whose heartbeat is older was ended since: agents of far stores beat every ten seconds.
@@ -246,7 +258,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         left_at=max((left.at for left in exits), default=None),
         waste=closed.waste if closed else next((one.waste for one in said if one.waste), None),
         held_until=held_until(claim, facts, now),
-        nodes=tuple(_node(node.rank, node.instance, facts, now) for node in claim.launched or ()),
+        nodes=tuple(node_of(node, facts, now) for node in claim.launched or ()),
     )
 
 
@@ -258,14 +270,15 @@ def _joined(saves: list[SaveTimes]) -> SaveTimes | None:
     return replace(saves[0], commits=sum(commits) if commits else None)
 
 
-def _node(rank: int, instance: str, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:
-    mine = tuple(fact for fact in facts if fact.instance == instance)
+def node_of(node: NodeRef, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:
+    """One machine of an attempt in short, as far as its facts tell."""
+    mine = tuple(fact for fact in facts if fact.instance == node.instance)
     beat = next(iter(_heartbeats(mine)), None)
     left = next(iter(_exits(mine)), None)
     held = beat is not None and beat.phase == "held" and any(_heard_lately(fact, now) for fact in mine)
     return NodeSummary(
-        rank=rank,
-        instance=instance,
+        rank=node.rank,
+        instance=node.instance,
         phase=("held" if held else "exited") if left else (beat.phase if beat else None),
         step=left.step if left else (beat.step if beat else None),
         exit_code=left.code if left else None,

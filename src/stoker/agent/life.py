@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from stoker.agent import folders, hold, sagemaker
 from stoker.agent.activity import ActivityRecorder, Sight, count_others
-from stoker.agent.beat import Beat
+from stoker.agent.beat import Beat, is_calm
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.closing import Closing
 from stoker.agent.enclosure import Enclosure, Host
@@ -94,7 +94,7 @@ class Life:
         self.store = node.store
         self.wake = threading.Event()
         self.watch = LogWatch(self.store, self.config.job, self.config.claim, self.config.instance)
-        self.beat = Beat(self.store, node.key, self._refresh)
+        self.beat = Beat(self.store, node.key, self._refresh, self._is_calm)
         self.logs = LogPump(self.store, node.key, self.paths.train_log, earlier=node.earlier, tap=self._scan)
         self.metrics: MetricsPump | None = None
         self.usage = UsageThread(UsageSampler(self.paths.root), self._take_usage)
@@ -579,6 +579,9 @@ class Life:
             changes["saves_elsewhere"] = self.missing.elsewhere
         changes["warnings"] = tuple(dict.fromkeys(problem for problem in problems if problem))
         return replace(beat, **changes)  # type: ignore[arg-type]
+
+    def _is_calm(self, beat: Heartbeat) -> bool:
+        return is_calm(beat, self.watch.state, self.config.claim, self.config.rank)
 
     def _waste(self) -> Waste:
         """What of its time led nowhere, so far."""

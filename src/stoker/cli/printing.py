@@ -33,8 +33,8 @@ PHASE_COLOURS = {
 }
 
 
-# Nodes tell how they are every ten seconds where the store is far, and governors write lists every fifteen at least.
-_FRESH_S = 30.0
+# Nodes that train steadily tell how they are once a minute where the store is far.
+_FRESH_S = 90.0
 
 
 def legible(value: T) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from stoker.core.costs import span_s
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.fold import Claim
@@ -25,9 +24,7 @@ def silent_etag(job: JobSnapshot, claim: Claim, rank: int, now: datetime) -> str
     if beat is None:
         overdue = now - claim.launched_at > timedelta(seconds=job.capabilities.boot_timeout_s)
         return "" if overdue else None
-    # An agent may beat more slowly than the provider's bound expects; it says how often.
-    limit = max(job.capabilities.silence_s, 3 * min(span_s(beat.value.interval_s), 600.0))
-    return beat.etag if now - beat.modified > timedelta(seconds=limit) else None
+    return beat.etag if now - beat.modified > timedelta(seconds=job.silence_s(beat.value)) else None
 
 
 def mass_silence(snapshot: Snapshot, policy: Policy, now: datetime) -> bool:

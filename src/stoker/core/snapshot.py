@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from stoker.core.books import Books
+from stoker.core.costs import span_s
 from stoker.core.market import UNKNOWN as UNKNOWN_MARKET
 from stoker.core.market import Market
 from stoker.fold import Claim, JobState
@@ -24,6 +25,11 @@ from stoker.model import (
     Stamped,
 )
 from stoker.spec import Spec
+
+# So many heartbeats are missed before a node counts as silent.
+_MISSED_BEATS = 3
+# The interval that a heartbeat tells counts up to this: a node cannot have itself waited for much longer.
+_LONGEST_INTERVAL_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,14 @@ class JobSnapshot:
         facts = self.facts_of(claim, rank)
         return facts is not None and not isinstance(facts.exit, Known)
 
+    def silence_s(self, beat: Heartbeat | None) -> float:
+        """How long a node with this heartbeat is waited for, in both steps.
+
+        An agent writes more rarely while all is calm, and tells how often.
+        """
+        told_s = 0.0 if beat is None else min(span_s(beat.interval_s), _LONGEST_INTERVAL_S)
+        return max(self.capabilities.silence_s, _MISSED_BEATS * told_s)
+
     def settled(self, now: datetime) -> JobSnapshot:
         """With a verdict on machines that the cloud does not know: not born yet, as far as it can see, or long gone."""
         if not isinstance(self.states, Known) or "unheard-of" not in self.states.value.values():
@@ -108,7 +122,7 @@ class JobSnapshot:
                 beat = self.heartbeat_of(claim, node.rank)
                 if young:
                     alive[node.instance] = "pending"
-                elif beat is not None and (now - beat.modified).total_seconds() < self.capabilities.silence_s:
+                elif beat is not None and (now - beat.modified).total_seconds() < self.silence_s(beat.value):
                     # It speaks. Whoever asked has asked the wrong cloud: another account's, for one.
                     alive[node.instance] = "running"
         states: dict[str, InstanceState] = {

@@ -93,11 +93,12 @@ def _drain_broken_gang(look: Look, claim: Claim) -> bool:
 
 def _mind_silence(look: Look, claim: Claim) -> bool:
     """Silence takes two steps: write down what the heartbeat looked like; end the machine if it still looks so."""
-    limit = timedelta(seconds=look.job.capabilities.silence_s)
     for rank in range(claim.nodes):
         etag = silent_etag(look.job, claim, rank, look.now)
         if etag is None:
             continue
+        beat = look.job.heartbeat_of(claim, rank)
+        limit = timedelta(seconds=look.job.silence_s(beat.value if beat is not None else None))
         if look.blind and etag:  # One that was never heard has nothing to lose.
             look.waiting = (
                 "nodes are silent, but not known to be alone in that: it may be our blindness; nothing is touched"

@@ -13,7 +13,7 @@ from stoker.core.outbox import MOST_WAITING
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.core.telling import Told, budget, leftover_name, orphan, orphans
-from stoker.errors import STUMBLES, StokerError, StoreError, StoreUnavailable, in_words
+from stoker.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
@@ -26,7 +26,6 @@ from stoker.governor.observe import (
     Memory,
     Observation,
     active_jobs,
-    for_each,
     known_places,
     list_clouds,
     observe,
@@ -174,7 +173,7 @@ class Governor:
             wakes.append(plan.wake_at)
         # What could not be done is why it waits, whatever was decided: `ps` and `explain` tell it.
         waiting |= {job: text for job, text in problems.items() if job in newest}
-        self._index(tuple(newest.values()), waiting, clock)
+        self.indexer.update_all(list(newest.values()), waiting, clock.now())
         removed = orphans(actions, clock.now())
         if sweeping:
             problems |= self._sweep(observation, removed, clock)
@@ -362,15 +361,6 @@ class Governor:
                     continue
             kept.append(action)
         return replace(plan, actions=tuple(kept))
-
-    def _index(self, jobs: tuple[JobSnapshot, ...], waiting: dict[str, str], clock: StoreClock) -> None:
-        def update(job: JobSnapshot) -> None:
-            try:
-                self.indexer.update(job, waiting.get(job.state.job, ""), clock.now())
-            except (StoreError, *STUMBLES):
-                pass  # Derived: the next pass, or `stoker reindex`, writes it.
-
-        for_each(update, list(jobs), near=self.store.near)
 
 
 @dataclass(frozen=True)

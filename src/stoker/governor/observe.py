@@ -20,7 +20,7 @@ from stoker.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketReader
-from stoker.index import read_index, read_submission
+from stoker.index import IndexRecord, read_index, read_submission
 from stoker.model import (
     Exit,
     Instance,
@@ -53,6 +53,8 @@ class Memory:
 
     states: dict[str, JobState] = field(default_factory=dict)
     submissions: dict[str, Submission] = field(default_factory=dict)
+    # What the index said when the job was first looked at.
+    indexed: dict[str, IndexRecord] = field(default_factory=dict)
 
     def keep(self, jobs: set[str]) -> None:
         """Forget all but these: a governor may run for months."""
@@ -62,6 +64,7 @@ class Memory:
         for job in jobs:
             self.states.pop(job, None)
             self.submissions.pop(job, None)
+            self.indexed.pop(job, None)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,9 @@ def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str],
     named = list(jobs)
     unknown = [job for job in named if job not in memory.states]
     records = for_each(lambda job: read_index(store, job), unknown, near=store.near)
-    memory.states |= {job: found.state for job, found in zip(unknown, records, strict=True) if found is not None}
+    for job, found in zip(unknown, records, strict=True):
+        if found is not None:
+            memory.states[job], memory.indexed[job] = found.state, found
     for job in named:
         state = memory.states.get(job)
         if state is not None:
