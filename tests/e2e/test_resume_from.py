@@ -32,6 +32,23 @@ def test_what_was_pulled_beside_the_code_is_not_packed_with_the_next_job(world: 
     assert second.code.digest == first.code.digest
 
 
+def test_a_pull_writes_through_no_link_of_an_earlier_one(world: World, tmp_path: Path) -> None:
+    world.script("counter.py")
+    job = world.run(params={"steps": 5, "pause": 0, "sure": 1})
+    mine, folder = tmp_path / "mine", world.code / job.id
+    mine.write_text("mine")
+    folder.mkdir()
+    (folder / ".stokerignore").symlink_to(mine)
+    assert world.cli("pull", job.id).returncode == 0
+    assert mine.read_text() == "mine" and (folder / ".stokerignore").read_text() == "*\n"
+    # A folder that nobody named may not be a link either.
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    refused = world.cli("pull", job.id)
+    assert refused.returncode == 2 and "is a link; name the folder to pull into" in refused.stderr
+    assert world.cli("pull", job.id, str(folder)).returncode == 0
+
+
 def test_a_person_chooses_the_checkpoint_that_a_job_resumes_from(world: World) -> None:
     world.write(
         "import sys\n"
