@@ -79,3 +79,22 @@ def test_a_python_by_the_name_of_its_conda_environment(bench: Bench, tmp_path: P
     bench.python = tmp_path / "conda/bin/python"
     environ = bench.install(None, python="vision")
     assert environ["PATH"].startswith(str(folder))
+
+
+def test_frameworks_are_found_by_the_names_of_their_folders(tmp_path: Path) -> None:
+    """Without importlib.metadata, which takes longer to import than all else that a Python is asked."""
+    import json
+    import subprocess
+
+    from stoker.agent.environment.python import _ASK, _MARK
+
+    folder = tmp_path / "packages"
+    for name in ("torch-2.4.0+cu121.dist-info", "tensorflow-2.16.1-py3.11.egg-info", "torch_geometric-2.5.0.dist-info"):
+        (folder / name).mkdir(parents=True)
+    (folder / "jax").mkdir()
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); before = set(sys.modules)\n{_ASK}\n"
+    code += "assert 'importlib.metadata' not in set(sys.modules) - before\n"
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    (line,) = [line for line in said.stdout.splitlines() if line.startswith(_MARK)] or [said.stderr]
+    assert json.loads(line.removeprefix(_MARK))["frameworks"] == {"torch": "2.4.0+cu121", "tensorflow": "2.16.1"}
+    assert said.returncode == 0, said.stderr
