@@ -57,3 +57,13 @@ def test_a_failing_script_is_told_apart(world: World) -> None:
     done = world.cli("run", "--", "python", "train.py")
     assert done.returncode == 1
     assert "about to fail" in done.stdout
+
+
+def test_a_followed_run_prints_its_summary_as_json_and_the_log_beside_it(world: World) -> None:
+    world.write("print('hello')\n")
+    done = world.cli("run", "--json", "--name", "mine", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["name"], told["phase"], told["exit_code"]) == ("mine", "succeeded", 0)
+    said = done.stderr.splitlines()
+    assert said.index("hello") < said.index("[stoker] succeeded: the training finished"), "the end comes last"
