@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from stoker import client, log
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Plan, Snapshot
 from stoker.errors import UserError
 from stoker.fold import JobState, fold
+from stoker.governor import background
+from stoker.jobfile import Job
 from stoker.model import (
     Claimed,
     Closed,
@@ -30,6 +34,7 @@ from stoker.model import (
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
 from stoker.spec import LocalResources, Resources
+from stoker.store import open_store
 from stoker.testing.sim_data import at, make_snapshot, make_spec
 
 HERE = Offering("sim", "m1", "a", spot=False, price=0.0, on_demand_price=0.0, most_nodes=1)
@@ -162,3 +167,18 @@ def test_nodes_that_never_fit_are_refused() -> None:
     provider.check(replace(make_spec(2), resources=local))
     with pytest.raises(UserError, match=r"nodes: 3 never fit into resources.local.capacity, which is 2"):
         provider.check(replace(make_spec(3), resources=local))
+
+
+def test_a_detached_job_with_room_is_launched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the next tick of a governor that sleeps."""
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(background, "ensure_governor", lambda _url: False)
+    monkeypatch.setattr(LocalProvider, "launch", lambda _self, _requests: ())
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    store = open_store(str(tmp_path / "store"))
+    spec = Job(run="python train.py", resources={"local": {"capacity": 1}})
+    first, second = (client.submit(spec, store=store, detach=True) for _ in range(2))
+    states = [log.read(store, job) for job in (first, second)]
+    assert [len(state.claims) if state is not None else None for state in states] == [1, 0]

@@ -18,6 +18,8 @@ from stoker.model import Known, Offering
 # Provider and zone: where nodes are counted together.
 _Where = tuple[str, str]
 _MOST_NAMED = 2
+# What a job waits for that was looked at without the others that may be before it.
+UNDECIDED = "queued: the next pass over all jobs decides whose turn it is"
 
 
 def place_in_queue(state: JobState) -> tuple[datetime, str]:
@@ -57,7 +59,7 @@ class Rooms:
         if offering.most_nodes is None:
             return None
         if not self.complete:
-            return "queued: the next pass over all jobs decides whose turn it is"
+            return UNDECIDED
         where = (offering.provider, offering.zone)
         used, queued = self._used.setdefault(where, {}), self._queued.setdefault(where, [])
         taken = sum(used.values())

@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker import log
+from stoker.core.room import UNDECIDED
 from stoker.errors import STUMBLES, StokerError, StoreDenied
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.mailbox import something_waits
@@ -98,7 +99,10 @@ def carry_on(store: Store, jobs: Iterable[str], *, at_once: bool = True) -> Gove
         return governed
     try:
         if at_once:
-            Governor(store).run_pass(only=set(named))
+            governor = Governor(store)
+            if UNDECIDED in governor.run_pass(only=set(named)).waiting.values():
+                # Whose turn it is shows only beside the others.
+                governor.run_pass()
     except (StokerError, *STUMBLES):
         pass  # The background governor tries again for as long as it takes.
     ensure_governor(store.url)
