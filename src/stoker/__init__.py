@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stoker import client, errors, train
     from stoker.client import clone, interrupt, remove, resume, stop, submit, wait
-    from stoker.client_read import compare, jobs, logs, metrics, pull
+    from stoker.client_read import compare, jobs, logs, metrics, pull, pull_outputs
     from stoker.jobfile.job import Job
 else:
     ModuleType = type(sys)
@@ -39,6 +39,7 @@ __all__ = [
     "logs",
     "metrics",
     "pull",
+    "pull_outputs",
     "remove",
     "resume",
     "stop",
@@ -51,7 +52,7 @@ __all__ = [
 _LAZY = {
     "Job": "stoker.jobfile.job",
     **dict.fromkeys(("clone", "interrupt", "remove", "resume", "stop", "submit", "wait"), "stoker.client"),
-    **dict.fromkeys(("compare", "jobs", "logs", "metrics", "pull"), "stoker.client_read"),
+    **dict.fromkeys(("compare", "jobs", "logs", "metrics", "pull", "pull_outputs"), "stoker.client_read"),
 }
 _MODULES = ("client", "errors", "train")
 

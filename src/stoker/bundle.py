@@ -55,6 +55,7 @@ _CLIENT_ONLY = (
     "choosing.py",
     "cli/",
     "client.py",
+    "client_read.py",
     "deploying/",
     "finding.py",
     "gathering.py",

@@ -1,5 +1,5 @@
 """Stoker from Python, and what the command line is made of: submit, wait, stop, resume, clone, remove, interrupt; and
-(from `stoker.client_read`) jobs, logs, metrics, checkpoints, compare, pull.
+(from `stoker.client_read`) jobs, logs, metrics, checkpoints, compare, pull, pull_outputs.
 
     job = stoker.submit(stoker.Job(run="python train.py"))
     summary = stoker.wait(job)
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker import facts, index, layout, log
-from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull
+from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
 from stoker.core.governance import names_submitters
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action, JobSnapshot
@@ -59,6 +59,7 @@ from stoker.sending import send
 from stoker.spec import Spec
 from stoker.store import Store, open_store
 from stoker.submit.identity import identified
+from stoker.submit.kept_folders import check_kept_folders
 from stoker.submitting import (
     KnowsLimits,
     Prepared,
@@ -150,6 +151,7 @@ def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     spec, uploads = gather_inputs(localise(spec, provider.capabilities, Path.cwd(), store), provider, store.url, store)
     if provider.capabilities.here:
         check_readable(spec)
+    check_kept_folders(spec, provider.capabilities, None, store)
     house = house_of(store)
     offered = provider.offerings(spec.resources)
     heeded = heed(house, spec, fitting_offerings(house, spec, provider, offered), store)
@@ -569,6 +571,7 @@ __all__ = [
     "prepare_any",
     "prepare_clone",
     "pull",
+    "pull_outputs",
     "reach",
     "rehearse",
     "remove",

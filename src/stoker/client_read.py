@@ -119,6 +119,24 @@ def pull(
     return target
 
 
+@checks_keywords
+def pull_outputs(
+    job: str, folder: str | Path | None = None, *, attempt: int | None = None, store: str | Store | None = None
+) -> Path:
+    """Fetch a job's outputs as plain files. Answers the folder; without one it is called as the job.
+
+    Those of all attempts are merged as the script would have found them on one disk: of a path that several wrote, the
+    last one counts. `attempt` gives those of one attempt. Raises UserError where there are none.
+    """
+    from stoker.reading import outputs
+
+    opened = _opened(store)
+    found = find_job(opened, job)
+    target = Path(found if folder is None else folder)
+    outputs.pull_outputs(opened, outputs.list_outputs(opened, found, attempt), target)
+    return target
+
+
 def _opened(store: str | Store | None) -> Store:
     from stoker.client import open_any
 

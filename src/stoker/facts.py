@@ -14,7 +14,9 @@ from stoker.model import (
     Exit,
     FailureCause,
     Heartbeat,
+    KeptOutputs,
     Known,
+    LeftOutput,
     NodeFacts,
     NoticeFact,
     Observed,
@@ -42,6 +44,9 @@ _TAIL_LINES, _TAIL_CHARS = 50, 20_000
 _KEY_CHARS = 300
 _EVIDENCE, _EVIDENCE_CHARS = 10, 100
 _WARNINGS = 20
+# Files that are named as left out of the outputs; and more bytes than any store holds.
+_LEFT_OUT = 20
+_MOST_BYTES = 10**18
 _PATHS = 5
 # A century: no training, save or notice takes longer.
 _LONGEST_SPAN_S = 100 * 365 * 86400.0
@@ -159,6 +164,7 @@ def bounded(fact: T) -> T:
             tail=_tail(fact.tail),
             save=_save(fact.save),
             waste=_waste(fact.waste),
+            outputs=_outputs(fact.outputs),
             evidence=tuple(text[:_EVIDENCE_CHARS] for text in fact.evidence[:_EVIDENCE]),
             cause=_cause(fact.cause),
             saves_elsewhere=_paths(fact.saves_elsewhere),
@@ -214,6 +220,25 @@ def _waste(waste: Waste | None) -> Waste | None:
         return None
     idle_s, lost_s = (None if span is None else _span_s(span) for span in (waste.idle_s, waste.lost_s))
     return Waste(_span_s(waste.waited_s), idle_s, lost_s)
+
+
+def _outputs(told: KeptOutputs | None) -> KeptOutputs | None:
+    if told is None:
+        return None
+    named = (
+        LeftOutput(one.path[:_KEY_CHARS], _count(one.size), one.why[:_KEY_CHARS]) for one in told.named[:_LEFT_OUT]
+    )
+    return KeptOutputs(
+        files=_count(told.files),
+        size=_count(told.size),
+        left_out=_count(told.left_out),
+        left_out_size=_count(told.left_out_size),
+        named=tuple(named),
+    )
+
+
+def _count(told: int) -> int:
+    return min(max(0, told), _MOST_BYTES)
 
 
 def _prefer(known: Observed[Stamped[T] | None], newer: Observed[Stamped[T] | None]) -> Observed[Stamped[T] | None]:

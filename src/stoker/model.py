@@ -566,6 +566,27 @@ class FailureCause:
 
 
 @dataclass(frozen=True)
+class LeftOutput:
+    """A file that is not among the outputs, and why."""
+
+    path: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True)
+class KeptOutputs:
+    """What of one node, or one attempt, is in the store as outputs, and what was left out. Sizes are in bytes."""
+
+    files: int = 0
+    size: int = 0
+    left_out: int = 0
+    left_out_size: int = 0
+    # The largest of those that were left out.
+    named: tuple[LeftOutput, ...] = ()
+
+
+@dataclass(frozen=True)
 class Exit:
     """Written once, after every process of the training is dead and everything else is durable."""
 
@@ -593,6 +614,7 @@ class Exit:
     tail: tuple[str, ...] = ()
     save: SaveTimes | None = None
     started_at: datetime | None = None
+    outputs: KeptOutputs | None = None
     # What the kernel or NVML said: `oom`, `xid:79`, `disk-full`.
     evidence: tuple[str, ...] = ()
     # By more of the log than `tail` has.

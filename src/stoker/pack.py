@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, cast
 from stoker.errors import UserError
 from stoker.git import Revision, revision
 from stoker.spec import Code
+from stoker.submit.ignored_files import Ignored, weigh
 from stoker.submit.system_folders import check_code_folder, is_made_up
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Packed:
     warnings: tuple[str, ...]
     # Everything in it, relative to the folder.
     names: frozenset[str] = frozenset()
+    # What ignore files left out and the script may need: one for each kind of ignore file.
+    ignored: tuple[Ignored, ...] = ()
 
     @property
     def code(self) -> Code:
@@ -96,19 +99,20 @@ class _Entry:
         return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
 
 
-def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None) -> Packed:
+def pack(folder: Path, *, exclude: Sequence[str] = (), known: Sequence[Path] = (), into: Path | None = None) -> Packed:
     """Pack everything in `folder` that is code, into a new temporary file (in `into`, where that is given).
 
     Left out: what `.gitignore` and `.stokerignore` say, at any depth and above the folder up to the root of its git
     repository; caches and virtual environments; links that lead out of the folder; and `exclude`, paths relative to
-    the folder or absolute. Raises UserError when the folder or something in it cannot be read, leaving nothing behind.
+    the folder or absolute. `known` is what the job has by other ways, its inputs: that it is left out is no news.
+    Raises UserError when the folder or something in it cannot be read, leaving nothing behind.
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "there is no such folder"
         raise UserError(f"code: {folder}: {problem}")
     root = folder.resolve()
     check_code_folder(root)
-    walk = _Walk(root, frozenset(_relative(root, exclude)))
+    walk = _Walk(root, frozenset(_relative(root, exclude)), frozenset(_relative(root, map(str, known))))
     entries = sorted(walk.entries(), key=lambda entry: os.fsencode(entry.name))
     digest, path = _write(entries, into)
     unpacked = sum(entry.size for entry in entries)
@@ -128,6 +132,7 @@ def pack(folder: Path, *, exclude: Sequence[str] = (), into: Path | None = None)
         dirty=source.dirty,
         warnings=tuple(walk.warnings),
         names=frozenset(entry.name for entry in entries),
+        ignored=weigh(root, walk.ignored),
     )
 
 
@@ -142,8 +147,11 @@ def _relative(root: Path, paths: Iterable[str]) -> Iterator[str]:
 class _Walk:
     """Goes through the folder once, deciding what is code."""
 
-    def __init__(self, root: Path, excluded: frozenset[str]) -> None:
+    def __init__(self, root: Path, excluded: frozenset[str], known: frozenset[str] = frozenset()) -> None:
         self.excluded = excluded
+        self.known = known
+        # What an ignore file left out, with the name of that file.
+        self.ignored: list[tuple[str, str]] = []
         self.warnings: list[str] = []
         self._root = root
         self._device = root.stat().st_dev
@@ -173,6 +181,8 @@ class _Walk:
             if item.name in _ALWAYS_OUT or item.name.endswith(".pyc") or inner in self.excluded:
                 continue
             if _ignored(path, is_folder, rules):
+                if inner not in self.known:
+                    self.ignored.append((inner, _ignored_by(path, is_folder, rules)))
                 continue
             if item.is_symlink():
                 yield from self._link(path, inner)
@@ -242,12 +252,16 @@ class _Rules:
 
     folder: Path
     spec: GitIgnoreSpec
+    # Of that, what is written in Stoker's own file.
+    own: GitIgnoreSpec
 
 
 def _read_rules(folder: Path) -> _Rules | None:
     lines: list[str] = []
+    before = 0
     # Stoker's own file comes last: it may take back what git's says.
     for name in _IGNORE_FILES:
+        before = len(lines)
         try:
             # A pipe of that name would never end.
             if (folder / name).is_file():
@@ -262,7 +276,8 @@ def _read_rules(folder: Path) -> _Rules | None:
     from pathspec import GitIgnoreSpec
 
     # To pathspec `a/**` matches the folder `a/` itself; to git it does not, so that `!a/keep` can follow.
-    return _Rules(folder, GitIgnoreSpec.from_lines([re.sub(r"/\*\*$", "/*", line.rstrip()) for line in lines]))
+    lines = [re.sub(r"/\*\*$", "/*", line.rstrip()) for line in lines]
+    return _Rules(folder, GitIgnoreSpec.from_lines(lines), GitIgnoreSpec.from_lines(lines[before:]))
 
 
 def _rules_above(root: Path) -> tuple[_Rules, ...]:
@@ -286,6 +301,15 @@ def _ignored(path: Path, is_folder: bool, rules: tuple[_Rules, ...]) -> bool:
         if verdict is not None:
             return verdict
     return False
+
+
+def _ignored_by(path: Path, is_folder: bool, rules: tuple[_Rules, ...]) -> str:
+    """Which file says so, of those that stand beside each other."""
+    for rule in reversed(rules):
+        name = path.relative_to(rule.folder).as_posix() + ("/" if is_folder else "")
+        if rule.spec.check_file(name).include is not None:
+            return _IGNORE_FILES[1] if rule.own.check_file(name).include else _IGNORE_FILES[0]
+    return _IGNORE_FILES[0]
 
 
 # ── the archive ───────────────────────────────────────────────────────────────────────────────────────────────────────

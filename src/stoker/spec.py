@@ -259,8 +259,11 @@ class Input:
 class Checkpoints:
     """Where the script saves, and how many are kept."""
 
-    dir: str = part(
-        "folder the script saves to, relative to the code or absolute", form="folder", default="checkpoints"
+    dir: str | tuple[str, ...] = part(
+        "folder the script saves to, relative to the code or absolute; `.`, or patterns such as `out/*.pt`, for a "
+        "script that saves beside its code",
+        form="paths",
+        default="checkpoints",
     )
     keep: int = part("how many committed checkpoints are kept", default=3, least=1)
     grace_s: float = part(
@@ -361,7 +364,13 @@ class Spec:
     inputs: dict[str, Input] = part("data sets by name; each in STOKER_INPUT_<NAME>", form="inputs", factory=dict)
     checkpoints: Checkpoints = part("where the script saves, and how many are kept", factory=Checkpoints)
     resume_from: str | None = part("JOB[:REF], or a URL or folder of plain files", default=None)
-    outputs: str | None = part("folder synced to the store as plain files during training", form="folder", default=None)
+    outputs: str | tuple[str, ...] | None = part(
+        "folders, files or patterns synced to the store as plain files during training, such as `artifacts`, `.` or "
+        "`[artifacts, '*.png', 'runs/**', '!runs/cache']`; what else the script makes beside its code is kept at the "
+        "end, up to a bound",
+        form="paths",
+        default=None,
+    )
     metrics: dict[str, str] = part(
         "regular expressions that find metrics in the log; the group is the value",
         form="regexes",

@@ -32,6 +32,7 @@ from stoker.jobfile import Layer, named_provider
 from stoker.model import Capabilities, Offering
 from stoker.notify import checking
 from stoker.pack import Packed, pack
+from stoker.path_patterns import entries_of, is_pattern
 from stoker.providers import registry
 from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
@@ -39,6 +40,7 @@ from stoker.rules import House
 from stoker.spec import Code, Resources, Spec
 from stoker.store import Store
 from stoker.submit.identity import identified
+from stoker.submit.kept_folders import check_kept_folders
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unmasked, unreachable
 
 if TYPE_CHECKING:
@@ -156,8 +158,10 @@ def prepare(
     if isinstance(provider, Checks):
         provider.check(spec)
     asked = None if offline and not store.near else store
+    given = [folder / wanted.source for wanted in spec.inputs.values() if "://" not in wanted.source]
     spec, uploads = gather_inputs(localise(spec, provider.capabilities, folder, asked), provider, store.url, asked)
     code_folder = _code_folder(spec, folder)
+    check_kept_folders(spec, provider.capabilities, code_folder, store)
     house = house_of(asked)
     offered = provider.offerings(spec.resources)
     new = provider.unchecked(spec.resources) if offline and isinstance(provider, PlansFromTables) else ()
@@ -176,7 +180,7 @@ def prepare(
         raise UserError(lost[0])
     if provider.capabilities.here and not offline:
         check_readable(spec)
-    packed = pack(code_folder, exclude=_not_code(spec, store))
+    packed = pack(code_folder, exclude=_not_code(spec, store), known=given)
     try:
         chosen = choose_requirements(spec, code_folder, packed.names)
         spec = chosen.spec
@@ -409,9 +413,9 @@ def _requests(
 
 def _not_code(spec: Spec, store: Store) -> list[str]:
     """What lies in the folder and is made by runs of it: not code, and it would change the digest each time."""
-    found = [spec.checkpoints.dir, str(home())]
-    if spec.outputs is not None:
-        found.append(spec.outputs)
+    entries = (*entries_of(spec.checkpoints.dir), *entries_of(spec.outputs))
+    # A pattern may match code as well, which is packed: unchanged, it is neither checkpoint nor output.
+    found = [*(entry for entry in entries if not is_pattern(entry)), str(home())]
     if store.url.startswith("file://"):
         found.append(unquote(store.url.removeprefix("file://")))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -12,6 +13,7 @@ from stoker.model import (
     CheckpointRef,
     Exit,
     Heartbeat,
+    KeptOutputs,
     Known,
     NodeFacts,
     NodeRef,
@@ -21,10 +23,13 @@ from stoker.model import (
     SaveTimes,
     Waste,
 )
+from stoker.path_patterns import as_written
 from stoker.spec import Code, Scalar, Spec, Submission
 
 # A machine whose heartbeat is older was ended since: agents of far stores beat every ten seconds.
 _HEARD_S = 60.0
+# How many files that were left out of the outputs are named.
+_LEFT_OUT = 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class AttemptSummary:
     waste: Waste | None = None
     # Until when each of its machines was held for a look after its end, of those that were.
     held_until: tuple[datetime, ...] = ()
+    # What its nodes left in the store as outputs, and what not; None where none has told yet.
+    outputs: KeptOutputs | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,8 @@ class Summary:
     # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken yet: so
     # old are its step, its metrics and what it does. None for what has ended, which does not grow old.
     heard_at: datetime | None = None
+    # What all its attempts left in the store as outputs, and what not. A file of several attempts counts for each.
+    outputs: KeptOutputs | None = None
 
 
 def summarize(
@@ -195,9 +204,11 @@ def summarize(
         at_risk_s=_at_risk_s(phase, current, now),
         warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
         origin=submission.origin,
-        checkpoint_dir=spec.checkpoints.dir,
+        checkpoint_dir=as_written(spec.checkpoints.dir),
         held=_held(state, spec, facts, now),
         heard_at=_heard_at(state, facts, now),
+        # What the last attempt left out is named first.
+        outputs=_add_outputs([attempt.outputs for attempt in reversed(attempts)]),
     )
 
 
@@ -258,6 +269,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         left_at=max((left.at for left in exits), default=None),
         waste=closed.waste if closed else next((one.waste for one in said if one.waste), None),
         held_until=held_until(claim, facts, now),
+        outputs=_add_outputs([left.outputs for left in exits]),
         nodes=tuple(node_of(node, facts, now) for node in claim.launched or ()),
     )
 
@@ -268,6 +280,19 @@ def _joined(saves: list[SaveTimes]) -> SaveTimes | None:
         return None
     commits = [save.commits for save in saves if save.commits is not None]
     return replace(saves[0], commits=sum(commits) if commits else None)
+
+
+def _add_outputs(told: Sequence[KeptOutputs | None]) -> KeptOutputs | None:
+    known = [one for one in told if one is not None]
+    if not known:
+        return None
+    return KeptOutputs(
+        files=sum(one.files for one in known),
+        size=sum(one.size for one in known),
+        left_out=sum(one.left_out for one in known),
+        left_out_size=sum(one.left_out_size for one in known),
+        named=tuple(named for one in known for named in one.named)[:_LEFT_OUT],
+    )
 
 
 def node_of(node: NodeRef, facts: tuple[NodeFacts, ...], now: datetime) -> NodeSummary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -242,21 +243,27 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path, store: Store) -> None:
     assert content(tmp_path / "disk")
 
 
-def test_a_folder_that_cannot_be_renamed_is_filled(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a mount point."""
+def test_a_mount_point_is_filled(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be renamed into it, or out of it."""
     saved(tmp_path, store)
     folder = tmp_path / "mount"
     write(folder / "mine", "precious")
-    real = Path.rename
 
-    def rename(self: Path, target: Path) -> Path:
-        if folder in (self, Path(target)):
-            raise OSError(16, "busy")
-        return real(self, target)
+    def inside(path: Path) -> bool:
+        return Path(path).is_relative_to(folder)
 
-    monkeypatch.setattr(Path, "rename", rename)
+    def keep_to_the_mount(name: str) -> None:
+        real = getattr(Path, name)
+
+        def rename(self: Path, target: Path) -> Path:
+            if inside(self) != inside(target):
+                raise OSError(errno.EXDEV, "another disk")
+            return real(self, target)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(Path, name, rename)
+
+    keep_to_the_mount("rename")
+    keep_to_the_mount("replace")
     restore(store, JOB, 0, keys(store)[0], folder)
     assert (folder / "step-0" / "model").read_text() == "model 0"
     assert (folder / ".tmp-replaced" / "mine").read_text() == "precious"

@@ -66,7 +66,7 @@ def place(paths: NodePaths, *, rank: int = 0, nodes: int = 1, inputs: dict[str, 
         channel=paths.channel,
         notice=paths.notice,
         inputs=inputs if inputs is not None else {"train": str(paths.inputs / "train")},
-        outputs=None,
+        outputs=paths.root / "artifacts",
         lib=paths.lib,
         environ={},
     )
@@ -305,7 +305,7 @@ def test_the_outputs_are_the_contracts(paths: NodePaths) -> None:
     assert folders.outside(paths, "/opt/ml/model/a") == paths.root / "artifacts/model/a"
     assert folders.outside(paths, "/opt/ml/output/data") == paths.root / "artifacts/data"
     assert folders.outside(paths, "/opt/ml/output/failure") == paths.root / "ml/output/failure"
-    assert folders.output_folder(paths, replace(SPEC, environment=Environment())) is None
+    assert folders.output_folder(paths, replace(SPEC, environment=Environment())) == paths.code / "outputs"
 
 
 @pytest.mark.parametrize("folder", ["/opt/ml/model", "/opt/ml/output/data/saves", "/opt/ml", "/opt/ml/input"])

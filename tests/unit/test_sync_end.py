@@ -244,7 +244,7 @@ def test_a_restarted_agent_where_no_training_began_commits_nothing(tmp_path: Pat
 
 
 def test_patterns_are_what_the_docs_say() -> None:
-    assert set(IGNORED) == {"*.tmp", ".tmp-*", "*.partial", ".stoker-lock"}
+    assert set(IGNORED) == {"*.tmp", ".tmp-*", "*.partial", ".stoker-lock", ".stoker-folder.*"}
 
 
 def test_the_outage_error_is_what_the_store_raises() -> None:

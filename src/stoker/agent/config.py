@@ -8,6 +8,7 @@
 <node>/lib/             `stoker.train`, for the training to import
 <node>/train.log        what the training printed, written by the training itself
 <node>/agent.log        the agent's own words
+<node>/baseline.json    what lay in the working folder before the training
 <node>/scratch/         copies of files that are still being written to
 <node>/channel/         between the training and its agent (see stoker.train)
     notice.json  save  metrics.jsonl  commits/  commits.done/
@@ -82,6 +83,11 @@ class NodePaths:
     def left(self) -> Path:
         """Appears when the exit is in the store: nothing on this disk is needed any more. Holds how it ended."""
         return self.root / "left"
+
+    @property
+    def baseline(self) -> Path:
+        """What lay in the working folder before the training: it is neither output nor checkpoint."""
+        return self.root / "baseline.json"
 
     @property
     def scratch(self) -> Path:

@@ -20,7 +20,7 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("STOKER_JOB", "the job's id"),
     ("STOKER_ATTEMPT", "1, 2, …: goes up with every restart; usable as a fence for outside effects"),
     ("STOKER_CHECKPOINT_DIR", "save here; what is here at the start was restored"),
-    ("STOKER_OUTPUT_DIR", "plain files that are synced to the store, where `outputs` is set"),
+    ("STOKER_OUTPUT_DIR", "results: plain files that are synced to the store while it trains; always there"),
     ("STOKER_INPUT_<NAME>", "folder or file of each input, or its URL for `mode: stream`; `-` in a name is `_` here"),
     ("STOKER_PARAMS", "the parameters as JSON"),
     ("STOKER_NOTICE_FILE", "appears on a notice; JSON with the time that is left"),
@@ -29,7 +29,8 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("MASTER_ADDR, MASTER_PORT", "where rank 0 is"),
     ("NUM_NODES, NODE_RANK, NODES", "how many nodes, which one this is, and their addresses in rank order"),
     ("PET_*", "torchrun's own, so that plain `torchrun train.py` works on any number of nodes"),
-    ("WANDB_RUN_ID, WANDB_RESUME, MLFLOW_RUN_NAME", "where unset: one curve across attempts"),
+    ("WANDB_RUN_ID, WANDB_RESUME", "where unset: one run of Weights & Biases across attempts"),
+    ("MLFLOW_RUN_NAME", "where unset: the job's id; each attempt is a run of MLflow with this name"),
     ("PYTHONUNBUFFERED", "1 where unset: lines reach the log as they are printed"),
 )
 
@@ -51,7 +52,7 @@ class Place:
     channel: Path
     notice: Path
     inputs: dict[str, str]
-    outputs: Path | None
+    outputs: Path
     lib: Path
     # What the environment made for the training sets.
     environ: Mapping[str, str]
@@ -85,6 +86,7 @@ def _contract(submission: Submission, place: Place) -> dict[str, str]:
         "STOKER_JOB": submission.job,
         "STOKER_ATTEMPT": str(place.attempt),
         "STOKER_CHECKPOINT_DIR": str(place.checkpoints),
+        "STOKER_OUTPUT_DIR": str(place.outputs),
         "STOKER_PARAMS": params_json(submission.spec),
         "STOKER_NOTICE_FILE": str(place.notice),
         "STOKER_CHANNEL": str(place.channel),
@@ -96,8 +98,6 @@ def _contract(submission: Submission, place: Place) -> dict[str, str]:
     }
     if submission.spec.secrets:
         env["STOKER_SECRETS"] = ",".join(submission.spec.secrets)
-    if place.outputs is not None:
-        env["STOKER_OUTPUT_DIR"] = str(place.outputs)
     for name, where in place.inputs.items():
         env[input_variable(name)] = where
     env |= {

@@ -14,7 +14,7 @@ from stoker.agent.restore import Restored
 from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
 from stoker.core.failure_patterns import diagnose
-from stoker.model import Exit, ExitOutcome, ExitWhy, Waste
+from stoker.model import Exit, ExitOutcome, ExitWhy, KeptOutputs, Waste
 
 # Of the log, what the exit keeps for people, and what is read to find the cause of a failure: the stacks that a crash
 # of several processes prints are long.
@@ -75,7 +75,12 @@ def judge(trained: Trained, node_dir: Path, cgroup: str | None, said: str = "", 
 
 
 def complete(
-    left: Exit, saved: SyncStatus | None, progress: Progress | None, last_lines: tuple[str, ...], waste: Waste
+    left: Exit,
+    saved: SyncStatus | None,
+    progress: Progress | None,
+    last_lines: tuple[str, ...],
+    waste: Waste,
+    outputs: KeptOutputs | None = None,
 ) -> Exit:
     """With what is only known when everything is flushed. `last_lines` of the log tell why it failed."""
     if saved is not None:
@@ -83,4 +88,4 @@ def complete(
     if progress is not None:
         left = replace(left, step=progress.last_step, first_step=progress.first_step, metrics=progress.values)
     cause = diagnose(last_lines) if left.outcome == "failed" else None
-    return replace(left, tail=last_lines[-TAIL_LINES:], cause=cause, waste=waste)
+    return replace(left, tail=last_lines[-TAIL_LINES:], cause=cause, waste=waste, outputs=outputs)

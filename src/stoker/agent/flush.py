@@ -17,13 +17,14 @@ from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
 from stoker.agent.notices import Notices
+from stoker.agent.output_files import Baseline
 from stoker.agent.outputs import OutputSync
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
 from stoker.facts import read_fact
 from stoker.fold import JobState
 from stoker.index import read_submission
-from stoker.model import CheckpointRef, Exit, Heartbeat, Known
+from stoker.model import CheckpointRef, Exit, Heartbeat, KeptOutputs, Known
 from stoker.processes.unmounting import unmount_below
 from stoker.spec import Submission
 
@@ -97,8 +98,7 @@ def _flush(node: Node, notices: Notices) -> None:
     logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
     if metrics is not None:
         metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
-    if submission is not None:
-        _flush_outputs(node, submission, closing)
+    kept = _flush_outputs(node, submission, closing) if submission is not None else None
     beat.stop(timeout_s=min(5.0, closing.share_s(1 / 2)))
     progress = metrics.progress if metrics else None
     left = Exit(
@@ -118,6 +118,7 @@ def _flush(node: Node, notices: Notices) -> None:
         commits=status.commits if status else 0,
         tail=logs.tail(),
         waste=before.waste if before else None,
+        outputs=kept,
     )
     node.write_exit(left, closing.exit_by_s())
     if copy is not None:
@@ -179,6 +180,8 @@ def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> 
     folder = folders.checkpoint_folder(node.paths, submission.spec)
     if not folder.is_dir():
         return None
+    # Without it no training began here, and nothing is committed.
+    baseline = Baseline.read(node.paths.baseline) or Baseline()
     sync = CheckpointSync(
         node.store,
         job=node.config.job,
@@ -190,6 +193,7 @@ def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> 
         scratch=node.paths.scratch,
         keep=submission.spec.checkpoints.keep,
         recovering=True,
+        selection=folders.checkpoint_selection(node.paths, submission.spec, baseline),
     )
     if closing.pressing:
         sync.press(closing.share_s())
@@ -198,8 +202,12 @@ def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> 
     return sync.status()
 
 
-def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> None:
-    folder = folders.output_folder(node.paths, submission.spec)
-    if folder is not None and folder.is_dir():
-        outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, folder)
-        outputs.final(closing.share_s(), until_s=closing.rest_by_s)
+def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> KeptOutputs | None:
+    """Put what the training left as outputs. None: it never began."""
+    baseline = Baseline.read(node.paths.baseline)
+    if baseline is None:
+        return None
+    files = folders.output_files(node.paths, submission.spec, baseline)
+    outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, files)
+    outputs.final(closing.share_s(), until_s=closing.rest_by_s)
+    return outputs.report()

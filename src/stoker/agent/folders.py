@@ -18,14 +18,76 @@ import posixpath
 from pathlib import Path
 
 from stoker.agent.config import NodePaths
+from stoker.agent.output_files import Baseline, OutputFiles, Source, without_caches
+from stoker.agent.snapshot import Files, Selection, scan
 from stoker.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
+from stoker.path_patterns import PathFilter, base_of, below, common_base, entries_of, is_pattern
 from stoker.spec import Checkpoints, Spec
+
+# The output folder of a job that names none, below the code; `stoker.train` takes the same one outside Stoker.
+OUTPUTS = "outputs"
 
 
 def checkpoint_folder(paths: NodePaths, spec: Spec) -> Path:
-    """Where the agent finds what the training saves."""
+    """Where the agent finds what the training saves: the folder that holds all of it, where patterns choose."""
     inside = checkpoints_inside(spec)
-    return paths.code / spec.checkpoints.dir if inside is None else outside(paths, inside)
+    return paths.code / common_base(entries_of(spec.checkpoints.dir)) if inside is None else outside(paths, inside)
+
+
+def checkpoint_filter(spec: Spec) -> PathFilter | None:
+    """Which files of the checkpoint folder are checkpoints; None where all of them are."""
+    entries = entries_of(spec.checkpoints.dir)
+    base = common_base(entries)
+    if not _selective(spec):
+        return None
+    # A folder of outputs inside is synced by itself.
+    kept = () if base.startswith("/") else tuple(f"!{entry}" for entry in _plain_outputs(spec) if entry != ".")
+    return PathFilter(below((*entries, *kept), base))
+
+
+def _selective(spec: Spec) -> bool:
+    """Whether something else than checkpoints may lie in the folder, such as the code."""
+    entries = entries_of(spec.checkpoints.dir)
+    return len(entries) > 1 or entries[0] == "." or is_pattern(entries[0])
+
+
+def checkpoint_selection(paths: NodePaths, spec: Spec, baseline: Baseline) -> Selection:
+    """Which files of the checkpoint folder are checkpoints: where others have files in it, too, without theirs."""
+    if not is_shared(paths, spec):
+        return Selection()
+    chosen = checkpoint_filter(spec)
+
+    def look(folder: Path) -> Files:
+        return {
+            path: file
+            for path, file in without_caches(scan(folder)).items()
+            if (chosen is None or chosen.takes(path)) and not baseline.has_file(folder, file)
+        }
+
+    return Selection(look, chosen.takes if chosen is not None else lambda _path: True)
+
+
+def watched(paths: NodePaths, spec: Spec) -> list[Path]:
+    """The folders in which files of others may lie: what was there before the training is not the job's."""
+    found = [paths.code, *_absolute(spec)]
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def written(paths: NodePaths, spec: Spec) -> list[Path]:
+    """The folders outside the code that the training writes to, and the one for results. They have to be made."""
+    return list(dict.fromkeys([checkpoint_folder(paths, spec), output_folder(paths, spec), *_absolute(spec)]))
+
+
+def _absolute(spec: Spec) -> list[Path]:
+    if spec.environment.contract is not None:
+        return []
+    entries = (*entries_of(spec.checkpoints.dir), *entries_of(spec.outputs))
+    return [Path(base_of(entry)) for entry in entries if entry.startswith("/")]
+
+
+def is_shared(paths: NodePaths, spec: Spec) -> bool:
+    """Whether the checkpoint folder may hold files of others: it is not this node's own, or patterns choose in it."""
+    return _selective(spec) or not checkpoint_folder(paths, spec).is_relative_to(paths.root)
 
 
 def checkpoints_inside(spec: Spec) -> str | None:
@@ -34,22 +96,87 @@ def checkpoints_inside(spec: Spec) -> str | None:
         return None
     if spec.checkpoints.dir == Checkpoints().dir:
         return CHECKPOINTS
-    folder = posixpath.normpath(posixpath.join(CODE, spec.checkpoints.dir))
+    folder = posixpath.normpath(posixpath.join(CODE, *entries_of(spec.checkpoints.dir)[:1]))
     return folder if folder.startswith(f"{ML}/") else None
 
 
-def output_folder(paths: NodePaths, spec: Spec) -> Path | None:
-    """What is synced to the store as plain files; None where nothing is."""
+def output_folder(paths: NodePaths, spec: Spec) -> Path:
+    """Where the training puts results: STOKER_OUTPUT_DIR. There always is one."""
     if spec.environment.contract is not None:
         return artifacts(paths)
-    return paths.code / spec.outputs if spec.outputs else None
+    plain = _plain_outputs(spec)
+    if plain:
+        return paths.code / plain[0]
+    default = paths.code / OUTPUTS
+    # Code that has a file of this name keeps it.
+    return paths.root / OUTPUTS if default.exists() and not default.is_dir() else default
+
+
+def output_files(paths: NodePaths, spec: Spec, baseline: Baseline) -> OutputFiles:
+    """Which files are kept as outputs. `baseline` is what lay there before the training.
+
+    One output folder is kept as it is: its files are at the top of the kept tree. Of several, and of patterns, files
+    keep their paths from the working folder. Files beside the code always do.
+    """
+    top = output_folder(paths, spec)
+    if spec.environment.contract is not None:
+        return OutputFiles([Source(top, whole=True)], _beside(paths, spec, prefix="code/"), baseline)
+    entries = entries_of(spec.outputs)
+    relative = tuple(entry for entry in entries if not entry.removeprefix("!").startswith("/"))
+    sources: list[Source] = []
+    if not any(is_pattern(entry) for entry in entries) and len(entries) <= 1 and top != paths.code:
+        sources.append(Source(top, whole=top.is_relative_to(paths.root)))
+    else:
+        chosen = PathFilter(relative if _plain_outputs(spec) else (OUTPUTS, *relative))
+        saved = _saved_filter(paths, spec)
+        sources.append(Source(paths.code, takes=lambda path: chosen.takes(path) and not saved.takes(path)))
+        if not top.is_relative_to(paths.code):
+            sources.append(Source(top, f"{OUTPUTS}/", whole=True))
+    if len(entries) > 1 or any(is_pattern(entry) for entry in entries):
+        for entry in entries:
+            if entry.startswith("/"):
+                base = base_of(entry)
+                prefix = f"{posixpath.basename(base)}/" if len(entries) > 1 else ""
+                sources.append(Source(Path(base), prefix, PathFilter(below((entry,), base)).takes))
+    return OutputFiles(sources, _beside(paths, spec), baseline)
+
+
+def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> Source:
+    """The working folder without what is declared, saved, or taken back with `!`."""
+    saved = _saved_filter(paths, spec)
+    entries = entries_of(spec.outputs)
+    top = output_folder(paths, spec)
+    plain = (top.relative_to(paths.code).as_posix(),) if top != paths.code and top.is_relative_to(paths.code) else ()
+    declared = PathFilter((*plain, *(entry for entry in entries if not entry.startswith(("/", "!")))))
+    # Only what is taken back from everything is taken back here, too.
+    refused = PathFilter(tuple(entry[1:] for entry in entries if entry.startswith("!")))
+    return Source(
+        paths.code,
+        prefix,
+        lambda path: not (declared.takes(path) or refused.takes(path) or saved.takes(path)),
+    )
+
+
+def _saved_filter(paths: NodePaths, spec: Spec) -> PathFilter:
+    """Which files of the working folder are checkpoints."""
+    if spec.environment.contract is not None:
+        folder = checkpoint_folder(paths, spec)
+        inside = folder.is_relative_to(paths.code) and folder != paths.code
+        return PathFilter((folder.relative_to(paths.code).as_posix(),) if inside else ())
+    entries = entries_of(spec.checkpoints.dir)
+    kept = tuple(f"!{entry}" for entry in _plain_outputs(spec) if entry != "." and "." in entries)
+    return PathFilter((*(entry for entry in entries if not entry.startswith("/")), *kept))
+
+
+def _plain_outputs(spec: Spec) -> tuple[str, ...]:
+    return tuple(entry for entry in entries_of(spec.outputs) if not is_pattern(entry))
 
 
 def outputs_inside(spec: Spec) -> str | None:
     """Where the training has the folder that `outputs` names, if that is none of the contract's own."""
     if spec.environment.contract is None or spec.outputs is None:
         return None
-    folder = posixpath.normpath(posixpath.join(CODE, spec.outputs))
+    folder = posixpath.normpath(posixpath.join(CODE, *entries_of(spec.outputs)[:1]))
     return None if folder in (MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE) else folder
 
 

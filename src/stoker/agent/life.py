@@ -14,6 +14,7 @@ from typing import TypeVar
 from stoker.agent import folders, hold, sagemaker
 from stoker.agent.activity import ActivityRecorder, Sight, count_others
 from stoker.agent.beat import Beat, is_calm
+from stoker.agent.checkpoints.restore_folder import RestoreFolder, take_baseline
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.closing import Closing
 from stoker.agent.enclosure import Enclosure, Host
@@ -26,13 +27,14 @@ from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
 from stoker.agent.node import FLUSH_LIMIT_S, Node, utcnow
 from stoker.agent.notices import Notices
+from stoker.agent.output_files import Baseline
 from stoker.agent.outputs import OutputSync
 from stoker.agent.peers import PeerWatch
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.preparing import Preparing
 from stoker.agent.programs import fetch_program
 from stoker.agent.ready import Ready, Readying, make_command, make_place
-from stoker.agent.restore import RestoreError, find_candidates, restore
+from stoker.agent.restore import RestoreError, find_candidates
 from stoker.agent.resume import import_checkpoint, parse_source
 from stoker.agent.supervise import Ending, Training
 from stoker.agent.sync import CheckpointSync
@@ -51,6 +53,7 @@ from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.model import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
 from stoker.parallel import run_watched
+from stoker.path_patterns import as_written
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import Contained, KeepsEnvironments
@@ -246,17 +249,14 @@ class Life:
         spec = submission.spec
         claim = state.claim(self.config.claim)
         assert claim is not None
-        folder = folders.checkpoint_folder(self.paths, spec)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = RestoreFolder.open(self.paths, spec, self.config.job)
         gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._wait_for_others)
         address = self.node.machine.address()
 
         def fetch(key: str) -> None:
             try:
                 self.trained.restored = self._ask(
-                    lambda: restore(
-                        self.store, self.config.job, self.config.rank, key, folder, progress=self._stop_if_left
-                    )
+                    lambda: folder.restore(self.store, self.config.rank, key, self._stop_if_left)
                 )
             except RestoreError as error:
                 self.trained.damaged |= error.damaged
@@ -273,6 +273,11 @@ class Life:
             agreement = gang.lead(address, port, iter(candidates), fetch)
             if agreement.checkpoint in candidates:
                 self.trained.older_checkpoints = len(candidates) - candidates.index(agreement.checkpoint) - 1
+        if agreement.checkpoint is None:
+            self.trained.restored = None
+            self._ask(lambda: folder.clear(self.store))
+        if folder.aside:
+            self.node.say(f"{folder.aside_text}; nothing of it is deleted")
         return agreement
 
     def _import(self, resume_from: str | None) -> None:
@@ -294,7 +299,7 @@ class Life:
     def _train(self, submission: Submission, agreement: Agreement, attempt: int) -> Exit:
         spec = submission.spec
         place = make_place(self.node, submission, self.ready, agreement, attempt)
-        self._start_syncs(submission, place)
+        self._start_syncs(submission, place, take_baseline(self.paths, spec, self.trained.restored))
         command = make_command(self.node, submission, self.ready, place, command_argv(spec))
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
@@ -336,7 +341,7 @@ class Life:
         save = replace(ended.save, commits=self.sync.status().commits - before.commits) if ended.save else None
         self.trained.ended = replace(ended, save=save)
 
-    def _start_syncs(self, submission: Submission, place: Place) -> None:
+    def _start_syncs(self, submission: Submission, place: Place, baseline: Baseline) -> None:
         spec = submission.spec
         assert self.peers is not None
         seen_at = [path for path in (folders.checkpoints_inside(spec),) if path is not None]
@@ -355,14 +360,16 @@ class Life:
             writing=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints, seen_at),
             peers=self.peers.ranks_with_files,
             lead_finished=lambda: self.peers is not None and self.peers.lead_finished,
+            selection=folders.checkpoint_selection(self.paths, spec, baseline),
         )
         self.sync.start()
         self.training.observer = self.sync
         if self.config.rank == 0:
-            self.missing = MissingSaves(place.code, place.checkpoints, spec.checkpoints.dir, self.node.say)
-        if place.outputs is not None:
-            self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, place.outputs)
-            self.outputs.start()
+            named = as_written(spec.checkpoints.dir)
+            self.missing = MissingSaves(place.code, place.checkpoints, named, self.node.say)
+        files = folders.output_files(self.paths, spec, baseline)
+        self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, files)
+        self.outputs.start()
 
     def _reason_to_end(self, grace_s: float) -> Ending | None:
         """Why the training must end now, if it must. `grace_s` is what it has where no cloud presses."""
@@ -438,7 +445,9 @@ class Life:
             self.beat.stop(timeout_s=min(5.0, closing.share_s(0.5)))
         saved = self.sync.status() if self.sync is not None else None
         progress = self.metrics.progress if self.metrics is not None else None
-        left = complete(left, saved, progress, self.logs.tail(CAUSE_LINES, CAUSE_BYTES), self._waste())
+        kept = self.outputs.report() if self.outputs is not None else None
+        last_lines = self.logs.tail(CAUSE_LINES, CAUSE_BYTES)
+        left = complete(left, saved, progress, last_lines, self._waste(), kept)
         written = self.node.write_exit(left, closing.exit_by_s())
         if not holding:
             self.enclosure.close()

@@ -1,6 +1,7 @@
-"""Bring the outputs folder to the store as plain files, while the training runs and once more at its end.
+"""Bring outputs to the store as plain files, while the training runs and once more at its end.
 
 Each file is put as a whole when it has not changed for a moment. What is removed from the folder stays in the store.
+`output_files` decides which files are outputs; those that the training left beside its code are only put at the end.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker import layout
-from stoker.agent.snapshot import File, Files, Signature, scan, signature_of
+from stoker.agent.output_files import MOST_NAMED, LeftOut, Output, OutputFiles, Source
+from stoker.agent.snapshot import File, Files, Signature, signature_of
 from stoker.errors import StoreError
+from stoker.model import KeptOutputs, LeftOutput
 from stoker.store import FileChanged, Store, can_be_key
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ class OutputSync:
         job: str,
         claim: int,
         rank: int,
-        folder: Path,
+        outputs: Path | OutputFiles,
         *,
         settle_s: float = SETTLE_S,
         busy_s: float = BUSY_S,
@@ -64,15 +67,18 @@ class OutputSync:
     ) -> None:
         self._store = store
         self._prefix = layout.outputs(job, claim) + (f"rank-{rank}/" if rank else "")
-        self._folder = folder
+        self._outputs = OutputFiles([Source(outputs, whole=True)]) if isinstance(outputs, Path) else outputs
         self._settle_s = settle_s
         self._busy_s = busy_s
         self._monotonic = monotonic
         self._files: Files = {}
+        self._sources: dict[str, Path] = {}
+        # Of the files beside the code, those that are not kept: known at the end.
+        self._left_out: list[LeftOut] = []
         self._changed_at: dict[str, float] = {}
         self._dirty_since: dict[str, float] = {}
         self._stored: dict[str, Signature] = {}
-        self._refused: set[str] = set()
+        self._refused: dict[str, str] = {}
         self._bytes_moved = 0
         self._failures = 0
         self._error: str | None = None
@@ -121,11 +127,27 @@ class OutputSync:
             self._thread.join(timeout=min(left_s, _JOIN_S))
         return not self._thread.is_alive() and not self._dirty()
 
+    def report(self) -> KeptOutputs:
+        """What of this node is in the store, and what is not, and why. For after `final`."""
+        missing = [LeftOut(file.path, file.size, self._error or "there was no time left") for file in self._dirty()]
+        refused = [LeftOut(path, self._size(path), why) for path, why in self._refused.items() if why]
+        left_out = sorted([*self._left_out, *missing, *refused], key=lambda one: (-one.size, one.path))
+        return KeptOutputs(
+            files=len(self._stored),
+            size=sum(signature.size for signature in self._stored.values()),
+            left_out=len(left_out),
+            left_out_size=sum(one.size for one in left_out),
+            named=tuple(LeftOutput(one.path, one.size, one.why) for one in left_out[:MOST_NAMED]),
+        )
+
+    def _size(self, path: str) -> int:
+        return self._files[path].size if path in self._files else 0
+
     def tick(self, *, final: bool = False) -> None:
         """One round: look, and put what has settled, or everything at the end."""
         now = self._monotonic()
         if final or now >= self._look_at:
-            self._look()
+            self._look(final=final)
         elif not self._status.unsynced_bytes and self._error is None:
             return
         if now >= self._retry_at:
@@ -169,9 +191,15 @@ class OutputSync:
                 return
             time.sleep(min(_POLL_S, max(0.0, self._until - self._monotonic())))
 
-    def _look(self) -> None:
+    def _look(self, *, final: bool) -> None:
         began, now = time.thread_time(), self._monotonic()
-        before, self._files = self._files, scan(self._folder)
+        found: dict[str, Output] = self._outputs.declared()
+        if final:
+            beside, self._left_out = self._outputs.beside(found)
+            # Declared ones first: there may not be time for everything.
+            found = {**found, **beside}
+        before, self._files = self._files, {path: output.file for path, output in found.items()}
+        self._sources = {path: output.source for path, output in found.items()}
         for path, file in self._files.items():
             known = before.get(path)
             if known is None or known.signature != file.signature:
@@ -202,19 +230,23 @@ class OutputSync:
         ]
 
     def _put(self, file: File) -> None:
-        key, source = self._prefix + file.path, self._folder / file.path
+        key, source = self._prefix + file.path, self._sources[file.path]
         if not can_be_key(key) or len(file.path.encode()) > _PATH_BYTES:
             log.warning("%s is not synced: its name cannot be kept in the store", file.path)
-            self._refused.add(file.path)
+            self._refused[file.path] = "its name cannot be kept in the store"
             return
         try:
             if not source.is_file():
                 # A link to a folder: what is in it is found where it is.
-                self._refused.add(file.path)
+                self._refused[file.path] = ""
                 return
             if not self._put_bytes(file, source, key):
                 return
         except FileNotFoundError:
+            return
+        except PermissionError as error:
+            # One file that nobody may read must not hold up the others.
+            self._refused[file.path] = f"cannot be read ({error.strerror})"
             return
         if signature_of(source, file) == file.signature:
             self._stored[file.path] = file.signature

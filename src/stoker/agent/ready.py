@@ -158,8 +158,7 @@ class Readying:
         finally:
             self.pulling = False
         spec = submission.spec
-        checkpoints, outputs = folders.checkpoint_folder(self._paths, spec), folders.output_folder(self._paths, spec)
-        made = [folder for folder in (checkpoints, outputs) if folder is not None]
+        made = folders.written(self._paths, spec)
         environments = self._node.environments
         for folder in (*made, environments):
             folder.mkdir(parents=True, exist_ok=True)
@@ -209,8 +208,7 @@ def make_place(node: Node, submission: Submission, ready: Ready, agreement: Agre
     """Where this attempt trains."""
     spec, paths = submission.spec, node.paths
     outputs = folders.output_folder(paths, spec)
-    if outputs is not None:
-        outputs.mkdir(parents=True, exist_ok=True)
+    outputs.mkdir(parents=True, exist_ok=True)
     return Place(
         attempt=attempt,
         rank=node.config.rank,

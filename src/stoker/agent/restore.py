@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stoker.agent.checkpoints.placing import FolderRecord, make_staging, place
 from stoker.agent.resume import import_checkpoint
 from stoker.checkpoint_refs import candidates
 from stoker.checkpoints import (
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 __all__ = [
     "RestoreError",
     "Restored",
+    "clear_folder",
     "find_candidates",
     "import_checkpoint",
     "proposals",
@@ -48,6 +49,8 @@ class Restored:
     damaged: frozenset[str] = frozenset()
     # Where the checkpoint tells one.
     step: int | None = None
+    # Files of the folder that were in no checkpoint, and were moved aside.
+    aside: tuple[str, ...] = ()
 
 
 def restore(
@@ -58,13 +61,15 @@ def restore(
     folder: Path,
     source_job: str | None = None,
     *,
+    record: FolderRecord | None = None,
+    chosen: Callable[[str], bool] = lambda _path: True,
     progress: Progress | None = None,
 ) -> Restored:
     """Make `folder` what the checkpoint was, as this rank sees it: rank 0's files, the others', its own last.
 
-    What was in the folder is set aside as `.<folder>.replaced` beside it, once. Safe to repeat. Raises RestoreError
-    when the checkpoint is gone, incomplete or damaged, with the folder as before; StoreUnavailable when nobody
-    answered.
+    Nothing is deleted but what Stoker wrote, or what is in the store (see `placing`); the rest stays, or is moved
+    aside to `.<folder>.replaced` beside it. Safe to repeat. Raises RestoreError when the checkpoint is gone,
+    incomplete or damaged, with the folder as before; StoreUnavailable when there was no answer.
     """
     source = source_job or job
     checkpoint = find_checkpoint(store, source, key)
@@ -77,15 +82,32 @@ def restore(
     # Through a link, the folder it leads to is replaced, not the link.
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    staging = _make_staging(folder)
+    staging = make_staging(folder)
     try:
         new = staging / "new"
         fetch(store, source, wanted, new, progress)
-        new.chmod(folder.stat().st_mode & 0o7777)
-        _swap(new, folder, leave=staging.name)
+        aside = place(new, folder, record or FolderRecord(), lambda: stored_digests(store, job), chosen)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Restored(key, tuple(wanted), step=checkpoint.step)
+    return Restored(key, tuple(wanted), step=checkpoint.step, aside=tuple(aside))
+
+
+def clear_folder(
+    store: Store, job: str, folder: Path, record: FolderRecord, chosen: Callable[[str], bool] = lambda _path: True
+) -> list[str]:
+    """Where there is no checkpoint: take away what earlier attempts left in the folder, as `restore` does."""
+    return place(None, folder.resolve(), record, lambda: stored_digests(store, job), chosen)
+
+
+def stored_digests(store: Store, job: str) -> frozenset[tuple[int, str]]:
+    """Size and SHA-256 of every file in a checkpoint of the job: to delete it elsewhere loses nothing."""
+    return frozenset(
+        (blob.size, blob.digest)
+        for checkpoint in list_checkpoints(store, job)
+        if checkpoint.complete
+        for manifest in checkpoint.manifests.values()
+        for blob in manifest.files
+    )
 
 
 def restore_newest(
@@ -138,38 +160,3 @@ def proposals(
             return
         yield found[0].key
         before = found[0].key
-
-
-def _make_staging(folder: Path) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.restoring-", dir=folder.parent))
-    except OSError:
-        # A mount point in a folder that is not ours: then inside it, under a name that is never committed.
-        return Path(tempfile.mkdtemp(prefix=".tmp-restoring-", dir=folder))
-
-
-def _swap(new: Path, folder: Path, *, leave: str) -> None:
-    """Put `new` in the place of `folder`. What was there is kept once: it may be the user's own."""
-    old = [entry for entry in folder.iterdir() if entry.name != leave]
-    replaced = folder.with_name(f".{folder.name}.replaced")
-    try:
-        if old:
-            shutil.rmtree(replaced, ignore_errors=True)
-            folder.rename(replaced)
-        new.rename(folder)
-    except OSError:
-        if not folder.exists():
-            replaced.rename(folder)
-        _move_contents(new, folder, old)
-
-
-def _move_contents(new: Path, folder: Path, old: list[Path]) -> None:
-    """For a folder that cannot be renamed, such as a mount point: what is in it can."""
-    aside = folder / ".tmp-replaced"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    for entry in old:
-        if entry.name != aside.name:
-            entry.rename(aside / entry.name)
-    for entry in new.iterdir():
-        shutil.move(entry, folder / entry.name)

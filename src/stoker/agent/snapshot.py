@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from stoker.saves import LOCK
 
 log = logging.getLogger(__name__)
 
-IGNORED = ("*.tmp", ".tmp-*", "*.partial", LOCK)
+IGNORED = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 
 _FICLONE = 0x40049409
 _PLAIN_CHARS = 1000
@@ -63,6 +64,14 @@ def scan(folder: Path, ignored: Collection[str] = IGNORED) -> Files:
     """Every file under `folder`, by its path relative to it. What vanishes meanwhile is left out."""
     pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
     return {file.path: file for file in _scan(os.fspath(folder), "", pattern)}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which files of a checkpoint folder are checkpoints, where others may lie in it: by a look at it, and by name."""
+
+    scan: Callable[[Path], Files] = scan
+    takes: Callable[[str], bool] = lambda _path: True
 
 
 def _scan(folder: str, below: str, ignored: re.Pattern[str]) -> Iterator[File]:

@@ -26,7 +26,7 @@ from stoker.agent.committing import FolderCommits, FollowingCommits, RequestedCo
 from stoker.agent.prune import Pruner
 from stoker.agent.publish import Publisher, utc_now
 from stoker.agent.restore import Restored
-from stoker.agent.snapshot import Signature
+from stoker.agent.snapshot import Selection, Signature
 from stoker.checkpoints import FAR_WORKERS, NEAR_WORKERS, list_checkpoints
 from stoker.errors import StoreError
 from stoker.model import CheckpointRef
@@ -93,8 +93,8 @@ class CheckpointSync:
     possible, and the same for every agent of this node. `writing` gives the files under `folder` that the training
     has open for writing. `peers` gives the ranks whose `status().files` is not 0. `allowed` says whether this attempt
     is the one that trains: only then is anything pruned. `lead_finished`: rank 0 will commit nothing more. `damaged`
-    are blobs that restores found to be wrong. `recovering`: this agent was restarted and never trains; it only calls
-    `final`.
+    are blobs that restores found to be wrong. `selection` says which files of the folder are checkpoints.
+    `recovering`: this agent was restarted and never trains; it only calls `final`.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class CheckpointSync:
         restored: Restored | None = None,
         damaged: Iterable[str] = (),
         recovering: bool = False,
+        selection: Selection | None = None,
         settle_s: float | None = None,
         busy_s: float = BUSY_S,
         spacing_s: float | None = None,
@@ -152,7 +153,9 @@ class CheckpointSync:
         known = [part.blob for part in restored.parts] if restored is not None else []
         self._publisher = Publisher(store, job, claim, rank, restored=known, monotonic=monotonic, now=now)
         self._pruner = Pruner(store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender)
-        self._watch = FolderWatch(folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic)
+        self._watch = FolderWatch(
+            folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic, selection=selection
+        )
         self._queue = CommitQueue(channel, folder)
         self._requested = RequestedCommits(
             self._queue,

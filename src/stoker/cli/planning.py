@@ -19,6 +19,7 @@ from stoker.spec import Spec
 from stoker.submitting import Prepared
 
 if TYPE_CHECKING:
+    from stoker.submit.ignored_files import Ignored
     from stoker.uploads import Upload
 
 _MOST_OFFERINGS = 5
@@ -45,6 +46,8 @@ def show_plan(prepared: Prepared) -> None:
         if packed.commit is not None:
             revision = f", commit {packed.commit[:9]}{' with changes' if packed.dirty else ''}"
         say(f"  code: {counted(packed.files, 'file')}, {size(packed.size)} packed{revision}")
+        for left_out in packed.ignored:
+            (warn if left_out.by_accident else say)(f"{'' if left_out.by_accident else '  '}{left_out_text(left_out)}")
         for text in packed.warnings:
             warn(text)
     for upload in prepared.uploads:
@@ -56,6 +59,17 @@ def show_plan(prepared: Prepared) -> None:
         say(f"  {text}")
     for text in prepared.told:
         warn(text)
+
+
+def left_out_text(left_out: Ignored) -> str:
+    """`.gitignore leaves out 3 files, 1.2 GB, such as data/train.bin (1.1 GB); …`."""
+    names = ", ".join(f"{name} ({size(each)})" for name, each in left_out.largest)
+    least = "" if left_out.whole else "at least "
+    text = f"{left_out.by} leaves out {least}{counted(left_out.files, 'file')}, {size(left_out.size)}: {names}"
+    if not left_out.by_accident:
+        return text
+    back = f"`{left_out.take_back}` in .stokerignore packs it"
+    return f"{text}. If the script needs that, name it under `inputs`; {back} with the code"
 
 
 def _sent(upload: Upload) -> str:

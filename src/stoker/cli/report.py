@@ -33,6 +33,7 @@ from stoker.summary import Held, NodeSummary, Summary
 
 _TAIL_LINES = 12
 _MOST_LINKS = 8
+_MOST_LEFT_OUT = 5
 
 
 def last_words(state: JobState) -> tuple[str, ...]:
@@ -54,6 +55,8 @@ def job_text(summary: Summary, tail: tuple[str, ...] = (), *, witnessed: bool = 
     lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
     if summary.attempts:
         lines += ["", *(f"  {line}" for line in timeline(summary))]
+    for text in left_out_lines(summary):
+        lines.append(click.style(f"  {text}", fg="yellow"))
     for text in (*summary.warnings, *_node_warnings(summary)):
         lines.append(click.style(f"  warning: {text}", fg="yellow"))
     if witnessed:
@@ -78,6 +81,8 @@ def _facts(summary: Summary) -> list[list[str]]:
     if summary.metrics:
         rows.append(["metrics", "  ".join(f"{name} {number(value)}" for name, value in summary.metrics.items())])
     rows.append(["checkpoint", _safety(summary)])
+    if summary.outputs is not None:
+        rows.append(["outputs", outputs_text(summary)])
     if summary.cost is not None or summary.attempts:
         rows.append(["cost", cost_text(summary)])
     if summary.held is not None:
@@ -129,6 +134,34 @@ def _safety(summary: Summary) -> str:
         money = f" ({dollars(price * summary.nodes * summary.at_risk_s / 3600)})"
     what = "a reclaim now" if attempt is not None and attempt.spot else "losing the machine now"
     return f"{text}; {what} would lose {duration(summary.at_risk_s)} of training{money}"
+
+
+def outputs_text(summary: Summary) -> str:
+    """`3 files, 1.2 MB kept; stoker pull gpt-7f3k --outputs`."""
+    found = summary.outputs
+    assert found is not None
+    told = [attempt for attempt in summary.attempts if attempt.outputs is not None and attempt.outputs.files]
+    if not found.files:
+        return "none kept"
+    of = f" of {len(told)} attempts, merged" if len(told) > 1 else ""
+    return f"{counted(found.files, 'file')}, {size(found.size)} kept{of}; `stoker pull {summary.id} --outputs`"
+
+
+def left_out_lines(summary: Summary) -> list[str]:
+    """What was not kept as outputs, and why, the largest first."""
+    found = summary.outputs
+    if found is None or not found.left_out:
+        return []
+    what = f"{counted(found.left_out, 'file')} not kept"
+    lines = [f"{what}, {size(found.left_out_size)}:" if found.left_out_size else f"{what}:"]
+    for one in found.named[:_MOST_LEFT_OUT]:
+        named = f"{one_line(one.path, MOST_REASON)}{f' ({size(one.size)})' if one.size else ''}"
+        lines.append(f"  {named}: {one_line(one.why, MOST_REASON)}")
+    if found.left_out > _MOST_LEFT_OUT:
+        lines.append(f"  and {found.left_out - _MOST_LEFT_OUT} more; --json names the largest")
+    if any("more than" in one.why for one in found.named):
+        lines.append("  `outputs` in the job file names what is kept without a bound")
+    return lines
 
 
 def cost_text(summary: Summary) -> str:

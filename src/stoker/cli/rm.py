@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.completing import complete_jobs_that, has_ended
 from stoker.cli.options import DURATION, jobs_argument, opened_store, store_option, yes_option
+
+if TYPE_CHECKING:
+    from stoker.store import Store
+
+_MOST_TOLD = 5
+# A listing of more is not worth waiting for before a question.
+_MOST_COUNTED = 20_000
 
 
 @click.command("rm")
@@ -17,7 +25,10 @@ from stoker.cli.options import DURATION, jobs_argument, opened_store, store_opti
 @yes_option
 @store_option
 def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
-    """Delete ended jobs with their logs, checkpoints and outputs, and code that no other job uses."""
+    """Delete ended jobs with their logs, checkpoints and outputs, and code that no other job uses.
+
+    Asks on a terminal; -y agrees. Without a terminal, jobs that are named are deleted, and --older-than needs -y.
+    """
     from stoker import client, uploads
     from stoker.cli.printing import counted, say
     from stoker.errors import UserError
@@ -36,12 +47,11 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         raise UserError("name the jobs to delete, or give --older-than, such as --older-than 30d")
     store = opened_store()
     found = [find_job(store, job) for job in jobs]
-    if older_s is not None:
-        old = ended_before(store, timedelta(seconds=older_s))
-        if not old and not jobs:
-            say("no job ended so long ago; nothing is deleted")
-        _agree(old, yes=yes)
-        found += old
+    old = ended_before(store, timedelta(seconds=older_s)) if older_s is not None else []
+    if not old and not jobs:
+        say("no job ended so long ago; nothing is deleted")
+    _agree(store, list(dict.fromkeys([*found, *old])), yes=yes, named=not old)
+    found += old
     for job in dict.fromkeys(found):
         client.remove(job, store)
         say(f"{job} is deleted")
@@ -60,14 +70,40 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         say(f"{counted(collected, 'environment')} deleted that no machine used for 30 days")
 
 
-def _agree(jobs: list[str], *, yes: bool) -> None:
-    from stoker.cli.printing import counted, one_line
+def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
+    """Ask on a terminal. Without one, jobs that were named are deleted: a script that names them means it."""
+    from stoker.cli.printing import counted, say
     from stoker.errors import UserError
 
     if not jobs or yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if named:
+            return
         raise UserError(
             f"--older-than would delete {counted(len(jobs), 'job')} and there is no terminal to ask on; -y agrees to it"
         )
-    click.confirm(f"Delete {counted(len(jobs), 'job')} ({one_line(', '.join(jobs), 60)})?", abort=True, err=True)
+    for job in jobs[:_MOST_TOLD]:
+        say(f"  {job}  {_contents(store, job)}")
+    if len(jobs) > _MOST_TOLD:
+        say(f"  and {len(jobs) - _MOST_TOLD} more")
+    click.confirm(f"Delete {counted(len(jobs), 'job')} for good?", abort=True, err=True)
+
+
+def _contents(store: Store, job: str) -> str:
+    """`2 checkpoints and 14 files of outputs, 1.2 GB; logs and metrics`, as far as it was counted."""
+    from stoker import layout
+    from stoker.cli.printing import counted, size
+
+    work = f"{layout.WORK}{job}/"
+    checkpoints, outputs, total, seen = 0, 0, 0, 0
+    for meta in store.list(work):
+        seen += 1
+        if seen > _MOST_COUNTED:
+            break
+        total += meta.size
+        checkpoints += meta.key.startswith(layout.checkpoints(job)) and "@" not in meta.key
+        outputs += meta.key.startswith(f"{work}outputs/")
+    least = "at least " if seen > _MOST_COUNTED else ""
+    what = f"{counted(checkpoints, 'checkpoint')} and {counted(outputs, 'output file')}"
+    return f"{least}{what}, {size(total)} in all; logs and metrics go, too"

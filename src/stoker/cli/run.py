@@ -190,7 +190,8 @@ def _uploading(prepared: Prepared) -> Iterator[Progress | None]:
 def _print_dry_run(prepared: Prepared, store: Store, *, as_json: bool) -> None:
     requests = [whole(request) for request in launch_requests(prepared, store)]
     if as_json:
-        print_json({"offering": whole(prepared.offerings[0]), "requests": requests})
+        ignored = [whole(left_out) for left_out in prepared.packed.ignored] if prepared.packed is not None else []
+        print_json({"offering": whole(prepared.offerings[0]), "requests": requests, "ignored": ignored})
         return
     show_plan(prepared)
     for request in requests:

@@ -38,7 +38,7 @@ class Job:
     inputs: Mapping[str, str | Section] | None = None
     checkpoints: Section | None = None
     resume_from: str | None = None
-    outputs: str | None = None
+    outputs: str | Sequence[str] | None = None
     metrics: Mapping[str, str] | None = None
     limits: Section | None = None
     retry: Section | None = None

@@ -120,7 +120,7 @@ _FORM_NAMES = {
     "zones": "`any`, text or list",
     "version": "text or number",
     "name": "text",
-    "folder": "folder",
+    "paths": "folder, pattern or list of them",
     "command": "text or list",
     "params": "names to values",
     "env": "names to text or numbers",

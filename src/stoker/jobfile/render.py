@@ -42,7 +42,7 @@ def written(info: Field, value: Any) -> Any:
             return forms.write_gpus(value)
         case "spot":
             return {"only": True, "never": False}.get(value, value)
-        case "zones" | "words" | "packages" | "addresses" | "command" if isinstance(value, tuple):
+        case "zones" | "words" | "paths" | "packages" | "addresses" | "command" if isinstance(value, tuple):
             return list(value)
         case "inputs":
             return {key: _input(source) for key, source in value.items()}

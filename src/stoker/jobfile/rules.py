@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable
 
 from stoker.command import command_argv, input_variable
 from stoker.errors import SpecError, UserError
-from stoker.hyperparameters import CHECKPOINTS, ML, MODEL
 from stoker.jobfile.document import Origin
+from stoker.jobfile.kept_paths import check_kept_paths
 from stoker.sources import read_address, read_deb
 from stoker.spec import Spec
 
@@ -28,7 +27,7 @@ _SERVES = {"apt_mirror": "apt", "conda_channel": "conda"}
 
 def check_rules(spec: Spec, where: Where) -> None:
     """Raises SpecError, naming the field and where it was written, for the first rule that is broken."""
-    _check_folders(spec, where)
+    check_kept_paths(spec, where)
     _check_variables(spec, where)
     _check_capacity(spec, where)
     _check_sources(spec, where)
@@ -36,26 +35,6 @@ def check_rules(spec: Spec, where: Where) -> None:
         command_argv(spec)
     except UserError as error:
         raise SpecError(f"{where('run')}: {error}") from None
-
-
-def _check_folders(spec: Spec, where: Where) -> None:
-    checkpoints = _folder(spec.checkpoints.dir, "checkpoints.dir", where)
-    if spec.environment.contract == "sagemaker":
-        _check_sagemaker(checkpoints, where)
-    if spec.outputs is None:
-        return
-    outputs = _folder(spec.outputs, "outputs", where)
-    if _within(outputs, checkpoints) or _within(checkpoints, outputs):
-        problem = f"{spec.outputs} and checkpoints.dir ({spec.checkpoints.dir}) must be apart from each other"
-        raise where("outputs").error("outputs", f"{problem}: one is synced as it is, the other in commits")
-
-
-def _check_sagemaker(checkpoints: str, where: Where) -> None:
-    """The contract has places of its own."""
-    for taken in (MODEL, f"{ML}/output", f"{ML}/input"):
-        if _within(checkpoints, taken) or _within(taken, checkpoints):
-            problem = f"{taken} is not for checkpoints; save to {CHECKPOINTS}, which is the default"
-            raise where("checkpoints.dir").error("checkpoints.dir", problem)
 
 
 def _check_capacity(spec: Spec, where: Where) -> None:
@@ -81,18 +60,6 @@ def _check_sources(spec: Spec, where: Where) -> None:
         if source is not None and served and not getattr(spec.environment, served) and not where(path).shared:
             path = f"environment.{name}"
             raise where(path).error(path, f"is for environment.{served}, which is not set; set it, or leave this out")
-
-
-def _folder(text: str, path: str, where: Where) -> str:
-    folder = posixpath.normpath(text)
-    if folder in (".", "/", "//") or folder.startswith("..") or ".." in text.split("/"):
-        advice = "a folder below the code, such as checkpoints, or an absolute path"
-        raise where(path).error(path, f"expected {advice}, without `..`; found {text}")
-    return folder
-
-
-def _within(inner: str, outer: str) -> bool:
-    return inner == outer or inner.startswith(outer + "/")
 
 
 def _check_variables(spec: Spec, where: Where) -> None:

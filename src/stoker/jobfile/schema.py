@@ -32,7 +32,7 @@ _FORMS: dict[str, Schema] = {
     "zones": _WORDS,
     "version": {"type": ["string", "number"]},
     "name": {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,39}$"},
-    "folder": _TEXT,
+    "paths": _WORDS,
     "command": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": {"type": ["string", "number"]}}]},
     "params": {
         "type": "object",

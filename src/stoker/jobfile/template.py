@@ -14,7 +14,7 @@ resources:
   # spot: prefer                 # true | false | prefer (on-demand when there is none)
 
 checkpoints: {dir: checkpoints, keep: 3}     # where the script saves; restored after every restart
-# outputs: artifacts             # a folder to keep as plain files
+# outputs: artifacts             # synced while it trains; other new files beside the code are kept at the end
 # limits: {max_runtime: 24h, max_cost: 200}
 """
 

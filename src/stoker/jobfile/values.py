@@ -114,6 +114,16 @@ def words(node: Node, path: str) -> tuple[str, ...]:
     raise wrong(node, path, "text or a list of texts", _quote(node))
 
 
+def _paths(node: Node, path: str) -> str | tuple[str, ...]:
+    """One text, or a list of them that is not empty."""
+    if isinstance(node.value, str):
+        return text(node, path)
+    found = words(node, path)
+    if not found:
+        raise node.origin.error(path, "is an empty list; name a folder or a pattern, or leave it out")
+    return found
+
+
 def params(node: Node, path: str) -> dict[str, Scalar]:
     found: dict[str, Scalar] = {}
     for key, dotted, child in _items(node, path, _PARAM, _PARAM_RULE, nulls=True):
@@ -424,7 +434,7 @@ FORMS: dict[str, Reader] = {
     "version": _version,
     "name": _name,
     "label": _label,
-    "folder": text,
+    "paths": _paths,
     "command": _command,
     "params": params,
     "env": _env,

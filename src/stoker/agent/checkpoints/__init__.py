@@ -1,7 +1,9 @@
-"""Deciding which files of a checkpoint folder are whole.
+"""The checkpoint folder of a node: which of its files are whole, and what a restore does to it.
 
 format_check    what a file's own format says about it
 save_shape      which files one save consists of, learnt from the commits before
 write_history   what was seen of each file: changes, open handles, writers that died
+placing         put a checkpoint into the folder, and delete nothing that Stoker did not write
+restore_folder  the folder of one attempt, before its training starts
 whole_units     which units of the folder may be committed when the training has ended
 """

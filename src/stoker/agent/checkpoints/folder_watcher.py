@@ -23,7 +23,7 @@ from stoker.agent.checkpoints.format_check import UNKNOWN, FormatCheck, check_fo
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
 from stoker.agent.checkpoints.write_history import WriteHistory
-from stoker.agent.snapshot import File, Files, Signature, leave_out, scan, signature_of, unit_of
+from stoker.agent.snapshot import File, Files, Selection, Signature, leave_out, signature_of, unit_of
 from stoker.model import BlobRef
 from stoker.processes import OpenFile, Writing
 
@@ -77,8 +77,10 @@ class FolderWatch:
         busy_s: float = BUSY_S,
         monotonic: Callable[[], float] = time.monotonic,
         check: Callable[[Path], FormatCheck] = check_format,
+        selection: Selection | None = None,
     ) -> None:
         self._folder = folder
+        self._selection = selection or Selection()
         self._writing = writing
         self._settle_s = settle_s
         self._busy_s = busy_s
@@ -108,7 +110,7 @@ class FolderWatch:
         with self._lock:
             began_s = time.monotonic()
             now = self._monotonic()
-            found = scan(self._folder)
+            found = self._selection.scan(self._folder)
             self._look_cost_s = time.monotonic() - began_s
             self.files = {path: file for path, file in found.items() if self._foreign.get(path) != file.signature}
             self.history.note_files(self.files, now)
@@ -157,7 +159,8 @@ class FolderWatch:
     def open_now(self) -> OpenNow:
         """The files that are open for writing this moment, relative to the folder, and the processes there are."""
         writing = self._writing()
-        return OpenNow(self._relative(writing), writing.members)
+        files = {path: file for path, file in self._relative(writing).items() if self._selection.takes(path)}
+        return OpenNow(files, writing.members)
 
     # ── Choosing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,77 @@
+"""The checkpoint folder of one attempt, before its training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.agent import folders
+from stoker.agent.checkpoints.placing import OWN, FolderInUse, FolderRecord, hold_folder
+from stoker.agent.config import NodePaths
+from stoker.agent.output_files import Baseline
+from stoker.agent.prepare import SetupFailed
+from stoker.agent.restore import Restored, clear_folder, restore
+from stoker.checkpoints import Progress
+from stoker.spec import Spec
+from stoker.store import Store
+
+_MOST_NAMED = 3
+
+
+@dataclass
+class RestoreFolder:
+    """The folder, what is known of it from earlier attempts, and which of its files are checkpoints."""
+
+    job: str
+    folder: Path
+    record: FolderRecord
+    chosen: Callable[[str], bool]
+    # Files that were in no checkpoint, and were moved aside.
+    aside: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, paths: NodePaths, spec: Spec, job: str) -> RestoreFolder:
+        """Make the folder, and hold one that is not this node's own against other jobs. Raises SetupFailed."""
+        folder = folders.checkpoint_folder(paths, spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = folders.checkpoint_filter(spec)
+        own = folder.is_relative_to(paths.root)
+        if not own:
+            try:
+                # Held for as long as this agent lives.
+                hold_folder(folder, job)
+            except FolderInUse as error:
+                problem = f"{folder} is used by {error.job} at the moment; give each job a folder of its own"
+                raise SetupFailed(f"checkpoints.dir: {problem}", user=True) from None
+        record = FolderRecord.open(paths.root / "checkpoint-folder.json" if own else folder / f"{OWN}{job}.json")
+        return cls(job, folder, record, chosen.takes if chosen is not None else lambda _path: True)
+
+    def restore(self, store: Store, rank: int, key: str, progress: Progress | None) -> Restored:
+        """As `restore.restore`."""
+        restored = restore(
+            store, self.job, rank, key, self.folder, record=self.record, chosen=self.chosen, progress=progress
+        )
+        self.aside += restored.aside
+        return restored
+
+    def clear(self, store: Store) -> None:
+        """As `restore.clear_folder`: there is no checkpoint."""
+        self.aside += clear_folder(store, self.job, self.folder, self.record, self.chosen)
+
+    @property
+    def aside_text(self) -> str:
+        """Which files were moved aside, and where to."""
+        folder = self.folder.resolve()
+        more = f" and {len(self.aside) - _MOST_NAMED} more" if len(self.aside) > _MOST_NAMED else ""
+        names = ", ".join(self.aside[:_MOST_NAMED])
+        return f"{names}{more}: in no checkpoint, moved from {folder} to {folder.with_name(f'.{folder.name}.replaced')}"
+
+
+def take_baseline(paths: NodePaths, spec: Spec, restored: Restored | None) -> Baseline:
+    """What lies in the job's folders before its training, but for what was restored. Kept for the next agent here."""
+    folder = folders.checkpoint_folder(paths, spec)
+    parts = restored.parts if restored is not None else ()
+    baseline = Baseline.take(folders.watched(paths, spec)).without(folder / part.blob.path for part in parts)
+    baseline.write(paths.baseline)
+    return baseline

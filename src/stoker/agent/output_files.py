@@ -1,0 +1,273 @@
+"""Choose the files of a node that are its outputs, and say what is left out.
+
+Two kinds of files are kept:
+
+- *declared* ones: in the output folder (STOKER_OUTPUT_DIR), or named by the job's `outputs`. They are synced while the
+  training runs, without a bound.
+- files *beside the code*: whatever else the training made or changed in its working folder. They are kept at the end,
+  up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already.
+
+Files that lay there before the training began, and that it did not change, are nobody's result.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import translate
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from stoker.agent.snapshot import IGNORED, File, Files, Signature, scan
+from stoker.checkpoints import safe_path
+
+# Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
+# a model of ten billion parameters in half precision. More than that was hardly left there to be kept.
+MOST_BYTES = 20 * 1000**3
+# Each file is a request of its own: at 40 ms each, so many take about three minutes.
+MOST_FILES = 5000
+# How many files that were left out are named; the rest is counted.
+MOST_NAMED = 20
+
+# Made again by whoever needs them. Left out without a word.
+_CACHES = frozenset(
+    {
+        *("__pycache__", ".git", ".stoker", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
+        *(".ipynb_checkpoints", ".tox", ".nox", ".triton", ".nv", "node_modules", ".DS_Store"),
+    }
+)
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+_CORE = re.compile(r"core(\.\d+)?")
+_CORE_MAGIC = b"\x7fELF"
+_PASSING = re.compile("|".join(translate(name) for name in (*IGNORED, "*.pyc")))
+# Where there is not room for everything, this comes last.
+_LESS_WORTH = frozenset({"cache", "caches", "tmp", "temp"})
+
+Stamp = tuple[int, int]
+
+
+class Output(NamedTuple):
+    """A file to keep: under its path in the kept tree, and where it lies."""
+
+    file: File
+    source: Path
+
+
+class LeftOut(NamedTuple):
+    """A file that is not kept, and why."""
+
+    path: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder that outputs are taken from. `prefix` comes before their paths; `takes` decides by the path in it."""
+
+    folder: Path
+    prefix: str = ""
+    takes: Callable[[str], bool] = lambda _path: True
+    # What lay there before counts, too: the folder is the job's own and was empty when it was made.
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What lay in the folders before the training began: size and time of each file, by its absolute path."""
+
+    files: Mapping[str, Stamp] = field(default_factory=dict)
+
+    @classmethod
+    def take(cls, folders: Iterable[Path]) -> Baseline:
+        found: dict[str, Stamp] = {}
+        for folder in folders:
+            for path, status, _ in _walk(folder, ""):
+                if status is not None:
+                    found[os.fspath(folder / path)] = (status.st_size, status.st_mtime_ns)
+        return cls(found)
+
+    def has(self, folder: Path, path: str, size: int, modified_ns: int) -> bool:
+        """Whether this file was there before, and is unchanged."""
+        return self.files.get(f"{folder}/{path}") == (size, modified_ns)
+
+    def has_file(self, folder: Path, file: File) -> bool:
+        return self.has(folder, file.path, file.signature.size, file.signature.modified_ns)
+
+    def without(self, paths: Iterable[Path]) -> Baseline:
+        """Without files that belong to the job: what was restored for it."""
+        own = {os.fspath(path) for path in paths}
+        return Baseline({path: stamp for path, stamp in self.files.items() if path not in own})
+
+    def write(self, path: Path) -> None:
+        """For an agent that is started after this one died."""
+        draft = path.with_name(f".{path.name}.tmp")
+        draft.write_text(json.dumps(self.files), encoding="utf-8", errors="surrogateescape")
+        draft.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline | None:
+        """None: no training began here."""
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+            return cls({str(name): (int(stamp[0]), int(stamp[1])) for name, stamp in tree.items()})
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            return None
+
+
+class OutputFiles:
+    """Which files of a node are its outputs at this moment. `work` is the folder beside whose code files are kept."""
+
+    def __init__(
+        self,
+        sources: Iterable[Source],
+        work: Source | None = None,
+        baseline: Baseline | None = None,
+        *,
+        most_bytes: int | None = None,
+        most_files: int | None = None,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._work = work
+        self._baseline = baseline or Baseline()
+        self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
+        self._most_files = MOST_FILES if most_files is None else most_files
+
+    def declared(self) -> dict[str, Output]:
+        """The files that the job names as its outputs, by their path in the kept tree."""
+        found: dict[str, Output] = {}
+        for source in self._sources:
+            files = scan(source.folder)
+            for path, file in (files if source.whole else without_caches(files)).items():
+                if source.whole or self._is_new(source, path, file):
+                    found.setdefault(source.prefix + path, _output(source, path, file))
+        return found
+
+    def beside(self, declared: Mapping[str, Output]) -> tuple[dict[str, Output], list[LeftOut]]:
+        """What the training made beside its code, as much as there is room for, and what is left out."""
+        if self._work is None:
+            return {}, []
+        fitting, left_out = self._look_beside(self._work)
+        # Results before caches, the newest first: of several saves it is the last that counts.
+        fitting.sort(key=lambda output: (_worth_less(output.file.path), -output.file.signature.modified_ns))
+        kept: dict[str, Output] = {}
+        room = self._most_bytes
+        folders = {str(parent) for path in declared for parent in PurePosixPath(path).parents}
+        for output in fitting:
+            if len(kept) >= self._most_files:
+                left_out.append(LeftOut(output.file.path, output.file.size, f"more than {self._most_files:,} files"))
+            elif output.file.size > room:
+                gigabytes = f"{self._most_bytes / 1000**3:g} GB"
+                left_out.append(LeftOut(output.file.path, output.file.size, f"more than {gigabytes} in all"))
+            else:
+                room -= output.file.size
+                path = output.file.path
+                if path in declared or path in folders or any(str(p) in declared for p in PurePosixPath(path).parents):
+                    # A declared file of this name lies in another folder, and comes first.
+                    path = f"work/{path}"
+                kept[path] = Output(output.file._replace(path=path), output.source)
+        return kept, left_out
+
+    def _is_new(self, source: Source, path: str, file: File) -> bool:
+        if not source.takes(path) or self._baseline.has_file(source.folder, file):
+            return False
+        # A link that leads out of the folder is read as its target elsewhere: data of others, as a rule.
+        return file.link is not None or not (source.folder / path).is_symlink()
+
+    def _look_beside(self, work: Source) -> tuple[list[Output], list[LeftOut]]:
+        fitting: list[Output] = []
+        left_out: list[LeftOut] = []
+        for path, status, problem in _walk(work.folder, ""):
+            if not work.takes(path):
+                continue
+            size = status.st_size if status is not None else 0
+            if status is not None and self._baseline.has(work.folder, path, size, status.st_mtime_ns):
+                continue
+            if status is not None and stat.S_ISLNK(status.st_mode) and _leads_inside(work.folder, path):
+                continue  # Its target is kept by its own name.
+            why = problem or (_problem_of(work.folder / path, status) if status is not None else None)
+            if why is not None:
+                left_out.append(LeftOut(work.prefix + path, size, why))
+            elif status is not None:
+                file = File(path, Signature.of(status), status.st_mode)
+                fitting.append(_output(work, path, file))
+        return fitting, left_out
+
+
+def without_caches(files: Files) -> Files:
+    """Without what programs make again by themselves: caches and Python environments."""
+    inside = {path.rpartition("/")[0] for path in files if path.endswith("/pyvenv.cfg")}
+    inside |= {path.partition("/conda-meta/")[0] for path in files if "/conda-meta/" in path}
+    return {
+        path: file
+        for path, file in files.items()
+        if not any(part in _CACHES for part in path.split("/"))
+        and not path.endswith(".pyc")
+        and not (inside and any(str(parent) in inside for parent in PurePosixPath(path).parents))
+    }
+
+
+def _output(source: Source, path: str, file: File) -> Output:
+    return Output(file._replace(path=source.prefix + path), source.folder / path)
+
+
+def _worth_less(path: str) -> bool:
+    return any(part.startswith(".") or part in _LESS_WORTH for part in path.split("/"))
+
+
+Walked = tuple[str, os.stat_result | None, str | None]
+
+
+def _walk(folder: Path, below: str, device: int | None = None) -> Iterator[Walked]:
+    """Every file below a folder, with its status, or with why it cannot be kept. Follows no link, crosses no mount."""
+    try:
+        here = folder / below if below else folder
+        with os.scandir(here) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        device = here.stat().st_dev if device is None else device
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield below or ".", None, f"cannot be read ({error.strerror})"
+        return
+    for entry in entries:
+        if entry.name in _CACHES or _PASSING.match(entry.name):
+            continue
+        path = f"{below}/{entry.name}" if below else entry.name
+        with suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                yield path, status, None
+            elif status.st_dev != device:
+                yield path, None, "lies on another disk"
+            elif any(os.path.lexists(f"{entry.path}/{mark}") for mark in _ENVIRONMENT_MARKS):
+                yield path, None, "a Python environment"
+            else:
+                yield from _walk(folder, path, device)
+
+
+def _leads_inside(folder: Path, path: str) -> bool:
+    return os.path.realpath(folder / path).startswith(f"{os.path.realpath(folder)}/")
+
+
+def _problem_of(path: Path, status: os.stat_result) -> str | None:
+    """Why this file cannot be kept; None where it can."""
+    if stat.S_ISLNK(status.st_mode):
+        return "a link out of the folder"
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    if not safe_path(path.name):
+        return "its name cannot be kept in the store"
+    try:
+        with path.open("rb") as reader:
+            if _CORE.fullmatch(path.name) and reader.read(len(_CORE_MAGIC)) == _CORE_MAGIC:
+                return "a core dump"
+    except OSError as error:
+        return None if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
+    return None

@@ -1,0 +1,106 @@
+"""Read a job's outputs: of all its attempts as one tree, or of one attempt.
+
+Merged, the tree is what the script would have found on one disk: of a path that several attempts wrote, the last one
+counts; files that only an earlier attempt wrote are there as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from stoker import layout, log
+from stoker.checkpoints import FAR_WORKERS, NEAR_WORKERS
+from stoker.errors import UserError
+from stoker.fold import JobState
+from stoker.parallel import run_all
+from stoker.store import Store
+from stoker.stores.extraction import Extraction
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file of the outputs: its path in the tree, its key in the store, and the attempt that wrote it."""
+
+    path: str
+    key: str
+    size: int
+    attempt: int
+
+
+def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[OutputFile, ...]:
+    """The outputs of all attempts merged, or those of one, in the order of their paths.
+
+    Only attempts that the log knows count. Raises UserError where there is no such attempt, or no outputs.
+    """
+    state = log.read(store, job)
+    if state is None or not state.attempts:
+        raise UserError(f"{job} has no outputs yet; it has not started")
+    claims = _claims(state, attempt, job)
+    merged: dict[str, OutputFile] = {}
+    for number, claim in claims:
+        prefix = layout.outputs(job, claim)
+        found = {
+            meta.key[len(prefix) :]: OutputFile(meta.key[len(prefix) :], meta.key, meta.size, number)
+            for meta in store.list(prefix)
+        }
+        merged = _without_clashes(merged, found) | found
+    if not merged:
+        whose = f"attempt {attempt} of {job}" if attempt is not None else job
+        raise UserError(f"{whose} has no outputs yet; files in STOKER_OUTPUT_DIR or named by `outputs` are kept")
+    return tuple(merged[path] for path in sorted(merged))
+
+
+def pull_outputs(
+    store: Store, files: tuple[OutputFile, ...], target: Path, progress: Progress | None = None
+) -> tuple[int, int]:
+    """Fetch these files into `target`; other files there are left alone. Answers how many, and how many bytes.
+
+    Their names come from machines that run other people's code: no link is followed, and nothing is written elsewhere.
+    Raises UserError where something in the folder is in the way.
+    """
+    total, done = sum(file.size for file in files), 0
+
+    def fetch(file: OutputFile) -> int:
+        nonlocal done
+        with extraction.staging() as staging:
+            with staging.new_file("0") as draft:
+                found = store.get_file(file.key, draft)
+            if found is not None:
+                staging.place("0", file.path)
+        done += file.size
+        if progress is not None:
+            progress(min(done, total), total)
+        return 1 if found is not None else 0
+
+    with Extraction(target) as extraction:
+        workers = NEAR_WORKERS if store.near else FAR_WORKERS
+        fetched = run_all([partial(fetch, file) for file in files], workers)
+    return sum(fetched), total
+
+
+def _claims(state: JobState, attempt: int | None, job: str) -> list[tuple[int, int]]:
+    """Numbers of attempts with their claims, in the order in which they trained."""
+    claims = [(claim.attempt, claim.number) for claim in state.attempts if claim.attempt is not None]
+    if attempt is not None:
+        chosen = [found for found in claims if found[0] == attempt]
+        if not chosen:
+            raise UserError(f"{job} has no attempt {attempt}; it has had {len(claims)}")
+        return chosen
+    # The claim that the end names is the one whose files count.
+    last = state.ended.claim if state.ended is not None else None
+    return sorted(claims, key=lambda found: (found[1] == last, found[1]))
+
+
+def _without_clashes(older: dict[str, OutputFile], newer: dict[str, OutputFile]) -> dict[str, OutputFile]:
+    """Without files that a later attempt has a folder for, and those in a folder that it has a file for."""
+    folders = {str(parent) for path in newer for parent in PurePosixPath(path).parents}
+    return {
+        path: file
+        for path, file in older.items()
+        if path not in folders and not any(str(parent) in newer for parent in PurePosixPath(path).parents)
+    }

@@ -1,0 +1,91 @@
+"""The plan says what ignore files left out of the code, where a script may need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.planning import left_out_text
+from stoker.pack import pack
+from stoker.submit import ignored_files
+from stoker.submit.ignored_files import Ignored
+
+
+def put(path: Path, data: bytes = b"x") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def ignored(code: Path, known: tuple[Path, ...] = ()) -> tuple[Ignored, ...]:
+    with pack(code, exclude=["checkpoints"], known=known) as packed:
+        return packed.ignored
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """As nanoGPT has it."""
+    folder = tmp_path / "code"
+    put(folder / "train.py")
+    put(folder / "data/shakespeare/train.bin", b"1" * 5000)
+    put(folder / "data/shakespeare/val.bin", b"1" * 500)
+    put(folder / ".gitignore", b"*.bin\n__pycache__/\n*.pyc\nvenv/\n")
+    put(folder / "__pycache__/train.pyc", b"1" * 10**5)
+    put(folder / "venv/lib/huge.bin", b"1" * 10**5)
+    return folder
+
+
+def test_a_dataset_that_git_ignores_is_told(code: Path) -> None:
+    (found,) = ignored(code)
+    assert (found.by, found.files, found.size) == (".gitignore", 2, 5500)
+    assert found.largest[0] == ("data/shakespeare/train.bin", 5000)
+    text = left_out_text(found)
+    assert ".gitignore leaves out 2 files, 5.5 kB: data/shakespeare/train.bin (5.0 kB)" in text
+    assert "`inputs`" in text and "!data/shakespeare/train.bin" in text
+
+
+def test_the_line_that_is_advised_packs_it(code: Path) -> None:
+    put(code / "big/a.npy", b"1" * 9000)
+    put(code / ".gitignore", b"*.bin\nbig\n")
+    (found,) = ignored(code)
+    assert found.largest[0] == ("big/", 9000)
+    put(code / ".stokerignore", f"{found.take_back}\n".encode())
+    with pack(code) as packed:
+        assert "big/a.npy" in packed.names
+    (rest,) = ignored(code)
+    put(code / ".stokerignore", f"{found.take_back}\n{rest.take_back}\n".encode())
+    with pack(code) as packed:
+        assert "data/shakespeare/train.bin" in packed.names
+
+
+def test_what_the_job_has_as_an_input_is_no_news(code: Path) -> None:
+    put(code / ".gitignore", b"data\n")
+    assert ignored(code) != ()
+    assert ignored(code, known=(code / "data",)) == ()
+
+
+def test_what_was_kept_out_on_purpose_is_a_plain_line(code: Path) -> None:
+    put(code / ".gitignore", b"")
+    put(code / ".stokerignore", b"data\nvenv\n")
+    (found,) = ignored(code)
+    assert found.by == ".stokerignore" and not found.by_accident
+    assert left_out_text(found) == ".stokerignore leaves out 2 files, 5.5 kB: data/ (5.5 kB)"
+
+
+def test_products_of_runs_and_tools_are_no_news(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    put(code / "train.py")
+    put(code / ".gitignore", b"wandb\nlogs\n*.log\nout\n.cache\ncheckpoints\nbuild\n*.egg-info\n")
+    for name in ("wandb/a", "logs/b", "x.log", "out/ckpt.pt", ".cache/c", "checkpoints/d", "build/e", "a.egg-info/f"):
+        put(code / name, b"1" * 1000)
+    assert ignored(code) == ()
+
+
+def test_counting_ends(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignored_files, "MOST_COUNTED", 10)
+    put(code / ".gitignore", b"many\n")
+    for number in range(50):
+        put(code / f"many/{number}.jpg", b"1" * 100)
+    (found,) = ignored(code)
+    assert not found.whole
+    assert "at least 10 files" in left_out_text(found)
