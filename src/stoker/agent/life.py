@@ -472,7 +472,7 @@ class Life:
             return left
         self.missing.settle()
         elsewhere = self.missing.elsewhere
-        self.node.say(nothing_saved(self._spec.checkpoints.dir, elsewhere, written=status.files > 0))
+        self.node.say(nothing_saved(as_written(self._spec.checkpoints.dir), elsewhere, written=status.files > 0))
         return replace(left, saves_elsewhere=elsewhere)
 
     def _flush_rest(self, left: Exit, closing: Closing) -> Exit:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stoker.core.cases import Case
 from stoker.core.spans import span_text
 from stoker.model import CheckpointRef, Exit, Heartbeat
+from stoker.path_patterns import as_written, is_pattern
 
 # How many files a sentence names.
 _NAMED = 3
@@ -33,7 +34,7 @@ def kept_of(case: Case) -> str:
         return f"nothing new was saved: the store has {_name(case.restored_from)}, from which it began"
     elsewhere = next((one.saves_elsewhere for one in told if one.saves_elsewhere), ())
     written = any(beat.checkpoint_files > 0 for beat in beats)
-    return nothing_saved(case.spec.checkpoints.dir, elsewhere, written=written)
+    return nothing_saved(as_written(case.spec.checkpoints.dir), elsewhere, written=written)
 
 
 def _key(ref: CheckpointRef | None) -> str:
@@ -46,7 +47,7 @@ def _name(key: str) -> str:
 
 def nothing_saved(folder: str, elsewhere: Sequence[str] = (), *, written: bool = False) -> str:
     """Why there is no checkpoint, and what to do. `written`: there are files in the folder, and none was committed."""
-    shown = folder.rstrip("/") + "/"
+    shown = folder if is_pattern(folder) else folder.rstrip("/") + "/"
     if written:
         return f"nothing was saved: what was written to {shown} was not whole in time"
     return f"nothing was saved: no file was written to {shown}{_advice(elsewhere, shown)}"
@@ -54,7 +55,7 @@ def nothing_saved(folder: str, elsewhere: Sequence[str] = (), *, written: bool =
 
 def nothing_saved_yet(folder: str, trained_s: float, elsewhere: Sequence[str] = ()) -> str:
     """The same of an attempt that trains."""
-    shown = folder.rstrip("/") + "/"
+    shown = folder if is_pattern(folder) else folder.rstrip("/") + "/"
     after = f" in {span_text(trained_s)} of training" if trained_s >= 1.0 else ""
     lost = f"{shown} is empty, and a reclaim would lose everything"
     return f"nothing has been saved{after}: {lost}{_advice(elsewhere, shown)}"

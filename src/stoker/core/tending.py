@@ -14,6 +14,7 @@ from stoker.core.snapshot import Launch
 from stoker.core.spans import span_text
 from stoker.fold import Claim
 from stoker.model import AttemptOutcome, Closed, Draining, Known, Suspected, Warned
+from stoker.path_patterns import as_written
 
 # What a rule finds fault with so long after the last word about it, and what began since, is another matter: it begins
 # with a word again.
@@ -186,7 +187,7 @@ def _warn_unsafe(look: Look, claim: Claim) -> bool:
     found = look.job.heartbeat_of(claim, 0)
     if code in look.state.warned or found is None or found.value.checkpoint is not None:
         return False
-    beat, folder = found.value, look.job.spec.checkpoints.dir
+    beat, folder = found.value, as_written(look.job.spec.checkpoints.dir)
     # Two heartbeats more: the agent looks for saves elsewhere first.
     empty = beat.restored_from is None and beat.checkpoint_files == 0
     overdue = beat.trained_s >= look.policy.empty_folder_s + 2 * span_s(beat.interval_s)
