@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 # How soon whoever waits hears that it should not.
@@ -71,3 +72,51 @@ def run_all(calls: Sequence[Callable[[], T]], workers: int) -> list[T]:
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(calls))]
+
+
+def each_in_order(call: Callable[[S], T], things: Sequence[S], workers: int) -> Iterator[T]:
+    """The results of `call` for all things, one by one and in their order, while `workers` calls are under way.
+
+    A few calls more than that may be done ahead of the result that is due, so memory stays bounded however many things
+    there are. An error is raised in its turn; then, or when the caller stops, no more calls begin.
+    """
+    results: dict[int, tuple[T | None, BaseException | None]] = {}
+    begun = handed_out = 0
+    stopped = False
+    changed = threading.Condition()
+
+    def may_go_on() -> bool:
+        return stopped or begun < handed_out + 2 * workers
+
+    def work() -> None:
+        nonlocal begun
+        while True:
+            with changed:
+                changed.wait_for(may_go_on)
+                if stopped or begun >= len(things):
+                    return
+                number, begun = begun, begun + 1
+            try:
+                result: tuple[T | None, BaseException | None] = (call(things[number]), None)
+            except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
+                result = (None, error)
+            with changed:
+                results[number] = result
+                changed.notify_all()
+
+    for _ in range(min(workers, len(things))):
+        threading.Thread(target=work, daemon=True, name="in-order").start()
+    try:
+        for number in range(len(things)):
+            with changed:
+                changed.wait_for(lambda number=number: number in results)  # type: ignore[misc]
+                value, error = results.pop(number)
+                handed_out += 1
+                changed.notify_all()
+            if error is not None:
+                raise error
+            yield value  # type: ignore[misc]
+    finally:
+        with changed:
+            stopped = True
+            changed.notify_all()

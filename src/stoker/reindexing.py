@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from typing import TypeVar
 
 from stoker import facts, index, layout, log
 from stoker.errors import STUMBLES, ProviderError, StokerError, in_words
@@ -13,11 +15,18 @@ from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.index import IndexRecord
+from stoker.parallel import each_in_order
 from stoker.removing import finish_removals
 from stoker.spent import write_spent
 from stoker.store import Store
 from stoker.summary import summarize
 
+T = TypeVar("T")
+
+# Jobs that are read at once from a far store.
+_READERS = 32
+# Questions to clouds at once: one that refuses to answer so many would leave ended jobs marked.
+_ASKING = threading.BoundedSemaphore(4)
 # A marker comes moments before the entry that it announces. One that has waited this long announces nothing.
 _ABANDONED_AFTER = timedelta(hours=1)
 
@@ -32,44 +41,68 @@ class Reindexed:
     problems: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What was done about one job. Not `there`: it has no log."""
+
+    there: bool = False
+    marked: bool = False
+    problem: str | None = None
+
+
 def reindex(store: Store, progress: Callable[[int, int], None] | None = None) -> Reindexed:
-    """Write every job's record anew, mark what is active and unmarked, and drop what belongs to no job."""
+    """Write every job's record anew, mark what is active and unmarked, and drop what belongs to no job.
+
+    Logs and facts are read many at once where the store is far: nearly all of the time is spent waiting for them.
+    """
     fleet = Fleet(store.url)
     done = Reindexed()
     done.forgotten += len(finish_removals(store))
+    # Before the logs are read: a job that is marked later is marked again here, by the same key.
+    marked = active_jobs(store)
     jobs = all_jobs(store)
-    for number, job in enumerate(jobs, 1):
+    there: set[str] = set()
+
+    def look(job: str) -> _Job:
         try:
-            _reindex_job(store, fleet, job, done)
+            return _reindex_job(store, fleet, job, marked=job in marked)
         except (StokerError, *STUMBLES) as error:
-            done.problems[job] = in_words(error)  # One that cannot be read must not keep the others from it.
+            # One that cannot be read must not keep the others from it.
+            return _Job(there=True, problem=in_words(error))
+
+    for number, (job, found) in enumerate(zip(jobs, _each(look, jobs, store), strict=True), 1):
+        done.jobs += found.there and found.problem is None
+        done.marked += found.marked
+        if found.there:
+            there.add(job)
+        if found.problem is not None:
+            done.problems[job] = found.problem
         if progress is not None:
             progress(number, len(jobs))
-    _forget_absent(store, done)
+    _forget_absent(store, done, there)
     return done
 
 
-def _reindex_job(store: Store, fleet: Fleet, job: str, done: Reindexed) -> None:
+def _each(look: Callable[[str], T], jobs: Sequence[str], store: Store) -> Iterator[T]:
+    return map(look, jobs) if store.near else each_in_order(look, jobs, _READERS)
+
+
+def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _Job:
     state = log.read(store, job)
     if state is None:
-        return
+        return _Job()
     submission = index.read_submission(store, state)
     told = {claim.number: facts.read_claim(store, job, claim) for claim in state.attempts}
     summary = summarize(state, submission, told, datetime.now(timezone.utc))
     index.write_index(store, IndexRecord(state=state, summary=summary))
-    done.jobs += 1
-    if _marked(store, job):
-        return
+    if marked:
+        return _Job(there=True)
     if _over(fleet, state):
         write_spent(store, state, submission.spec, datetime.now(timezone.utc))
-    else:
-        # If it is retired at this very moment, the next pass finds the marker and removes it again.
-        store.put(layout.active(job, state.opened_seq), b"")
-        done.marked += 1
-
-
-def _marked(store: Store, job: str) -> bool:
-    return next(iter(store.list(f"{layout.ACTIVE}{job}/")), None) is not None
+        return _Job(there=True)
+    # If it is retired at this very moment, the next pass finds the marker and removes it again.
+    store.put(layout.active(job, state.opened_seq), b"")
+    return _Job(there=True, marked=True)
 
 
 def _over(fleet: Fleet, state: JobState) -> bool:
@@ -81,7 +114,8 @@ def _over(fleet: Fleet, state: JobState) -> bool:
         if not ids:
             continue
         try:
-            states = fleet.provider(claim.offering.provider).state(ids, claim.offering.region)
+            with _ASKING:
+                states = fleet.provider(claim.offering.provider).state(ids, claim.offering.region)
         except ProviderError:
             return False  # Unknown is not gone.
         if any(states.get(instance) != "gone" for instance in ids):
@@ -89,15 +123,18 @@ def _over(fleet: Fleet, state: JobState) -> bool:
     return True
 
 
-def _forget_absent(store: Store, done: Reindexed) -> None:
-    """Records and markers without a log: of jobs that were removed, or that were never submitted."""
-    for meta in index.list_index(store):
-        job = index.job_of(meta)
-        if store.head(layout.log_entry(job, 1)) is None:
-            done.forgotten += bool(index.forget_index(store, job))
+def _forget_absent(store: Store, done: Reindexed, there: set[str]) -> None:
+    """Drop records and markers without a log: of jobs that were removed, or that were never submitted. The jobs that
+    are `there` were just read."""
+
+    def forget_record(job: str) -> bool:
+        return store.head(layout.log_entry(job, 1)) is None and bool(index.forget_index(store, job))
+
+    unsure = [job for job in map(index.job_of, index.list_index(store)) if job not in there]
+    done.forgotten += sum(_each(forget_record, unsure, store))
     now = datetime.now(timezone.utc)
     for job in active_jobs(store):
-        if store.head(layout.log_entry(job, 1)) is not None:
+        if job in there or store.head(layout.log_entry(job, 1)) is not None:
             continue
         markers = list(store.list(f"{layout.ACTIVE}{job}/"))
         # A submission that is under way puts its marker back, should it be slower than this.
