@@ -61,7 +61,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         " resume:",
         "only 1 of",
         "reclaimed after a notice",
-        "failed at start-up on checkpoint",
+        "failed on checkpoint",
         "was given notice",
         "saves (peer)",
         "saves (limit)",

@@ -234,7 +234,7 @@ def test_the_command_says_what_it_goes_on_from(store: Store, job: str, monkeypat
     assert code == 0, output
     assert "it goes on from 1.1 (ckpt, step 10)" in output
     assert "left aside: 2.1 (ckpt, step 30), 1.2 (ckpt, step 20)" in output
-    assert "resume from 1.1 (ckpt)" in run(store, "explain", job)[1]
+    assert "from 1.1 (ckpt)" in run(store, "explain", job)[1]
 
 
 def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store, job: str) -> None:

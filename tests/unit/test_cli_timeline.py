@@ -87,7 +87,7 @@ def test_a_reclaim_is_told_as_one_line() -> None:
         ),
         f"  {expected}",
         (
-            "attempt 2  local in this-computer, spot $0.32/h · from step-412 · trained 12 s to step 900 · "
+            "attempt 2  local in this-computer, spot $0.32/h · from step-412 (1.3) · trained 12 s to step 900 · "
             "succeeded: the training finished"
         ),
     ]
@@ -145,7 +145,7 @@ def test_a_running_job_tells_what_a_reclaim_now_would_cost() -> None:
         last_checkpoint=CheckpointRef(key="00000004/000001-step-800", name="step-800", committed_at=START),
     )
     text = job_text(running)
-    assert "step-800, stored" in text
+    assert "step-800 (2.1), stored" in text
     # 90 s of two nodes at $0.32/h.
     assert "a reclaim now would lose 1m 30s of training ($0.0160)" in text
     assert "a reclaim now" not in job_text(SUMMARY)

@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from stoker.agent.exits import complete
 from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
 from stoker.core.foreign.diagnosis import diagnose as diagnose_external
-from stoker.model import FailureCause
+from stoker.model import FailureCause, Waste
+from stoker.testing.sim_data import make_exit
 
 
 def blame(*lines: str) -> tuple[str, str] | None:
@@ -153,3 +155,12 @@ def test_the_line_that_decided_is_quoted_in_short() -> None:
     assert diagnose(["ValueError: " + "x" * 5000]) == FailureCause(
         "exception", "script", ("ValueError: " + "x" * 5000)[:300]
     )
+
+
+def test_an_agent_finds_the_cause_behind_the_stacks_that_follow_it() -> None:
+    """The exit keeps twenty lines for people; a crash of several processes prints more."""
+    frames = tuple(f"frame #{number}: <unknown function> + 0x1" for number in range(60))
+    lines = ("step 1", *TIMEOUT[:3], *frames)
+    left = complete(make_exit("failed", code=None, signal=6), None, None, lines, Waste())
+    assert len(left.tail) == 20 and left.cause is not None and left.cause.name == "nccl"
+    assert complete(make_exit("succeeded", code=0), None, None, lines, Waste()).cause is None

@@ -72,7 +72,7 @@ def test_a_reclaim_that_saved_nothing_says_so() -> None:
     torn = verdict(case(beat={"checkpoint_files": 2})).reason
     assert torn.endswith("nothing was saved: what was written to checkpoints/ was not whole in time")
     again = verdict(case(restored_from="00000002/000001-step-7")).reason
-    assert again.endswith("; nothing new was saved: the store has step-7, from which it began")
+    assert again.endswith("; nothing new was saved: the store has step-7 (1.1), from which it began")
 
 
 def test_what_was_lost_or_killed_without_a_checkpoint_says_so_too() -> None:

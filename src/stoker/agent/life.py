@@ -45,7 +45,7 @@ from stoker.agent.witnessing import Witness
 from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
-from stoker.core.kept_work import nothing_saved
+from stoker.core.kept_work import attempts_of, checkpoint_title, nothing_saved
 from stoker.core.policy import DEFAULT as POLICY
 from stoker.core.spans import span_text
 from stoker.errors import StoreError, StoreUnavailable, UserError
@@ -303,7 +303,8 @@ class Life:
         command = make_command(self.node, submission, self.ready, place, command_argv(spec))
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
-        resumed = f", resuming from {agreement.checkpoint.partition('-')[2]}" if agreement.checkpoint else ""
+        known = attempts_of(self.watch.state) if self.watch.state is not None else {}
+        resumed = f", resuming from {checkpoint_title(agreement.checkpoint, known)}" if agreement.checkpoint else ""
         if agreement.checkpoint is None and attempt > 1:
             resumed = ", starting from the beginning: there is no checkpoint"
         self.node.say(f"attempt {attempt}{resumed}")

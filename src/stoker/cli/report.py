@@ -27,6 +27,7 @@ from stoker.cli.printing import (
     whole,
 )
 from stoker.cli.timeline import MOST_REASON, rule_text, timeline
+from stoker.core.kept_work import checkpoint_title
 from stoker.fold import JobState
 from stoker.store import Store
 from stoker.summary import Held, NodeSummary, Summary
@@ -124,7 +125,8 @@ def _safety(summary: Summary) -> str:
     if found is None:
         text = "none" if summary.ended_at is not None else "none in the store yet"
     else:
-        text = f"{found.name}, stored {ago(found.committed_at)}"
+        title = checkpoint_title(found.key, {attempt.claim: attempt.n for attempt in summary.attempts})
+        text = f"{title}, stored {ago(found.committed_at)}"
     if summary.at_risk_s is None:
         return text
     attempt = summary.attempts[-1] if summary.attempts else None

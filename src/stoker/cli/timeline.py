@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from stoker.checkpoint_refs import name_of
 from stoker.cli.printing import dollars, duration, one_line, zone_text
-from stoker.core.kept_work import nothing_saved
+from stoker.core.kept_work import checkpoint_title, nothing_saved
 from stoker.fold import JobState
 from stoker.model import (
     Claimed,
@@ -34,20 +37,24 @@ _NEXT_OFFERING_S = 5.0
 def timeline(summary: Summary) -> list[str]:
     """One line for each attempt, and one below it for how it gave way to the next."""
     lines = []
+    attempts = {attempt.claim: attempt.n for attempt in summary.attempts}
     for number, attempt in enumerate(summary.attempts):
         following = summary.attempts[number + 1] if number + 1 < len(summary.attempts) else None
-        lines.append(attempt_line(attempt))
+        lines.append(attempt_line(attempt, attempts))
         told = handover_line(attempt, following, summary.checkpoint_dir)
         if told:
             lines.append(f"  {told}")
     return lines
 
 
-def attempt_line(attempt: AttemptSummary) -> str:
-    """`attempt 1  local this-computer spot $0.32/h · trained 12 s to step 412 · reclaimed: …`."""
+def attempt_line(attempt: AttemptSummary, attempts: Mapping[int, int] = MappingProxyType({})) -> str:
+    """`attempt 1  local this-computer spot $0.32/h · trained 12 s to step 412 · reclaimed: …`.
+
+    `attempts` are the job's, by their claims.
+    """
     parts = [f"attempt {attempt.n}  {where(attempt)}"]
     if attempt.restored_from:
-        parts.append(f"from {checkpoint_name(attempt.restored_from)}")
+        parts.append(f"from {checkpoint_title(attempt.restored_from, attempts)}")
     to_step = f" to step {attempt.step}" if attempt.step is not None else ""
     parts.append(f"trained {duration(attempt.trained_s)}{to_step}")
     if attempt.outcome is None:

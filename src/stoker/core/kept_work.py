@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.core.cases import Case
 from stoker.core.spans import span_text
+from stoker.fold import JobState
 from stoker.model import CheckpointRef, Exit, Heartbeat
 from stoker.path_patterns import as_written, is_pattern
 
@@ -31,7 +32,8 @@ def kept_of(case: Case) -> str:
         age_s = max(0.0, (newest.at - ref.committed_at).total_seconds())
         return f"in the store: {what}, saved {span_text(age_s)} before"
     if case.restored_from is not None:
-        return f"nothing new was saved: the store has {_name(case.restored_from)}, from which it began"
+        title = checkpoint_title(case.restored_from, attempts_of(case.state))
+        return f"nothing new was saved: the store has {title}, from which it began"
     elsewhere = next((one.saves_elsewhere for one in told if one.saves_elsewhere), ())
     written = any(beat.checkpoint_files > 0 for beat in beats)
     return nothing_saved(as_written(case.spec.checkpoints.dir), elsewhere, written=written)
@@ -41,8 +43,19 @@ def _key(ref: CheckpointRef | None) -> str:
     return ref.key if ref is not None else ""
 
 
-def _name(key: str) -> str:
-    return key.rpartition("/")[2].partition("-")[2] or key
+def checkpoint_title(key: str, attempts: Mapping[int, int]) -> str:
+    """`step-900 (2.3)` of a key: its name, and what `stoker checkpoints` calls it. `attempts` are by their claims."""
+    claim, _, rest = key.partition("/")
+    ordinal, _, name = rest.partition("-")
+    if not (claim.isdecimal() and ordinal.isdecimal() and name):
+        return key
+    number = 0 if int(claim) == 0 else attempts.get(int(claim))
+    return name if number is None else f"{name} ({number}.{int(ordinal)})"
+
+
+def attempts_of(state: JobState) -> dict[int, int]:
+    """The numbers that people know attempts by, by their claims."""
+    return {claim.number: claim.attempt for claim in state.attempts if claim.attempt is not None}
 
 
 def nothing_saved(folder: str, elsewhere: Sequence[str] = (), *, written: bool = False) -> str:

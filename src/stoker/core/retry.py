@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from stoker.core.cases import Case
 from stoker.core.governance import PREFIX
-from stoker.core.kept_work import kept_of
+from stoker.core.kept_work import attempts_of, checkpoint_title, kept_of
 from stoker.core.patterns import compile_pattern
 from stoker.core.policy import Policy
 from stoker.core.watching import OWN
@@ -283,7 +283,8 @@ def _bad_checkpoint(case: Case) -> Verdict | None:
     in_a_row = takewhile(lambda closed: closed.rule == "checkpoint", reversed(before))
     if sum(1 for _ in in_a_row) >= case.policy.poison_after * (case.policy.most_poisoned + 1):
         return None  # Whatever they restored.
-    return Verdict("failed", "checkpoint", f"failed at start-up on checkpoint {key} ({failures}×)", restart=True)
+    title = checkpoint_title(key, attempts_of(case.state))
+    return Verdict("failed", "checkpoint", f"failed on checkpoint {title} before any progress, {failures}×", True)
 
 
 def _user_error(case: Case) -> Verdict | None:
