@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 
@@ -12,13 +13,15 @@ from stoker.core.governance import Subject
 from stoker.core.market import ordered
 from stoker.core.placement import that_pay
 from stoker.core.policy import DEFAULT
+from stoker.core.reservations import Ask, first_need
 from stoker.core.spans import span_text
+from stoker.core.used import used_before
 from stoker.errors import UserError
 from stoker.fold import JobState
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
-from stoker.model import Observed, Offering
+from stoker.model import Known, Observed, Offering
 from stoker.rules import NO_RULES, House, Then
 from stoker.spec import Spec
 from stoker.store import Store
@@ -56,13 +59,26 @@ def cost_bound(house: House, spec: Spec) -> str:
     return governance.bounded(house, _subject(spec)).named("max_cost")
 
 
-def forecast(store: Store, house: House, spec: Spec, job: str | None = None) -> tuple[tuple[str, Then], ...]:
-    """What the budgets of the house say to this job as they stand now, each with what comes of it."""
+@dataclass(frozen=True)
+class Forecast:
+    """What the policy's budgets say to a job as they stand now, each with what comes of it; and how they stand."""
+
+    coming: tuple[tuple[str, Then], ...] = ()
+    stands: tuple[str, ...] = ()
+
+
+def forecast(store: Store, house: House, spec: Spec, offerings: Iterable[Offering], job: str | None = None) -> Forecast:
+    """Judge a job that is to be submitted by the cheapest of the offerings that would do."""
     if not concerned(house, spec.tags):
-        return ()
-    # By this computer's clock: whoever governs goes by the store's.
+        return Forecast()
+    # By this computer's clock: governors go by the store's.
     now = datetime.now(timezone.utc)
-    return budgets.forecast(house, Subject(spec, now.date(), job), books_of(store, house, now), now)
+    subject, books = Subject(spec, now.date(), job), books_of(store, house, now)
+    bounds = governance.bounded(house, subject)
+    needs = [first_need(bounds, offering) for offering in governance.allowed(house, subject, offerings)]
+    ask = Ask(min(needs, key=lambda need: need.dollars), now) if needs else None
+    stands = budgets.stands(house, subject, books.value, now, ask) if isinstance(books, Known) else ()
+    return Forecast(budgets.forecast(house, subject, books, now, ask), tuple(stands))
 
 
 def books_of(store: Store, house: House, now: datetime) -> Observed[Books]:
@@ -81,13 +97,15 @@ def heed(
     """
     subject = Subject(spec, _today(), job)
     found = governance.broken(house, subject, offerings)
-    coming = forecast(store, house, spec, job) if store is not None else ()
-    refusals = [str(each) for each in found if each.refuses] + [reason for reason, then in coming if then == "refuse"]
+    money = forecast(store, house, spec, offerings, job) if store is not None else Forecast()
+    refusals = [str(each) for each in found if each.refuses]
+    refusals += [reason for reason, then in money.coming if then == "refuse"]
     if refusals:
         raise UserError("; ".join(refusals))
     bounds = governance.bounded(house, subject)
     noted = tuple(_noted(bounds, field) for field in bounds.by_rule)
-    told = (*map(str, found), *(reason for reason, _ in coming))
+    noted += money.stands
+    told = (*map(str, found), *(reason for reason, _ in money.coming))
     return Heeded(_as_seen(house, spec, store, governance.allowed(house, subject, offerings)), told, noted, bounds)
 
 
@@ -95,7 +113,7 @@ def heed_used(house: House, spec: Spec, state: JobState, offerings: tuple[Offeri
     """Raises UserError where the house's bounds, which count all attempts of a job, leave nothing to one that is to be
     opened again."""
     now = datetime.now(timezone.utc)
-    used = limits.used_before(replace(state, opened_seq=state.seq), spec, now)
+    used = used_before(replace(state, opened_seq=state.seq), spec, now)
     bounds = governance.bounded(house, Subject(spec, now.date(), state.job, used))
     told = limits.used_up(bounds)
     if told is None and "max_cost" in bounds.by_rule:

@@ -20,6 +20,7 @@ from stoker.core.spending import by_day, spells
 from stoker.fold import JobState
 from stoker.model import Claimed, Ended, Exit, Known, Observed, Offering, Unknown, Warned
 from stoker.policyfile import parse_policy
+from stoker.spec import Limits
 from stoker.testing.sim_data import CAPABILITIES, EPOCH, make_snapshot, make_spec, make_state
 
 MONEY = settings(
@@ -57,6 +58,7 @@ class House:
     # What was paid for, kept apart from what is tested: tags, from, until (None: still), dollars a second.
     bills: dict[tuple[str, int], tuple[dict[str, str], datetime, datetime | None, float]] = field(default_factory=dict)
     claimed: int = 0
+    price: float = 0.0
 
     def truth(self, tags_count: Callable[[dict[str, str]], bool], since: datetime) -> float:
         total = 0.0
@@ -68,6 +70,7 @@ class House:
     def look(self, job: str, order: Offering) -> None:
         """Decide about one job until there is nothing left to do."""
         snapshot = self.jobs[job]
+        self.price = order.price or 0.0
         for _ in range(8):
             active = [(each.state, each.spec) for each in self.jobs.values()]
             books = Known(close_books(self.policy.house, self.forgotten, active, self.now))
@@ -99,7 +102,28 @@ class House:
             if not counts(mine) or rule.audit:
                 continue
             start = period_of(budget, self.now).over_at - timedelta(days=_length(period_of(budget, self.now)))
-            assert self.truth(counts, start) < budget.dollars + 1e-6, "it was launched although the money is spent"
+            spent = self.truth(counts, start)
+            assert spent < budget.dollars + 1e-6, "it was launched although the money is spent"
+            total = spent + self.may_cost(counts, job, (period_of(budget, self.now).over_at - self.now).total_seconds())
+            assert total < budget.dollars + 1e-4, "it was launched although what is left is reserved"
+
+    def may_cost(self, counts: Callable[[dict[str, str]], bool], claiming: JobSnapshot, left_s: float) -> float:
+        """What jobs with machines, and the one that claims, may still cost, reckoned from their bounds alone."""
+        total = 0.0
+        for name, each in self.jobs.items():
+            rates = [rate for (job, _), (_, _, end, rate) in self.bills.items() if job == name and end is None]
+            begins = name == claiming.state.job
+            most = each.spec.limits.max_cost
+            if not counts(dict(each.spec.tags)) or most is None or not (rates or begins):
+                continue
+            spent = sum(
+                ((end or self.now) - start).total_seconds() * rate
+                for (job, _), (_, start, end, rate) in self.bills.items()
+                if job == name
+            )
+            rate = sum(rates) + (self.price * each.spec.nodes / 3600 if begins else 0.0)
+            total += min(max(0.0, most - spent), rate * left_s)
+        return total
 
     def record(self, job: JobSnapshot) -> None:
         for claim in job.state.claims:
@@ -117,7 +141,8 @@ def play(draw: st.DrawFn, policy: Policy) -> House:
     """Some days of a house with up to six jobs."""
     house = House(policy, EPOCH + timedelta(days=draw(st.integers(0, 40)), hours=draw(st.integers(0, 23))))
     for number in range(draw(st.integers(1, 6))):
-        spec = replace(make_spec(draw(st.integers(1, 3))), tags=draw(TAGS))
+        limits = Limits(max_cost=draw(st.sampled_from([0.5, 1.0, 2.5, 4.0])))
+        spec = replace(make_spec(draw(st.integers(1, 3)), limits=limits), tags=draw(TAGS))
         state = replace(make_state(job=f"job-{number}"), submitted_at=house.now, opened_at=house.now)
         job = make_snapshot(state, spec=spec)
         house.jobs[state.job] = replace(job, capabilities=replace(CAPABILITIES, newborn_s=0.0))
@@ -145,8 +170,8 @@ def played(draw: st.DrawFn) -> House:
 
 @MONEY
 @given(played())
-def test_nothing_is_launched_once_the_money_is_spent(house: House) -> None:
-    """So a budget is exceeded by what already ran when it was reached, and by nothing else: `House.check`."""
+def test_nothing_is_launched_that_does_not_fit_beside_what_is_spent_and_reserved(house: House) -> None:
+    """So a budget is exceeded by what costs more than its own bound, and by nothing else: `House.check`."""
 
 
 def test_budgets_are_reached_in_what_is_played() -> None:

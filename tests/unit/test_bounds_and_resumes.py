@@ -9,9 +9,9 @@ import pytest
 
 from stoker import client, log, policies
 from stoker.core.decide import decide_job
-from stoker.core.limits import used_before
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
+from stoker.core.used import used_before
 from stoker.errors import UserError
 from stoker.fold import JobState
 from stoker.heeding import heed_used

@@ -7,32 +7,33 @@ from dataclasses import replace
 import pytest
 
 from stoker import codec, layout, log
-from stoker.core.books import Books, Standing, Started, later
+from stoker.core.books import Books, Standing
 from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, Launch, Plan
-from stoker.errors import StoreUnavailable
+from stoker.errors import StokerError, StoreUnavailable
+from stoker.fold import JobState
 from stoker.governor.apply import Applied, Applier
 from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory
-from stoker.model import Claimed, Event, Known, Launched, Submitted, Unknown
+from stoker.model import Claimed, Closed, Event, Known, Launched, Offering, Submitted, Unknown
 from stoker.policyfile import parse_policy
 from stoker.rules import House
-from stoker.spec import Submission
+from stoker.spec import Limits, Submission
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_spec, nodes
 
 HOUR = 3600.0
-TEAM = replace(make_spec(), tags={"team": "a"})
+TEAM = replace(make_spec(limits=Limits(max_cost=2.0)), tags={"team": "a"})
 
 
 def house(period: str = "day") -> House:
     return parse_policy(f"rules:\n- {{name: money, budget: {{dollars: 10, period: {period}}}}}\n".encode(), "p.yaml")
 
 
-def books(spent: float, per_s: float = 0.0, at_s: float = 0.0) -> Books:
-    return Books(at(at_s), {("money", ""): Standing(spent=spent, per_s=per_s)})
+def books(spent: float) -> Books:
+    return Books(at(0), {("money", ""): Standing(spent=spent)})
 
 
 def subject(now_s: float) -> Subject:
@@ -49,31 +50,6 @@ def test_all_of_it_is_spent_at_a_hundred_per_cent(spent: float, full: bool) -> N
     assert any(isinstance(each, Word) for each in found) is full
 
 
-def spent_later(before: Books, now_s: float, *started: Started) -> float:
-    found = later(house(), before, started, subject(now_s), at(now_s))
-    assert isinstance(found, Known) and found.value.at == at(now_s)
-    return found.value.standings["money", ""].spent
-
-
-def test_what_ran_when_the_books_were_closed_runs_on() -> None:
-    assert spent_later(books(2.0, per_s=3 / HOUR), 2 * HOUR) == pytest.approx(2 + 6)
-    assert spent_later(books(2.0, per_s=3 / HOUR, at_s=HOUR), 0.0) == 2.0, "no clock runs backwards"
-
-
-def test_what_was_started_since_runs_as_well() -> None:
-    mine = Started({"team": "a"}, at(HOUR), 6 / HOUR)
-    assert spent_later(books(2.0), 2 * HOUR, mine, mine) == pytest.approx(2 + 12)
-    assert spent_later(books(2.0, per_s=3 / HOUR), 2 * HOUR, mine) == pytest.approx(2 + 6 + 6)
-
-
-def test_books_of_yesterday_say_nothing_of_today() -> None:
-    tonight, tomorrow = 23 * HOUR, 25 * HOUR
-    found = later(house(), books(2.0, at_s=tonight), (), subject(tomorrow), at(tomorrow))
-    assert isinstance(found, Unknown) and "next period" in found.error
-    monthly = later(house("month"), books(2.0, at_s=tonight), (), subject(tomorrow), at(tomorrow))
-    assert isinstance(monthly, Known), "its period goes on"
-
-
 # ── The keeper ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -81,8 +57,12 @@ def put_job(store: MemoryStore, job: str, *events: Event) -> None:
     data = codec.dumps(Submission(job, TEAM, "jane"))
     store.put(layout.spec(job), data)
     for event in (Submitted(codec.digest(data), "jane"), *events):
-        log.append_next(store, job, None, lambda _state, event=event: (event, "for the test"), "jane")  # type: ignore[misc]
+        append(store, job, event)
     store.put(layout.active(job, 1), b"")
+
+
+def append(store: MemoryStore, job: str, event: Event) -> None:
+    log.append_next(store, job, None, lambda _state: (event, "for the test"), "jane")
 
 
 class Shop:
@@ -101,7 +81,7 @@ class Shop:
 
     def keeps_back(self, now_s: float) -> str | None:
         self.keeper.look_again(house(), "job-1", at(now_s))
-        return self.keeper.keeps_back(house(), "job-1", at(now_s))
+        return self.keeper.keeps_back(house(), "job-1", ON_DEMAND, at(now_s))
 
 
 def test_what_is_not_known_keeps_everybody_back() -> None:
@@ -138,43 +118,83 @@ def test_a_store_that_does_not_answer_any_more_keeps_everybody_back() -> None:
     assert shop.keeps_back(LOOK_AGAIN_S + 1) is None
 
 
+def test_what_was_claimed_here_since_counts_and_what_others_claimed_is_read_before_a_launch() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    for job, now_s in (("late-1", 1.0), ("late-2", 2.0), ("late-3", 3.0), ("late-4", 3.5)):
+        assert shop.keeps_back(now_s) is None, "it was read a moment ago"
+        put_job(shop.store, job, Claimed(ON_DEMAND, 1))
+    append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
+    held = shop.keeper.yields(house(), "job-1", 2, at(4.0))
+    # They were all written at the same moment, by the clock of this store: five of two dollars each, and two before.
+    assert held is not None and held.rule == "policy:money" and "late-1" in held.waits
+    shop.broken = True
+    with pytest.raises(StokerError, match="no answer"):
+        shop.keeper.yields(house(), "job-1", 2, at(5.0))
+
+
+def test_a_claim_that_has_enough_is_launched() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
+    for job in ("late-1", "late-2", "late-3"):
+        put_job(shop.store, job, Claimed(ON_DEMAND, 1))
+    assert shop.keeper.yields(house(), "job-1", 2, at(4.0)) is None, "five times two dollars are all of it"
+
+
 # ── Carrying out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Purse:
-    """Says the same to everybody, and remembers who asked."""
+    """Says the same to all, and remembers who asked. `lost`: a claim that was made must not be launched."""
 
-    def __init__(self, why: str | None) -> None:
+    def __init__(self, why: str | None, lost: Held | None) -> None:
         self.why = why
+        self.lost = lost
         self.asked: list[str] = []
 
-    def keeps_back(self, job: str) -> str | None:
+    def keeps_back(self, job: str, _offering: Offering) -> str | None:
         self.asked.append(job)
         return self.why
 
-    def launched(self, job: str, number: int) -> None:
+    def yields(self, job: str, number: int) -> Held | None:
+        self.asked.append(f"{job} {number}")
+        return self.lost
+
+    def claimed(self, job: str) -> None:
         pass
 
 
-def applied(why: str | None, *actions: Append | Launch) -> tuple[Applied, list[str]]:
-    """What comes of it, and who asked. The claim is of a provider that nobody has: a launch is a problem."""
+TOO_LATE = Held("policy:money", "another was quicker", waits="waits")
+
+
+def applied(
+    why: str | None, *actions: Append | Launch, lost: Held | None = None
+) -> tuple[Applied, list[str], JobState | None]:
+    """What comes of it, who asked, and the log. The claim is of a provider that is not there: a launch is a problem."""
     store = MemoryStore(lambda: EPOCH)
     put_job(store, JOB, Claimed(SPOT_A, 1))
-    purse = Purse(why)
-    return Applier(store, Fleet(store.url), Memory(), "me").apply(Plan(actions), purse), purse.asked
+    purse = Purse(why, lost)
+    found = Applier(store, Fleet(store.url), Memory(), "me").apply(Plan(actions), purse)
+    return found, purse.asked, log.read(store, JOB)
 
 
-def test_a_claim_that_was_made_before_is_finished_only_if_there_is_money() -> None:
-    kept, asked = applied("it is spent", Launch(JOB, 2, "first attempt"))
-    assert kept.waiting == {JOB: "it is spent"} and asked == [JOB]
+def test_a_claim_of_another_governor_is_finished_only_if_there_is_money() -> None:
+    kept, asked, state = applied(None, Launch(JOB, 2, "first attempt"), lost=TOO_LATE)
+    assert kept.waiting == {JOB: "waits"} and asked == [f"{JOB} 2"]
     assert not kept.done and not kept.moved and not kept.problems
-    tried, asked = applied(None, Launch(JOB, 2, "first attempt"))
-    assert JOB in tried.moved and JOB in tried.problems and asked == [JOB]
+    assert state is not None and state.open_claims, "the other may be launching it"
+    tried, asked, _ = applied(None, Launch(JOB, 2, "first attempt"))
+    assert JOB in tried.moved and JOB in tried.problems and asked == [f"{JOB} 2"]
 
 
-def test_a_claim_is_made_only_if_there_is_money_and_launched_without_asking_again() -> None:
+def test_a_claim_is_made_only_if_there_is_money_and_judged_again_before_its_launch() -> None:
     claim = Append(JOB, 3, Claimed(SPOT_A, 1), "next"), Launch(JOB, 3, "next")
-    kept, _ = applied("it is spent", *claim)
-    assert kept.waiting == {JOB: "it is spent"} and not kept.done and not kept.moved
-    tried, asked = applied(None, *claim)
-    assert tried.done == [claim[0]] and asked == [JOB]
+    kept, asked, _ = applied("it is spent", *claim)
+    assert kept.waiting == {JOB: "it is spent"} and not kept.done and not kept.moved and asked == [JOB]
+    tried, asked, _ = applied(None, *claim)
+    assert tried.done == [claim[0]] and asked == [JOB, f"{JOB} 3"]
+    lost, _, state = applied(None, *claim, lost=TOO_LATE)
+    assert lost.done == [claim[0]] and lost.moved == {JOB} and lost.waiting == {JOB: "waits"}
+    closed = state.claims[-1].closed if state is not None else None
+    assert closed == Closed(claim=3, outcome="abandoned", rule="policy:money", restart=True)

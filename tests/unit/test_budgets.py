@@ -35,6 +35,8 @@ from stoker.testing.sim_data import (
 
 TODAY = EPOCH.date()
 BUDGET = "name: money, budget: {dollars: 10, period: day}"
+# What it may cost is little beside the budget: these tests are about what is spent.
+SMALL = make_spec(limits=Limits(max_cost=0.3))
 
 
 def policy(*texts: str) -> Policy:
@@ -47,7 +49,7 @@ def spent(dollars: float | None, *, day: date = TODAY, job: str = "other-1", **t
 
 
 def tagged(**tags: str) -> Spec:
-    return replace(make_spec(), tags=tags)
+    return replace(SMALL, tags=tags)
 
 
 def decided(
@@ -59,7 +61,7 @@ def decided(
     job: JobSnapshot | None = None,
 ) -> Plan:
     """A job that wants a machine, with the books of everybody."""
-    job = job or make_snapshot(state or make_state(), spec=spec)
+    job = job or make_snapshot(state or make_state(), spec=spec or SMALL)
     books = close_books(by.house, kept, [(job.state, job.spec)], at(now_s))
     return decide_job(replace(job, books=Known(books)), by, at(now_s))
 
@@ -82,7 +84,7 @@ def after_words(by: Policy, *kept: Expense, spec: Spec | None = None) -> Plan:
 
 def test_a_full_budget_keeps_a_job_waiting_and_says_why() -> None:
     by = policy(BUDGET)
-    plan = decided(by, spent(9.99), state=make_state(Warned(code="policy:money:2026-01-01:warning")))
+    plan = decided(by, spent(9.7), state=make_state(Warned(code="policy:money:2026-01-01:warning")))
     assert isinstance(events(plan)[0], Claimed), "it is not full yet"
     first = decided(by, spent(10.5))
     assert [type(event) for event in events(first)] == [Warned]
@@ -106,8 +108,9 @@ def test_it_is_told_once_a_period_and_the_next_period_begins_anew() -> None:
 def test_one_job_tells_for_all() -> None:
     by = policy(BUDGET)
     states = [make_state(job="job-1"), make_state(job="job-2")]
-    books = close_books(by.house, [spent(9.0)], [(state, make_spec()) for state in states], at(100))
-    told = [events(decide_job(replace(make_snapshot(state), books=Known(books)), by, at(100)))[0] for state in states]
+    books = close_books(by.house, [spent(9.0)], [(state, SMALL) for state in states], at(100))
+    jobs = [replace(make_snapshot(state, spec=SMALL), books=Known(books)) for state in states]
+    told = [events(decide_job(job, by, at(100)))[0] for job in jobs]
     assert isinstance(told[0], Warned) and isinstance(told[1], Claimed)
     states[1] = make_state(Warned(code="policy:money:2026-01-01:warning"), job="job-2")
     books = close_books(by.house, [spent(9.0)], [(state, make_spec()) for state in states], at(100))
@@ -181,6 +184,7 @@ def test_restarts_and_hand_overs_wait_as_well() -> None:
         make_state(*attempt, *codes),
         make_facts(2, beat=make_beat(95.0), notice=hard_notice(95.0)),
         states={"i-2-0": "running"},
+        spec=SMALL,
     )
     assert decided(by, spent(11.0), job=noticed).actions == ()
     assert any(isinstance(action, Launch) for action in decided(by, spent(1.0), job=noticed).actions)
@@ -319,7 +323,7 @@ def test_days_sum_to_what_the_job_cost() -> None:
 
 def test_a_claim_that_was_left_behind_is_not_launched_on_money_that_is_spent() -> None:
     by = policy(BUDGET)
-    left = make_snapshot(make_state((Claimed(offering=ON_DEMAND, nodes=1), 0.0)))
+    left = make_snapshot(make_state((Claimed(offering=ON_DEMAND, nodes=1), 0.0)), spec=SMALL)
     warned = Warned(code="policy:money:2026-01-01:full")
 
     def plan(dollars: float, now_s: float) -> Plan:
@@ -330,5 +334,7 @@ def test_a_claim_that_was_left_behind_is_not_launched_on_money_that_is_spent() -
     (closed,) = events(plan(11.0, 60.0))
     assert closed == Closed(claim=2, outcome="abandoned", rule="policy:money", restart=True)
     assert isinstance(plan(7.0, 60.0).actions[0], Launch)
+    (closed,) = events(plan(9.8, 60.0))
+    assert isinstance(closed, Closed) and closed.rule == "policy:money", "nor on money that is left, and too little"
     unknown = decide_job(replace(left, books=Unknown("no answer")), by, at(1000.0))
     assert [type(action) for action in unknown.actions] == [Launch], "it was decided on when the sum was known"

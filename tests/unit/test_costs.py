@@ -291,17 +291,18 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
     policies.write(store, f"rules:\n{rules}", "jane")
     tomorrow = (today + timedelta(days=1)).isoformat()
     lines = costs(store_url, capsys).splitlines()
-    assert lines[0] == f"budget house: $0.00 of $4,000.00 (0%), until {tomorrow}", "also where nothing was spent"
+    untouched = "$0.00 of $4,000.00 (0%), $0.00 reserved, $4,000.00 left"
+    assert lines[0] == f"budget house: {untouched}, until {tomorrow}", "also where nothing was spent"
     began_s = (datetime.combine(today, time(), timezone.utc) - EPOCH).total_seconds()
     for job, hours, tags in (("job-1", 15.79, {"team": "vision"}), ("job-2", 1.0, {})):
         record = ran(hours, job=job, start_s=began_s, **tags)
         write_spent(store, record.state, replace(make_spec(2), tags=tags), NOW)
     shown = costs(store_url, capsys)
     assert [line for line in shown.splitlines() if line.startswith("budget")] == [
-        f"budget house: $33.58 of $4,000.00 (1%), until {tomorrow}",
-        f"budget each-team, jobs without team: $2.00 of $20.00 (10%), until {tomorrow}",
-        f"budget each-team, team=vision: $31.58 of $20.00 (158%), until {tomorrow}",
-        f"budget students: $0.00 of $5.00 (0%), until {tomorrow}",
+        f"budget house: $33.58 of $4,000.00 (1%), $0.00 reserved, $3,966.42 left, until {tomorrow}",
+        f"budget each-team, jobs without team: $2.00 of $20.00 (10%), $0.00 reserved, $18.00 left, until {tomorrow}",
+        f"budget each-team, team=vision: $31.58 of $20.00 (158%), $0.00 reserved, $0.00 left, until {tomorrow}",
+        f"budget students: $0.00 of $5.00 (0%), $0.00 reserved, $5.00 left, until {tomorrow}",
     ]
     told = json.loads(costs(store_url, capsys, "--json"))["budgets"]
     assert told[2] == {
@@ -309,6 +310,8 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
         "by": "team",
         "value": "vision",
         "spent": pytest.approx(31.58),
+        "reserved": 0.0,
+        "left": 0.0,
         "dollars": 20.0,
         "period": "day",
         "until": tomorrow,

@@ -126,6 +126,8 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
                     "by": rule.budget.by,
                     "value": value or None,
                     "spent": standing.spent,
+                    "reserved": standing.set_aside,
+                    "left": standing.left_of(rule.budget),
                     "dollars": rule.budget.dollars,
                     "period": rule.budget.period,
                     "until": period_of(rule.budget, now).end.isoformat(),
@@ -136,7 +138,7 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
 
 
 def _budget_line(told: dict[str, Any]) -> str:
-    """`budget each-team, team=vision: $31.58 of $20.00 (158%), until 2026-11-17`."""
+    """`budget each-team, team=vision: $11.58 of $20.00 (58%), $5.00 reserved, $3.42 left, until 2026-11-17`."""
     from stoker.cli.printing import dollars, legible
 
     whose = ""
@@ -144,9 +146,9 @@ def _budget_line(told: dict[str, Any]) -> str:
         whose = f", {told['by']}={told['value']}" if told["value"] else f", jobs without {told['by']}"
     spent = f"{'≥' if told['incomplete'] else ''}{dollars(told['spent'])}"
     share = told["spent"] / told["dollars"]
-    return legible(
-        f"budget {told['rule']}{whose}: {spent} of {dollars(told['dollars'])} ({share:.0%}), until {told['until']}"
-    )
+    rest = f"{dollars(told['reserved'])} reserved, {dollars(told['left'])} left"
+    stands = f"{spent} of {dollars(told['dollars'])} ({share:.0%}), {rest}, until {told['until']}"
+    return legible(f"budget {told['rule']}{whose}: {stands}")
 
 
 def _since(text: str, now: datetime) -> datetime | None:

@@ -42,6 +42,8 @@ class Verdict:
     bounds: Bounded
     # What the budgets say, and what comes of it.
     budgets: tuple[tuple[str, Then], ...]
+    # What is spent, reserved and left of each, and what the job would reserve.
+    stands: tuple[str, ...]
     watched: tuple[Watched, ...]
     # The exemptions that count today, by the names of their rules.
     exempt: dict[str, Exemption]
@@ -58,6 +60,8 @@ class Verdict:
             yield f"{'would be refused' if finding.refuses else 'warning'}: {finding}"
         for reason, then in self.budgets:
             yield f"{_COMES[then]}: {reason}"
+        for line in self.stands:
+            yield f"budget: {line}"
         for name, exemption in self.exempt.items():
             yield f"not held against it: {name}, until {exemption.until} ({exemption.why})"
         for field, name in self.bounds.by_rule.items():
@@ -88,6 +92,7 @@ class Verdict:
             ],
             "exempt": whole(self.exempt),
             "budgets": [{"refused": then == "refuse", "then": then, "reason": reason} for reason, then in self.budgets],
+            "stands": list(self.stands),
             "notify": self.heard,
             "policy": self.house.digest,
         }
@@ -100,11 +105,13 @@ def verdict(house: House, store: Store, spec: Spec) -> Verdict:
     offered = connect(spec, store, offline=True).offerings(spec.resources)
     fitting, _ = acceptable(as_housed(house, spec), offered, unpriced=True)
     subject = Subject(spec, datetime.now(timezone.utc).date())
+    money = forecast(store, house, spec, fitting)
     return Verdict(
         house=house,
         findings=governance.broken(house, subject, fitting),
         bounds=governance.bounded(house, subject),
-        budgets=forecast(store, house, spec),
+        budgets=money.coming,
+        stands=money.stands,
         watched=tuple(_watched(house, subject)),
         exempt=_exempt(house, subject),
         heard=_heard(house, spec),

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 
-from stoker.core.costs import burn_rate, per_s
-from stoker.core.governance import PREFIX, Subject, applies, in_scope
+from stoker.core.governance import PREFIX, in_scope
 from stoker.core.hold import longest_held
+from stoker.core.reservations import Reservation, Reserved, Waiting, micro, queued, reservation
 from stoker.core.spending import by_day, midnight, spells
 from stoker.errors import STUMBLES, in_words
-from stoker.fold import Claim, JobState
-from stoker.model import Known, Observed, Unknown
+from stoker.fold import JobState
 from stoker.rules import Budget, House, Rule
 from stoker.spec import Spec
 
 # Stands for the value of jobs that do not have the tag: they share one budget, or nobody's money would count.
 NO_VALUE = ""
-# The kinds of words, in their codes: a share of it is spent; all of it is; some of it nobody can know.
-NEARLY, FULL, UNPRICED = "warning", "full", "unpriced"
+# The kinds of words, in their codes: a share of it is spent; all of it is; some of it is not known; what is left is
+# less than a launch may cost.
+NEARLY, FULL, UNPRICED, RESERVED = "warning", "full", "unpriced", "reserved"
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,6 @@ class Unread:
     job: str
     why: str
     tags: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class Started:
-    """Machines that were launched after the books were closed, in the same pass."""
-
-    tags: Mapping[str, str]
-    since: datetime
-    per_s: float
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,19 @@ class Standing:
     due: str = ""
     # The job in whose log that is to stand; None where no job of the budget is alive to tell it.
     herald: str | None = None
-    # Dollars a second, of what runs.
-    per_s: float = 0.0
+    # What jobs that have begun may still cost in this period, the dearest first.
+    reserved: tuple[Reserved, ...] = ()
+    # Jobs that wait for money of it, and may still get it in this period, in the order of their turn.
+    queue: tuple[Waiting, ...] = ()
+
+    @property
+    def set_aside(self) -> float:
+        """Dollars that are reserved."""
+        return sum(each.amount for each in self.reserved) / 1e6
+
+    def left_of(self, budget: Budget) -> float:
+        """Dollars that nothing is reserved for; none where more is reserved than there is."""
+        return max(0, micro(budget.dollars) - micro(self.spent) - sum(each.amount for each in self.reserved)) / 1e6
 
 
 @dataclass(frozen=True)
@@ -149,43 +151,30 @@ def close_books(
             found += expenses(state, spec, now)
         except STUMBLES as error:
             lost.append(Unread(state.job, in_words(error), spec.tags))
+    kept_for = []
+    for state, spec in jobs.values():
+        try:
+            kept_for.append(reservation(house, state, spec, now))
+        except STUMBLES as error:
+            lost.append(Unread(state.job, in_words(error), spec.tags))
+    waiting = [each for state, spec in jobs.values() if (each := queued(state, spec)) is not None]
+    reserved = [each for each in kept_for if each is not None]
     standings: dict[tuple[str, str], Standing] = {}
     for rule in house.about("budget"):
         assert rule.budget is not None
-        standings |= _standings(rule, rule.budget, found, jobs.values(), now)
-    return Books(now, standings, tuple(lost))
-
-
-def later(house: House, books: Books, started: Iterable[Started], subject: Subject, now: datetime) -> Observed[Books]:
-    """How the budgets of one job stand some time after the books were closed: what ran has gone on, and what was
-    `started` since runs as well. What ended since counts as running: that is at most a pass."""
-    passed_s = max(0.0, (now - books.at).total_seconds())
-    recent = list(started)
-    standings = {}
-    for rule in house.about("budget"):
-        if not applies(rule, subject):
-            continue
-        assert rule.budget is not None
-        if period_of(rule.budget, now) != period_of(rule.budget, books.at):
-            return Unknown("its next period has begun since somebody looked")
-        value, before = value_of(rule, subject.spec.tags), books.of(rule, subject.spec.tags)
-        more = before.per_s * passed_s
-        for each in recent:
-            if in_scope(rule, each.tags) and value_of(rule, each.tags) == value:
-                more += each.per_s * max(0.0, (now - each.since).total_seconds())
-        standings[rule.name, value] = replace(before, spent=before.spent + more)
-    return Known(replace(books, at=now, standings=standings))
-
-
-def started(claim: Claim, spec: Spec) -> Started | None:
-    """What a claim spends from its launch on; None before."""
-    return None if claim.launched_at is None else Started(spec.tags, claim.launched_at, per_s(claim))
+        standings |= _standings(rule, rule.budget, found, jobs.values(), reserved, now)
+    return Books(now, _with_queues(house, standings, waiting), tuple(lost))
 
 
 def value_of(rule: Rule, tags: Mapping[str, str]) -> str:
     """Which of the budgets of this rule counts what a job with these tags spends."""
     assert rule.budget is not None
     return NO_VALUE if rule.budget.by is None else tags.get(rule.budget.by, NO_VALUE)
+
+
+def keeps_back(rule: Rule) -> bool:
+    """Whether the budget keeps jobs from machines, and is not only told."""
+    return not rule.audit and rule.action != "warn"
 
 
 def code_of(rule: Rule, period: Period | None = None, kind: str = "") -> str:
@@ -201,9 +190,16 @@ def _standings(
     budget: Budget,
     found: Iterable[Expense],
     active: Iterable[tuple[JobState, Spec]],
+    kept_for: Iterable[Reservation],
     now: datetime,
 ) -> dict[tuple[str, str], Standing]:
     period = period_of(budget, now)
+    left_s = (period.over_at - now).total_seconds()
+    reserved: dict[str, list[Reserved]] = {}
+    for kept in kept_for:
+        if in_scope(rule, kept.tags):
+            amount = Reserved(kept.job, kept.at, kept.need.within(left_s), kept.since, kept.idle)
+            reserved.setdefault(value_of(rule, kept.tags), []).append(amount)
     spent: dict[str, float] = {}
     unpriced: dict[str, set[str]] = {}
     for each in found:
@@ -214,18 +210,16 @@ def _standings(
         if not each.whole:
             unpriced.setdefault(value, set()).add(each.job)
     told: dict[str, set[str]] = {}
-    rates: dict[str, float] = {}
     alive: dict[str, list[str]] = {}
     for state, spec in active:
         if in_scope(rule, spec.tags):
             value = value_of(rule, spec.tags)
             told.setdefault(value, set()).update(state.warned)
-            rates[value] = rates.get(value, 0.0) + burn_rate(state)
+            spent.setdefault(value, 0.0)
             if state.ended is None and state.stop is None:
                 alive.setdefault(value, []).append(state.job)
     standings = {}
-    for value in {**spent, **rates}:
-        dollars = spent.get(value, 0.0)
+    for value, dollars in spent.items():
         due = _due(budget, dollars)
         if due and code_of(rule, period, due) in told.get(value, ()):
             due = ""
@@ -234,9 +228,26 @@ def _standings(
             unpriced=tuple(sorted(unpriced.get(value, ()))),
             due=due,
             herald=min(alive.get(value, ()), default=None) if due else None,
-            per_s=rates.get(value, 0.0),
+            reserved=tuple(sorted(reserved.get(value, ()), key=lambda each: (-each.amount, each.job))),
         )
     return standings
+
+
+def _with_queues(
+    house: House, standings: dict[tuple[str, str], Standing], waiting: Iterable[Waiting]
+) -> dict[tuple[str, str], Standing]:
+    """The standings with the jobs that wait for money. One that can get none in this period, of any of its budgets,
+    keeps no other waiting."""
+    queues: dict[tuple[str, str], list[Waiting]] = {}
+    for each in sorted(waiting, key=lambda each: each.place):
+        rules = [rule for rule in house.about("budget") if in_scope(rule, each.tags) and keeps_back(rule)]
+        keys = [(rule.name, value_of(rule, each.tags)) for rule in rules]
+        most = [micro(rule.budget.dollars) if rule.budget else 0 for rule in rules]
+        spent = [micro(standings[key].spent) if key in standings else 0 for key in keys]
+        if all(gone + each.amount <= dollars for gone, dollars in zip(spent, most, strict=True)):
+            for key in keys:
+                queues.setdefault(key, []).append(each)
+    return {key: replace(standing, queue=tuple(queues.get(key, ()))) for key, standing in standings.items()}
 
 
 def _due(budget: Budget, spent: float) -> str:

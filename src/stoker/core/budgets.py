@@ -1,6 +1,7 @@
 """What budgets say to a job that wants a machine. Pure: from what everybody spent to a word, a wait or a refusal.
 
-A budget stops launches, never what runs: it is exceeded by what already ran when it was reached, and by nothing else.
+A budget stops launches, never what runs. Each launch counts what it may still cost against what is neither spent nor
+reserved for jobs that have begun: so a budget is exceeded only by what costs more than it was reserved for.
 """
 
 from __future__ import annotations
@@ -9,11 +10,27 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 
-from stoker.core.books import FULL, NEARLY, UNPRICED, Books, Period, Standing, code_of, period_of, value_of
+from stoker.core.books import (
+    FULL,
+    NEARLY,
+    RESERVED,
+    UNPRICED,
+    Books,
+    Period,
+    Standing,
+    code_of,
+    keeps_back,
+    period_of,
+    value_of,
+)
 from stoker.core.costs import in_dollars
 from stoker.core.governance import Subject, applies, in_scope, is_one_value
+from stoker.core.reservations import Ask, Reserved, Waiting, micro
+from stoker.core.spending import midnight
 from stoker.model import Known, Observed, Unknown
 from stoker.rules import Budget, House, Rule, Then
+
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -27,19 +44,28 @@ class Word:
 @dataclass(frozen=True)
 class Held:
     """No launch for now. `until` is when that may change by itself; `refuses`: a job that never ran is ended. `waits`
-    is what a job waits for, in words: the rule and until when come first, since lists of jobs cut it off."""
+    is what a job waits for, in words: the rule and until when come first, since lists of jobs cut it off. `amount`: the
+    millionths of a dollar that it waits for in the queue; 0 where it is in none."""
 
     rule: str
     reason: str
     until: datetime | None = None
     refuses: bool = False
     waits: str = ""
+    amount: int = 0
+    # The job can never have what it needs.
+    never: bool = False
+    # It is not known how the budget stands.
+    unknown: bool = False
 
 
-def judge(house: House, subject: Subject, books: Observed[Books] | None, now: datetime) -> tuple[Word | Held, ...]:
+def judge(
+    house: House, subject: Subject, books: Observed[Books] | None, now: datetime, ask: Ask | None = None
+) -> tuple[Word | Held, ...]:
     """What the budgets say to a job that wants a machine: words first, then what keeps it back.
 
-    What nobody could look up keeps it back as well: it never causes a launch.
+    `ask` is what the launch may cost; None: that is not known yet, and only what is spent keeps it back. What could
+    not be looked up keeps it back as well: it never causes a launch.
     """
     rules = [rule for rule in house.about("budget") if applies(rule, subject)]
     if not rules:
@@ -47,7 +73,7 @@ def judge(house: House, subject: Subject, books: Observed[Books] | None, now: da
     if not isinstance(books, Known):
         error = books.error if isinstance(books, Unknown) else "nobody looked"
         return tuple(
-            Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}")
+            Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}", unknown=True)
             for rule in rules
             if _holds(rule)
         )
@@ -59,12 +85,17 @@ def judge(house: House, subject: Subject, books: Observed[Books] | None, now: da
         unread = books.value.unread_of(rule, subject.spec.tags)
         if unread is not None and _holds(rule):
             why = f"{unread.job} cannot be read: {unread.why}"
-            held.append(Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}"))
+            held.append(Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {why}", unknown=True))
         value = value_of(rule, subject.spec.tags)
         told = f"{_title(rule)}: {_told(rule.budget, standing, value, period)}"
         if standing.unpriced:
             words.append(Word(code_of(rule, period, UNPRICED), f"{told}; {_unpriced(standing)}"))
         if standing.spent < rule.budget.dollars:
+            lacks = _lacks(rule, standing, subject, ask, now) if ask is not None else None
+            if lacks is not None and _holds(rule):
+                held.append(lacks)
+            elif lacks is not None:
+                words.append(Word(code_of(rule, period, RESERVED), lacks.reason))
             continue
         reason = _reason(rule, standing, value, period)
         words.append(Word(code_of(rule, period, FULL), reason))
@@ -155,11 +186,14 @@ def without_told(house: House, books: Books, was_told: Callable[[Mark], bool]) -
     )
 
 
-def forecast(house: House, subject: Subject, books: Observed[Books], now: datetime) -> tuple[tuple[str, Then], ...]:
-    """What a submission is told, each with what comes of it: it is refused, waits, or is only told."""
-    found = judge(house, subject, books, now)
+def forecast(
+    house: House, subject: Subject, books: Observed[Books], now: datetime, ask: Ask | None = None
+) -> tuple[tuple[str, Then], ...]:
+    """What a submission is told, each with what comes of it: it is refused, waits, or is only told. A job that would
+    wait for ever is refused."""
+    found = judge(house, subject, books, now, ask)
     held: list[tuple[str, Then]] = [
-        (each.reason, "refuse" if each.refuses else "wait") for each in found if isinstance(each, Held)
+        (each.reason, "refuse" if each.refuses or each.never else "wait") for each in found if isinstance(each, Held)
     ]
     said = {reason for reason, _ in held}
     return (*held, *((each.reason, "warn") for each in found if isinstance(each, Word) and each.reason not in said))
@@ -168,8 +202,78 @@ def forecast(house: House, subject: Subject, books: Observed[Books], now: dateti
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _holds(rule: Rule) -> bool:
-    return not rule.audit and rule.action != "warn"
+_holds = keeps_back
+
+
+def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: datetime) -> Held | None:
+    """What keeps a launch back that may cost more than is neither spent nor reserved; None where there is enough."""
+    budget, period = rule.budget, None if rule.budget is None else period_of(rule.budget, now)
+    assert budget is not None and period is not None
+    all_of_it, value = micro(budget.dollars), value_of(rule, subject.spec.tags)
+    wants = ask.need.within((period.over_at - now).total_seconds())
+    others, begun = _others(standing, subject.job or "", ask)
+    ahead: list[Waiting] = []
+    if ask.claimed_at is None and not begun:
+        # A job that has begun goes on with what is reserved for it, and is in no queue.
+        ahead = [each for each in standing.queue if each.place < (ask.since, subject.job or "")]
+    taken = micro(standing.spent) + sum(each.amount for each in others)
+    if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it:
+        return None
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
+    needs = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}"
+    longest_s = (period.over_at - midnight(period.start)).total_seconds()
+    if ask.need.within(longest_s) > all_of_it and not begun:
+        never = f"{needs}, and can never have so much; set limits.max_cost to at most {in_dollars(budget.dollars)}"
+        return Held(code_of(rule), never, refuses=rule.action == "refuse", waits=never, never=True)
+    behind = f"; {_jobs([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
+    by = f" for {_jobs([each.job for each in others if each.amount])}" if any(each.amount for each in others) else ""
+    waits = (
+        f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {_exactly(taken)} is spent or reserved{by}{behind}"
+    )
+    spent = f"{_exactly(micro(standing.spent))} is spent, {_exactly(taken - micro(standing.spent))} reserved{by}"
+    reason = f"{needs}: {spent}{behind}"
+    # What is spent comes back with the next period alone.
+    until = period.over_at
+    return Held(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
+
+
+def _others(standing: Standing, job: str, ask: Ask) -> tuple[list[Reserved], bool]:
+    """The reservations that count against this launch, and whether the job has one itself.
+
+    Jobs that have begun and have no machine must not keep each other waiting, where more is reserved than there is
+    (the budget was lowered): the oldest goes first.
+    """
+    others = [each for each in standing.reserved if each.job != job]
+    begun = len(others) < len(standing.reserved)
+    if ask.claimed_at is not None:
+        others = [each for each in others if each.at <= ask.claimed_at]
+    if begun:
+        others = [each for each in others if not each.idle or (each.since, each.job) < (ask.since, job)]
+    return others, begun
+
+
+def _exactly(amount: int) -> str:
+    return in_dollars(amount / 1e6)
+
+
+def _jobs(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def stands(house: House, subject: Subject, books: Books, now: datetime, ask: Ask | None) -> Iterator[str]:
+    """How each budget of a job stands, for a plan: what is spent, reserved and left, and what the job reserves."""
+    for rule in house.about("budget"):
+        if not applies(rule, subject) or rule.budget is None:
+            continue
+        budget, standing = rule.budget, books.of(rule, subject.spec.tags)
+        whose = _whose(budget, value_of(rule, subject.spec.tags))
+        told = f"{_title(rule)}: {in_dollars(budget.dollars)} a {budget.period}{whose}"
+        parts = f"{in_dollars(standing.spent)} spent, {in_dollars(standing.set_aside)} reserved, "
+        parts += f"{in_dollars(standing.left_of(budget))} left"
+        left_s = (period_of(budget, now).over_at - now).total_seconds()
+        mine = f"; this job reserves {_exactly(ask.need.within(left_s))} ({ask.need.why})" if ask is not None else ""
+        yield f"{told}: {parts}{mine}"
 
 
 def _title(rule: Rule) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from stoker.core import auditing, budgets, governance
 from stoker.core.look import Look
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
+from stoker.core.reservations import Ask, ask_for, leaves_code, waits_code
 from stoker.core.snapshot import Launch
 from stoker.core.spans import span_text
 from stoker.model import Claimed, Ended, Known, Offering, Unknown, Warned
 
 # A price that nobody knows may be known when it is asked for again.
 _PRICES_CHANGE_S = 600.0
+# What is reserved for other jobs is freed when those end.
+_MONEY_CHANGES_S = 300.0
 
 
 def claim_next(look: Look) -> None:
@@ -35,7 +38,9 @@ def claim_next(look: Look) -> None:
         return
     may = governance.allowed(look.policy.house, look.subject, offerings)
     often = governance.taken_too_often(look.policy.house, look.subject, may, look.job.market, look.now)
-    shunned = {offering.key: str(finding) for offering, finding in often if finding.refuses}
+    too_dear = _too_dear(look, may)
+    shunned = {key: held.waits for key, held in too_dear.items()}
+    shunned |= {offering.key: str(finding) for offering, finding in often if finding.refuses}
     job, whose = look.bounded_job, look.bounds.named("spot_wait")
     most, used = look.bounds.named("max_cost"), look.bounds.used_of("max_cost")
     by = look.bounds.named("on_demand_after") if "on_demand_after" in look.bounds.by_rule else ""
@@ -44,6 +49,8 @@ def claim_next(look: Look) -> None:
     )
     match found:
         case Chosen(offering=offering, reason=why):
+            if _tell_of_reserves(look, offering):
+                return
             told = [finding for one, finding in often if one == offering]
             audited = auditing.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
             if look.tell((*told, *audited)):
@@ -51,6 +58,7 @@ def claim_next(look: Look) -> None:
             full = look.rooms.why_wait(look.state.job, offering, look.job.spec.nodes)
             if full is not None:
                 look.waiting = full
+                _leave_queue(look)
                 return
             seq = look.state.seq + 1
             noticed = None if alone else look.state.open_claims[0].number
@@ -60,8 +68,14 @@ def claim_next(look: Look) -> None:
             look.append(event, reason if plain else f"{reason}; {why}")
             look.actions.append(Launch(look.state.job, seq, reason))
         case Dry(until=until, reason=why):
+            held = next((each for each in too_dear.values() if why.startswith(each.waits)), None)
+            if held is not None:
+                _wait_for_money(look, held, why)
+                return
             look.waiting = why
             look.wakes.append(until)
+            if _leave_queue(look):
+                return
             last = look.state.last_claim
             if last is not None and last.closed is not None and last.closed.outcome == "dry":
                 look.rooms.queue(look.state.job, last.offering)
@@ -108,6 +122,53 @@ def _kept_back(look: Look) -> bool:
         look.waiting = each.waits or each.reason
     look.wakes += [each.until for each in held if each.until is not None]
     return bool(held)
+
+
+def _too_dear(look: Look, offerings: tuple[Offering, ...]) -> dict[str, budgets.Held]:
+    """The offerings, by their keys, for which a budget has too little left, and what they wait for."""
+    found: dict[str, budgets.Held] = {}
+    if not look.policy.house.about("budget"):
+        return found
+    judged: dict[Ask, budgets.Held | None] = {}
+    for offering in offerings:
+        ask = ask_for(look.bounds, look.state, offering, look.now)
+        if ask not in judged:
+            told = budgets.judge(look.policy.house, look.subject, look.job.books, look.now, ask)
+            judged[ask] = next((each for each in told if isinstance(each, budgets.Held)), None)
+        held = judged[ask]
+        if held is not None:
+            found[offering.key] = held
+    return found
+
+
+def _tell_of_reserves(look: Look, offering: Offering) -> bool:
+    """Tell, once a period, that a budget which keeps no job back has too little left for this launch."""
+    if not look.policy.house.about("budget"):
+        return False
+    ask = ask_for(look.bounds, look.state, offering, look.now)
+    told = budgets.judge(look.policy.house, look.subject, look.job.books, look.now, ask)
+    return any(isinstance(each, budgets.Word) and look.warn(each) for each in told)
+
+
+def _wait_for_money(look: Look, held: budgets.Held, why: str) -> None:
+    """Take a place in the queue for what a budget has left, or end a job that was never to begin."""
+    look.waiting = why
+    if held.until is not None:
+        look.wakes.append(held.until)
+    look.wake_in(_MONEY_CHANGES_S)
+    fresh = not any(claim.attempt is not None for claim in look.state.since_opened())
+    if held.refuses and fresh and not look.state.open_claims:
+        look.append(Ended(outcome="failed", rule=held.rule, claim=look.last_attempt()), held.reason)
+        return
+    code = waits_code(look.state, held.amount) if held.amount and not look.state.open_claims else None
+    if code is not None:
+        look.append(Warned(code=code), held.reason)
+
+
+def _leave_queue(look: Look) -> bool:
+    """Give up the place in the queue for money: what the job waits for is something else."""
+    code = leaves_code(look.state)
+    return code is not None and look.append(Warned(code=code), "no longer waits for a budget")
 
 
 def _waited_too_long(look: Look) -> bool:

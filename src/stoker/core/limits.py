@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.core.costs import burn_rate, claim_cost, known_cost, span_s
-from stoker.core.governance import Bounded, Used
-from stoker.core.hold import longest_held
+from stoker.core.costs import burn_rate, known_cost, span_s
+from stoker.core.governance import Bounded
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.spans import span_text
-from stoker.fold import Claim, JobState
-from stoker.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -53,21 +50,6 @@ def reached(job: JobSnapshot, bounds: Bounded, now: datetime, save_s: float) -> 
         if rate > 0:
             due.append(left / rate)
     return Far(min(due, default=None))
-
-
-def used_before(state: JobState, spec: Spec, now: datetime) -> Used:
-    """What counts against the house's bounds from before the job was last opened, held machines at their longest."""
-    before = [claim for claim in state.claims if claim.number <= state.opened_seq]
-    held = longest_held(state, spec, now) if before else {}
-
-    def dollars(claim: Claim) -> float:
-        held_s = (
-            (held[claim.number] - claim.closed_at).total_seconds() if claim.closed_at and claim.number in held else 0
-        )
-        return claim_cost(claim, now, max(0.0, held_s) / 3600 * len(claim.launched or ())).dearest or 0.0
-
-    trained = (span_s(claim.closed.trained_s) for claim in before if claim.closed)
-    return Used(sum(map(dollars, before)), sum(trained))
 
 
 def used_up(bounds: Bounded) -> str | None:

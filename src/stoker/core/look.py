@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from stoker.core import budgets, governance, limits
+from stoker.core import budgets, governance
 from stoker.core.costs import span_s
 from stoker.core.policy import Policy
 from stoker.core.room import Rooms
 from stoker.core.snapshot import Action, Append, JobSnapshot, Terminate
+from stoker.core.used import used_before
 from stoker.fold import Claim
 from stoker.model import Event, Warned
 
@@ -28,7 +29,7 @@ class Look:
         self.now = now
         self.blind = blind
         self.rooms = rooms
-        used = limits.used_before(job.state, job.spec, now)
+        used = used_before(job.state, job.spec, now)
         self.subject = governance.Subject(job.spec, now.date(), job.state.job, used)
         self.bounds = governance.bounded(policy.house, self.subject)
         self.actions: list[Action] = []

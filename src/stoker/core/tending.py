@@ -9,6 +9,7 @@ from stoker.core import budgets, watching
 from stoker.core.costs import span_s
 from stoker.core.kept_work import nothing_saved_yet
 from stoker.core.look import Look
+from stoker.core.reservations import ask_for
 from stoker.core.silence import silent_etag
 from stoker.core.snapshot import Launch
 from stoker.core.spans import span_text
@@ -65,13 +66,14 @@ def _finish_launch(look: Look, claim: Claim) -> bool:
 
 
 def _left_behind(look: Look, claim: Claim) -> budgets.Held | None:
-    """The budget that was spent since the claim was made, where nobody has finished it: that would be a new launch.
+    """The budget that has too little left for a claim that no governor has finished: that would be a new launch.
 
-    Whoever is launching it at this moment gives back what comes too late. What is not known closes nothing.
+    A governor that is launching it at this moment gives back what comes too late. What is not known closes nothing.
     """
     if (look.now - claim.at).total_seconds() < look.policy.unfinished_s or not isinstance(look.job.books, Known):
         return None
-    found = budgets.judge(look.policy.house, look.subject, look.job.books, look.now)
+    ask = ask_for(look.bounds, look.state, claim.offering, look.now, claim)
+    found = budgets.judge(look.policy.house, look.subject, look.job.books, look.now, ask)
     return next((each for each in found if isinstance(each, budgets.Held)), None)
 
 

@@ -8,11 +8,13 @@ from datetime import timedelta
 from typing import Protocol
 
 from stoker import layout, log
-from stoker.core import governance, limits
+from stoker.core import governance
+from stoker.core.budgets import Held
 from stoker.core.costs import per_s
 from stoker.core.hold import hold_of
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
+from stoker.core.used import used_before
 from stoker.errors import (
     STUMBLES,
     AuthDenied,
@@ -29,7 +31,7 @@ from stoker.governor import leftovers
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketWriter
 from stoker.governor.observe import Memory
-from stoker.model import AttemptOutcome, Claimed, Closed, Event, Instance, Launched, NodeRef, Record
+from stoker.model import AttemptOutcome, Claimed, Closed, Event, Instance, Launched, NodeRef, Offering, Record
 from stoker.providers.base import Checks, LaunchOrder
 from stoker.removing import forget_removed
 from stoker.spec import Spec
@@ -53,11 +55,15 @@ class Applied:
 class Purse(Protocol):
     """Knows what budgets say at this very moment."""
 
-    def keeps_back(self, job: str) -> str | None:
-        """Why the job may not have a machine now, for a new claim or for one that was made before."""
+    def keeps_back(self, job: str, offering: Offering) -> str | None:
+        """Why the job may not claim machines of this offering now."""
 
-    def launched(self, job: str, number: int) -> None:
-        """A claim has its machines from now on."""
+    def yields(self, job: str, number: int) -> Held | None:
+        """What keeps a claim from being launched, by all that was claimed until now, by any governor. Raises
+        StokerError where that is not known."""
+
+    def claimed(self, job: str) -> None:
+        """A claim of the job was made, or has its machines, from now on."""
 
 
 class Applier:
@@ -116,10 +122,13 @@ class Applier:
                 if isinstance(event, Closed) and event.rule == "no-capacity":
                     self._tell_dry(job, event.claim)
             case Launch(job=job, claim=number):
+                own = job in applied.moved
+                if purse is not None and self._yields(job, number, own, applied, purse):
+                    return False
                 applied.moved.add(job)
                 self._launch(job, number)
                 if purse is not None:
-                    purse.launched(job, number)
+                    purse.claimed(job)
             case Terminate(instance=instance, provider=provider, region=region):
                 try:
                     self.fleet.provider(provider).terminate(instance, region)
@@ -138,16 +147,33 @@ class Applier:
     def _kept_back(self, action: Action, applied: Applied, purse: Purse) -> bool:
         """Launches take their time, and what they got costs money meanwhile: a plan may be old by its last ones."""
         match action:
-            case Append(event=Claimed()):
-                pass
-            case Launch() if action.job not in applied.moved:
-                pass  # A claim that was made before, and that nobody finished: that is a launch like any other.
+            case Append(event=Claimed(offering=offering)):
+                why = purse.keeps_back(action.job, offering)
             case _:
                 return False
-        why = purse.keeps_back(action.job)
         if why is not None:
             applied.waiting[action.job] = why
         return why is not None
+
+    def _yields(self, job: str, number: int, own: bool, applied: Applied, purse: Purse) -> bool:
+        """Judge a claim once more before its launch, on all logs as they are now that it is written.
+
+        Of two claims that several governors make at once, and that a budget has not enough for, each governor sees at
+        least the one that was written first: the later one, or both where they are equally old, are not launched.
+        Whoever made the claim gives it up; one of another governor is left to it, which may be launching it.
+        """
+        held = purse.yields(job, number)
+        if held is None:
+            return False
+        applied.waiting[job] = held.waits or held.reason
+        state = log.read(self.store, job, self.memory.states.get(job)) if own else None
+        claim = state.claim(number) if state is not None else None
+        if state is not None and claim is not None and claim.open and claim.launched is None:
+            self.memory.states[job] = state
+            self._close(state, claim, "abandoned", held.rule, held.reason, restart=True)
+            applied.moved.add(job)
+            purse.claimed(job)
+        return True
 
     def _clear(self, job: str) -> None:
         """Before a job is forgotten, nothing of it may be left. Raises Transient while something is."""
@@ -306,7 +332,7 @@ class Applier:
 
     def _longest_life_s(self, state: JobState, spec: Spec, claim: Claim) -> float | None:
         """By the house's bounds, too. The time is the claim's: whoever finishes it asks for the same."""
-        subject = governance.Subject(spec, claim.at.date(), state.job, limits.used_before(state, spec, claim.at))
+        subject = governance.Subject(spec, claim.at.date(), state.job, used_before(state, spec, claim.at))
         return longest_life_s(governance.bounded(self.policy.house, subject).spec, per_s(claim, claim.nodes))
 
 

@@ -10,16 +10,17 @@ from datetime import datetime
 
 from stoker import codec, layout, log
 from stoker.core import budgets
-from stoker.core.books import Books, Expense, Started, Unread, close_books, concerned, later, period_of, started
+from stoker.core.books import Books, Expense, Unread, close_books, concerned, period_of
 from stoker.core.budgets import Held, Mark, Unheralded
 from stoker.core.governance import Subject
+from stoker.core.reservations import Ask, ask_for, bounds_of
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
 from stoker.fold import JobState
 from stoker.governor.observe import Memory, active_jobs, for_each
 from stoker.index import read_index, read_submission
 from stoker.layout import spent_day, spent_month
-from stoker.model import PROTOCOL_VERSION, Known, Observed, Unknown, Warned
+from stoker.model import PROTOCOL_VERSION, Known, Observed, Offering, Unknown, Warned
 from stoker.rules import House
 from stoker.spec import Spec, Submission
 from stoker.spent import Parsed, read_spent
@@ -62,7 +63,9 @@ class Bookkeeper:
         self._parsed: Parsed = {}
         self._told: set[Mark] = set()
         self._books: Observed[Books] | None = None
-        self._started: dict[tuple[str, int], Started] = {}
+        # The jobs behind them, and the expenses of training jobs that have no log.
+        self._accounts: list[tuple[JobState, Spec]] = []
+        self._others: list[Expense] = []
         # Jobs that are over, and were counted since.
         self._over: set[str] = set()
         # How long the last look took.
@@ -123,10 +126,10 @@ class Bookkeeper:
             # Before the forgotten: what is over is written there before it leaves the lists.
             others = read_expenses(self.store, house) if house.sagemaker is not None else []
             books = close_books(house, self._forgotten(house, now), accounts, now, unread, others)
+            self._accounts, self._others = accounts, list(others)
             self._books = Known(budgets.without_told(house, books, self._was_told))
         except (StokerError, *STUMBLES) as error:
             self._books = Unknown(in_words(error))
-        self._started = {}
         self._look_s = time.monotonic() - began_s
         return self._books
 
@@ -136,27 +139,64 @@ class Bookkeeper:
         if submission is not None and concerned(house, submission.spec.tags) and self._is_old(now):
             self.look(house, now)
 
-    def keeps_back(self, house: House, job: str, now: datetime) -> str | None:
-        """What keeps a job from a machine at this moment, of what was looked up last and of what was launched here
-        since: each costs money while the next waits. What is not known keeps it back, too. Reads nothing."""
-        submission = self.memory.submissions.get(job)
+    def keeps_back(self, house: House, job: str, offering: Offering, now: datetime) -> str | None:
+        """What keeps a job from machines of this offering at this moment, of what was looked up last and of what was
+        claimed here since. What is not known keeps it back, too."""
+        submission, state = self.memory.submissions.get(job), self.memory.states.get(job)
         if submission is None or not concerned(house, submission.spec.tags):
             return None
-        subject, books = Subject(submission.spec, now.date(), job), self._books
-        if isinstance(books, Known):
-            books = later(house, books.value, self._started.values(), subject, now)
-        found = budgets.judge(house, subject, books, now)
-        return next((each.reason for each in found if isinstance(each, Held)), None)
+        ask = None
+        if state is not None:
+            ask = ask_for(bounds_of(house, state, submission.spec, now), state, offering, now)
+        held = self._held(house, job, submission.spec, now, ask)
+        return None if held is None else held.waits or held.reason
 
-    def launched(self, job: str, number: int) -> None:
-        """Somebody's claim was launched in this pass: it counts from here on."""
-        state, submission = self.memory.states.get(job), self.memory.submissions.get(job)
-        claim = state.claim(number) if state else None
-        if claim is None or submission is None or not claim.open:
-            return
-        since = started(claim, submission.spec)
-        if state is not None and since is not None:
-            self._started[job, number] = since
+    def yields(self, house: House, job: str, number: int, now: datetime) -> Held | None:
+        """What keeps a claim that was made from being launched: another that is as old, or jobs that have begun, leave
+        too little for it. Reads all logs anew, so of claims that race each sees those that were made before it. Raises
+        StokerError where that is not known.
+        """
+        submission, state = self.memory.submissions.get(job), self.memory.states.get(job)
+        if submission is None or not concerned(house, submission.spec.tags):
+            return None
+        self._read_anew(now)
+        self.look(house, now)
+        state = self._read.get(job, state)
+        claim = state.claim(number) if state is not None else None
+        if state is None or claim is None:
+            return None
+        bounds = bounds_of(house, state, submission.spec, now)
+        held = self._held(house, job, submission.spec, now, ask_for(bounds, state, claim.offering, now, claim))
+        if held is not None and held.unknown:
+            raise StokerError(held.reason)
+        return held
+
+    def _held(self, house: House, job: str, spec: Spec, now: datetime, ask: Ask | None) -> Held | None:
+        found = budgets.judge(house, Subject(spec, now.date(), job), self._at(house, now), now, ask)
+        return next((each for each in found if isinstance(each, Held)), None)
+
+    def _at(self, house: House, now: datetime) -> Observed[Books] | None:
+        """How the budgets stand now, by what was read: what runs goes on, and what was claimed here since counts."""
+        if not isinstance(self._books, Known):
+            return self._books
+        try:
+            accounts = [(self._read.get(state.job, state), spec) for state, spec in self._accounts]
+            kept = self._forgotten(house, now)
+            return Known(close_books(house, kept, accounts, now, self._books.value.unread, self._others))
+        except (StokerError, *STUMBLES) as error:
+            return Unknown(in_words(error))
+
+    def _read_anew(self, now: datetime) -> None:
+        """Read all logs again with the next look, and what was spent by jobs that are forgotten since."""
+        active = tuple(active_jobs(self.store))
+        if set(self._jobs) - set(active):
+            self._kept = None
+        self._jobs, self._whole, self._read, self._read_since = active, True, {}, now
+
+    def claimed(self, job: str) -> None:
+        """A claim was made or launched in this pass: it counts from here on."""
+        state = self.memory.states.get(job)
+        if state is not None and job in self._read:
             self._read[job] = state
 
     def note_words(self, house: House, done: Append) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from stoker.core.budgets import Held
 from stoker.core.decide import decide
 from stoker.core.outbox import MOST_WAITING
 from stoker.core.policy import DEFAULT, Policy
@@ -32,6 +33,7 @@ from stoker.governor.observe import (
 )
 from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.log import new_token
+from stoker.model import Offering
 from stoker.providers.base import Wakes
 from stoker.removing import clear_markers
 from stoker.rules import House
@@ -371,13 +373,16 @@ class _Purse:
     house: House
     clock: StoreClock
 
-    def keeps_back(self, job: str) -> str | None:
+    def keeps_back(self, job: str, offering: Offering) -> str | None:
         self.keeper.look_again(self.house, job, self.clock.now())
         # A look takes its time, and what runs costs money meanwhile.
-        return self.keeper.keeps_back(self.house, job, self.clock.now())
+        return self.keeper.keeps_back(self.house, job, offering, self.clock.now())
 
-    def launched(self, job: str, number: int) -> None:
-        self.keeper.launched(job, number)
+    def yields(self, job: str, number: int) -> Held | None:
+        return self.keeper.yields(self.house, job, number, self.clock.now())
+
+    def claimed(self, job: str) -> None:
+        self.keeper.claimed(job)
 
 
 def _ended_lately(job: JobSnapshot, now: datetime) -> bool:
