@@ -15,6 +15,11 @@ from stoker.testing.webhooks import webhook
 FULL = "rules:\n- {name: money, budget: {dollars: 0.000001, period: month}}\n"
 
 
+NEARLY = "rules:\n- {name: money, budget: {dollars: 2, period: month, warn_at: 0.1%}}\n"
+# At a dollar a minute; half a dollar is set aside for saving.
+COSTS = {"resources": {"local": {"price": 60.0}}, "limits": {"max_cost": 2}, "checkpoints": {"grace": "1s"}}
+
+
 def rules(world: World, text: str) -> None:
     path = world.root / "policy.yaml"
     path.write_text(text)
@@ -24,10 +29,10 @@ def rules(world: World, text: str) -> None:
 
 def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
     world.script("counter.py")
-    rules(world, FULL)
     resources = {"local": {"price": 60.0}}
     first = world.run(params={"steps": 5, "pause": 0.05}, resources=resources, tags={"team": "vision"})
     assert first.phase == "succeeded", world.story(first.id)
+    rules(world, FULL)
     assert list(world.store.list(layout.SPENT)), "what it spent is written down"
     told = world.cli("policy", "test", "--json", str(_job_file(world)))
     assert told.returncode == 0 and "no new machines until then" in json.loads(told.stdout)["budgets"][0]["reason"]
@@ -44,25 +49,25 @@ def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
     assert [row["name"] for row in costs["rows"]] == ["vision"]
     assert costs["total"]["spent"] == pytest.approx(first.cost, abs=1e-5)
 
-    rules(world, FULL.replace("0.000001", "1000"))
+    rules(world, FULL.replace("0.000001", "100000"))
     summary = world.ended(second)
     assert summary.phase == "succeeded", world.story(second)
 
 
 @pytest.mark.parametrize("then", ["wait", "refuse"])
-def test_that_it_is_spent_is_told_once_though_no_job_is_left_to_tell_it(world: World, then: str) -> None:
+def test_that_it_is_nearly_spent_is_told_once_though_no_job_is_left_to_tell_it(world: World, then: str) -> None:
     world.script("counter.py")
     with webhook() as hook:
         channel = f"notify:\n- {{to: '{hook.url}', events: [budget]}}\n"
-        rules(world, FULL.replace("}}", f"}}, then: {then}}}") + channel)
-        first = world.run(params={"steps": 3, "pause": 0.01}, resources={"local": {"price": 60.0}})
+        rules(world, NEARLY.replace("}}", f"}}, then: {then}}}") + channel)
+        first = world.run(params={"steps": 3, "pause": 0.01}, **COSTS)
         assert first.phase == "succeeded", world.story(first.id)
         until(lambda: hook.events, "the budget is told")
         for _ in range(2):
             assert world.cli("govern").returncode == 0
         (told,) = [told for body in hook.bodies for told in body["events"]]
     assert (told["kind"], told["rule"]) == ("budget", "policy:money")
-    assert told["reason"].endswith("UTC; no new machines until then")
+    assert " of $2.00 a month are spent (" in told["reason"] and told["reason"].endswith("UTC")
 
 
 def test_a_submission_is_refused_or_told_that_it_will_wait(world: World) -> None:
@@ -76,6 +81,37 @@ def test_a_submission_is_refused_or_told_that_it_will_wait(world: World) -> None
     rules(world, FULL.replace("}}", "}, then: warn}"))
     ran = world.cli("run", *flags, "--", "python", "train.py")
     assert ran.returncode == 0 and "policy money: $" in ran.stderr
+
+
+def test_jobs_that_come_at_once_reserve_what_they_may_cost_and_take_turns(world: World) -> None:
+    world.write("import time\ntime.sleep(3)\n")
+    rules(world, "rules:\n- {name: money, budget: {dollars: 5, period: month}}\n")
+    jobs = [world.submit(**COSTS) for _ in range(4)]
+    third = until(lambda: s if "waits for $2.00" in (s := world.summary(jobs[2])).reason else None, "the third waits")
+    assert "policy money: waits for $2.00 of $5.00 a month" in third.reason and jobs[0] in third.reason
+    (budget,) = json.loads(world.cli("costs", "--json").stdout)["budgets"]
+    assert 0 < budget["reserved"] <= 4.0 and budget["left"] < 2.0
+    for job in jobs:
+        assert world.ended(job).phase == "succeeded", world.story(job)
+    began = [next(claim.at for claim in world.state(job).attempts) for job in jobs]
+    assert began == sorted(began)
+
+
+def test_a_job_that_can_never_fit_is_told_so_at_once(world: World) -> None:
+    world.script("counter.py")
+    rules(world, "rules:\n- {name: money, budget: {dollars: 5, period: month}}\n")
+    flags = ("--yes", "--set", "resources.local.price=60", "--set", "params.steps=3")
+    refused = world.cli("run", *flags, "--", "python", "train.py")
+    assert refused.returncode == 2
+    told = refused.stderr.strip().splitlines()[-1]
+    assert told.startswith(
+        "stoker: policy money: needs $1,440.00 (an estimate, 24 h at $60.00/h: limits.max_cost is not"
+    )
+    assert told.endswith("can never have so much; set limits.max_cost to at most $5.00")
+    ran = world.cli("run", *flags, "--set", "limits.max_cost=4", "--", "python", "train.py")
+    assert ran.returncode == 0, ran.stderr
+    shown = ran.stdout + ran.stderr
+    assert "$0.00 spent, $0.00 reserved, $5.00 left; this job reserves $4.00 (limits.max_cost)" in shown
 
 
 def test_an_attempt_tells_what_it_lost(world: World) -> None:
