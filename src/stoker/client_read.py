@@ -21,6 +21,7 @@ from stoker.reading.jobs import Filter, list_jobs
 from stoker.reading.logs import Line, NodeLog, Watch, follow, read_lines, read_tail
 from stoker.reading.metrics import Metrics, read_metrics
 from stoker.reading.nodes import node_logs
+from stoker.reading.pulling import pull_folder
 from stoker.store import Store
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def pull(
     opened = _opened(store)
     found = find_job(opened, job)
     chosen = resolve(list_checkpoints(opened, found), checkpoint, log.read(opened, found), found)
-    target = Path(found if folder is None else folder)
-    pull_checkpoint(opened, found, chosen.checkpoint, target)
+    with pull_folder(found, folder) as target:
+        pull_checkpoint(opened, found, chosen.checkpoint, target)
     return target
 
 
@@ -132,8 +133,9 @@ def pull_outputs(
 
     opened = _opened(store)
     found = find_job(opened, job)
-    target = Path(found if folder is None else folder)
-    outputs.pull_outputs(opened, outputs.list_outputs(opened, found, attempt), target)
+    files = outputs.list_outputs(opened, found, attempt)
+    with pull_folder(found, folder) as target:
+        outputs.pull_outputs(opened, files, target)
     return target
 
 
@@ -168,4 +170,4 @@ def _watching(store: Store, job: str, node: int | None, attempt: int | None) -> 
     return watch
 
 
-__all__ = ["checkpoints", "compare", "jobs", "logs", "metrics", "pull"]
+__all__ = ["checkpoints", "compare", "jobs", "logs", "metrics", "pull", "pull_outputs"]

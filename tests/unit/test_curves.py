@@ -193,3 +193,19 @@ def test_jobs_logs_metrics_and_checkpoints_from_python(store: Store) -> None:
     comparison = client.compare(["gpt"])
     assert comparison.metric_names == ["acc", "loss"]
     assert [point.value for point in comparison.points("loss")] == [0.5, 0.4]
+
+
+def test_pulling_from_python_goes_to_a_folder_of_the_jobs_name(store: Store, tmp_path: Path) -> None:
+    job = trained(store, "gpt", sample(0, 0.5))
+    store.put(f"{layout.outputs(job, 2)}result.txt", b"done")
+    assert client.pull_outputs("gpt") == Path(job)
+    assert (Path(job) / "result.txt").read_bytes() == b"done"
+    assert (Path(job) / ".stokerignore").read_text() == "*\n", "the next job does not pack it"
+    assert not (client.pull_outputs(job, tmp_path / "named") / ".stokerignore").exists()
+    other = trained(store, "other", sample(0, 0.5))
+    store.put(f"{layout.outputs(other, 2)}result.txt", b"done")
+    (tmp_path / "elsewhere").mkdir()
+    Path(other).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link; name the folder"):
+        client.pull_outputs("other")
+    assert list((tmp_path / "elsewhere").iterdir()) == []

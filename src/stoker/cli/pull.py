@@ -30,33 +30,23 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
     from stoker.checkpoints import list_checkpoints
     from stoker.errors import UserError
     from stoker.finding import find_job
+    from stoker.reading.pulling import pull_folder
 
     store = opened_store()
     found = find_job(store, job)
-    target = folder if folder is not None else Path(found)
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{target}: is a file; name a folder")
-    if folder is None and target.is_symlink():
-        # Nobody named it: an earlier pull may have left the link.
-        raise UserError(f"{target}: is a link; name the folder to pull into")
     if (outputs or attempt is not None) and checkpoint is not None:
         raise UserError(f"--checkpoint and {'--outputs' if outputs else '--attempt'}: give one of them")
     listed = [] if outputs or attempt is not None else list_checkpoints(store, found)
-    if checkpoint is not None or any(one.complete for one in listed):
-        _pull_checkpoint(store, found, listed, checkpoint, target)
-    else:
+    with pull_folder(found, folder) as target:
+        if checkpoint is not None or any(one.complete for one in listed):
+            _pull_checkpoint(store, found, listed, checkpoint, target)
+            return
         try:
             _pull_outputs(store, found, target, attempt)
         except UserError as error:
             if outputs or attempt is not None:
                 raise
             raise UserError(f"{found} has no checkpoint yet, and {str(error).partition(f'{found} ')[2]}") from None
-    if folder is None:
-        from stoker.stores.extraction import Extraction
-
-        # It lies where jobs are submitted from: the next one must not pack it.
-        with Extraction(target, follow=False) as extraction:
-            extraction.write(".stokerignore", b"*\n")
 
 
 def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str | None, target: Path) -> None:

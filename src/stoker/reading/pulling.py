@@ -1,0 +1,28 @@
+"""The folder that checkpoints and outputs are pulled into: the one that was named, or one called as the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.errors import UserError
+from stoker.stores.extraction import Extraction
+
+
+@contextmanager
+def pull_folder(job: str, named: str | Path | None) -> Iterator[Path]:
+    """Yield the folder to pull into. A folder that was not named is afterwards left out of what jobs pack.
+
+    Raises UserError for a file, and for a link that was not named: an earlier pull may have left it.
+    """
+    target = Path(job if named is None else named)
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; name a folder")
+    if named is None and target.is_symlink():
+        raise UserError(f"{target}: is a link; name the folder to pull into")
+    yield target
+    if named is None:
+        # It lies where jobs are submitted from.
+        with Extraction(target, follow=False) as extraction:
+            extraction.write(".stokerignore", b"*\n")
