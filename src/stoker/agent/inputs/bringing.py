@@ -23,6 +23,7 @@ from stoker.errors import NoCredentials, StokerError, StoreUnavailable, UserErro
 from stoker.parallel import run_watched
 from stoker.spec import Input
 from stoker.store import Meta, ObjectChanged
+from stoker.stores.extraction import Extraction
 
 T = TypeVar("T")
 
@@ -128,12 +129,12 @@ class Inputs:
         self.paths.append(path)
         view = self._own / name
         shutil.rmtree(view, ignore_errors=True)
-        for file in shard.of(files):
-            if not os.path.lexists(path / file.key):
-                raise UserError(f"{path / file.key} is not there any more; {_RESTS}")
-            link = view / file.key
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path / file.key)
+        with Extraction(view, follow=False) as extraction, extraction.staging() as staging:
+            for file in shard.of(files):
+                if not os.path.lexists(path / file.key):
+                    raise UserError(f"{path / file.key} is not there any more; {_RESTS}")
+                # Placed, and not made through what stands there: the list is what a node wrote into the store.
+                staging.place_link(file.key, str(path / file.key))
         return view
 
     # ── Shards ────────────────────────────────────────────────────────────────────────────────────────────────────────
