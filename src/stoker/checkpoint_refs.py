@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.checkpoints import Checkpoint, Place, choose, parse_key
+from stoker.checkpoints import Checkpoint, choose
 from stoker.errors import UserError
 from stoker.fold import Choice, JobState
+from stoker.manifests import Place, parse_key
 
 _REFERENCE = re.compile(r"(@?)(\d{1,9})\.(\d{1,9})")
 _NEAREST = 5

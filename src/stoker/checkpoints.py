@@ -8,8 +8,6 @@ says, or names a path outside the folder is left out, with a warning in the log.
 from __future__ import annotations
 
 import logging
-import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,56 +16,39 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from stoker import codec, layout
-from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, StoreUnavailable
+from stoker import layout
+from stoker.errors import StokerError
+from stoker.manifests import (
+    FAR_WORKERS,
+    NEAR_WORKERS,
+    Cache,
+    Place,
+    Stored,
+    Trust,
+    parents_of,
+    parse_key,
+    read_manifests,
+    safe_path,
+)
 from stoker.model import BlobRef, Manifest
 from stoker.parallel import run_all
-from stoker.store import Meta, Store
+from stoker.store import Store
 from stoker.stores.extraction import Extraction, Staging
 
 log = logging.getLogger(__name__)
 
-# A manifest of 200,000 files is about half of this.
-MANIFEST_BYTES = 64 * 1024 * 1024
-MANIFEST_VERSION = 1
-NEAR_WORKERS = 2
-FAR_WORKERS = 8
-
-_KEY = re.compile(r"(\d{8})/(\d{6,9})-([^/@]+)(?:@([1-9]\d{0,5}))?")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_PATH_BYTES, _NAME_BYTES = 4000, 255
 # A link's blob is the text of where it points.
 _LINK_BYTES = 4096
 
 Progress = Callable[[int, int], None]
-# Manifests by key and ETag. They are never overwritten, so what was read once need not be read again.
-Cache = dict[tuple[str, str], Manifest | None]
 
 
 class RestoreError(StokerError):
-    """A checkpoint that cannot be restored: something of it is missing or is not what it should be.
+    """A checkpoint that cannot be restored: something of it is missing or is not what it should be."""
 
-    `damaged` are the keys of blobs whose bytes are wrong: they must be replaced, not taken for stored.
-    """
-
-    def __init__(self, reason: str, damaged: Iterable[str] = ()) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.damaged = frozenset(damaged)
-
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """What a manifest's key says. In order of age, for one rank."""
-
-    claim: int
-    ordinal: int
-    name: str
-    rank: int = 0
-
-    @property
-    def key(self) -> str:
-        return layout.checkpoint_key(self.claim, self.ordinal, self.name, self.rank)
 
 
 @dataclass(frozen=True)
@@ -105,29 +86,23 @@ class Part:
     blob: BlobRef
 
 
-def parse_key(key: str) -> Place | None:
-    """Read `00000007/000002-step-900@1`; None for what is no such key."""
-    match = _KEY.fullmatch(key)
-    if match is None or not layout.safe_name(match[3]):
-        return None
-    return Place(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
-
-
-def list_checkpoints(store: Store, job: str, *, cache: Cache | None = None) -> list[Checkpoint]:
-    """Every checkpoint that rank 0 committed, oldest first, complete or not.
+def list_checkpoints(
+    store: Store, job: str, *, trust: Trust | None = None, cache: Cache | None = None
+) -> list[Checkpoint]:
+    """Every checkpoint that rank 0 committed, oldest first, complete or not. Without `trust`, as the job's log says.
 
     Raises StoreUnavailable or StoreDenied: an empty list is an answer, never a silence.
     """
-    return group(read_manifests(store, job, layout.checkpoints(job), cache=cache))
+    return group(read_manifests(store, job, layout.checkpoints(job), trust=trust, cache=cache))
 
 
-def find_checkpoint(store: Store, job: str, key: str) -> Checkpoint | None:
+def find_checkpoint(store: Store, job: str, key: str, *, trust: Trust | None = None) -> Checkpoint | None:
     """The checkpoint of that key, or None when there is none (any more)."""
     place = parse_key(key)
     if place is None:
         return None
     prefix = f"{layout.checkpoints(job)}{layout.number(place.claim)}/"
-    found = group(read_manifests(store, job, prefix))
+    found = group(read_manifests(store, job, prefix, trust=trust))
     return next((checkpoint for checkpoint in found if checkpoint.key == key), None)
 
 
@@ -149,93 +124,6 @@ def is_poisoned(checkpoint: Checkpoint, poisoned: frozenset[str]) -> bool:
     return checkpoint.key in poisoned or f"{layout.number(checkpoint.place.claim)}/" in poisoned
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A manifest's object: its place, what the store says, and its content; None where that makes no sense."""
-
-    place: Place
-    meta: Meta
-    manifest: Manifest | None
-
-
-def read_manifests(store: Store, job: str, prefix: str, *, cache: Cache | None = None) -> list[Stored]:
-    """Every manifest under `prefix`, read and validated."""
-    root = layout.checkpoints(job)
-    listed: list[tuple[Place, Meta]] = []
-    for meta in store.list(prefix):
-        place = parse_key(meta.key[len(root) :].removesuffix(".json"))
-        if place is None or not meta.key.endswith(".json"):
-            log.warning("not a manifest: %s", meta.key)
-            continue
-        listed.append((place, meta))
-    known = cache if cache is not None else {}
-    missing = [(place, meta) for place, meta in listed if (meta.key, meta.etag) not in known]
-    reads = [partial(_read, store, job, place, meta) for place, meta in missing]
-    answers = run_all(reads, NEAR_WORKERS if store.near else FAR_WORKERS)
-    gone = set()
-    for (_, meta), answer in zip(missing, answers, strict=True):
-        if answer is None:
-            gone.add(meta.key)
-        else:
-            known[meta.key, meta.etag] = answer.manifest
-    return [Stored(place, meta, known[meta.key, meta.etag]) for place, meta in listed if meta.key not in gone]
-
-
-def _read(store: Store, job: str, place: Place, meta: Meta) -> Stored | None:
-    """None when it was removed meanwhile."""
-    problem: str | None
-    try:
-        # The size is known from the list: an object that is too large is not even asked for.
-        if meta.size > MANIFEST_BYTES:
-            raise CodecError("", f"{meta.size} bytes")
-        found = store.get(meta.key, limit=MANIFEST_BYTES)
-        if found is None:
-            return None
-        manifest = codec.loads(Manifest, found.data)
-        problem = find_problem(manifest, job, place)
-    except (StoreUnavailable, StoreDenied):
-        raise
-    except (CodecError, StoreError, ValueError) as error:
-        problem = str(error)
-    if problem is None:
-        return Stored(place, meta, manifest)
-    log.warning("manifest %s is left out: %s", meta.key, problem)
-    return Stored(place, meta, None)
-
-
-def find_problem(manifest: Manifest, job: str, place: Place) -> str | None:
-    """What is wrong with a manifest at that place; None when it can be trusted to stay inside its folder."""
-    if manifest.version > MANIFEST_VERSION:
-        return f"version {manifest.version} is newer than this Stoker"
-    if (manifest.job, manifest.claim, manifest.ordinal, manifest.name, manifest.rank) != (
-        job,
-        place.claim,
-        place.ordinal,
-        place.name,
-        place.rank,
-    ):
-        return "it does not say what its key says"
-    if 0 not in manifest.ranks or len(set(manifest.ranks)) != len(manifest.ranks):
-        return f"ranks {manifest.ranks}"
-    paths: set[str] = set()
-    for blob in manifest.files:
-        if not safe_path(blob.path) or blob.path in paths:
-            return f"path {blob.path!r}"
-        if _DIGEST.fullmatch(blob.digest) is None or blob.size < 0 or blob.mode < 0:
-            return f"blob of {blob.path!r}"
-        paths.add(blob.path)
-    below = {str(parent) for path in paths for parent in Path(path).parents}
-    clash = paths & below
-    return f"{clash.pop()!r} is a file and a folder" if clash else None
-
-
-def safe_path(path: str) -> bool:
-    """Whether a relative path stays inside its folder, and can be written."""
-    if not path or len(os.fsencode(path)) > _PATH_BYTES or "\0" in path or not _encodable(path):
-        return False
-    return all(part not in ("", ".", "..") and len(part.encode()) <= _NAME_BYTES for part in path.split("/"))
-
-
 def safe_link(path: str, target: str) -> bool:
     """Whether a link at `path` stays inside: relative, and upwards only at its beginning, no higher than the folder.
 
@@ -245,14 +133,6 @@ def safe_link(path: str, target: str) -> bool:
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     rest = "/".join(parts[ups:])
     return ups <= path.count("/") and (safe_path(rest) or (rest == "" and ups > 0))
-
-
-def _encodable(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def group(stored: Iterable[Stored]) -> list[Checkpoint]:
@@ -297,14 +177,12 @@ def parts(checkpoint: Checkpoint, rank: int = 0) -> list[Part]:
     chosen: dict[str, Part] = {}
     for other in order:
         files = {blob.path: Part(other, blob) for blob in checkpoint.manifests[other].files}
-        folders = {str(parent) for path in files for parent in Path(path).parents}
+        folders = {parent for path in files for parent in parents_of(path) if parent in chosen}
         # What wins takes the place of what it clashes with, also where one has a folder and the other a file.
         chosen = {
             path: part
             for path, part in chosen.items()
-            if path not in files
-            and path not in folders
-            and not any(str(parent) in files for parent in Path(path).parents)
+            if path not in files and path not in folders and not any(parent in files for parent in parents_of(path))
         } | files
     return list(chosen.values())
 
@@ -328,7 +206,7 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
 
     def fetch_one(number: int, part: Part) -> str | None:
         nonlocal moved
-        key = layout.blob(job, part.rank, part.blob.digest)
+        key = layout.blob(job, part.rank, part.blob.name)
         with staging.new_file(str(number)) as file:
             problem = _fetch_blob(store, key, part.blob, file)
         moved += part.blob.size
@@ -342,14 +220,9 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
             [partial(fetch_one, number, part) for number, part in enumerate(wanted)],
             workers,
         )
-        damaged = {
-            layout.blob(job, part.rank, part.blob.digest)
-            for part, problem in zip(wanted, problems, strict=True)
-            if problem == _WRONG
-        }
         for part, problem in zip(wanted, problems, strict=True):
             if problem is not None:
-                raise RestoreError(f"{part.blob.path}: {problem}", damaged)
+                raise RestoreError(f"{part.blob.path}: {problem}")
         _place_all(wanted, _read_links(wanted, staging), extraction, staging)
 
 

@@ -12,7 +12,7 @@
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
         heartbeat  notice  exit  log/<n>  metrics/<n>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
-    work/<job>/blobs/<rank>/<digest>                  that rank's agent alone
+    work/<job>/blobs/<rank>/<digest>-<upload>         that rank's agent alone, create-only; no name is used twice
     work/<job>/image                                  agents, create-only: what the container's image was
     work/<job>/inputs/<name>                          agents, create-only: which files the nodes share out
     work/<job>/outputs/<claim>/…                      agents; plain files
@@ -326,8 +326,9 @@ def manifest(job: str, key: str) -> str:
     return f"work/{job}/checkpoints/{key}.json"
 
 
-def blob(job: str, rank: int, digest: str) -> str:
-    return f"work/{job}/blobs/{rank}/{digest}"
+def blob(job: str, rank: int, name: str) -> str:
+    """A file of checkpoints: `<digest>-<upload>`. No name is used again once it was deleted."""
+    return f"work/{job}/blobs/{rank}/{name}"
 
 
 def blobs(job: str) -> str:

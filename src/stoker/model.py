@@ -624,14 +624,24 @@ class Exit:
     saves_elsewhere: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BlobRef:
-    """One file of a checkpoint, relative to the checkpoint folder."""
+    """One file of a checkpoint, relative to the checkpoint folder.
+
+    `upload` is unique to one upload of these bytes, so that the object's name is never used again after a delete: one
+    that lands late removes nothing that was uploaded since.
+    """
 
     path: str
     digest: str
     size: int
     mode: int = 0o644
+    upload: str = ""
+
+    @property
+    def name(self) -> str:
+        """How the object is called that holds the bytes."""
+        return f"{self.digest}-{self.upload}" if self.upload else self.digest
 
 
 @dataclass(frozen=True)
@@ -650,7 +660,7 @@ class Manifest:
     # Which save of the attempt this is part of: parts of different saves never make one checkpoint, even if a name is
     # used again. Sharded saves are counted 1, 2, …; folders committed as they are have rank 0's ordinal, negated.
     generation: int = 0
-    version: int = 1
+    version: int = 2
 
     @property
     def size(self) -> int:

@@ -118,7 +118,8 @@ class Store(Protocol):
     def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
         """Store a file under `key(sha256 of the bytes sent)`, create-only, durable on return.
 
-        What is there already under that key is not sent again. Raises OSError if the file cannot be read.
+        What is there already under that key is not sent again. Raises OSError if the file cannot be read, and what
+        `key` raises: then nothing was sent.
         """
 
     def get_file(self, key: str, target: Path) -> str | None:

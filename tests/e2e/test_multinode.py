@@ -108,7 +108,7 @@ def test_a_damaged_shard_moves_all_ranks_back(world: World) -> None:
 
 
 def damage(world: World, job: str, rank: int, blob: BlobRef) -> None:
-    path = world.folder / layout.blob(job, rank, blob.digest)
+    path = world.folder / layout.blob(job, rank, blob.name)
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.chmod(0o600)

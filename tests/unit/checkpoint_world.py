@@ -155,7 +155,7 @@ def blobs(store: Store, rank: int = 0) -> set[str]:
 def needed(store: Store, rank: int = 0) -> set[str]:
     stored = read_manifests(store, JOB, layout.checkpoints(JOB))
     return {
-        blob.digest
+        blob.name
         for item in stored
         if item.place.rank == rank and item.manifest is not None
         for blob in item.manifest.files
@@ -168,7 +168,7 @@ def assert_sound(store: Store) -> None:
         assert item.manifest is not None, item.meta.key
         assert parse_key(item.place.key) == item.place
         for blob in item.manifest.files:
-            found = store.get(layout.blob(JOB, item.place.rank, blob.digest))
+            found = store.get(layout.blob(JOB, item.place.rank, blob.name))
             assert found is not None, f"{item.place.key} lacks {blob.path}"
             assert hashlib.sha256(found.data).hexdigest() == blob.digest
             assert len(found.data) == blob.size

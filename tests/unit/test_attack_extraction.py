@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, content, memory_store
 
-from stoker import codec, layout
+from stoker import layout
 from stoker.agent.environment.index import PackedWheels
 from stoker.agent.inputs.fetching import Fetch
 from stoker.agent.inputs.keeping import Kept
@@ -27,6 +27,7 @@ from stoker.agent.resume import FromJob, import_checkpoint
 from stoker.checkpoints import list_checkpoints, pull
 from stoker.cli.pull import _fetch
 from stoker.errors import StokerError
+from stoker.manifests import encode
 from stoker.model import BlobRef, Manifest
 from stoker.spec import Wheel
 from stoker.store import Meta, Store
@@ -69,7 +70,7 @@ def commit(store: Store, ordinal: int, files: Mapping[str, str], links: Mapping[
         files=tuple(blobs),
     )
     key = layout.checkpoint_key(1, ordinal, manifest.name)
-    store.create(layout.manifest(JOB, key), codec.dumps(manifest))
+    store.create(layout.manifest(JOB, key), encode(manifest))
 
 
 def pull_each(store: Store, target: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stoker import client, codec, layout, log
+from stoker import client, layout, log
 from stoker.agent.restore import RestoreError, find_candidates
 from stoker.checkpoint_refs import candidates, matching, reference, resolve, words
 from stoker.checkpoints import Checkpoint, Manifest, Place
@@ -22,6 +22,7 @@ from stoker.errors import UserError
 from stoker.fold import Choice, JobState
 from stoker.governor.background import Governed
 from stoker.jobfile import Job
+from stoker.manifests import encode
 from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import SPOT_A, make_state, nodes
@@ -133,7 +134,7 @@ def store(tmp_path: Path) -> Store:
 
 def put(store: Store, job: str, one: Checkpoint) -> None:
     manifest = one.manifests[0]
-    data = codec.dumps(
+    data = encode(
         Manifest(one.name, job, one.place.claim, 0, one.place.ordinal, manifest.committed_at, (), step=one.step)
     )
     assert store.create(layout.manifest(job, one.key), data)
@@ -223,7 +224,7 @@ def test_a_person_may_choose_any_and_it_is_obeyed(store: Store, job: str, text: 
     given_up = retry.poisoned(state, DEFAULT)
     assert find_candidates(store, job, given_up, state.choice) == [wanted.key]
     # What the attempts of this resume commit comes first, and what was left aside never.
-    new = checkpoint(state.seq + 1, 1, step=11)
+    new = checkpoint(append(store, job, Claimed(SPOT_A, 1)).seq, 1, step=11)
     put(store, job, new)
     assert find_candidates(store, job, given_up, state.choice) == [new.key, wanted.key]
 

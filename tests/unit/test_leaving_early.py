@@ -22,6 +22,7 @@ from stoker.agent.node import Node
 from stoker.agent.snapshot import scan
 from stoker.checkpoints import list_checkpoints
 from stoker.facts import read_fact
+from stoker.manifests import encode
 from stoker.model import (
     Claimed,
     Closed,
@@ -86,9 +87,11 @@ def commit(store: MemoryStore, root: Path, files: dict[str, str]) -> str:
     outgoing = [Outgoing(file, root / "saved" / file.path) for file in scan(root / "saved").values()]
     blobs = sender.send(outgoing)
     now = datetime.now(timezone.utc)
-    manifest = Manifest("step-1", JOB, 1, 0, 0, now, tuple(blobs.values()))
-    key = layout.checkpoint_key(1, 0, "step-1")
-    assert store.create(layout.manifest(JOB, key), codec.dumps(manifest))
+    append(store, Claimed(Offering("gce", "n2-standard-2", "us-central1-a", spot=True), nodes=1))
+    append(store, Closed(claim=2, outcome="reclaimed", rule="reclaimed"))
+    manifest = Manifest("step-1", JOB, 2, 0, 0, now, tuple(blobs.values()))
+    key = layout.checkpoint_key(2, 0, "step-1")
+    assert store.create(layout.manifest(JOB, key), encode(manifest))
     return key
 
 
@@ -185,7 +188,7 @@ def test_nothing_is_imported_behind_the_exit(tmp_path: Path) -> None:
     # The next attempt imports it.
     append(store, Closed(claim=life.config.claim, outcome="reclaimed", rule="reclaimed"))
     attempt(store, tmp_path, Here(), "z.2").run()
-    assert "00000000/000000-before" in [one.key for one in list_checkpoints(store, JOB)]
+    assert "00000000/000005-before" in [one.key for one in list_checkpoints(store, JOB)]
 
 
 def test_who_waits_gets_the_answer_the_error_or_the_reason_to_go() -> None:

@@ -23,11 +23,12 @@ from checkpoint_world import (
     write,
 )
 
-from stoker import codec, layout
+from stoker import layout
 from stoker.agent.restore import RestoreError, proposals, restore, restore_newest
 from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
 from stoker.errors import StoreUnavailable, UserError
+from stoker.manifests import EVERYTHING, encode
 from stoker.model import BlobRef, Manifest
 from stoker.saves import numbered
 from stoker.store import Store, open_store
@@ -56,7 +57,7 @@ def blob_of(store: Store, number: int, path: str) -> str:
     """Where the bytes of a file of the n-th checkpoint are."""
     manifest = checkpoints(store)[number].manifests[0]
     (blob,) = [blob for blob in manifest.files if blob.path.endswith(path)]
-    return layout.blob(JOB, 0, blob.digest)
+    return layout.blob(JOB, 0, blob.name)
 
 
 # ── Listing and choosing ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +163,7 @@ def blob(path: str) -> BlobRef:
 def test_a_manifest_that_cannot_be_trusted_is_left_out(
     memory: MemoryStore, bad: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), codec.dumps(bad))
+    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(bad))
     assert list_checkpoints(memory, JOB) == []
     assert "left out" in caplog.text
 
@@ -175,12 +176,12 @@ def test_junk_is_left_out(memory: MemoryStore, data: bytes) -> None:
 
 
 def test_a_manifest_that_is_too_large_is_not_read(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = codec.dumps(manifest())
+    good = encode(manifest())
     memory.create(layout.manifest(JOB, "00000001/000001-evil"), good)
     assert len(list_checkpoints(memory, JOB)) == 1
-    monkeypatch.setattr("stoker.checkpoints.MANIFEST_BYTES", len(good) - 1)
+    monkeypatch.setattr("stoker.manifests.MANIFEST_BYTES", len(good) - 1)
     gets = memory.counts["get"]
-    assert list_checkpoints(memory, JOB) == []
+    assert list_checkpoints(memory, JOB, trust=EVERYTHING) == []
     assert memory.counts["get"] == gets
 
 
@@ -283,10 +284,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_folder_stays(tmp_path: Path
         store.put(where, data[damage])
     folder = tmp_path / "folder"
     write(folder / "before", "as it was")
-    with pytest.raises(RestoreError, match="optimizer") as caught:
+    with pytest.raises(RestoreError, match="optimizer"):
         restore(store, JOB, 0, keys(store)[2], folder)
     assert content(folder) == {"before": b"as it was"}
-    assert caught.value.damaged == (frozenset() if damage == "missing" else {where})
     assert [path.name for path in tmp_path.iterdir() if "restoring" in path.name] == []
     failed: list[str] = []
     restored = restore_newest(store, JOB, folder, on_failure=lambda key, _: failed.append(key))
@@ -360,7 +360,7 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path, memory: MemoryStore) -
     write(tmp_path / "text", "../../outside")
     sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
     evil = manifest(files=(BlobRef("link", sent.digest, sent.size, stat.S_IFLNK | 0o777),))
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), codec.dumps(evil))
+    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(evil))
     with pytest.raises(RestoreError, match="leaves the folder"):
         restore(memory, JOB, 0, keys(memory)[0], world.folder)
     assert list(world.folder.iterdir()) == []
@@ -370,7 +370,7 @@ def test_no_file_is_restored_with_more_rights_than_a_plain_one(tmp_path: Path, m
     write(tmp_path / "text", "x")
     sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
     evil = manifest(files=(BlobRef("root", sent.digest, sent.size, 0o106755), BlobRef("none", sent.digest, 1, 0)))
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), codec.dumps(evil))
+    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(evil))
     restore(memory, JOB, 0, keys(memory)[0], tmp_path / "folder")
     assert (tmp_path / "folder" / "root").stat().st_mode & 0o7777 == 0o755
     assert (tmp_path / "folder" / "none").read_text() == "x"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import checkpoint_world
@@ -18,6 +19,7 @@ from checkpoint_world import (
 )
 
 from stoker import layout
+from stoker.agent import prune
 from stoker.checkpoints import list_checkpoints
 from stoker.errors import StoreDenied
 from stoker.store import Store
@@ -73,7 +75,9 @@ def test_nothing_is_pruned_once_a_newer_claim_has_committed(tmp_path: Path, stor
     assert checkpoints(store)[-1].name == "new-0"
 
 
-def test_blobs_of_a_pruning_that_crashed_are_found_later(tmp_path: Path, store: Store) -> None:
+def test_blobs_of_a_pruning_that_crashed_are_found_when_they_are_old(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, store, keep=1).begin()
     world.save("step-0", {"model": "0"})
     world.tick()
@@ -81,6 +85,11 @@ def test_blobs_of_a_pruning_that_crashed_are_found_later(tmp_path: Path, store: 
     store.delete([layout.manifest(JOB, keys(store)[0])])
     again = World(tmp_path, store, keep=1, claim=2).begin()
     again.save("step-1", {"model": "1"})
+    again.tick()
+    # The manifest may have been on its way, and still land.
+    assert needed(store) < blobs(store)
+    monkeypatch.setattr(prune, "ORPHANED_FOR", timedelta(seconds=-1))
+    again.save("step-2", {"model": "2"})
     again.tick()
     assert blobs(store) == needed(store)
 
@@ -111,7 +120,10 @@ def test_a_link_whose_blob_was_pruned_is_sent_again(tmp_path: Path, memory: Memo
     assert len(checkpoints(memory)) == 1
 
 
-def test_a_manifest_that_cannot_be_read_keeps_the_blobs(tmp_path: Path, store: Store) -> None:
+def test_a_manifest_that_cannot_be_read_keeps_the_blobs(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "ORPHANED_FOR", timedelta(seconds=-1))
     world = World(tmp_path, store, keep=2).begin()
     strange = layout.manifest(JOB, "00000001/000009-strange")
     store.create(strange, b"not a manifest")

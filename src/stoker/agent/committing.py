@@ -14,8 +14,9 @@ from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.commits import CommitQueue, CommitRequest
 from stoker.agent.publish import Draft, Publisher
 from stoker.agent.snapshot import File, Files, copy_stable, scan
-from stoker.checkpoints import Stored, save_of
+from stoker.checkpoints import save_of
 from stoker.layout import safe_name
+from stoker.manifests import Stored
 from stoker.model import BlobRef
 
 # The folder is scanned at most this often, and so that scanning takes about 1 % of a core.

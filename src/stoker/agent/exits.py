@@ -30,7 +30,6 @@ class Trained:
     ended: Ended | None = None
     started_at: datetime | None = None
     restored: Restored | None = None
-    damaged: frozenset[str] = frozenset()
     older_checkpoints: int = 0
 
 

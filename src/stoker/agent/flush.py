@@ -24,6 +24,7 @@ from stoker.agent.watch import LogWatch
 from stoker.facts import read_fact
 from stoker.fold import JobState
 from stoker.index import read_submission
+from stoker.manifests import NOTHING, trust_of
 from stoker.model import CheckpointRef, Exit, Heartbeat, KeptOutputs, Known
 from stoker.processes.unmounting import unmount_below
 from stoker.spec import Submission
@@ -94,7 +95,7 @@ def _flush(node: Node, notices: Notices) -> None:
         metrics = MetricsPump(node.store, node.key, node.paths.metrics, submission.spec.metrics, earlier=node.earlier)
         metrics.start()
         if _is_awaited(node, state):
-            status = _flush_checkpoints(node, submission, closing)
+            status = _flush_checkpoints(node, state, submission, closing)
     logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
     if metrics is not None:
         metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
@@ -176,7 +177,9 @@ def _submission(node: Node, until_s: float) -> tuple[JobState | None, Submission
     return watch.state, found[0] if found else None
 
 
-def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> SyncStatus | None:
+def _flush_checkpoints(
+    node: Node, state: JobState | None, submission: Submission, closing: Closing
+) -> SyncStatus | None:
     folder = folders.checkpoint_folder(node.paths, submission.spec)
     if not folder.is_dir():
         return None
@@ -192,6 +195,7 @@ def _flush_checkpoints(node: Node, submission: Submission, closing: Closing) -> 
         channel=node.paths.channel,
         scratch=node.paths.scratch,
         keep=submission.spec.checkpoints.keep,
+        trust=trust_of(state, own=node.config.claim) if state is not None else NOTHING,
         recovering=True,
         selection=folders.checkpoint_selection(node.paths, submission.spec, baseline),
     )

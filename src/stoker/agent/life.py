@@ -14,6 +14,7 @@ from typing import TypeVar
 from stoker.agent import folders, hold, sagemaker
 from stoker.agent.activity import ActivityRecorder, Sight, count_others
 from stoker.agent.beat import Beat, is_calm
+from stoker.agent.blobs import BlobSender
 from stoker.agent.checkpoints.restore_folder import RestoreFolder, take_baseline
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.closing import Closing
@@ -51,6 +52,7 @@ from stoker.core.spans import span_text
 from stoker.errors import StoreError, StoreUnavailable, UserError
 from stoker.fold import JobState
 from stoker.index import read_submission
+from stoker.manifests import NOTHING, trust_of
 from stoker.model import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
 from stoker.parallel import run_watched
 from stoker.path_patterns import as_written
@@ -118,6 +120,8 @@ class Life:
         self.peers: PeerWatch | None = None
         self.trained = Trained()
         self.missing: MissingSaves | None = None
+        # Which manifests count; known when the log has been read.
+        self.trust = NOTHING
         self.notices = Notices(node)
         self.copy: LogCopy | None = None
         self._spec: Spec | None = None
@@ -249,6 +253,7 @@ class Life:
         spec = submission.spec
         claim = state.claim(self.config.claim)
         assert claim is not None
+        self.trust = trust_of(state, own=claim.number, imported=spec.resume_from is not None)
         folder = RestoreFolder.open(self.paths, spec, self.config.job)
         gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._wait_for_others)
         address = self.node.machine.address()
@@ -256,19 +261,20 @@ class Life:
         def fetch(key: str) -> None:
             try:
                 self.trained.restored = self._ask(
-                    lambda: folder.restore(self.store, self.config.rank, key, self._stop_if_left)
+                    lambda: folder.restore(self.store, self.config.rank, key, self.trust, self._stop_if_left)
                 )
             except RestoreError as error:
-                self.trained.damaged |= error.damaged
                 self.node.say(f"checkpoint {key} cannot be restored: {error.reason}")
                 raise
 
         if self.config.rank != 0:
             agreement = gang.follow(address, fetch)
         else:
-            self._import(spec.resume_from)
             given_up = retry.poisoned(state, POLICY)
-            candidates = self._ask(lambda: find_candidates(self.store, self.config.job, given_up, state.choice))
+            self._import(spec.resume_from)
+            candidates = self._ask(
+                lambda: find_candidates(self.store, self.config.job, given_up, state.choice, trust=self.trust)
+            )
             port = self.node.machine.master_port(master_port(spec))
             agreement = gang.lead(address, port, iter(candidates), fetch)
             if agreement.checkpoint in candidates:
@@ -281,14 +287,22 @@ class Life:
         return agreement
 
     def _import(self, resume_from: str | None) -> None:
-        """Bring the checkpoint that a person asked to resume from into this job, once."""
+        """Bring the checkpoint that a person asked to resume from into this job, unless it has checkpoints."""
         source = parse_source(resume_from) if resume_from else None
         if source is None:
             return
+        senders: dict[int, BlobSender] = {}
         try:
             self._ask(
                 lambda: import_checkpoint(
-                    self.store, self.config.job, source, scratch=self.paths.root, check=self._stop_if_left
+                    self.store,
+                    self.config.job,
+                    source,
+                    ordinal=self.config.claim,
+                    trust=self.trust,
+                    senders=senders,
+                    scratch=self.paths.root,
+                    check=self._stop_if_left,
                 )
             )
         except UserError as error:
@@ -357,7 +371,7 @@ class Life:
             scratch=self.paths.scratch,
             keep=spec.checkpoints.keep,
             restored=self.trained.restored,
-            damaged=self.trained.damaged,
+            trust=self.trust,
             writing=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints, seen_at),
             peers=self.peers.ranks_with_files,
             lead_finished=lambda: self.peers is not None and self.peers.lead_finished,

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from stoker.agent.snapshot import IGNORED, File, Files, Signature, scan
-from stoker.checkpoints import safe_path
+from stoker.manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
 # a model of ten billion parameters in half precision. More than that was hardly left there to be kept.

@@ -1,16 +1,20 @@
 """Forget old checkpoints: manifests first, then the blobs that no manifest needs any more.
 
-A crash in between leaves blobs that nothing refers to, and the next pruning finds them. Each rank prunes its own, on
-the thread that commits, so a blob is never removed while a commit that needs it is being made.
+Each rank prunes its own, on the thread that commits, so a blob is never removed while a commit that needs it is being
+made. A crash in between leaves blobs that nothing refers to, and so does an upload that lands late. They are found by a
+list, and removed when they are old: a manifest of an attempt before, which was on its way when its machine was taken,
+may still land and need them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 from stoker import layout
 from stoker.agent.blobs import BlobSender
-from stoker.checkpoints import Cache, Place, Stored, group, read_manifests
+from stoker.checkpoints import group
+from stoker.manifests import Cache, Place, Stored, Trust, read_manifests
 from stoker.model import Manifest
 from stoker.store import Store
 
@@ -18,6 +22,8 @@ from stoker.store import Store
 _INCOMPLETE = 8
 # Blobs are listed at the first pruning and then every so often; in between, what this agent sent is known.
 _LIST_EVERY = 50
+# By the store's clock. No request is on its way for so long: obstore gives up after minutes, and so do the stores.
+ORPHANED_FOR = timedelta(hours=1)
 
 
 class Pruner:
@@ -33,6 +39,7 @@ class Pruner:
         keep: int,
         last_restored: str | None,
         sender: BlobSender,
+        trust: Trust | None = None,
     ) -> None:
         self._store = store
         self._job = job
@@ -41,13 +48,18 @@ class Pruner:
         self._keep = max(1, keep)
         self._last_restored = last_restored
         self._sender = sender
+        self._trust = trust
         self._cache: Cache = {}
         self._rounds = 0
-        self._listed: set[str] = set()
+        # What the last list showed, and when each was written.
+        self._listed: dict[str, datetime] = {}
+        # What was to be removed when the store failed. No name comes into use again.
+        self._useless: set[str] = set()
 
     def prune(self) -> None:
         """One round. Raises StoreError; what was not removed then is removed by a later round."""
-        stored = read_manifests(self._store, self._job, layout.checkpoints(self._job), cache=self._cache)
+        root = layout.checkpoints(self._job)
+        stored = read_manifests(self._store, self._job, root, trust=self._trust, cache=self._cache)
         doomed = removable(stored, self._claim, self._rank, self._keep, self._last_restored)
         self._store.delete([layout.manifest(self._job, place.key) for place in doomed])
         present = {(item.meta.key, item.meta.etag) for item in stored if item.place not in doomed}
@@ -56,20 +68,23 @@ class Pruner:
         if any(item.manifest is None for item in own):
             # It cannot be read, so what it needs is not known.
             return
-        needed = {blob.digest for item in own if item.manifest for blob in item.manifest.files}
-        self._remove_blobs(needed)
+        needed = {blob.name for item in own if item.manifest for blob in item.manifest.files}
+        # The newest manifest was written a moment ago: so no clock but the store's is asked.
+        self._remove_blobs(needed, max(item.meta.modified for item in stored) if stored else None)
 
-    def _remove_blobs(self, needed: set[str]) -> None:
+    def _remove_blobs(self, needed: set[str], now: datetime | None) -> None:
         prefix = f"{layout.blobs(self._job)}{self._rank}/"
         if self._rounds % _LIST_EVERY == 0:
-            self._listed = {meta.key[len(prefix) :] for meta in self._store.list(prefix)}
+            self._listed = {meta.key[len(prefix) :]: meta.modified for meta in self._store.list(prefix)}
         self._rounds += 1
-        useless = (self._listed | self._sender.durable) - needed
+        own = self._sender.names
+        orphans = {name for name, modified in self._listed.items() if now is not None and now - modified > ORPHANED_FOR}
+        self._useless |= (own | orphans) - needed
         # Before they are removed: if the reply is lost, they may be gone.
-        self._sender.forget_blobs(useless)
-        self._listed |= useless
-        self._store.delete([prefix + digest for digest in sorted(useless)])
-        self._listed -= useless
+        self._sender.forget_blobs(self._useless)
+        self._store.delete([prefix + name for name in sorted(self._useless)])
+        self._listed = {name: modified for name, modified in self._listed.items() if name not in self._useless}
+        self._useless = set()
 
 
 def removable(stored: Sequence[Stored], claim: int, rank: int, keep: int, last_restored: str | None) -> set[Place]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from stoker import codec, layout
-from stoker.checkpoints import Cache, Place, Stored, read_manifests
+from stoker import layout
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.manifests import Cache, Place, Stored, Trust, encode, read_manifests
 from stoker.model import BlobRef, CheckpointRef, Manifest
 from stoker.store import Store
 
@@ -55,6 +55,7 @@ class Publisher:
         rank: int,
         *,
         restored: Iterable[BlobRef] = (),
+        trust: Trust | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -63,6 +64,7 @@ class Publisher:
         self._job = job
         self._claim = claim
         self._rank = rank
+        self._trust = trust
         self._monotonic = monotonic
         self._now = now
         self._cache: Cache = {}
@@ -84,6 +86,7 @@ class Publisher:
             self._store,
             self._job,
             f"{layout.checkpoints(self._job)}{layout.number(self._claim)}/",
+            trust=self._trust,
             cache=self._cache,
         )
 
@@ -124,8 +127,12 @@ class Publisher:
         )
 
     def publish(self, draft: Draft) -> None:
-        """Write it. Raises StoreError: then it is in doubt, and `resume` must be called until it is not."""
+        """Write it. Raises StoreError: then it is in doubt, and `resume` must be called until it is not.
+
+        Raises CheckpointTooLarge for one that no reader would take: that is never written, and not in doubt.
+        """
         self.resume()
+        encode(draft.manifest)
         self._draft = draft
         self.resume()
 
@@ -136,7 +143,7 @@ class Publisher:
             draft = self._draft
             manifest = draft.manifest
             place = Place(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
-            key, data = layout.manifest(self._job, place.key), codec.dumps(manifest)
+            key, data = layout.manifest(self._job, place.key), encode(manifest)
             mine = True if self._store.create(key, data) else self._is_mine(key, data)
             if mine is None:
                 absent += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.agent.checkpoints.placing import FolderRecord, make_staging, place
@@ -24,6 +24,7 @@ from stoker.checkpoints import (
     parts,
 )
 from stoker.fold import Choice
+from stoker.manifests import Trust
 from stoker.store import Store
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Restored:
-    """What was restored: the files with the rank each came from. `damaged` are blobs found wrong on the way."""
+    """What was restored: the files with the rank each came from."""
 
     key: str
     parts: tuple[Part, ...]
-    damaged: frozenset[str] = frozenset()
     # Where the checkpoint tells one.
     step: int | None = None
     # Files of the folder that were in no checkpoint, and were moved aside.
@@ -63,16 +63,18 @@ def restore(
     *,
     record: FolderRecord | None = None,
     chosen: Callable[[str], bool] = lambda _path: True,
+    trust: Trust | None = None,
     progress: Progress | None = None,
 ) -> Restored:
     """Make `folder` what the checkpoint was, as this rank sees it: rank 0's files, the others', its own last.
 
-    Nothing is deleted but what Stoker wrote, or what is in the store (see `placing`); the rest stays, or is moved
-    aside to `.<folder>.replaced` beside it. Safe to repeat. Raises RestoreError when the checkpoint is gone,
-    incomplete or damaged, with the folder as before; StoreUnavailable when there was no answer.
+    `trust` tells which manifests count; without it the log is asked. Nothing is deleted but what Stoker wrote, or what
+    is in the store (see `placing`); the rest stays, or is moved aside to `.<folder>.replaced` beside it. Safe to
+    repeat. Raises RestoreError when the checkpoint is gone, incomplete or damaged, with the folder as before;
+    StoreUnavailable when there was no answer.
     """
     source = source_job or job
-    checkpoint = find_checkpoint(store, source, key)
+    checkpoint = find_checkpoint(store, source, key, trust=trust if source_job is None else None)
     if checkpoint is None:
         raise RestoreError(f"{key} is not in the store any more")
     if not checkpoint.complete:
@@ -117,45 +119,49 @@ def restore_newest(
     poisoned: frozenset[str] = frozenset(),
     *,
     rank: int = 0,
+    trust: Trust | None = None,
     progress: Progress | None = None,
     on_failure: Callable[[str, RestoreError], None] = lambda _key, _error: None,
 ) -> Restored | None:
     """Restore the newest checkpoint that can be: for a node that needs to agree with nobody. None: there is none."""
-    damaged: frozenset[str] = frozenset()
-    for key in proposals(store, job, poisoned):
+    for key in proposals(store, job, poisoned, trust=trust):
         try:
-            restored = restore(store, job, rank, key, folder, progress=progress)
+            return restore(store, job, rank, key, folder, trust=trust, progress=progress)
         except RestoreError as error:
             log.warning("checkpoint %s cannot be restored: %s", key, error.reason)
-            damaged |= error.damaged
             on_failure(key, error)
-            continue
-        return replace(restored, damaged=damaged)
     return None
 
 
-def find_candidates(store: Store, job: str, poisoned: frozenset[str], choice: Choice | None) -> list[str]:
+def find_candidates(
+    store: Store, job: str, poisoned: frozenset[str], choice: Choice | None, *, trust: Trust | None = None
+) -> list[str]:
     """The keys that rank 0 proposes, newest first. Empty: the job has no checkpoint, and starts from the beginning.
 
     Raises RestoreError where starting anew would throw work away: the chosen checkpoint is gone, or all are poisoned.
     """
-    found = list(proposals(store, job, poisoned, choice))
+    found = list(proposals(store, job, poisoned, choice, trust=trust))
     if not found and choice is not None:
         reason = f"the chosen checkpoint {choice.key} is not in the store any more"
         raise RestoreError(f"{reason}; `stoker resume {job} --checkpoint REF` chooses another")
-    if not found and any(checkpoint.complete for checkpoint in list_checkpoints(store, job)):
+    if not found and any(checkpoint.complete for checkpoint in list_checkpoints(store, job, trust=trust)):
         reason = "attempts failed on every checkpoint there is"
         raise RestoreError(f"{reason}; `stoker resume {job} --checkpoint REF` goes on from one all the same")
     return found
 
 
 def proposals(
-    store: Store, job: str, poisoned: frozenset[str] = frozenset(), choice: Choice | None = None
+    store: Store,
+    job: str,
+    poisoned: frozenset[str] = frozenset(),
+    choice: Choice | None = None,
+    *,
+    trust: Trust | None = None,
 ) -> Iterator[str]:
     """The keys worth trying, newest first; the store is asked anew for each, since others may have been pruned."""
     before: str | None = None
     while True:
-        found = candidates(list_checkpoints(store, job), poisoned, choice, before)
+        found = candidates(list_checkpoints(store, job, trust=trust), poisoned, choice, before)
         if not found:
             return
         yield found[0].key

@@ -1,7 +1,7 @@
 """`resume_from`: copy a checkpoint from elsewhere into a job, as if an attempt before the first had committed it.
 
-It becomes `00000000/000000-NAME`, so that everything else sees one checkpoint more and nothing special. The blobs are
-this job's own: the job they came from may prune or be removed.
+It becomes `00000000/<claim that imported it>-NAME`, so that everything else sees one checkpoint more and nothing
+special, and no key is used twice. The blobs are this job's own: the job they came from may prune or be removed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker import codec, layout
+from stoker import layout
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.snapshot import scan
 from stoker.checkpoint_refs import matching
 from stoker.checkpoints import (
-    FAR_WORKERS,
-    NEAR_WORKERS,
     Checkpoint,
     Part,
     RestoreError,
@@ -30,9 +28,19 @@ from stoker.checkpoints import (
     fetch,
     find_checkpoint,
     list_checkpoints,
-    safe_path,
 )
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.manifests import (
+    FAR_WORKERS,
+    IMPORTED,
+    MANIFEST_BYTES,
+    NEAR_WORKERS,
+    Trust,
+    decode,
+    encode,
+    read_trust,
+    safe_path,
+)
 from stoker.model import BlobRef, Manifest
 from stoker.parallel import run_all
 from stoker.saves import MARKER, read_json
@@ -40,9 +48,6 @@ from stoker.store import Store, open_store
 from stoker.stores.extraction import Extraction
 
 log = logging.getLogger(__name__)
-
-CLAIM = 0
-ORDINAL = 0
 
 
 @dataclass(frozen=True)
@@ -89,101 +94,128 @@ def import_checkpoint(
     job: str,
     source: Source,
     *,
+    ordinal: int = 0,
     poisoned: frozenset[str] = frozenset(),
+    trust: Trust | None = None,
+    senders: dict[int, BlobSender] | None = None,
     scratch: Path | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> str:
-    """Copy the checkpoint into `job` and return its key. Does nothing if one was imported before.
+    """Copy the checkpoint into `job` and return its key. Does nothing if `job` has checkpoints, imported or not: then
+    it answers with the newest.
 
-    Every byte is verified on the way. `poisoned` are keys of the source job that are not taken. `scratch` is where
-    files are put meanwhile; a temporary folder by default. `check` may end it between any two files by raising, and
-    nothing is imported then. Raises UserError when there is nothing to import,
-    RestoreError when what was asked for by name is damaged, StoreError when the store fails: then it can be repeated,
-    and what was copied is not copied again.
+    Every byte is verified on the way. `ordinal` is a number that no import into this job had before. `poisoned` are
+    keys of the source job that are not taken. `trust` tells which manifests of `job` count. `senders` remembers what
+    was copied by a try before. `scratch` is where files are put meanwhile; a temporary folder by default. `check` may
+    end it between any two files by raising, and nothing is imported then. Raises UserError when there is nothing to
+    import, RestoreError when what was asked for by name is damaged, StoreError when the store fails: then it can be
+    repeated, and what `senders` know of is not copied again.
     """
-    imported = _imported(store, job)
-    if imported is not None:
-        return imported
+    present = choose(list_checkpoints(store, job, trust=trust), frozenset())
+    if present is not None:
+        return present.key
+    target = _Target(store, job, ordinal, {} if senders is None else senders)
     folder = Path(tempfile.mkdtemp(prefix="stoker-import-", dir=scratch))
     try:
         match source:
             case FromJob():
-                return _import_job(store, job, source, poisoned, folder, check)
+                return _import_job(store, target, source, poisoned, folder, check)
             case FromFolder():
-                return _import_folder(store, job, source.path, str(source.path), folder, check)
+                return _import_folder(store, target, source.path, str(source.path), folder, check)
             case FromUrl():
-                return _import_url(store, job, source.url, folder, check)
+                return _import_url(store, target, source.url, folder, check)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _imported(store: Store, job: str) -> str | None:
-    found = [one for one in list_checkpoints(store, job) if one.place.claim == CLAIM and one.complete]
-    return found[-1].key if found else None
+@dataclass(frozen=True)
+class _Target:
+    """The job that a checkpoint is copied into, the ordinal that it gets there, and the senders of its ranks."""
+
+    store: Store
+    job: str
+    ordinal: int
+    senders: dict[int, BlobSender]
+
+    def sender(self, rank: int, scratch: Path) -> BlobSender:
+        if rank not in self.senders:
+            workers = NEAR_WORKERS if self.store.near else FAR_WORKERS
+            self.senders[rank] = BlobSender(self.store, self.job, rank, scratch=scratch, workers=workers)
+        return self.senders[rank]
+
+    def key(self, name: str) -> str:
+        return layout.checkpoint_key(IMPORTED, self.ordinal, name)
 
 
 # ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _import_job(
-    store: Store, job: str, source: FromJob, poisoned: frozenset[str], folder: Path, check: Callable[[], None]
+    store: Store, target: _Target, source: FromJob, poisoned: frozenset[str], folder: Path, check: Callable[[], None]
 ) -> str:
+    # The other job's log says which of its manifests count.
+    trust = read_trust(store, source.job)
     before: str | None = None
     while True:
-        listed = list_checkpoints(store, source.job)
-        # References were pinned when the job was submitted: no other job's log is read here.
+        listed = list_checkpoints(store, source.job, trust=trust)
+        # References were pinned when the job was submitted.
         found = listed if source.name is None else matching(listed, source.name, None)
         chosen = choose(found, poisoned, before)
         if chosen is None:
             what = f"no checkpoint {source.name}" if source.name else "no checkpoint"
             raise UserError(f"resume_from: job {source.job} has {what} that can be restored")
         try:
-            return _copy(store, job, source.job, chosen, folder, check)
+            return _copy(store, target, source.job, chosen, folder, check)
         except RestoreError as error:
             # Only its newest was asked for: one that is damaged, or was pruned under our hands, is passed over.
-            if source.name is not None and find_checkpoint(store, source.job, chosen.key) is not None:
+            if source.name is not None and find_checkpoint(store, source.job, chosen.key, trust=trust) is not None:
                 raise
             log.warning("%s of %s cannot be imported: %s", chosen.key, source.job, error.reason)
             before = chosen.key
 
 
 def _copy(
-    store: Store, job: str, source_job: str, checkpoint: Checkpoint, folder: Path, check: Callable[[], None]
+    store: Store, target: _Target, source_job: str, checkpoint: Checkpoint, folder: Path, check: Callable[[], None]
 ) -> str:
-    def copy_one(rank: int, blob: BlobRef) -> None:
-        check()
-        _copy_blob(store, job, source_job, rank, blob, folder)
-
     workers = NEAR_WORKERS if store.near else FAR_WORKERS
     # Rank 0 last: the checkpoint exists when its manifest does.
     for rank, manifest in sorted(checkpoint.manifests.items(), reverse=True):
-        blobs = {blob.digest: blob for blob in manifest.files}.values()
-        run_all([partial(copy_one, rank, blob) for blob in blobs], workers)
+        sender = target.sender(rank, folder)
+
+        def copy_one(blob: BlobRef, rank: int = rank, sender: BlobSender = sender) -> BlobRef:
+            check()
+            return _copy_blob(store, source_job, rank, blob, folder, sender)
+
+        files = run_all([partial(copy_one, blob) for blob in manifest.files], workers)
         check()
-        _create(store, replace(manifest, job=job, claim=CLAIM, ordinal=ORDINAL))
-    return layout.checkpoint_key(CLAIM, ORDINAL, checkpoint.name)
+        _create(
+            store,
+            replace(manifest, job=target.job, claim=IMPORTED, ordinal=target.ordinal, files=tuple(files)),
+        )
+    return target.key(checkpoint.name)
 
 
-def _copy_blob(store: Store, job: str, source_job: str, rank: int, blob: BlobRef, folder: Path) -> None:
-    target = layout.blob(job, rank, blob.digest)
-    found = store.head(target)
-    if found is not None and found.size == blob.size:
-        return
-    place = Path(tempfile.mkdtemp(dir=folder))
-    try:
-        plain = BlobRef(path="blob", digest=blob.digest, size=blob.size)
-        fetch(store, source_job, [Part(rank, plain)], place)
-        sent = store.put_file(place / "blob", lambda digest: layout.blob(job, rank, digest))
-        if sent.digest != blob.digest:
-            raise RestoreError(f"{blob.path}: changed while it was copied")
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+def _copy_blob(store: Store, source_job: str, rank: int, blob: BlobRef, folder: Path, sender: BlobSender) -> BlobRef:
+    """The same file as a blob of the other job; bytes that two files share are copied once."""
+    known = sender.upload_of(blob.digest)
+    if known is None:
+        place = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            fetch(store, source_job, [Part(rank, replace(blob, path="blob", mode=0o644))], place)
+            digest, known = sender.send_file(place / "blob")
+            if digest != blob.digest:
+                raise RestoreError(f"{blob.path}: changed while it was copied")
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    return replace(blob, upload=known)
 
 
 # ── From plain files ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path, check: Callable[[], None]) -> str:
+def _import_folder(
+    store: Store, target: _Target, path: Path, shown: str, scratch: Path, check: Callable[[], None]
+) -> str:
     def proceed() -> bool:
         check()
         return True
@@ -198,27 +230,27 @@ def _import_folder(store: Store, job: str, path: Path, shown: str, scratch: Path
     files = scan(path).values()
     if not files:
         raise UserError(f"resume_from: {shown} is empty")
-    sender = BlobSender(store, job, 0, scratch=scratch, workers=NEAR_WORKERS if store.near else FAR_WORKERS)
+    sender = target.sender(0, scratch)
     try:
         blobs = sender.send([Outgoing(file, path / file.path) for file in files], proceed)
     except Unstable as error:
         raise UserError(f"resume_from: {error} changed while it was read") from None
     manifest = Manifest(
         name=name,
-        job=job,
-        claim=CLAIM,
+        job=target.job,
+        claim=IMPORTED,
         rank=0,
-        ordinal=ORDINAL,
+        ordinal=target.ordinal,
         committed_at=datetime.now(timezone.utc),
         files=tuple(replace(blob, path=inside + blob.path) for blob in blobs.values()),
         step=step if isinstance(step, int) else None,
     )
     check()
     _create(store, manifest)
-    return layout.checkpoint_key(CLAIM, ORDINAL, name)
+    return target.key(name)
 
 
-def _import_url(store: Store, job: str, url: str, scratch: Path, check: Callable[[], None]) -> str:
+def _import_url(store: Store, target: _Target, url: str, scratch: Path, check: Callable[[], None]) -> str:
     source = open_store(url)
     keys = [meta.key for meta in source.list("") if safe_path(meta.key)]
     if not keys:
@@ -235,25 +267,29 @@ def _import_url(store: Store, job: str, url: str, scratch: Path, check: Callable
 
     with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
         run_all([partial(fetch_one, number, key) for number, key in enumerate(keys)], FAR_WORKERS)
-    return _import_folder(store, job, folder, url, scratch, check)
+    return _import_folder(store, target, folder, url, scratch, check)
 
 
 def _create(store: Store, manifest: Manifest) -> None:
-    """Write the manifest, unless one is there that holds the same."""
-    place = layout.manifest(
-        manifest.job, layout.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
-    )
-    if store.create(place, codec.dumps(manifest)):
+    """Write the manifest. One that is there is of a try before, whose reply was lost: no other import has its key."""
+    key = layout.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
+    data = encode(manifest)
+    place = layout.manifest(manifest.job, key)
+    if store.create(place, data):
         return
     try:
-        found = store.get(place)
-        same = found is not None and codec.loads(Manifest, found.data).files == manifest.files
+        found = store.get(place, limit=MANIFEST_BYTES)
+        there = decode(found.data) if found is not None else None
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError:
-        same = False
-    if not same:
+        there = None
+    if there is None or _content(there) != _content(manifest):
         raise RestoreError(f"{place} is taken by another checkpoint")
+
+
+def _content(manifest: Manifest) -> list[BlobRef]:
+    return [replace(blob, upload="") for blob in manifest.files]
 
 
 def _name(text: str) -> str:

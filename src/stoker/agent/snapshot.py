@@ -14,7 +14,8 @@ from fnmatch import translate
 from pathlib import Path
 from typing import NamedTuple
 
-from stoker.checkpoints import safe_link, safe_path
+from stoker.checkpoints import safe_link
+from stoker.manifests import safe_path
 from stoker.model import BlobRef
 from stoker.saves import LOCK
 

@@ -27,8 +27,9 @@ from stoker.agent.prune import Pruner
 from stoker.agent.publish import Publisher, utc_now
 from stoker.agent.restore import Restored
 from stoker.agent.snapshot import Selection, Signature
-from stoker.checkpoints import FAR_WORKERS, NEAR_WORKERS, list_checkpoints
+from stoker.checkpoints import list_checkpoints
 from stoker.errors import StoreError
+from stoker.manifests import FAR_WORKERS, NEAR_WORKERS, Trust
 from stoker.model import CheckpointRef
 from stoker.processes import Writing
 from stoker.store import Store
@@ -92,9 +93,9 @@ class CheckpointSync:
     `channel` is the folder shared with the training; `scratch` one of the agent's own, on the same disk as `folder` if
     possible, and the same for every agent of this node. `writing` gives the files under `folder` that the training
     has open for writing. `peers` gives the ranks whose `status().files` is not 0. `allowed` says whether this attempt
-    is the one that trains: only then is anything pruned. `lead_finished`: rank 0 will commit nothing more. `damaged`
-    are blobs that restores found to be wrong. `selection` says which files of the folder are checkpoints.
-    `recovering`: this agent was restarted and never trains; it only calls `final`.
+    is the one that trains: only then is anything pruned. `lead_finished`: rank 0 will commit nothing more. `trust`
+    tells which manifests count; without it the log is asked. `selection` says which files of the folder are
+    checkpoints. `recovering`: this agent was restarted and never trains; it only calls `final`.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class CheckpointSync:
         lead_finished: Callable[[], bool] = lambda: False,
         last_restored: str | None = None,
         restored: Restored | None = None,
-        damaged: Iterable[str] = (),
+        trust: Trust | None = None,
         recovering: bool = False,
         selection: Selection | None = None,
         settle_s: float | None = None,
@@ -147,12 +148,14 @@ class CheckpointSync:
             rank,
             scratch=scratch,
             workers=NEAR_WORKERS if store.near else FAR_WORKERS,
-            damaged={*damaged, *(restored.damaged if restored is not None else ())},
             monotonic=monotonic,
         )
         known = [part.blob for part in restored.parts] if restored is not None else []
-        self._publisher = Publisher(store, job, claim, rank, restored=known, monotonic=monotonic, now=now)
-        self._pruner = Pruner(store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender)
+        self._publisher = Publisher(store, job, claim, rank, restored=known, trust=trust, monotonic=monotonic, now=now)
+        self._trust = trust
+        self._pruner = Pruner(
+            store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender, trust=trust
+        )
         self._watch = FolderWatch(
             folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic, selection=selection
         )
@@ -299,7 +302,7 @@ class CheckpointSync:
             if part is not None and part.rank != self._rank:
                 foreign[path] = file.signature
             elif part is not None:
-                self._sender.remember(file.signature, part.blob.digest)
+                self._sender.remember(file.signature, part.blob)
                 self._watch.last[path] = part.blob
             if part is not None or (self._restored is None and self._last_restored is not None):
                 self._watch.committed[path] = file.signature
@@ -445,7 +448,7 @@ class CheckpointSync:
         newest = max(own, key=lambda item: item.place, default=None)
         manifest = newest.manifest if newest is not None else None
         if manifest is None:
-            complete = [one for one in list_checkpoints(self._store, self._job) if one.complete]
+            complete = [one for one in list_checkpoints(self._store, self._job, trust=self._trust) if one.complete]
             manifest = complete[-1].manifests.get(self._rank) if complete else None
         self._watch.last = {} if manifest is None else {blob.path: blob for blob in manifest.files}
         self._watch.learn_restored(read=False)

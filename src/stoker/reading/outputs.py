@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from stoker import layout, log
-from stoker.checkpoints import FAR_WORKERS, NEAR_WORKERS
 from stoker.errors import UserError
 from stoker.fold import JobState
+from stoker.manifests import FAR_WORKERS, NEAR_WORKERS
 from stoker.parallel import run_all
 from stoker.store import Store
 from stoker.stores.extraction import Extraction

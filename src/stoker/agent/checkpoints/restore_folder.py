@@ -13,6 +13,7 @@ from stoker.agent.output_files import Baseline
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored, clear_folder, restore
 from stoker.checkpoints import Progress
+from stoker.manifests import Trust
 from stoker.spec import Spec
 from stoker.store import Store
 
@@ -47,10 +48,18 @@ class RestoreFolder:
         record = FolderRecord.open(paths.root / "checkpoint-folder.json" if own else folder / f"{OWN}{job}.json")
         return cls(job, folder, record, chosen.takes if chosen is not None else lambda _path: True)
 
-    def restore(self, store: Store, rank: int, key: str, progress: Progress | None) -> Restored:
+    def restore(self, store: Store, rank: int, key: str, trust: Trust, progress: Progress | None) -> Restored:
         """As `restore.restore`."""
         restored = restore(
-            store, self.job, rank, key, self.folder, record=self.record, chosen=self.chosen, progress=progress
+            store,
+            self.job,
+            rank,
+            key,
+            self.folder,
+            record=self.record,
+            chosen=self.chosen,
+            trust=trust,
+            progress=progress,
         )
         self.aside += restored.aside
         return restored

@@ -1,0 +1,342 @@
+"""The manifests of checkpoints: how they are written, which are believed, and how much of them is read.
+
+A manifest is lines of JSON: a head that says what the save is and how many files it has, then a row for each file. So a
+reader never holds more than one row as parsed JSON, and refuses a row, or a manifest, that is too large.
+
+Manifests are facts from machines that run other people's code. One counts only if the log knows its claim, the claim is
+not newer than the reader's own, the claim has that rank, and the manifest says what its key says. Others are left out,
+with a warning in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from stoker import codec, layout
+from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.fold import JobState
+from stoker.log import is_removed
+from stoker.log import read as read_log
+from stoker.model import BlobRef, Manifest
+from stoker.parallel import run_all
+from stoker.store import Meta, Store
+
+log = logging.getLogger(__name__)
+
+MANIFEST_VERSION = 2
+# A file of a manifest takes about 400 bytes of memory, and an agent holds the manifests of all checkpoints that are
+# kept: 100,000 files are 40 MB each. Scripts with more files than that pack them.
+MAX_FILES = 100_000
+# Rows of 160 bytes, which is usual, for so many files.
+MANIFEST_BYTES = 16 * 1024 * 1024
+# Of one job, all manifests together; the newest come first. Of checkpoints with so many files, few are kept.
+TOTAL_BYTES = 6 * MANIFEST_BYTES
+# And no more of them than this: a gang of 64 that keeps 50 checkpoints.
+TOTAL_MANIFESTS = 4000
+# A commit a second for three years.
+MAX_ORDINAL = 99_999_999
+NEAR_WORKERS = 2
+FAR_WORKERS = 8
+
+_KEY = re.compile(r"(\d{8})/(\d{6,9})-([^/@]+)(?:@([1-9]\d{0,5}))?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_UPLOAD = re.compile(r"(?:[0-9a-f]{16})?")
+_PATH_BYTES, _NAME_BYTES, _PATH_DEPTH = 4000, 255, 100
+# A head names every rank; a row is a path, of which each character may be escaped, and numbers.
+_HEAD_BYTES = 1024 * 1024
+_ROW_BYTES = 8 * _PATH_BYTES
+
+# Manifests by key and ETag. They are never overwritten, so what was read once need not be read again.
+Cache = dict[tuple[str, str], Manifest | None]
+
+
+class CheckpointTooLarge(StoreError):
+    """A save with more files, or longer names, than any reader takes. Nothing of it is sent."""
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """What a manifest's key says. In order of age, for one rank."""
+
+    claim: int
+    ordinal: int
+    name: str
+    rank: int = 0
+
+    @property
+    def key(self) -> str:
+        return layout.checkpoint_key(self.claim, self.ordinal, self.name, self.rank)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A manifest's object: its place, what the store says, and its content; None where that makes no sense."""
+
+    place: Place
+    meta: Meta
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Which manifests of a job are believed: by the claims of its log, with the number of nodes of each.
+
+    `claims` is None where there is no log to go by: then every claim counts. `imported` says whether the job was asked
+    to resume from elsewhere; such a checkpoint lies under claim 0.
+    """
+
+    claims: Mapping[int, int] | None = None
+    imported: bool = True
+
+    def nodes(self, claim: int) -> int | None:
+        """How many ranks of that claim count; None: any number."""
+        if claim == IMPORTED:
+            return None if self.imported else 0
+        return None if self.claims is None else self.claims.get(claim, 0)
+
+    def believes(self, place: Place) -> bool:
+        nodes = self.nodes(place.claim)
+        return place.ordinal <= MAX_ORDINAL and (nodes is None or place.rank < nodes)
+
+
+# The claim under which a checkpoint from elsewhere is kept.
+IMPORTED = 0
+EVERYTHING = Trust()
+NOTHING = Trust({}, imported=False)
+
+
+def trust_of(state: JobState, *, own: int | None = None, imported: bool = True) -> Trust:
+    """Believe the claims of this state. `own`: an agent's claim; newer ones are none of its business."""
+    claims = {claim.number: claim.nodes for claim in state.claims if own is None or claim.number <= own}
+    return Trust(claims, imported)
+
+
+def read_trust(store: Store, job: str) -> Trust:
+    """What a job's log says about its manifests. Raises StoreError."""
+    state = read_log(store, job)
+    if state is None:
+        return NOTHING if is_removed(store, job) else EVERYTHING
+    found = store.get(layout.spec(job))
+    try:
+        imported = bool(json.loads(found.data)["spec"].get("resume_from")) if found is not None else False
+    except (ValueError, KeyError, TypeError, AttributeError):
+        imported = False
+    return trust_of(state, imported=imported)
+
+
+def parse_key(key: str) -> Place | None:
+    """Read `00000007/000002-step-900@1`; None for what is no such key."""
+    match = _KEY.fullmatch(key)
+    if match is None or not layout.safe_name(match[3]):
+        return None
+    return Place(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
+
+
+# ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A manifest without its files, and how many there are."""
+
+    save: Manifest
+    count: int
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as it is kept. Raises CheckpointTooLarge for one that no reader would take."""
+    head = _Head(replace(manifest, files=()), len(manifest.files))
+    rows = (_row(blob) for blob in manifest.files)
+    data = b"\n".join((codec.dumps(head), *rows)) + b"\n"
+    if len(data) > MANIFEST_BYTES or len(manifest.files) > MAX_FILES:
+        raise _too_large(len(manifest.files))
+    return data
+
+
+def check_files(paths: list[str]) -> None:
+    """Raise CheckpointTooLarge, before any is sent, for files that no reader would take as one checkpoint."""
+    # A row is the path, 80 characters that name the blob, and numbers.
+    if len(paths) > MAX_FILES or sum(len(path.encode(errors="replace")) + 130 for path in paths) > MANIFEST_BYTES:
+        raise _too_large(len(paths))
+
+
+def _too_large(files: int) -> CheckpointTooLarge:
+    return CheckpointTooLarge(
+        f"the checkpoint is not saved: it has {files} files, and at most {MAX_FILES} can be kept "
+        f"({MANIFEST_BYTES >> 20} MB with their names); write fewer and larger files, such as one archive"
+    )
+
+
+def _row(blob: BlobRef) -> bytes:
+    tree = [blob.path, blob.digest, blob.upload, blob.size, blob.mode]
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode(data: bytes) -> Manifest:
+    """A manifest from its bytes. Raises CodecError for anything else; holds one row at a time as parsed JSON."""
+    rows = _rows(data)
+    head = codec.loads(_Head, next(rows, b""))
+    if not 0 <= head.count <= MAX_FILES or head.save.files:
+        raise CodecError("count", f"{head.count} files")
+    files = tuple(_blob(row, number) for number, row in enumerate(rows, 1))
+    if len(files) != head.count:
+        raise CodecError("", f"{len(files)} of {head.count} files")
+    return replace(head.save, files=files)
+
+
+def _rows(data: bytes) -> Iterator[bytes]:
+    """The lines, one at a time: a list of all could be many times as large as the data."""
+    start, limit = 0, _HEAD_BYTES
+    for _ in range(MAX_FILES + 1):
+        if start >= len(data):
+            return
+        end = data.find(b"\n", start, start + limit + 1)
+        if end < 0:
+            raise CodecError("", "a line without an end")
+        yield data[start:end]
+        start, limit = end + 1, _ROW_BYTES
+    if start < len(data):
+        raise CodecError("", f"more than {MAX_FILES} files")
+
+
+def _blob(row: bytes, number: int) -> BlobRef:
+    try:
+        path, digest, upload, size, mode = json.loads(row)
+    except (ValueError, TypeError, RecursionError):
+        raise CodecError(f"file {number}", "not a row of five") from None
+    texts, numbers = (path, digest, upload), (size, mode)
+    if not all(type(one) is str for one in texts) or not all(type(one) is int for one in numbers):
+        raise CodecError(f"file {number}", "expected three texts and two whole numbers")
+    if not (0 <= size < 2**63 and 0 <= mode < 2**31):
+        raise CodecError(f"file {number}", "expected a size and a mode of reasonable size")
+    return BlobRef(path=path, digest=digest, size=size, mode=mode, upload=upload)
+
+
+def read_manifests(
+    store: Store, job: str, prefix: str, *, trust: Trust | None = None, cache: Cache | None = None
+) -> list[Stored]:
+    """Every manifest under `prefix` that is believed, read and validated. Without `trust`, the log is asked for it."""
+    trust = read_trust(store, job) if trust is None else trust
+    root = layout.checkpoints(job)
+    listed: list[tuple[Place, Meta]] = []
+    doubted = 0
+    for meta in store.list(prefix):
+        place = parse_key(meta.key[len(root) :].removesuffix(".json"))
+        if place is None or not meta.key.endswith(".json") or not trust.believes(place):
+            doubted += 1
+            continue
+        listed.append((place, meta))
+    if doubted:
+        log.warning("%d objects in %s are no manifests of this job's attempts: left out", doubted, prefix)
+    known = cache if cache is not None else {}
+    read = _affordable(listed)
+    missing = [(place, meta) for place, meta in read if (meta.key, meta.etag) not in known]
+    reads = [partial(_read, store, job, place, meta, trust.nodes(place.claim)) for place, meta in missing]
+    answers = run_all(reads, NEAR_WORKERS if store.near else FAR_WORKERS)
+    gone = set()
+    for (_, meta), answer in zip(missing, answers, strict=True):
+        if answer is None:
+            gone.add(meta.key)
+        else:
+            known[meta.key, meta.etag] = answer.manifest
+    return [Stored(place, meta, known.get((meta.key, meta.etag))) for place, meta in listed if meta.key not in gone]
+
+
+def _affordable(listed: list[tuple[Place, Meta]]) -> list[tuple[Place, Meta]]:
+    """The newest, as many as may be held in memory. The others count as unreadable."""
+    left, chosen = TOTAL_BYTES, []
+    for place, meta in sorted(listed, key=lambda one: one[0], reverse=True)[:TOTAL_MANIFESTS]:
+        # One that is too large by itself is not read, and costs nothing.
+        left -= meta.size if meta.size <= MANIFEST_BYTES else 0
+        if left < 0:
+            break
+        chosen.append((place, meta))
+    if len(chosen) < len(listed):
+        log.warning("%d manifests are not read: there are too many, or they are too large", len(listed) - len(chosen))
+    return chosen
+
+
+def _read(store: Store, job: str, place: Place, meta: Meta, nodes: int | None) -> Stored | None:
+    """None when it was removed meanwhile."""
+    problem: str | None
+    try:
+        # The size is known from the list: an object that is too large is not even asked for.
+        if meta.size > MANIFEST_BYTES:
+            raise CodecError("", f"{meta.size} bytes")
+        found = store.get(meta.key, limit=MANIFEST_BYTES)
+        if found is None:
+            return None
+        manifest = decode(found.data)
+        problem = find_problem(manifest, job, place, nodes)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except (CodecError, StoreError, ValueError) as error:
+        problem = str(error)
+    if problem is None:
+        return Stored(place, meta, manifest)
+    log.warning("manifest %s is left out: %s", meta.key, problem)
+    return Stored(place, meta, None)
+
+
+def find_problem(manifest: Manifest, job: str, place: Place, nodes: int | None = None) -> str | None:
+    """What is wrong with a manifest at that place; None when it can be trusted to stay inside its folder."""
+    if manifest.version > MANIFEST_VERSION:
+        return f"version {manifest.version} is newer than this Stoker"
+    if (manifest.job, manifest.claim, manifest.ordinal, manifest.name, manifest.rank) != (
+        job,
+        place.claim,
+        place.ordinal,
+        place.name,
+        place.rank,
+    ):
+        return "it does not say what its key says"
+    if 0 not in manifest.ranks or len(set(manifest.ranks)) != len(manifest.ranks):
+        return f"ranks {manifest.ranks[:10]}"
+    if nodes is not None and not all(0 <= rank < nodes for rank in manifest.ranks):
+        return f"ranks {manifest.ranks[:10]} of {nodes} nodes"
+    paths: set[str] = set()
+    for blob in manifest.files:
+        if not safe_path(blob.path) or blob.path in paths:
+            return f"path {blob.path[:100]!r}"
+        if _DIGEST.fullmatch(blob.digest) is None or _UPLOAD.fullmatch(blob.upload) is None or blob.size < 0:
+            return f"blob of {blob.path[:100]!r}"
+        if blob.mode < 0:
+            return f"mode of {blob.path[:100]!r}"
+        paths.add(blob.path)
+    clash = next((parent for path in paths for parent in parents_of(path) if parent in paths), None)
+    return f"{clash[:100]!r} is a file and a folder" if clash is not None else None
+
+
+def parents_of(path: str) -> Iterator[str]:
+    """The folders that a file is in, one at a time: those of all files could be far larger than their names."""
+    end = path.rfind("/")
+    while end > 0:
+        yield path[:end]
+        end = path.rfind("/", 0, end)
+
+
+def safe_path(path: str) -> bool:
+    """Whether a relative path stays inside its folder, and can be written."""
+    if not path or len(os.fsencode(path)) > _PATH_BYTES or "\0" in path or not _encodable(path):
+        return False
+    names = path.split("/")
+    return len(names) <= _PATH_DEPTH and all(
+        name not in ("", ".", "..") and len(name.encode()) <= _NAME_BYTES for name in names
+    )
+
+
+def _encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
