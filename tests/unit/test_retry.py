@@ -256,7 +256,7 @@ def test_a_checkpoint_is_suspect_by_what_failed_not_by_a_clock(
 ) -> None:
     case = make_case(on_checkpoint(**told, trained_s=trained_s), user_errors=9)
     found = verdict(case)
-    assert closing(case, found).suspects_checkpoint is suspect
+    assert closing(case, found).suspects_checkpoint is case.suspects_checkpoint is suspect
     assert (found.rule == "checkpoint") is suspect
 
 
@@ -349,6 +349,12 @@ def test_a_users_exception_on_one_rank_is_the_cause_of_the_noise_on_another() ->
     assert verdict(make_case(noise, replace(noise, tail=("NCCL error",)))).outcome == "infrastructure"
     lost = make_exit("failed", code=1, at_s=9.0, tail=("CUDA error: uncorrectable ECC error encountered",))
     assert verdict(make_case(noise, lost)).rule == "gpu"
+
+
+def test_a_worker_that_a_launcher_saw_killed_is_no_user_error() -> None:
+    left = make_exit("failed", code=1, tail=("  traceback : Signal 9 (SIGKILL) received by PID 3437",))
+    found = verdict(make_case(left))
+    assert (found.rule, found.reason) == ("killed", "a process of the training was killed from outside (SIGKILL)")
 
 
 def test_what_a_program_did_to_its_gpu_excuses_nothing() -> None:

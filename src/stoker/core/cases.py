@@ -164,11 +164,11 @@ class Case:
         does a lack of memory: the same checkpoint loads on a larger or a calmer machine, and the one before it is as
         large.
         """
-        failure = self.failure
-        if failure is None or self.restored_from is None or self.loaded:
+        if not self.failures or self.restored_from is None or self.loaded:
             return False
+        failure, cause = self.failures[0]
         own = failure.signal in OWN_SIGNALS if failure.signal is not None else failure.code not in _KILLED_CODES
-        return failure.why == "finished" and own and "oom" not in failure.evidence
+        return failure.why == "finished" and own and (cause is None or cause.blame == "script")
 
 
 def case_of(

@@ -239,8 +239,14 @@ def _excused(case: Case) -> Verdict | None:
     cause = next((each for each in primary if each is not None), None) if primary else failures[0][1]
     if cause is None or cause.blame == "script":
         return None
-    told = cause.line if cause.name == "killed" or cause.line.startswith("the machine reported ") else ""
-    return Verdict("infrastructure", cause.name, told or f"the log ends with a {cause.name} error", restart=True)
+    if cause.name == "killed":
+        what = "the training" if cause.blame == "machine" else "a process of the training"
+        told = f"{what} was killed from outside (SIGKILL)"
+    elif cause.name in (fact for found, _ in failures for fact in found.evidence):
+        told = f"the machine reported {cause.name}"
+    else:
+        told = f"the log ends with a {cause.name} error"
+    return Verdict("infrastructure", cause.name, told, restart=True)
 
 
 def _left_early(case: Case) -> Verdict | None:
