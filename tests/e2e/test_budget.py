@@ -12,7 +12,7 @@ from stoker import layout
 from stoker.model import Waste
 from stoker.testing.webhooks import webhook
 
-FULL = "rules:\n- {name: money, budget: {dollars: 0.000001, period: month}}\n"
+FULL = "rules:\n- {name: money, budget: {dollars: 1, period: month}}\n"
 
 
 NEARLY = "rules:\n- {name: money, budget: {dollars: 2, period: month, warn_at: 0.1%}}\n"
@@ -29,15 +29,16 @@ def rules(world: World, text: str) -> None:
 
 def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
     world.script("counter.py")
-    resources = {"local": {"price": 60.0}}
-    first = world.run(params={"steps": 5, "pause": 0.05}, resources=resources, tags={"team": "vision"})
+    dear, cheap = ({"local": {"price": price}} for price in (60000.0, 6.0))
+    first = world.run(params={"steps": 5, "pause": 0.05}, resources=dear, tags={"team": "vision"})
     assert first.phase == "succeeded", world.story(first.id)
     rules(world, FULL)
     assert list(world.store.list(layout.SPENT)), "what it spent is written down"
     told = world.cli("policy", "test", "--json", str(_job_file(world)))
     assert told.returncode == 0 and "no new machines until then" in json.loads(told.stdout)["budgets"][0]["reason"]
 
-    second = world.submit(params={"steps": 5, "pause": 0.05}, resources=resources)
+    limits = {"limits": {"max_cost": 0.5}, "checkpoints": {"grace": "1s"}}
+    second = world.submit(params={"steps": 5, "pause": 0.05}, resources=cheap, **limits)
     summary = until(lambda: s if "policy money" in (s := world.summary(second)).reason else None, "it waits")
     assert (summary.phase, summary.attempts) == ("queued", ()), world.story(second)
     explained = world.cli("explain", second).stdout
@@ -49,7 +50,7 @@ def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
     assert [row["name"] for row in costs["rows"]] == ["vision"]
     assert costs["total"]["spent"] == pytest.approx(first.cost, abs=1e-5)
 
-    rules(world, FULL.replace("0.000001", "100000"))
+    rules(world, FULL.replace("dollars: 1", "dollars: 100000"))
     summary = world.ended(second)
     assert summary.phase == "succeeded", world.story(second)
 
@@ -72,8 +73,9 @@ def test_that_it_is_nearly_spent_is_told_once_though_no_job_is_left_to_tell_it(w
 
 def test_a_submission_is_refused_or_told_that_it_will_wait(world: World) -> None:
     world.script("counter.py")
-    flags = ("--yes", "--set", "resources.local.price=60", "--set", "params.steps=3")
+    flags = ("--yes", "--set", "resources.local.price=60000", "--set", "params.steps=3")
     assert world.cli("run", *flags, "--", "python", "train.py").returncode == 0
+    flags = ("--yes", "--set", "resources.local.price=6", "--set", "params.steps=3", "--set", "limits.max_cost=0.5")
     rules(world, FULL.replace("}}", "}, then: refuse}"))
     refused = world.cli("run", *flags, "--", "python", "train.py")
     assert refused.returncode == 2

@@ -109,6 +109,12 @@ class Shop:
             closing = Closed(claim=number, outcome="succeeded", rule="finished")
             self.append(job, Ended(outcome="succeeded", rule="finished", claim=number, closing=closing))
 
+    def reclaim(self, job: str) -> None:
+        state = self.state(job)
+        if state.open_claims and state.open_claims[0].launched is not None:
+            number = state.open_claims[0].number
+            self.append(job, Closed(claim=number, outcome="reclaimed", rule="notice", restart=True))
+
     def spent(self, job: str) -> float:
         total = 0.0
         for claim in self.state(job).attempts:
@@ -135,7 +141,7 @@ def played(draw: st.DrawFn) -> Shop:
     for _ in range(draw(st.integers(1, 60))):
         shop.now += timedelta(seconds=draw(st.sampled_from([0.0, 0.0, 0.3, 0.3, 1.0, 60.0])))
         job, governor = draw(st.sampled_from(shop.jobs)), draw(st.integers(0, shop.governors - 1))
-        match draw(st.sampled_from(["look", "claim", "claim", "launch", "launch", "end"])):
+        match draw(st.sampled_from(["look", "claim", "claim", "launch", "launch", "end", "reclaim"])):
             case "look":
                 shop.look(governor)
             case "claim":
@@ -144,6 +150,8 @@ def played(draw: st.DrawFn) -> Shop:
                 shop.launch(job)
             case "end":
                 shop.end(job)
+            case "reclaim":
+                shop.reclaim(job)
     return shop
 
 

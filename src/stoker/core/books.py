@@ -198,7 +198,7 @@ def _standings(
     reserved: dict[str, list[Reserved]] = {}
     for kept in kept_for:
         if in_scope(rule, kept.tags):
-            amount = Reserved(kept.job, kept.at, kept.need.within(left_s), kept.since, kept.idle)
+            amount = Reserved(kept.job, kept.at, kept.need.within(left_s), kept.since, kept.idle, kept.begun)
             reserved.setdefault(value_of(rule, kept.tags), []).append(amount)
     spent: dict[str, float] = {}
     unpriced: dict[str, set[str]] = {}

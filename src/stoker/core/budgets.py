@@ -90,6 +90,10 @@ def judge(
         told = f"{_title(rule)}: {_told(rule.budget, standing, value, period)}"
         if standing.unpriced:
             words.append(Word(code_of(rule, period, UNPRICED), f"{told}; {_unpriced(standing)}"))
+        never = _never(rule, standing, subject, ask, now) if ask is not None else None
+        if never is not None and _holds(rule):
+            held.append(never)
+            continue
         if standing.spent < rule.budget.dollars:
             lacks = _lacks(rule, standing, subject, ask, now) if ask is not None else None
             if lacks is not None and _holds(rule):
@@ -217,14 +221,12 @@ def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: date
         # A job that has begun goes on with what is reserved for it, and is in no queue.
         ahead = [each for each in standing.queue if each.place < (ask.since, subject.job or "")]
     taken = micro(standing.spent) + sum(each.amount for each in others)
-    if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it:
+    # Each amount was rounded to a millionth.
+    inexact = len(others) + len(ahead) + 2
+    if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it + inexact:
         return None
     whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
     needs = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}"
-    longest_s = (period.over_at - midnight(period.start)).total_seconds()
-    if ask.need.within(longest_s) > all_of_it and not begun:
-        never = f"{needs}, and can never have so much; set limits.max_cost to at most {in_dollars(budget.dollars)}"
-        return Held(code_of(rule), never, refuses=rule.action == "refuse", waits=never, never=True)
     behind = f"; {_jobs([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
     by = f" for {_jobs([each.job for each in others if each.amount])}" if any(each.amount for each in others) else ""
     waits = (
@@ -237,14 +239,31 @@ def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: date
     return Held(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
 
 
+def _never(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: datetime) -> Held | None:
+    """What keeps a job back that no period has enough for, however little is spent of it. One that had machines before
+    goes on in the order of its turn, if it can."""
+    assert rule.budget is not None
+    budget, period = rule.budget, period_of(rule.budget, now)
+    wants = ask.need.within((period.over_at - midnight(period.start)).total_seconds())
+    if wants <= micro(budget.dollars) + 1 or _others(standing, subject.job or "", ask)[1]:
+        return None
+    whose = _whose(budget, value_of(rule, subject.spec.tags))
+    needs = (
+        f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {in_dollars(budget.dollars)} a {budget.period}"
+    )
+    advice = f"set limits.max_cost to at most {in_dollars(budget.dollars)}"
+    reason = f"{needs}{whose}, and can never have so much; {advice}"
+    return Held(code_of(rule), reason, refuses=rule.action == "refuse", waits=reason, never=True)
+
+
 def _others(standing: Standing, job: str, ask: Ask) -> tuple[list[Reserved], bool]:
-    """The reservations that count against this launch, and whether the job has one itself.
+    """The reservations that count against this launch, and whether the job had machines before.
 
     Jobs that have begun and have no machine must not keep each other waiting, where more is reserved than there is
     (the budget was lowered): the oldest goes first.
     """
     others = [each for each in standing.reserved if each.job != job]
-    begun = len(others) < len(standing.reserved)
+    begun = any(each.begun for each in standing.reserved if each.job == job)
     if ask.claimed_at is not None:
         others = [each for each in others if each.at <= ask.claimed_at]
     if begun:

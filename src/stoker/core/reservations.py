@@ -52,7 +52,7 @@ class Need:
 @dataclass(frozen=True)
 class Reservation:
     """What one job may still cost. `at` is when it was first claimed: of two that race, the later one yields. `since`
-    is when it was opened; `idle`: it has no machine now."""
+    is when it was opened; `idle`: it has no machine now; `begun`: it had one before."""
 
     job: str
     tags: Mapping[str, str]
@@ -60,6 +60,7 @@ class Reservation:
     need: Need
     since: datetime
     idle: bool = False
+    begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Reserved:
     amount: int
     since: datetime
     idle: bool = False
+    begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ def reservation(house: House, state: JobState, spec: Spec, now: datetime) -> Res
     if need is None:
         return None
     since = state.opened_at or state.submitted_at
-    return Reservation(state.job, spec.tags, held[0].at, need, since, idle=not state.open_claims)
+    begun = any(claim.attempt is not None for claim in held)
+    return Reservation(state.job, spec.tags, held[0].at, need, since, not state.open_claims, begun)
 
 
 def queued(state: JobState, spec: Spec) -> Waiting | None:
