@@ -122,6 +122,30 @@ def test_an_exception_of_any_name_ends_a_traceback() -> None:
     assert blame("NCCL error", raised[-1]) == ("nccl", "peer"), "without a traceback it is any line"
 
 
+def test_an_exception_that_another_led_to_is_judged_by_that_one() -> None:
+    """As `torch.save` fails on a full disk."""
+    first = ("Traceback (most recent call last):", "  File x", "OSError: [Errno 28] No space left on device", "")
+    marker = ("During handling of the above exception, another exception occurred:", "")
+    then = (
+        "Traceback (most recent call last):",
+        "  File y",
+        "RuntimeError: [enforce fail at inline_container.cc:337] .",
+    )
+    assert blame(*first, *marker, *then) == ("disk-full", "machine")
+    assert blame(*first, *then) == OWN, "it was handled before"
+    middle = ("Traceback (most recent call last):", "  File z", "KeyError: 'x'", "")
+    cause = "The above exception was the direct cause of the following exception:"
+    assert blame(*first, *marker, *middle, cause, *then) == ("disk-full", "machine")
+    assert blame(*middle, *marker, *then) == OWN
+    found = diagnose([*middle, *marker, *then])
+    assert found is not None and found.line.startswith("RuntimeError"), "the last one is quoted"
+
+
+def test_what_a_tracker_prints_at_its_end_hides_nothing() -> None:
+    summary = [f"wandb: loss {number}" for number in range(90)]
+    assert blame(*TIMEOUT, *summary) == ("nccl", "peer")
+
+
 def test_a_worker_that_was_killed_is_told_by_its_launcher() -> None:
     killed = [line.replace("-6", "-9").replace("Signal 6 (SIGABRT)", "Signal 9 (SIGKILL)") for line in TORCHRUN]
     assert blame(*killed) == ("killed", "peer")

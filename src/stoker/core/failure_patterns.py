@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stoker.model import Blame, FailureCause
 
@@ -132,10 +133,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "killed",
         "peer",
         re.compile(
-            r"\bexitcode\s{0,8}: -9 \(pid\b|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIGKILL\b"
+            r"\bexitcode\s{0,8}: -9 \(pid\b|\bfailed \(exitcode: -9\)"
+            r"|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIGKILL\b"
         ),
         (
             "  exitcode  : -9 (pid: 3437)",
+            "E0501 11:12:35.1 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: -9)",
             "  traceback : Signal 9 (SIGKILL) received by PID 3437",
             "subprocess.CalledProcessError: Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>.",
         ),
@@ -231,42 +234,63 @@ _REFUSED = re.compile(
     r"[\w./-]{1,100}: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)"
     r"|[\w./-]{1,100}: (?:line \d{1,6}: )?[\w./-]{1,100}: command not found"
 )
-_FRAME = re.compile(r"\s|frame #|[=*-]{3}|$")
+# Between two exceptions of which the first led to the second.
+_CHAIN = re.compile(
+    r"During handling of the above exception, another|The above exception was the direct cause of the following"
+)
+# What surrounds an error, and may be long: stacks, frames of tables, and what trackers print at their end.
+_PART = re.compile(r"\s|frame #|[=*-]{3}|wandb: |$")
+# `chain`: see above. `part`: of an error, or a warning. `ordinary`: any other output.
+_Plain = Literal["chain", "part", "ordinary"]
 
 
 def diagnose(lines: Sequence[str]) -> FailureCause | None:
     """The cause of a failure, by the last error in these lines; None where they tell of none."""
     secondary: FailureCause | None = None
-    ordinary = 0
+    own: FailureCause | None = None
+    ordinary, chained = 0, False
     for found in reversed(_judged(lines)):
-        if isinstance(found, FailureCause):
-            if found.blame != "peer":
-                return found
-            secondary, ordinary = secondary or found, 0
-        elif found:
+        if found == "chain":
+            chained = own is not None
+        elif isinstance(found, FailureCause):
+            if own is not None and not chained:
+                return own
+            if found.blame == "machine" or (own is not None and found.blame == "peer"):
+                return found  # By itself, or as what the script's exception was raised from.
+            if found.blame == "peer":
+                secondary = secondary or found
+            own = own or (found if found.blame == "script" else None)
+            ordinary, chained = 0, False
+        elif found == "ordinary":
             ordinary += 1
             if ordinary > _ORDINARY_LINES:
                 break
-    return secondary
+    return own or secondary
 
 
-def _judged(lines: Sequence[str]) -> list[FailureCause | bool]:
-    """What each line says of a failure. For those that say nothing: whether they are ordinary output."""
-    found: list[FailureCause | bool] = []
+def _judged(lines: Sequence[str]) -> list[FailureCause | _Plain]:
+    """What each line says of a failure. Of those that say nothing: what they are."""
+    found: list[FailureCause | _Plain] = []
     inside = False
     for line in lines:
         text = _bare(line[:_LINE_CHARS])
         if _TRACEBACK.match(text):
             inside = True
-            found.append(False)
+            found.append("part")
             continue
-        if inside and _FRAME.match(text):
-            found.append(False)
+        if inside and _PART.match(text):
+            found.append("part")
             continue
         cause = _judge(text, raised=inside)
         inside = False
-        found.append(cause if cause is not None else not (_FRAME.match(text) or _BENIGN.search(text)))
+        found.append(cause or _plain(text))
     return found
+
+
+def _plain(text: str) -> _Plain:
+    if _CHAIN.match(text):
+        return "chain"
+    return "part" if _PART.match(text) or _BENIGN.search(text) else "ordinary"
 
 
 def _bare(line: str) -> str:
