@@ -171,7 +171,7 @@ class CheckpointSync:
             hurry=self._seconds_left,
         )
         self._watched = self._make_watched(scratch, spacing_s)
-        self._prune_due = self._put_off = False
+        self._prune_due = self._put_off = self._compared = False
         self._committed = 0
         self._retry_at = self._stamp_at = _NEVER
         self._failures = 0
@@ -307,15 +307,30 @@ class CheckpointSync:
             if part is not None or (self._restored is None and self._last_restored is not None):
                 self._watch.committed[path] = file.signature
         self._watch.set_foreign(foreign)
-        self._watch.learn_restored()
+        self._watch.learn_restored({})
 
     def tick(self) -> float:
         """One round; how many seconds to wait before the next."""
+        if self._restored is not None and not self._compared:
+            self._compare_restored(self._restored.key)
         if self._monotonic() >= self._stamp_at:
             self._touch()
         self._attempt(final=False)
         self._refresh()
         return POLL_S
+
+    def _compare_restored(self, key: str) -> None:
+        """Learn from the checkpoint before the restored one which files one save writes. Not worth a second try."""
+        self._compared = True
+        try:
+            stored = [
+                one.manifests.get(self._rank) for one in list_checkpoints(self._store, self._job) if one.key <= key
+            ]
+        except StoreError as error:
+            log.debug("earlier checkpoints are not read: %s", error)
+            return
+        if len(stored) > 1 and stored[-2] is not None:
+            self._watch.learn_restored({blob.path: blob for blob in stored[-2].files})
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -451,7 +466,7 @@ class CheckpointSync:
             complete = [one for one in list_checkpoints(self._store, self._job, trust=self._trust) if one.complete]
             manifest = complete[-1].manifests.get(self._rank) if complete else None
         self._watch.last = {} if manifest is None else {blob.path: blob for blob in manifest.files}
-        self._watch.learn_restored(read=False)
+        self._watch.learn_restored({}, read=False)
         self._watch.look()
         # What was written when the agent last lived may be half written.
         self._watch.forget_rest(self._stamp.stat().st_mtime_ns - int(self._settle_s * 1e9))

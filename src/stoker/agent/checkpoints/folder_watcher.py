@@ -264,10 +264,13 @@ class FolderWatch:
             if file.signature.modified_ns < since_ns:
                 self.history.changed_at[path] = float("-inf")
 
-    def learn_restored(self, *, read: bool = True) -> None:
-        """Take `last` for the save that the next ones are compared with. `read`: its files lie in the folder."""
+    def learn_restored(self, before: Mapping[str, BlobRef], *, read: bool = True) -> None:
+        """Take `last` for the save that the next ones are compared with. `before` is the commit before it, if known.
+
+        `read`: its files lie in the folder.
+        """
         forms = {path: form for path in self.last if read and path in self.files and (form := self._check(path).form)}
-        self.shapes.learn(newest_of_each_kind(self.last), {}, (), forms)
+        self.shapes.learn(self.last if before else newest_of_each_kind(self.last), before, (), forms)
 
     # ── Parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

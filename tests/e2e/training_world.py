@@ -9,20 +9,26 @@ import threading
 import time
 from pathlib import Path
 
-from checkpoint_world import JOB, restored_content
-from plain_store import wait_for
+from harness import until
 
 from stoker.agent.checkpoints.folder_watcher import BUSY_S
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.enclosure import Command, Host
-from stoker.agent.restore import restore_newest
+from stoker.agent.restore import restore, restore_newest
 from stoker.agent.supervise import Ended, Ending, Training
 from stoker.agent.sync import CheckpointSync
 from stoker.checkpoints import list_checkpoints
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.store import Store
 
+JOB = "job-1"
 LIMIT_S = 60.0
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 class TrainingWorld:
@@ -32,6 +38,7 @@ class TrainingWorld:
         self.root, self.store, self.settle_s = root, store, settle_s
         self.busy_s = BUSY_S
         self.claim = 0
+        self.env: dict[str, str] = {}
         self.folder = root / "nowhere"
 
     def start(self, script: str, *arguments: str, argv: tuple[str, ...] | None = None) -> None:
@@ -64,11 +71,11 @@ class TrainingWorld:
         self.training.observer = self.sync
         command = (*(argv or (sys.executable, "train.py")), *arguments)
         self.notice = place / "notice"
-        self.training.start(Command(command, dict(os.environ), place), self.log)
+        self.training.start(Command(command, {**os.environ, **self.env}, place), self.log)
 
     def said(self, text: str) -> None:
         """Wait until the training has printed this."""
-        wait_for(lambda: text in self.log.read_text(errors="replace"), LIMIT_S)
+        until(lambda: text in self.log.read_text(errors="replace"), f"it prints {text!r}")
 
     def tell(self, grace_s: float = 20.0) -> Ended:
         """A notice: SIGTERM, the grace, the last commit, the end."""
@@ -102,10 +109,18 @@ class TrainingWorld:
         return len(list_checkpoints(self.store, JOB))
 
     def wait_for_commits(self, count: int) -> None:
-        wait_for(lambda: self.commits() >= count, LIMIT_S)
+        until(lambda: self.commits() >= count, f"{count} commits")
 
     def newest(self) -> dict[str, bytes]:
         """The files of the newest checkpoint; none where there is no checkpoint."""
-        if not self.commits():
-            return {}
-        return restored_content(self.store, self.root / f"back-{time.monotonic_ns()}")
+        found = list_checkpoints(self.store, JOB)
+        return self.content_of(found[-1].key) if found else {}
+
+    def content_of(self, key: str) -> dict[str, bytes]:
+        return content(self.restored(key))
+
+    def restored(self, key: str) -> Path:
+        """A folder with the files of this checkpoint."""
+        back = self.root / f"back-{time.monotonic_ns()}"
+        restore(self.store, JOB, 0, key, back)
+        return back

@@ -7,16 +7,13 @@ import signal
 import sys
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
-import checkpoint_world
 import pytest
-from training_world import TrainingWorld
+from training_world import TrainingWorld, content
 
 from stoker.testing.memory import MemoryStore
-
-# A fixture that tests of checkpoints share.
-memory = checkpoint_world.memory
 
 # `slow` writes in pieces, so that a test can hit the middle of it. Every program saves once, quickly, and says so;
 # then it begins to save slowly, and says that, too.
@@ -39,6 +36,11 @@ def quick(path, data):
 def go_on():
     while not pathlib.Path("go").exists(): time.sleep(0.01)
 """
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore(lambda: datetime.now(timezone.utc))
 
 
 @pytest.fixture
@@ -172,7 +174,7 @@ def test_the_first_save_of_all_is_made_when_it_is_told(world: TrainingWorld, sav
     world.said("ready")
     ended = world.tell()
     assert ended.code == code
-    left = checkpoint_world.content(world.folder)
+    left = content(world.folder)
     assert left and world.newest() == left
 
 
