@@ -108,7 +108,8 @@ class Story:
             until(lambda: [one for one in self.ledger("saving") if one["step"] > self.durable], "it saves")
         moment_s = self.rng.uniform(0.0, 1.3 * self.save_s())
         time.sleep(moment_s)
-        self.events.append(f"{time.monotonic():.1f} {self.attempts}: {kind}/{handler} {moment_s:.2f} s into save {self.durable + 1}: {saves}")
+        where = f"{moment_s:.2f} s into save {self.durable + 1}" if saves else "between saves"
+        self.events.append(f"{self.attempts}: {kind}, handler {handler}, {where}")
         match kind:
             case "notice":
                 ended = self.world.tell(PATIENCE_S / 4)

@@ -429,9 +429,9 @@ class Life:
         self.sync.final(seconds, end, until_s=closing.rest_by_s)
         status = self.sync.status()
         if status.held_back is not None:
-            kept = (
-                f"the checkpoint stays at {status.last.name}" if status.last else "the last checkpoint stays as it was"
-            )
+            restored = self.trained.restored
+            last = status.last.key if status.last else restored.key if restored else None
+            kept = f"the checkpoint stays at {last.partition('-')[2]}" if last else "there is no checkpoint yet"
             self.node.say(f"{status.held_back}; {kept}")
         return status.unsynced_bytes == 0
 

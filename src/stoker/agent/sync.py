@@ -307,7 +307,7 @@ class CheckpointSync:
             if part is not None or (self._restored is None and self._last_restored is not None):
                 self._watch.committed[path] = file.signature
         self._watch.set_foreign(foreign)
-        self._watch.learn_restored({})
+        self._watch.learn_restored({}, read=False)
 
     def tick(self) -> float:
         """One round; how many seconds to wait before the next."""
@@ -329,8 +329,8 @@ class CheckpointSync:
         except StoreError as error:
             log.debug("earlier checkpoints are not read: %s", error)
             return
-        if len(stored) > 1 and stored[-2] is not None:
-            self._watch.learn_restored({blob.path: blob for blob in stored[-2].files})
+        before = stored[-2] if len(stored) > 1 else None
+        self._watch.learn_restored({} if before is None else {blob.path: blob for blob in before.files})
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

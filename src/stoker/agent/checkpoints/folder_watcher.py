@@ -168,10 +168,9 @@ class FolderWatch:
         """The folder as it is, if nothing moves in it. Logs that are held open are copied."""
         with self._lock:
             streams = self.history.streams()
-            moving = self.history.hot(streams) or self.history.shaken() - streams
             files, judge = dict(self.files), self._judge(streams)
             removed_s = max(self.history.removed_at.values(), default=float("-inf"))
-            if moving or self.history.looked_at - removed_s < self._settle_s:
+            if self._moving(streams) or self.history.looked_at - removed_s < self._settle_s:
                 return None
             if self._unfinished(judge):
                 return None
@@ -198,7 +197,7 @@ class FolderWatch:
             waited_s = 0.0 if self._dirty_since is None else looked_at - self._dirty_since
             if waited_s < self._busy_s:
                 return None
-            hot = self.history.hot(streams) | (self.history.shaken() - streams)
+            hot = self._moving(streams)
             closed = hot - self.history.open.keys() - self.history.died_open() - self.history.shaken()
             moving = any(looked_at - self.history.changed_at[path] < CALM_S for path in closed)
             if moving and waited_s < 2 * self._busy_s:
@@ -277,6 +276,12 @@ class FolderWatch:
     def _judge(self, logs: Collection[str]) -> UnitJudge:
         changed = [path for path in self._dirty if path not in logs]
         return UnitJudge(dict(self.files), changed, self.history, self.shapes, self._check, logs)
+
+    def _moving(self, streams: Collection[str]) -> set[str]:
+        """Files that may be half written now. A process that saves and ends is no accident if its file is whole."""
+        hot = self.history.hot(streams) | (self.history.shaken() - set(streams))
+        rest = (hot & self.history.died_open()) - self.history.changed_lately()
+        return hot - {path for path in rest if self._check(path).state == "whole"}
 
     def _unfinished(self, judge: UnitJudge) -> set[str]:
         """Units whose save lacks files that the saves before had, as long as these may still come."""

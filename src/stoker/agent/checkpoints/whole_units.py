@@ -87,7 +87,7 @@ class UnitJudge:
         return self._incomplete(unit, [path for path in self._changed if unit_of(path) == unit])
 
     def _incomplete(self, unit: str, changed: list[str]) -> Held | None:
-        missing = self._shapes.missing(unit, changed)
+        missing = self._shapes.missing(unit, [self._files[path] for path in changed])
         if missing is None:
             return None
         if not changed:
@@ -121,10 +121,13 @@ class UnitJudge:
 
     def _with_later(self, held: dict[str, Held]) -> dict[str, Held]:
         """Whatever was written after a save that is held back had begun may refer to it: it is held back with it."""
-        begun = [self._files[path].signature.modified_ns for path in self._changed if unit_of(path) in held]
+        hot = self._history.hot(self._logs) | self._history.shaken()
+        begun = [
+            self._files[path].signature.modified_ns for path in self._changed if unit_of(path) in held and path in hot
+        ]
         for path in self._changed if begun else ():
             if self._files[path].signature.modified_ns > min(begun):
-                reason = f"it was written after {held[min(held)].path}, which is not whole"
+                reason = f"it was written after {next(iter(held.values())).path}, which is not whole"
                 held.setdefault(unit_of(path), Held(unit_of(path), path, reason))
         return held
 
@@ -134,10 +137,9 @@ class UnitJudge:
         doubtful = [path for path in changed if path in hot]
         if not doubtful and not self._history.removed_lately(unit):
             return None
-        open_then = self._history.open.keys() | self._history.died_open()
-        for path in sorted(doubtful, key=lambda path: path not in open_then):
-            if not self._proven(path):
-                reason = "being written when" if path in open_then else "written just before"
+        for path in sorted(doubtful, key=lambda path: not self._history.last_seen_open(path)):
+            if not self._proven(path) and not self._history.closed_before_told(path):
+                reason = "being written when" if self._history.last_seen_open(path) else "written just before"
                 return Held(unit, path, f"it was {reason} the training ended")
         # A restarted agent cannot tell what differs from the last commit, only what was written lately.
         return self._incomplete(unit, doubtful if end.recovered else changed)
@@ -170,11 +172,12 @@ class UnitJudge:
             return True
         if check.form:
             return self._shapes.same_form(path, check.form)
-        return self._history.grew(path) and self._shapes.same_size(path, self._files[path].size)
+        grown = self._history.grew(path) and self._shapes.same_size(path, self._files[path].size)
+        return grown and not self._history.last_seen_open(path)
 
 
 def describe(held: Mapping[str, Held]) -> str:
     """One sentence for the person: which file, and why."""
-    first = held[min(held)]
+    first = next(iter(held.values()))
     more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
     return f"{first.path}{more} is not part of the checkpoint: {first.reason}"

@@ -17,7 +17,7 @@ from stoker.processes import OpenFile, expecting, has_survivor
 STREAM_S = 60.0
 STREAM_BYTES = 64 * 1024 * 1024
 # A file of such a name that is held open is a log from the start.
-_LOG_NAMES = (".log", ".out", ".txt", ".csv", ".jsonl")
+_LOG_NAMES = (".log", ".jsonl")
 _LOG_PARTS = ("tfevents",)
 # A file that was open when its writer died rests so long before it counts as whole: processes that save and end, such
 # as `cp`, do the same. By then a training that lost one of its processes has ended: torchrun gives the others 30 s.
@@ -188,11 +188,12 @@ class WriteHistory:
 
     def hot(self, streams: Collection[str]) -> set[str]:
         """Files that are open or changed a moment ago, or whose writer died with them open."""
+        open_now = self.open.keys() & self._files.keys()
+        return (open_now | self.changed_lately() | self.died_open()) - set(streams)
+
+    def changed_lately(self) -> set[str]:
         since = self._now - self._settle_s
-        found = {
-            path for path in self._files if path not in streams and (path in self.open or self.changed_at[path] > since)
-        }
-        return found | self.died_open()
+        return {path for path in self._files if self.changed_at[path] > since}
 
     def died_open(self) -> set[str]:
         return {path for path, (at, _) in self._died_open.items() if self._now - at < DIED_OPEN_S}
@@ -200,6 +201,16 @@ class WriteHistory:
     @property
     def _now(self) -> float:
         return self.looked_at if self.ended_at is None else self.ended_at
+
+    def closed_before_told(self, path: str) -> bool:
+        """Whether it was closed, by a process that was alive, when the training was told, and is as it was then."""
+        mark = self.mark
+        if mark is None or path in mark.open or path in self._died_open:
+            return False
+        return path in self._files and mark.files.get(path) == self._files[path].signature
+
+    def last_seen_open(self, path: str) -> bool:
+        return path in self.open or path in self._died_open
 
     def shaken(self) -> set[str]:
         """What the ending may have cut off: written shortly before the training was told or since, and one of its
