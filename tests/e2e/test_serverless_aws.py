@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import aws_events
 from woken_world import beat, state_of, warn
 
-SERVICES = ("cloudformation", "lambda", "events", "sns", "monitoring", "logs", "iam", "sts")
+SERVICES = ("cloudformation", "lambda", "events", "sns", "sqs", "monitoring", "logs", "iam", "sts")
 REGION = "us-east-1"
 
 
@@ -32,7 +32,7 @@ if isolated():
     from stoker import Job, client, layout, policies
     from stoker.cli import main
     from stoker.core.foreign.alarms import prefix
-    from stoker.deploying import aws, package, record, removing, stacks, template
+    from stoker.deploying import aws, monitoring, package, record, removing, stacks, template
     from stoker.deploying.template import HANDLER
     from stoker.errors import AuthDenied
     from stoker.governor.background import Governed, call_deployed
@@ -204,6 +204,14 @@ if isolated():
         kinds = {each.split()[0] for each in removing.left_over(Clients(), name, bucket, REGION)}
         assert kinds == {"rule", "function", "topic", "log"} and len(roles()) == len(before) + 2
         assert boto("events").describe_rule(Name=f"{name}-tick")["State"] == "DISABLED"
+        # It is watched, and the slow tick never rests.
+        assert boto("events").describe_rule(Name=f"{name}-net")["State"] == "ENABLED"
+        queue = boto("sqs").get_queue_url(QueueName=monitoring.queue_name(name))["QueueUrl"]
+        assert queue.endswith(monitoring.queue_name(name))
+        alarms = boto("cloudwatch").describe_alarms(AlarmNamePrefix=f"{name}-")["MetricAlarms"]
+        assert sorted(each["AlarmName"] for each in alarms) == sorted(monitoring.alarm_names(name))
+        watch = next(each for each in topics() if each.endswith(monitoring.topic_name(name)))
+        assert all(watch in each["AlarmActions"] for each in alarms)
 
         # Again changes nothing, and a region is given up by who says so.
         capsys.readouterr()

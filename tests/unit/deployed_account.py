@@ -41,6 +41,8 @@ class Account:
     # What was told to the function, and how.
     invoked: list[tuple[str, Any]] = field(default_factory=list)
     read_timeouts: list[float | None] = field(default_factory=list)
+    # Calls at once that no function of the account has reserved.
+    unreserved: int = 1000
     # What comes of a call: the error that the function ends with, if any.
     answers: Callable[[Any], dict[str, str] | None] = lambda _told: None
 
@@ -119,6 +121,12 @@ class Client:
         error = self.account.answers(told)
         found = {"Payload": io.BytesIO(json.dumps(error or {}).encode())}
         return found | ({"FunctionError": "Unhandled"} if error else {})
+
+    def _get_account_settings(self) -> Any:
+        return {"AccountLimit": {"UnreservedConcurrentExecutions": self.account.unreserved}}
+
+    def _get_function_concurrency(self, FunctionName: str) -> Any:
+        return {}
 
     def _enable_rule(self, Name: str) -> None: ...
 

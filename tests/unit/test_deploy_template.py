@@ -101,7 +101,8 @@ def test_it_may_do_what_a_governor_may_and_switch_its_own_clock() -> None:
     sids = [each["Sid"] for each in (*governor, *itself)]
     assert len(set(sids)) == len(sids)
     actions = {action for each in itself for action in each["Action"]}
-    assert actions == {"logs:CreateLogStream", "logs:PutLogEvents", "events:EnableRule", "events:DisableRule"}
+    clock = {"events:EnableRule", "events:DisableRule"}
+    assert actions == {"logs:CreateLogStream", "logs:PutLogEvents", "sqs:SendMessage", *clock}
     assert all("*" not in json.dumps(each["Resource"]) for each in itself)
     # No action by a pattern, and none that could give it more.
     everything = [

@@ -74,6 +74,13 @@ def test_a_new_job_is_launched_at_once_and_switches_the_clock_on(world: World) -
     assert world.clock.told == ["on"]
 
 
+def test_a_job_whose_wake_was_lost_is_found_by_the_slow_tick(world: World) -> None:
+    job = submit(world.store, world.folder)
+    world.waker.handle([Tick()])
+    assert attempts(world, job) == 1
+    assert world.clock.told == ["on"], "the fast tick goes on from there"
+
+
 def test_a_warning_leads_to_the_next_attempt(world: World) -> None:
     job, instance = world.training()
     warn(world.store, job)

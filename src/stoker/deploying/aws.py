@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from stoker import layout
-from stoker.deploying import forwarding, record, stacks
+from stoker.deploying import forwarding, monitoring, record, stacks
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed
 from stoker.deploying.template import TIMEOUT_S, Plan, template, tick_name
@@ -97,10 +97,17 @@ def planned(
         statements=(*_statements(store.url, notify, roles, region), *_using(keys)),
         environ=environ,
         training=training,
+        topics=_topics(notify, region),
     )
     _check_length(plan)
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
     return Deployment(plan, region, others, notify, roles, keys, forgotten)
+
+
+def _topics(notify: tuple[str, ...], region: str) -> tuple[str, ...]:
+    """The topics that the governor tells through and that its own alarms can reach: those of its region."""
+    arns = [each.removeprefix("sns:") for each in notify if each.startswith("sns:arn:")]
+    return tuple(dict.fromkeys(arn for arn in arns if arn.split(":")[3:4] == [region]))
 
 
 def _check_length(plan: Plan) -> None:
@@ -211,6 +218,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     UserError for a region that does not answer."""
     clients = Clients()
     _check_regions(clients, deployment)
+    deployment = _with_room(clients, deployment, say)
     key = layout.deployed_package(package.digest)
     before = record.read(store, CLOUD)
     wanted = Deployed(
@@ -239,6 +247,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     switch = Switch(store, Rule(tick_name(deployment.name), deployment.region, clients))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
+    say(f"{len(monitoring.alarm_names(deployment.name))} alarms watch it: {monitoring.topic_name(deployment.name)}")
     try:
         _try(clients, deployment)
     except ProviderError:
@@ -248,6 +257,31 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     record.write(store, wanted)
     store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     return wanted
+
+
+def _with_room(clients: Clients, deployment: Deployment, say: Say) -> Deployment:
+    """Reserve calls for the function only where the account has enough of them: AWS refuses the stack otherwise."""
+    try:
+        client = clients.get("lambda", deployment.region)
+        limits = calling(deployment.name, client.get_account_settings)["AccountLimit"]
+        left = int(limits["UnreservedConcurrentExecutions"])
+    except (ProviderError, KeyError, TypeError, ValueError) as error:
+        say(f"no concurrency is reserved: how much the account has is not known ({error})")
+        return replace(deployment, plan=replace(deployment.plan, concurrency=None))
+    # What this function has already is not among what is left.
+    if left >= monitoring.UNRESERVED + monitoring.CONCURRENCY or _has_reserved(clients, deployment):
+        return deployment
+    say(f"no concurrency is reserved: the account has {left} calls at once, and AWS keeps {monitoring.UNRESERVED} back")
+    return replace(deployment, plan=replace(deployment.plan, concurrency=None))
+
+
+def _has_reserved(clients: Clients, deployment: Deployment) -> bool:
+    try:
+        client = clients.get("lambda", deployment.region)
+        found = calling(deployment.name, lambda: client.get_function_concurrency(FunctionName=deployment.name))
+        return bool(found.get("ReservedConcurrentExecutions") == monitoring.CONCURRENCY)
+    except ProviderError:
+        return False
 
 
 def _check_regions(clients: Clients, deployment: Deployment) -> None:

@@ -1,8 +1,8 @@
 """The CloudFormation template of a governor on AWS. Pure: the same plan gives the same template.
 
-One Lambda function; EventBridge calls it for what happens to machines and training jobs, and once a minute while a job
-is active; CloudWatch's alarms call it through an SNS topic. What it may do is the governor's policy of `stoker iam`,
-and to switch its own clock.
+One Lambda function; EventBridge calls it for what happens to machines and training jobs, once a minute while a job is
+active, and every 15 minutes for ever, so that a lost event loses nothing; CloudWatch's alarms call it through an SNS
+topic. What it may do is the governor's policy of `stoker iam`, to switch its own clock, and to keep what it failed on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.core.foreign.alarms import prefix as alarm_prefix
+from stoker.deploying import monitoring
 from stoker.governor.serverless import events
 from stoker.governor.serverless.aws import RULE, STORE, TOPIC
 
@@ -45,6 +46,10 @@ class Plan:
     environ: Mapping[str, str] = field(default_factory=dict)
     # Also training jobs of SageMaker that others started.
     training: bool = False
+    # Calls at once; None: as many as the account has left.
+    concurrency: int | None = monitoring.CONCURRENCY
+    # ARNs of topics that are told when the governor itself is in trouble.
+    topics: tuple[str, ...] = ()
 
 
 def patterns() -> dict[str, dict[str, Any]]:
@@ -96,6 +101,16 @@ def template(plan: Plan) -> dict[str, Any]:
             "Targets": [_target()],
         },
     }
+    rules["Net"] = {
+        "Type": "AWS::Events::Rule",
+        "Properties": {
+            "Name": f"{plan.name}-net",
+            "Description": f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"[:512],
+            "ScheduleExpression": monitoring.NET,
+            "State": "ENABLED",
+            "Targets": [_target()],
+        },
+    }
     calls = {f"{kind}Calls": _permission("events.amazonaws.com", kind) for kind in rules}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -108,11 +123,14 @@ def template(plan: Plan) -> dict[str, Any]:
             **rules,
             **calls,
             **_alarms(plan),
+            **monitoring.resources(plan.name, plan.store, plan.topics),
         },
         "Outputs": {
             "Function": {"Value": {"Ref": "Function"}},
             "Tick": {"Value": {"Ref": "Tick"}},
             "Alarms": {"Value": {"Ref": "Alarms"}},
+            "Undelivered": {"Value": {"Ref": "Undelivered"}},
+            "Watch": {"Value": {"Ref": "Watch"}},
             "Role": {"Value": {"Fn::GetAtt": ["Role", "Arn"]}},
         },
     }
@@ -142,6 +160,7 @@ def _function(plan: Plan) -> dict[str, Any]:
             "MemorySize": _MEMORY_MB,
             "Timeout": TIMEOUT_S,
             "Environment": {"Variables": environ},
+            **({"ReservedConcurrentExecutions": plan.concurrency} if plan.concurrency is not None else {}),
         },
     }
 
@@ -161,6 +180,7 @@ def _role(plan: Plan) -> dict[str, Any]:
             # By its name: the rule itself names the function, which needs this role.
             "Resource": {"Fn::Sub": f"{_RULES}/{tick_name(plan.name)}"},
         },
+        monitoring.may_keep(),
     ]
     return {
         "Type": "AWS::IAM::Role",
@@ -253,7 +273,7 @@ def _logs(plan: Plan) -> dict[str, Any]:
 
 
 def _retries() -> dict[str, Any]:
-    """An event that fails because the store does not answer is tried again, but not for hours."""
+    """An event that fails because the store does not answer is tried again, but not for hours; then it is kept."""
     return {
         "Type": "AWS::Lambda::EventInvokeConfig",
         "Properties": {
@@ -261,6 +281,7 @@ def _retries() -> dict[str, Any]:
             "Qualifier": "$LATEST",
             "MaximumEventAgeInSeconds": _EVENT_AGE_S,
             "MaximumRetryAttempts": _RETRIES,
+            "DestinationConfig": {"OnFailure": {"Destination": monitoring.dead_letters()}},
         },
     }
 
@@ -286,6 +307,7 @@ def _alarms(plan: Plan) -> dict[str, Any]:
                 "TopicArn": {"Ref": "Alarms"},
                 "Protocol": "lambda",
                 "Endpoint": {"Fn::GetAtt": ["Function", "Arn"]},
+                "RedrivePolicy": {"deadLetterTargetArn": monitoring.dead_letters()},
             },
         },
         "AlarmsCall": {
@@ -313,7 +335,11 @@ def _permission(service: str, rule: str) -> dict[str, Any]:
 
 
 def _target() -> dict[str, Any]:
-    return {"Id": "governor", "Arn": {"Fn::GetAtt": ["Function", "Arn"]}}
+    return {
+        "Id": "governor",
+        "Arn": {"Fn::GetAtt": ["Function", "Arn"]},
+        "DeadLetterConfig": {"Arn": monitoring.dead_letters()},
+    }
 
 
 def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
