@@ -1,6 +1,10 @@
-"""How logs and metrics lie in the store: rows of numbered objects of which only the last one grows.
+"""How logs and metrics lie in the store: rows of numbered chunks of which only the last one grows.
 
 Agents write and clients read this format, so both sides have it from here.
+
+A chunk that has grown is written under a new name, `<n>/<size>`, and the smaller version is deleted. Readers take the
+largest. So a write that lands late, after its chunk has grown, puts back a smaller version beside the largest, and
+never in its place: what was once drained stays whole.
 
 A **log chunk** is a sequence of segments: a header line `@<unix ms> <offset> <length>` and then that many raw bytes.
 The bytes are cut anywhere, inside a line or inside a character. `offset` is where they stood in the log file on the
@@ -17,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from stoker import codec
-from stoker.errors import CodecError
+from stoker.errors import CodecError, StoreError
 from stoker.model import Usage
-from stoker.store import Store
+from stoker.store import Meta, Store
 
-# The last chunk is written anew at every flush; past this size that would cost more than another object does.
+# The last chunk is written anew at every flush. One of at least this size is final; past this size that would cost more
+# than another object does.
 SEAL_BYTES = 64 * 1024
 # What a reader must be ready to hold, and the most an agent holds in memory to send.
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
@@ -141,19 +146,19 @@ def decode_lines(data: bytes) -> Iterator[MetricLine]:
 
 
 class ChunkWriter:
-    """Appends to a row of numbered objects. One writer per row.
+    """Appends to a row of chunks, whose versions `key(n, size)` names. One writer per row.
 
     A chunk's bytes only ever grow at their end, also when a reply is lost: what was once tried is kept as it is and
-    sent again. And a chunk whose put failed is not grown afterwards, since that put may still land, later than the
-    next one, and would then take back what was added.
+    sent again, with what was added since.
     """
 
-    def __init__(self, store: Store, key: Callable[[int], str]) -> None:
+    def __init__(self, store: Store, key: Callable[[int, int], str]) -> None:
         self._store = store
         self._key = key
         self._n = 0
         self._chunk = bytearray()
-        self._doubtful = False
+        # Smaller versions of the present chunk that are, or may be, in the store.
+        self._smaller: set[str] = set()
         self.pending = False
 
     @property
@@ -162,9 +167,7 @@ class ChunkWriter:
         return MAX_CHUNK_BYTES - len(self._chunk)
 
     def add(self, data: bytes) -> None:
-        """Queue bytes for the next push. Not while some are `pending` after a failed one."""
-        if self.pending and self._doubtful:
-            raise ValueError("a chunk in doubt must be pushed before it grows")
+        """Queue bytes for the next push."""
         self._chunk += data
         self.pending = True
 
@@ -172,13 +175,46 @@ class ChunkWriter:
         """Make what was added durable. Safe to repeat; raises what the store raises, and loses nothing then."""
         if not self.pending:
             return
-        try:
-            self._store.put(self._key(self._n), bytes(self._chunk))
-        except BaseException:
-            self._doubtful = True
-            raise
+        key = self._key(self._n, len(self._chunk))
+        smaller = self._smaller - {key}
+        self._smaller = smaller | {key}
+        self._store.put(key, bytes(self._chunk))
         self.pending = False
-        if self._doubtful or len(self._chunk) >= SEAL_BYTES:
+        try:
+            self._store.delete(sorted(smaller))
+            self._smaller = {key}
+        except StoreError:
+            pass  # Readers take the largest. They are deleted with the next version, or with the job.
+        if len(self._chunk) >= SEAL_BYTES:
             self._n += 1
             self._chunk = bytearray()
-            self._doubtful = False
+            self._smaller = set()
+
+
+# ── Finding ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_VERSION = re.compile(r"([0-9]{8})/[0-9]{1,10}")
+
+
+def list_chunks(store: Store, prefix: str) -> list[tuple[int, Meta]]:
+    """The largest version of every chunk below `prefix` (`…/log/`, `…/metrics/`), in order."""
+    found: dict[int, Meta] = {}
+    for meta in store.list(prefix):
+        match = _VERSION.fullmatch(meta.key[len(prefix) :])
+        if match is not None:
+            n = int(match[1])
+            if n not in found or found[n].size < meta.size:
+                found[n] = meta
+    return sorted(found.items())
+
+
+def find_chunk(store: Store, prefix: str, n: int) -> Meta | None:
+    """The largest version of one chunk below `prefix`."""
+    return max(store.list(f"{prefix}{n:08d}/"), key=lambda meta: meta.size, default=None)
+
+
+def last_chunk(store: Store, prefix: str) -> bytes:
+    """The bytes of the last chunk below `prefix`; empty where there is none. Raises StoreError."""
+    chunks = list_chunks(store, prefix)
+    found = store.get(chunks[-1][1].key, limit=MAX_READ_BYTES) if chunks else None
+    return found.data if found is not None else b""

@@ -10,7 +10,7 @@
     policy/defaults.yaml                              the house: what job files need not say
     policy/rules/<version, 8 digits>.json             the house, create-only: the rules that every job obeys
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
-        heartbeat  notice  exit  log/<n>  metrics/<n>  evidence/<n>
+        heartbeat  notice  exit  log/<n>/<size>  metrics/<n>/<size>  evidence/<n>
     work/<job>/checkpoints/<claim>/<ordinal>-<name>[@rank].json     agents, create-only
     work/<job>/blobs/<rank>/<digest>-<upload>         that rank's agent alone, create-only; no name is used twice
     work/<job>/image                                  agents, create-only: what the container's image was
@@ -300,12 +300,13 @@ def exit_(node: str) -> str:
     return f"{node}/exit"
 
 
-def log_chunk(node: str, n: int) -> str:
-    return f"{node}/log/{number(n)}"
+def log_chunk(node: str, n: int, size: int = 0) -> str:
+    """One version of a chunk, which grows: every size has a name of its own, and the largest counts."""
+    return f"{node}/log/{number(n)}/{size}"
 
 
-def metrics_chunk(node: str, n: int) -> str:
-    return f"{node}/metrics/{number(n)}"
+def metrics_chunk(node: str, n: int, size: int = 0) -> str:
+    return f"{node}/metrics/{number(n)}/{size}"
 
 
 def evidence(node: str, n: int) -> str:

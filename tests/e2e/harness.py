@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from stoker import Job, client, facts, log
 from stoker.checkpoints import Checkpoint, list_checkpoints
-from stoker.chunks import parse_segments
+from stoker.chunks import list_chunks, parse_segments
 from stoker.cli.following import node_logs
 from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
@@ -29,7 +29,7 @@ from stoker.governor.observe import active_jobs
 from stoker.model import Heartbeat, Known
 from stoker.processes import Process
 from stoker.reading.logs import read_lines
-from stoker.reading.nodes import boots, list_chunks
+from stoker.reading.nodes import boots
 from stoker.store import Store, open_store
 from stoker.summary import Summary
 

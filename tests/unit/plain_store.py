@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +25,9 @@ class PlainStore:
         self.objects: dict[str, bytes] = {}
         self.down = False
         self.denied = False
-        # How many more times `head` answers; None is for ever.
+        # How many more times `head`, and a look for one chunk, answers; None is for ever.
         self.heads_left: int | None = None
-        # Done once, just before `head` answers about a key.
+        # Done once, just before `head` answers about a key, or a look for the chunk whose first version it would be.
         self.before_head: dict[str, Callable[[], None]] = {}
         # Replies to lose: the put happens, the caller hears nothing good; after the last one the store is down.
         self.lose_replies = 0
@@ -63,6 +64,10 @@ class PlainStore:
         return None if data is None else data[start:]
 
     def head(self, key: str) -> Meta | None:
+        self._look(key)
+        return self._meta(key) if key in self.objects else None
+
+    def _look(self, key: str) -> None:
         if self.heads_left is not None:
             self.heads_left -= 1
             if self.heads_left < 0:
@@ -70,7 +75,6 @@ class PlainStore:
                 raise StoreUnavailable("down")
         self._answer()
         self.before_head.pop(key, lambda: None)()
-        return self._meta(key) if key in self.objects else None
 
     def put(self, key: str, data: bytes) -> None:
         self._answer()
@@ -89,6 +93,8 @@ class PlainStore:
         return self.objects.setdefault(key, data) is data
 
     def list(self, prefix: str) -> Iterator[Meta]:
+        if re.search(r"/[0-9]{8}/$", prefix):
+            self._look(f"{prefix}0")
         self._answer()
         for key in sorted(self.objects):
             if key.startswith(prefix):
@@ -100,6 +106,7 @@ class PlainStore:
         return sorted({name.split("/")[0] for name in below if "/" in name})
 
     def delete(self, keys: Iterable[str]) -> None:
+        self._answer()
         for key in keys:
             self.objects.pop(key, None)
 

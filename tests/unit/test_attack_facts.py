@@ -254,10 +254,10 @@ def test_every_command_survives_an_absurd_node(store: Store, tmp_path: Path) -> 
     absurd |= {"training_since": "2026-01-01T00:00:00Z", "checkpoint_files": 10**30, "interval_s": "nan"}
     store.put(layout.heartbeat(node), json.dumps(absurd).encode())
     store.put(
-        f"{node}/metrics/00000000",
+        f"{node}/metrics/00000000/0",
         b'{"kind":[]}\n{"kind":"sample","at":1,"step":%d,"values":{"a\\u001b[2J":1}}\n' % 10**30,
     )
-    store.put(f"{node}/log/00000000", b"@1 1 9999999\nnot so long")
+    store.put(f"{node}/log/00000000/0", b"@1 1 9999999\nnot so long")
     store.put(f"{layout.checkpoints(job)}00000002/000001-x.json", b"[" * 3000)
     for command in (["ps"], ["show", job], ["explain", job], ["compare", job], ["checkpoints", job], ["logs", job]):
         result = CliRunner().invoke(cli, ["--store", store.url, *command], color=True)

@@ -104,7 +104,7 @@ def trained(store: Store, name: str, *samples: chunks.Sample) -> str:
     for seq, event in enumerate(events, start=2):
         assert log.append(store, job, seq, Record(token=log.new_token(), by="t", reason="test", event=event))
     folder = layout.node(job, 2, 0, layout.boot("i-2", 0))
-    store.put(f"{folder}/metrics/{0:08d}", b"".join(chunks.encode_line(sample) for sample in samples))
+    store.put(f"{folder}/metrics/{0:08d}/0", b"".join(chunks.encode_line(sample) for sample in samples))
     text = b"hello\nbye\n"
     store.put(layout.log_chunk(folder, 0), chunks.encode_segment(chunks.Segment(0, 0, text)))
     return job

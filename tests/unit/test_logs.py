@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from plain_store import PlainStore
 
 from stoker import layout
-from stoker.chunks import MAX_CHUNK_BYTES, ChunkWriter, Segment, encode_segment, parse_segments
+from stoker.agent.logs import durable_offset
+from stoker.chunks import (
+    MAX_CHUNK_BYTES,
+    SEAL_BYTES,
+    ChunkWriter,
+    Segment,
+    encode_segment,
+    list_chunks,
+    parse_segments,
+)
 from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.reading.cursor import NodeCursor
 from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
 
 JOB = "job-1"
@@ -85,21 +95,61 @@ def test_what_is_no_segment_is_broken(junk: bytes) -> None:
     assert parse_segments(junk).broken
 
 
-def test_a_chunk_whose_put_failed_is_repeated_and_not_grown() -> None:
+def test_every_size_of_a_chunk_has_a_name_of_its_own_and_the_smaller_go() -> None:
     store = PlainStore()
-    writer = ChunkWriter(store, str)
+    writer = ChunkWriter(store, lambda n, size: f"row/{n:08d}/{size}")
     writer.add(b"a")
     store.lose_replies = 1
     with pytest.raises(StoreUnavailable):
         writer.push()
-    with pytest.raises(ValueError, match="in doubt"):
-        writer.add(b"b")
-    writer.push()
     writer.add(b"b")
     writer.push()
+    assert store.objects == {"row/00000000/2": b"ab"}
     writer.add(b"c")
+    store.delete = lambda keys: (_ for _ in ()).throw(StoreUnavailable("down"))  # type: ignore[method-assign]
     writer.push()
-    assert store.objects == {"0": b"a", "1": b"bc"}
+    assert [key for key, _ in store.puts] == [f"row/00000000/{size}" for size in (1, 2, 3)]
+    del store.delete  # type: ignore[attr-defined]
+    writer.add(b"d")
+    writer.push()
+    assert store.objects == {"row/00000000/4": b"abcd"}, "also what could not be deleted before"
+    writer.add(b"x" * SEAL_BYTES)
+    writer.push()
+    writer.add(b"y")
+    writer.push()
+    assert [meta.key for _, meta in list_chunks(store, "row/")] == [f"row/00000000/{4 + SEAL_BYTES}", "row/00000001/1"]
+
+
+def test_a_put_that_lands_late_shortens_nothing() -> None:
+    """obstore tries again by itself: the first try may land when the chunk has long grown, and the agent is gone."""
+    path_of = folder(NODE)
+    for near in (True, False):
+        store = PlainStore(near=near)
+        writer = ChunkWriter(store, lambda n, size: layout.log_chunk(path_of, n, size))
+        offset, late = 0, {}
+        for number in range(5):
+            piece = b"line %d\n" % number
+            writer.add(encode_segment(Segment(number, offset, piece)))
+            writer.push()
+            offset += len(piece)
+            late |= store.objects
+        store.objects |= late
+        assert len(store.objects) == 5
+        assert [line.text for line in read_lines(store, JOB, [NODE])] == [f"line {n}" for n in range(5)]
+        assert [line.text for line in read_tail(store, JOB, [NODE], 2)] == ["line 3", "line 4"]
+        assert durable_offset(store, [path_of]) == offset
+
+
+def test_following_a_log_that_does_not_grow_is_one_call_for_an_object() -> None:
+    store = PlainStore(near=False)
+    put_log(store, NODE, (1, b"one\n"))
+    cursor = NodeCursor(store, JOB, NODE)
+    assert [line.text for line in cursor.lines()] == ["one"]
+    calls: list[str] = []
+    store.head = lambda key, head=store.head: calls.append(f"head {key}") or head(key)  # type: ignore[method-assign, func-returns-value, misc]
+    store.list = lambda prefix, found=store.list: calls.append(f"list {prefix}") or found(prefix)  # type: ignore[method-assign, func-returns-value, misc]
+    assert list(cursor.read()) == []
+    assert calls == [f"head {layout.log_chunk(folder(NODE), 0)}"]
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────

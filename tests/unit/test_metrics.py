@@ -15,7 +15,7 @@ from plain_store import PlainStore, wait_for
 from stoker import layout
 from stoker.agent.metrics import BURST, LONG_RUN, MAX_NAMES, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
-from stoker.chunks import Mark, Sample, UsageSample, decode_lines, encode_line
+from stoker.chunks import Mark, Sample, UsageSample, decode_lines, encode_line, last_chunk
 from stoker.model import GpuUsage, Usage
 from stoker.reading.metrics import Point, read_metrics, series_of
 from stoker.reading.nodes import NodeLog
@@ -253,7 +253,7 @@ def test_a_restarted_agent_goes_on_where_the_last_one_got_to(tmp_path: Path) -> 
     steps = [
         line.step
         for boot in range(2)
-        for line in decode_lines(store.objects[layout.metrics_chunk(folder(NODE, boot), 0)])
+        for line in decode_lines(last_chunk(store, f"{folder(NODE, boot)}/metrics/"))
         if isinstance(line, Sample)
     ]
     assert steps == [1, 2, 3]

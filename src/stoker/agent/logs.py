@@ -20,10 +20,10 @@ from stoker.agent.tail import FileTail
 from stoker.chunks import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
-    MAX_READ_BYTES,
     ChunkWriter,
     Segment,
     encode_segment,
+    last_chunk,
     parse_segments,
 )
 from stoker.saves import open_at_once
@@ -78,7 +78,7 @@ class LogPump:
         self._durable = start_offset
         self._earlier = tuple(earlier)
         self._tap = tap
-        self._writer = ChunkWriter(store, lambda n: layout.log_chunk(node, n))
+        self._writer = ChunkWriter(store, lambda n, size: layout.log_chunk(node, n, size))
         self._flush_s = NEAR_FLUSH_S if near else FAR_FLUSH_S
         self._flushed_at = -self._flush_s
         self._last_ms = 0
@@ -148,12 +148,8 @@ def durable_offset(store: Store, nodes: Sequence[str]) -> int:
     """How far into the log file the boots that wrote to these node folders got. Raises StoreError."""
     reached = 0
     for node in nodes:
-        last = ""
-        for meta in store.list(f"{node}/log/"):
-            last = meta.key
-        found = store.get(last, limit=MAX_READ_BYTES) if last else None
-        if found is not None:
-            reached = max([reached, *(segment.end for segment in parse_segments(found.data).segments)])
+        segments = parse_segments(last_chunk(store, f"{node}/log/")).segments
+        reached = max([reached, *(segment.end for segment in segments)])
     return reached
 
 

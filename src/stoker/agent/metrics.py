@@ -21,7 +21,6 @@ from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.scan import MetricScanner
 from stoker.agent.tail import FileTail
 from stoker.chunks import (
-    MAX_READ_BYTES,
     ChunkWriter,
     Mark,
     MetricLine,
@@ -29,6 +28,7 @@ from stoker.chunks import (
     UsageSample,
     decode_lines,
     encode_line,
+    last_chunk,
 )
 from stoker.model import Trend, Usage
 from stoker.store import Store
@@ -194,7 +194,7 @@ class MetricsPump:
         self._scanner = MetricScanner(regexes or {})
         # What the job names itself is not crowded out by what its script reports besides.
         self._named = frozenset(regexes or ())
-        self._writer = ChunkWriter(store, lambda n: layout.metrics_chunk(node, n))
+        self._writer = ChunkWriter(store, lambda n, size: layout.metrics_chunk(node, n, size))
         self._flush_s = NEAR_FLUSH_S if near else FAR_FLUSH_S
         self._flushed_at = -self._flush_s
         self._rest = b""
@@ -347,11 +347,7 @@ class MetricsPump:
         """Go on where the earlier boots of this machine got to. Raises StoreError, to be tried again."""
         mark, values = Mark(0), dict[str, float]()
         for node in self._earlier:
-            last = ""
-            for meta in self._store.list(f"{node}/metrics/"):
-                last = meta.key
-            found = self._store.get(last, limit=MAX_READ_BYTES) if last else None
-            for line in decode_lines(found.data) if found is not None else ():
+            for line in decode_lines(last_chunk(self._store, f"{node}/metrics/")):
                 if isinstance(line, Mark):
                     mark = line
                 elif isinstance(line, Sample):

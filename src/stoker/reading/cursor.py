@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stoker import layout
-from stoker.chunks import MAX_READ_BYTES, parse_segments
+from stoker.chunks import MAX_READ_BYTES, SEAL_BYTES, find_chunk, list_chunks, parse_segments
 from stoker.errors import StoreError
-from stoker.reading.nodes import NodeLog, boot_lines, boots, fetch_chunks, list_chunks
-from stoker.store import Store
+from stoker.reading.nodes import NodeLog, boot_lines, boots, fetch_chunks
+from stoker.store import Meta, Store
 
 UNREADABLE = "[stoker] a part of this log cannot be read"
 # A line may be as long as memory allows the reader, not the writer: beyond this it is shown in pieces.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 # An agent that is killed and starts again writes to a new folder. That is rare: looked for every so many reads.
 _LOOK_FOR_BOOTS_EVERY = 10
+# How often a chunk is looked for that grows between a list and its read.
+_TRIES = 5
 # How far `seek_tail` goes back for its lines.
 _MAX_TAIL_BYTES = 64 * 1024 * 1024
 
@@ -53,6 +55,8 @@ class NodeCursor:
         self._chunk = 0
         self._position = 0
         self._unlisted = True
+        # The version of the present chunk that was read last.
+        self._seen: Meta | None = None
         self._rest = b""
         self._broken = False
         # Where in the node's log file the next byte stood; what came before came twice.
@@ -72,7 +76,8 @@ class NodeCursor:
 
     def lines(self, *, look_closely: bool = True) -> Iterator[Line]:
         """The lines that have come since. `look_closely` also looks for new boots. Raises StoreError."""
-        if look_closely or not self._boots or self._reads % _LOOK_FOR_BOOTS_EVERY == 0:
+        closely = look_closely or not self._boots or self._reads % _LOOK_FOR_BOOTS_EVERY == 0
+        if closely:
             self._boots = boots(self._store, self._job, self.node)
         self._reads += 1
         while self._boot < len(self._boots):
@@ -81,6 +86,8 @@ class NodeCursor:
             if self._unlisted:
                 yield from self._read_listed()
             yield from self._read_boot_output()
+            if last and not closely and self._is_unchanged():
+                return
             yield from self._read_chunk()
             while self._next_exists():
                 # The writer turned to the next chunk, so this one is final, but may have grown since it was read.
@@ -123,15 +130,27 @@ class NodeCursor:
                     return
         self._boot, self._chunk, self._unlisted = 0, 0, True
 
-    def _key(self, chunk: int) -> str:
-        return layout.log_chunk(self._boots[self._boot], chunk)
+    @property
+    def _prefix(self) -> str:
+        return f"{self._boots[self._boot]}/log/"
+
+    def _is_unchanged(self) -> bool:
+        """Whether the version that was read last is there, and not final: then there is no larger one to look for.
+
+        One call for an object, where looking for another version takes two lists, which cost more. A version that
+        could not be deleted when it was replaced is found out at the next close look.
+        """
+        seen = self._seen
+        if self._store.near or seen is None or seen.size >= SEAL_BYTES or self._position < seen.size:
+            return False
+        return self._store.head(seen.key) is not None
 
     def _next_exists(self) -> bool:
-        return self._store.head(self._key(self._chunk + 1)) is not None
+        return find_chunk(self._store, self._prefix, self._chunk + 1) is not None
 
     def _read_listed(self) -> Iterator[Line]:
         """Whole chunks, as many at a time as the store gives: all but the last, which may still grow."""
-        rows = list_chunks(self._store, f"{self._boots[self._boot]}/log/")
+        rows = list_chunks(self._store, self._prefix)
         for chunk in fetch_chunks(self._store, [row for row in rows[:-1] if row[0] >= self._chunk]):
             yield from self._leave_chunk(chunk.n)
             if chunk.data is None:
@@ -147,7 +166,10 @@ class NodeCursor:
         """Of a machine that never had an agent, what it said instead: once, and only while there is no log."""
         if self._booted or self._boot or self._chunk or self._position:
             return
-        if self._store.head(self._key(0)) is not None or self._store.head(layout.heartbeat(self._boots[0])) is not None:
+        if (
+            self._store.head(layout.heartbeat(self._boots[0])) is not None
+            or find_chunk(self._store, self._prefix, 0) is not None
+        ):
             self._booted = True
             return
         found = boot_lines(self._store, self._boots[0])
@@ -161,20 +183,26 @@ class NodeCursor:
         """What has been added to the present chunk."""
         if self._broken:
             return
-        meta = self._store.head(self._key(self._chunk))
-        if meta is None or meta.size <= self._position:
-            return
-        if meta.size > MAX_READ_BYTES:
-            yield from self._break()
-            return
-        data = self._store.get_from(self._key(self._chunk), self._position)
-        if data:
-            self._position += len(data)
-            yield from self._feed(data)
+        for _ in range(_TRIES):
+            meta = find_chunk(self._store, self._prefix, self._chunk)
+            if meta is None or meta.size <= self._position:
+                self._seen = meta
+                return
+            if meta.size > MAX_READ_BYTES:
+                yield from self._break()
+                return
+            data = self._store.get_from(meta.key, self._position)
+            if data is not None:
+                self._position += len(data)
+                self._seen = meta
+                yield from self._feed(data)
+                return
+            # It has grown between the two calls, and is there under another name.
 
     def _leave_chunk(self, following: int) -> Iterator[Line]:
         torn = bool(self._rest)
         self._chunk, self._position, self._rest, self._broken = following, 0, b"", False
+        self._seen = None
         if torn:
             yield self._line(UNREADABLE.encode(), b"\n")
 

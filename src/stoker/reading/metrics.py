@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stoker.chunks import MetricLine, Sample, UsageSample, decode_lines
+from stoker.chunks import MetricLine, Sample, UsageSample, decode_lines, list_chunks
 from stoker.model import Usage
-from stoker.reading.nodes import NodeLog, boots, fetch_chunks, list_chunks
+from stoker.reading.nodes import NodeLog, boots, fetch_chunks
 from stoker.store import Store
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from stoker import layout
-from stoker.chunks import MAX_READ_BYTES
+from stoker.chunks import MAX_READ_BYTES, find_chunk
 from stoker.fold import JobState
 from stoker.store import Meta, Store
 
@@ -18,7 +17,6 @@ _AHEAD = 8
 # How a line begins that a machine said before it had an agent.
 BOOT = "[boot] "
 _MOST_BOOT_BYTES = 1024 * 1024
-_NUMBER = re.compile(r"[0-9]{8}")
 
 
 @dataclass(frozen=True, order=True)
@@ -76,16 +74,6 @@ def output_lines(output: str) -> list[str]:
     return [f"{BOOT}{line.rstrip()}" for line in output.splitlines() if line.strip()]
 
 
-def list_chunks(store: Store, prefix: str) -> list[tuple[int, Meta]]:
-    """The numbered objects below `prefix`, in order."""
-    rows = []
-    for meta in store.list(prefix):
-        name = meta.key[len(prefix) :]
-        if _NUMBER.fullmatch(name):
-            rows.append((int(name), meta))
-    return rows
-
-
 def fetch_chunks(store: Store, rows: Sequence[tuple[int, Meta]]) -> Iterator[Chunk]:
     """Get listed objects in order, several at a time from a far store. Those that are gone by now are left out."""
     if store.near or len(rows) < 3:
@@ -115,4 +103,9 @@ def _fetch(store: Store, n: int, meta: Meta) -> Chunk | None:
     if meta.size > MAX_READ_BYTES:
         return Chunk(n, None)
     data = store.get_from(meta.key, 0)
+    if data is None:
+        # It has grown since it was listed: the version that was listed is deleted then.
+        prefix = meta.key.rpartition("/")[0].rpartition("/")[0]
+        newer = find_chunk(store, f"{prefix}/", n)
+        data = store.get_from(newer.key, 0) if newer is not None and newer.size <= MAX_READ_BYTES else None
     return None if data is None else Chunk(n, data)
