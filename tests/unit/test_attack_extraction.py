@@ -25,10 +25,10 @@ from stoker.agent.programs import fetch_program, tool_name
 from stoker.agent.restore import restore_newest
 from stoker.agent.resume import FromJob, import_checkpoint
 from stoker.checkpoints import list_checkpoints, pull
-from stoker.cli.pull import _fetch
 from stoker.errors import StokerError
 from stoker.manifests import encode
 from stoker.model import BlobRef, Manifest
+from stoker.reading.outputs import OutputFile, pull_outputs
 from stoker.spec import Wheel
 from stoker.store import Meta, Store
 from stoker.stores.extraction import Extraction, Obstructed
@@ -138,8 +138,7 @@ def test_what_has_the_name_of_a_file_is_replaced_and_never_opened(
     store.put(f"{layout.outputs(JOB, 1)}{name}", b"an output")
     (target / name).unlink()
     obstacle(kind, target / name, outside)
-    with Extraction(target) as extraction:
-        _fetch(store, f"{layout.outputs(JOB, 1)}{name}", name, extraction)
+    pull_outputs(store, (OutputFile(name, f"{layout.outputs(JOB, 1)}{name}", 9, 1),), target)
     assert (target / name).read_bytes() == b"an output"
     assert outside.read_text() == "mine"
     assert [path.name for path in outside.parent.iterdir()] == [KEYS]
@@ -238,8 +237,8 @@ def test_outputs_do_not_go_through_links_of_an_earlier_pull(store: MemoryStore, 
     target = home / "work/pulled"
     (target / "up").symlink_to("../..")
     store.put(f"{layout.outputs(JOB, 1)}up/.ssh/{KEYS}", b"the attacker's")
-    with Extraction(target) as extraction:
-        _fetch(store, f"{layout.outputs(JOB, 1)}up/.ssh/{KEYS}", f"up/.ssh/{KEYS}", extraction)
+    path = f"up/.ssh/{KEYS}"
+    pull_outputs(store, (OutputFile(path, f"{layout.outputs(JOB, 1)}{path}", 14, 1),), target)
     assert (home / ".ssh" / KEYS).read_text() == "mine"
 
 
@@ -251,6 +250,22 @@ def test_a_restore_writes_below_its_folder_alone(store: MemoryStore, home: Path)
     assert restore_newest(store, JOB, folder) is not None
     assert (home / ".ssh" / KEYS).read_text() == "mine"
     assert content(folder) == {f"x/{KEYS}": b"the attacker's"}
+
+
+def test_a_restore_moves_nothing_out_of_its_folder(store: MemoryStore, home: Path) -> None:
+    """A training left links where the next restore puts what it replaces."""
+    folder = home / "work/checkpoints"
+    folder.mkdir()
+    (folder / KEYS).write_text("the attacker's")
+    (home / "work/.checkpoints.replaced").symlink_to(home / ".ssh")
+    (folder / ".tmp-replaced").symlink_to(home / ".ssh")
+    commit(store, 1, {KEYS: "saved"})
+    try:
+        restore_newest(store, JOB, folder)
+    except OSError:
+        pass  # Better none than one through a link.
+    assert (home / ".ssh" / KEYS).read_text() == "mine"
+    assert [path.name for path in (home / ".ssh").iterdir()] == [KEYS]
 
 
 def test_an_import_of_another_job_writes_below_its_scratch_alone(store: MemoryStore, home: Path) -> None:

@@ -253,18 +253,15 @@ def test_a_mount_point_is_filled(tmp_path: Path, store: Store, monkeypatch: pyte
     def inside(path: Path) -> bool:
         return Path(path).is_relative_to(folder)
 
-    def keep_to_the_mount(name: str) -> None:
-        real = getattr(Path, name)
+    real = os.rename
 
-        def rename(self: Path, target: Path) -> Path:
-            if inside(self) != inside(target):
-                raise OSError(errno.EXDEV, "another disk")
-            return real(self, target)  # type: ignore[no-any-return]
+    def rename(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        folders = [Path(f"/proc/self/fd/{handle}").readlink() for handle in (src_dir_fd, dst_dir_fd)]
+        if inside(folders[0]) != inside(folders[1]):
+            raise OSError(errno.EXDEV, "another disk")
+        real(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-        monkeypatch.setattr(Path, name, rename)
-
-    keep_to_the_mount("rename")
-    keep_to_the_mount("replace")
+    monkeypatch.setattr("stoker.stores.extraction.os.rename", rename)
     restore(store, JOB, 0, keys(store)[0], folder)
     assert (folder / "step-0" / "model").read_text() == "model 0"
     assert (folder / ".tmp-replaced" / "mine").read_text() == "precious"

@@ -65,17 +65,18 @@ class Extraction:
             self._root = -1
 
     @contextmanager
-    def parent(self, path: str, *, make: bool = True) -> Iterator[tuple[int, str]]:
+    def parent(self, path: str, *, make: bool = True, replace: bool = True) -> Iterator[tuple[int, str]]:
         """A handle of the folder that `path` lies in, and the last part of the path.
 
-        `make`: folders that are not there are made, also in the place of links. Else either raises OSError.
+        `make`: folders that are not there are made, also (`replace`) in the place of links. Without `make` either
+        raises OSError; without `replace` a link raises Obstructed.
         """
         *folders, name = inner_parts(path)
         handle = os.dup(self._root)
         try:
             for number, part in enumerate(folders):
                 if make:
-                    inner = self._enter(handle, part, "/".join(folders[: number + 1]))
+                    inner = self._enter(handle, part, "/".join(folders[: number + 1]), replace)
                 else:
                     inner = os.open(part, _FOLDER, dir_fd=handle)
                 os.close(handle)
@@ -125,6 +126,25 @@ class Extraction:
         with self.parent(path) as (handle, name):
             os.symlink(target, name, dir_fd=handle)
 
+    def move_from(self, other: Extraction, path: str) -> None:
+        """Move a file or link from another folder to the same path here, in the place of what has that name."""
+        with other.parent(path, make=False) as (there, name), self.parent(path) as (here, _):
+            try:
+                os.rename(name, name, src_dir_fd=there, dst_dir_fd=here)
+            except IsADirectoryError:
+                raise self.in_the_way(path) from None
+
+    def keep_from(self, other: Extraction, path: str, kept: str) -> bool:
+        """Move anything from another folder to the path `kept` here. False: something is there, or in the way."""
+        try:
+            with other.parent(path, make=False) as (there, name), self.parent(kept, replace=False) as (here, new):
+                if _is_there(here, new):
+                    return False
+                os.rename(name, new, src_dir_fd=there, dst_dir_fd=here)
+        except Obstructed:
+            return False
+        return True
+
     def write(self, path: str, data: bytes) -> None:
         """A small file, in the place of what has that name. Appears whole."""
         with self.staging() as staging:
@@ -147,7 +167,7 @@ class Extraction:
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self._root)
 
-    def _enter(self, handle: int, name: str, path: str) -> int:
+    def _enter(self, handle: int, name: str, path: str, replace: bool = True) -> int:
         """A handle of the folder `name` in the folder `handle`. A link of that name gives way to a real folder."""
         for _ in range(_TRIES):
             try:
@@ -158,7 +178,7 @@ class Extraction:
             except OSError as error:
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
-                if _is_link(handle, name):
+                if replace and _is_link(handle, name):
                     self._unlink(handle, name, path)
                 elif not _is_folder(handle, name):
                     raise Obstructed(
@@ -246,6 +266,14 @@ class Staging:
             return file
         os.close(file)
         raise OSError(errno.ESTALE, "another process replaced it", name)
+
+
+def _is_there(handle: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _is_link(handle: int, name: str) -> bool:

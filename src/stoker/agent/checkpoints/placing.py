@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from stoker.saves import LOCK
+from stoker.stores.extraction import Extraction
 
 # Of files in a checkpoint folder, those that are Stoker's own. They are never committed (`snapshot.IGNORED`).
 OWN = ".stoker-folder."
@@ -94,14 +95,13 @@ def place(
         _clear(folder, path, status, record, digests, aside, replaced=path in wanted)
     _drop_empty(folder, record, chosen)
     _make_way(folder, wanted, aside)
-    for path in wanted:
-        assert new is not None
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (new / path).replace(target)
-    for path, modified_ns in times.items():
-        # Scripts look for the newest folder, too.
-        os.utime(folder / path, ns=(modified_ns, modified_ns))
+    if new is not None:
+        with Extraction(new, follow=False) as source, Extraction(folder) as target:
+            for path in wanted:
+                target.move_from(source, path)
+            for path, modified_ns in times.items():
+                # Scripts look for the newest folder, too.
+                target.make_folder(path, modified_ns)
     record.restored = {path: _stamp_of((folder / path).lstat()) for path in wanted}
     record.write()
     return aside.moved
@@ -153,28 +153,20 @@ class _Aside:
         self.moved: list[str] = []
 
     def take(self, path: str) -> None:
-        source = self._of / path
         try:
-            source.rename(self._free(path))
+            self._move(path)
         except OSError:
             # The folder is a mount point: then inside it, under a name that is never committed.
             self.folder = self._of / ".tmp-replaced"
-            source.rename(self._free(path))
+            self._move(path)
         self.moved.append(path)
 
-    def _free(self, path: str) -> Path:
-        """A name that is not taken; also not by a file in place of a folder above it."""
-        number = 0
-        while True:
-            parts = PurePosixPath(path).parts if not number else (f"{number}", *PurePosixPath(path).parts)
-            target = self.folder.joinpath(*parts)
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if not os.path.lexists(target):
-                    return target
-            except (FileExistsError, NotADirectoryError):
-                pass
-            number += 1
+    def _move(self, path: str) -> None:
+        """To a name that is not taken; also not by a file or link in place of a folder above it."""
+        with Extraction(self._of) as source, Extraction(self.folder, follow=False) as kept:
+            number = 0
+            while not kept.keep_from(source, path, f"{number}/{path}" if number else path):
+                number += 1
 
 
 def _clear(
