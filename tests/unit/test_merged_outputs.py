@@ -1,0 +1,173 @@
+"""Outputs of several attempts, read as one tree; and what is asked before they are deleted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from stoker import client, layout, log
+from stoker.cli import main
+from stoker.errors import UserError
+from stoker.jobfile import Job
+from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.reading.outputs import list_outputs, pull_outputs
+from stoker.store import Store, open_store
+from stoker.testing.sim_data import SPOT_A
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STOKER_STORE", str(tmp_path / "store"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text("pass")
+    monkeypatch.chdir(tmp_path / "code")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def append(store: Store, job: str, *events: Event) -> None:
+    for event in events:
+        state = log.read(store, job)
+        assert state is not None
+        assert log.append(store, job, state.seq + 1, Record(token=log.new_token(), by="t", reason="test", event=event))
+
+
+def type_in(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.fixture
+def job(store: Store) -> str:
+    """Two attempts, claims 2 and 4."""
+    found = client.submit(Job(run="python train.py"), store=store)
+    for claim in (2, 4):
+        append(
+            store, found, Claimed(offering=SPOT_A, nodes=1), Launched(claim=claim, nodes=(NodeRef(0, f"i-{claim}"),))
+        )
+    return found
+
+
+def put(store: Store, job: str, claim: int, **files: str) -> None:
+    for name, text in files.items():
+        store.put(f"{layout.outputs(job, claim)}{name.replace('__', '/')}", text.encode())
+
+
+def pulled(store: Store, job: str, folder: Path, attempt: int | None = None) -> dict[str, str]:
+    pull_outputs(store, list_outputs(store, job, attempt), folder)
+    return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_last_attempt_that_wrote_a_file_counts(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, events1="1", last="1", deep__a="1")
+    put(store, job, 4, events2="2", last="2")
+    assert pulled(store, job, tmp_path / "all") == {"events1": "1", "events2": "2", "last": "2", "deep/a": "1"}
+    assert pulled(store, job, tmp_path / "first", 1) == {"events1": "1", "last": "1", "deep/a": "1"}
+    assert pulled(store, job, tmp_path / "second", 2) == {"events2": "2", "last": "2"}
+
+
+def test_a_folder_in_the_place_of_a_file(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, a="file", b__c="folder")
+    put(store, job, 4, a__x="folder", b="file")
+    assert pulled(store, job, tmp_path / "all") == {"a/x": "folder", "b": "file"}
+
+
+def test_the_claim_that_the_end_names_wins(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, last="the one that finished")
+    put(store, job, 4, last="never trained")
+    append(store, job, Ended(outcome="succeeded", rule="finished", claim=2))
+    assert pulled(store, job, tmp_path / "all") == {"last": "the one that finished"}
+
+
+def test_files_of_claims_that_the_log_does_not_know_are_left_out(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, mine="1")
+    put(store, job, 99999999, planted="x")
+    assert pulled(store, job, tmp_path / "all") == {"mine": "1"}
+
+
+def test_names_that_lead_elsewhere(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, link__authorized_keys="evil")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/link").symlink_to(tmp_path / "home")
+    pulled(store, job, tmp_path / "target")
+    assert not (tmp_path / "home/authorized_keys").exists()
+
+
+def test_what_there_is_not(store: Store, job: str) -> None:
+    with pytest.raises(UserError, match="has no outputs yet"):
+        list_outputs(store, job)
+    put(store, job, 2, mine="1")
+    with pytest.raises(UserError, match="has no attempt 7; it has had 2"):
+        list_outputs(store, job, 7)
+    with pytest.raises(UserError, match=f"attempt 2 of {job} has no outputs yet"):
+        list_outputs(store, job, 2)
+
+
+def test_python_pulls_them(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, mine="1")
+    assert client.pull_outputs(job, tmp_path / "here", store=store) == tmp_path / "here"
+    assert (tmp_path / "here/mine").read_text() == "1"
+
+
+# ── rm ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert capsys  # It puts other streams in place, which are to be terminals.
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+
+@pytest.fixture
+def over(store: Store) -> str:
+    """A job that ended without a machine, with something to lose."""
+    found = client.submit(Job(run="python train.py"), store=store)
+    append(store, found, Ended(outcome="stopped", rule="stop"))
+    for key in [meta.key for meta in store.list(f"{layout.ACTIVE}{found}/")]:
+        store.delete([key])
+    put(store, found, 2, model="1" * 5000)
+    return found
+
+
+@pytest.mark.parametrize("answer", [True, False])
+@pytest.mark.usefixtures("terminal")
+def test_rm_asks_on_a_terminal(
+    store: Store, over: str, answer: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, **_how: object) -> bool:
+        asked.append(text)
+        if not answer:
+            raise click.Abort
+        return True
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    assert type_in("rm", over) == (0 if answer else 130)
+    told = capsys.readouterr().err
+    assert asked == ["Delete 1 job for good?"]
+    assert f"{over}  0 checkpoints and 1 output file, 5.0 kB in all" in told
+    assert (store.head(layout.spec(over)) is None) is answer
+
+
+@pytest.mark.usefixtures("terminal")
+def test_rm_does_not_ask_whoever_agrees(store: Store, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: pytest.fail("asked"))
+    assert type_in("rm", "-y", over) == 0
+    assert store.head(layout.spec(over)) is None
+
+
+def test_rm_in_a_script_deletes_what_it_names(store: Store, over: str) -> None:
+    assert type_in("rm", over) == 0
+    assert store.head(layout.spec(over)) is None

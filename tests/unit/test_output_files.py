@@ -1,0 +1,247 @@
+"""Which files of a node are kept as outputs, and what is said about the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from checkpoint_world import JOB, memory_store, write
+
+from stoker import layout
+from stoker.agent import folders
+from stoker.agent.config import NodePaths
+from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source
+from stoker.agent.outputs import OutputSync
+from stoker.spec import Checkpoints, Environment, Spec
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> NodePaths:
+    found = NodePaths(tmp_path / "node")
+    write(found.code / "train.py", "code")
+    write(found.code / "config.json", "as packed")
+    return found
+
+
+def spec(**fields: object) -> Spec:
+    return Spec(name="job", run="python train.py", **fields)  # type: ignore[arg-type]
+
+
+def kept(paths: NodePaths, job: Spec, baseline: Baseline) -> dict[str, str]:
+    files = folders.output_files(paths, job, baseline)
+    declared = files.declared()
+    beside, _ = files.beside(declared)
+    return {path: output.source.read_text() for path, output in {**declared, **beside}.items()}
+
+
+def began(paths: NodePaths, job: Spec) -> Baseline:
+    for folder in folders.written(paths, job):
+        folder.mkdir(parents=True, exist_ok=True)
+    return Baseline.take(folders.watched(paths, job))
+
+
+def touch_later(path: Path, text: str, at: float) -> None:
+    write(path, text)
+    os.utime(path, (at, at))
+
+
+def test_without_a_word_everything_new_is_kept(paths: NodePaths) -> None:
+    job = spec()
+    baseline = began(paths, job)
+    write(paths.code / "out/ckpt.pt", "model")
+    write(paths.code / "config.json", "changed")
+    write(paths.code / "outputs/loss.csv", "1")
+    write(paths.code / "checkpoints/step-1/model", "is safe already")
+    for name in ("__pycache__/a.pyc", ".git/x", "venv/pyvenv.cfg", "venv/lib/a.py", "half.tmp"):
+        write(paths.code / name, "x")
+    assert kept(paths, job, baseline) == {"out/ckpt.pt": "model", "config.json": "changed", "loss.csv": "1"}
+
+
+def test_what_the_setup_made_is_no_result(paths: NodePaths) -> None:
+    job = spec(outputs="artifacts")
+    write(paths.code / "data/train.bin", "made by setup")
+    baseline = began(paths, job)
+    write(paths.code / "artifacts/a", "1")
+    assert kept(paths, job, baseline) == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ("artifacts", {"a", "plot.png", "runs/x", "cache/y"}),
+        (["artifacts", "*.png"], {"artifacts/a", "plot.png", "runs/x", "cache/y"}),
+        (["artifacts", "!cache"], {"artifacts/a", "plot.png", "runs/x"}),
+        (["!**", "runs"], {"runs/x"}),
+        (".", {"artifacts/a", "plot.png", "runs/x", "cache/y"}),
+        ("runs/*", {"artifacts/a", "plot.png", "runs/x", "cache/y"}),
+    ],
+)
+def test_patterns(paths: NodePaths, outputs: str | list[str], expected: set[str]) -> None:
+    job = spec(outputs=outputs if isinstance(outputs, str) else tuple(outputs))
+    baseline = began(paths, job)
+    for name in ("artifacts/a", "plot.png", "runs/x", "cache/y", "checkpoints/z"):
+        write(paths.code / name, "1")
+    assert set(kept(paths, job, baseline)) == expected
+
+
+def test_declared_files_are_synced_while_it_trains_and_others_are_not(paths: NodePaths) -> None:
+    job = spec(outputs=("*.png", "runs"))
+    files = folders.output_files(paths, job, began(paths, job))
+    for name in ("plot.png", "runs/x", "other"):
+        write(paths.code / name, "1")
+    assert set(files.declared()) == {"plot.png", "runs/x"}
+
+
+def test_an_absolute_folder_keeps_what_others_had_in_it_to_itself(paths: NodePaths, tmp_path: Path) -> None:
+    write(tmp_path / "mine/old.txt", "private")
+    job = spec(outputs=str(tmp_path / "mine"))
+    baseline = began(paths, job)
+    write(tmp_path / "mine/new.txt", "result")
+    assert kept(paths, job, baseline) == {"new.txt": "result"}
+
+
+def test_two_files_of_one_name(paths: NodePaths) -> None:
+    job = spec(outputs="artifacts")
+    baseline = began(paths, job)
+    write(paths.code / "artifacts/model.txt", "declared")
+    write(paths.code / "model.txt", "beside")
+    assert kept(paths, job, baseline) == {"model.txt": "declared", "work/model.txt": "beside"}
+
+
+def test_code_that_has_a_file_called_outputs(paths: NodePaths) -> None:
+    write(paths.code / "outputs", "a file of the code")
+    job = spec()
+    baseline = began(paths, job)
+    top = folders.output_folder(paths, job)
+    assert top.is_dir()
+    write(top / "a", "1")
+    assert kept(paths, job, baseline) == {"a": "1"}
+    assert (paths.code / "outputs").read_text() == "a file of the code"
+
+
+def test_checkpoints_beside_the_code(paths: NodePaths) -> None:
+    """A pattern's files are safe in checkpoints; the code is in neither."""
+    job = spec(checkpoints=Checkpoints(dir=("*.pt", "state.json")))
+    baseline = began(paths, job)
+    write(paths.code / "model.pt", "1")
+    write(paths.code / "state.json", "1")
+    write(paths.code / "plot.png", "1")
+    selection = folders.checkpoint_selection(paths, job, baseline)
+    assert set(selection.scan(paths.code)) == {"model.pt", "state.json"}
+    assert kept(paths, job, baseline) == {"plot.png": "1"}
+    everything = spec(checkpoints=Checkpoints(dir="."), outputs="artifacts")
+    baseline = Baseline.take([paths.code]).without([paths.code / name for name in ("model.pt", "plot.png")])
+    write(paths.code / "artifacts/result", "1")
+    selection = folders.checkpoint_selection(paths, everything, baseline)
+    assert set(selection.scan(paths.code)) == {"model.pt", "plot.png"}
+
+
+def test_files_of_a_script_for_sagemaker(paths: NodePaths) -> None:
+    job = spec(environment=Environment(contract="sagemaker"))
+    baseline = began(paths, job)
+    write(folders.artifacts(paths) / "model/weights", "1")
+    write(paths.code / "beside.txt", "2")
+    assert kept(paths, job, baseline) == {"model/weights": "1", "code/beside.txt": "2"}
+
+
+def test_over_the_bound_results_come_before_caches_and_the_newest_first(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    touch_later(work / ".cache/newest", "x" * 10, 4000.0)
+    touch_later(work / "old.pt", "x" * 10, 1000.0)
+    touch_later(work / "new.pt", "x" * 10, 2000.0)
+    touch_later(work / "small", "x", 500.0)
+    files = OutputFiles([], Source(work), most_bytes=21)
+    found, left_out = files.beside({})
+    assert set(found) == {"new.pt", "old.pt", "small"}
+    assert left_out == [LeftOut(".cache/newest", 10, "more than 2.1e-08 GB in all")]
+    found, left_out = OutputFiles([], Source(work), most_files=1).beside({})
+    assert set(found) == {"new.pt"} and len(left_out) == 3
+
+
+def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    write(work / "fine", "1")
+    write(work / "core.123", b"\x7fELF and more")
+    write(work / "core.py", "code")
+    os.mkfifo(work / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = Path.cwd()
+        os.chdir(work)
+        try:
+            listener.bind("socket")
+        finally:
+            os.chdir(here)
+    (work / "data").symlink_to("/etc")
+    (work / "latest").symlink_to("fine")
+    write(work / "env/pyvenv.cfg", "x")
+    found, left_out = OutputFiles([], Source(work)).beside({})
+    assert set(found) == {"fine", "core.py"}
+    assert {one.path: one.why for one in left_out} == {
+        "core.123": "a core dump",
+        "pipe": "not a regular file",
+        "socket": "not a regular file",
+        "data": "a link out of the folder",
+        "env": "a Python environment",
+    }
+
+
+def test_the_report_of_the_end(tmp_path: Path) -> None:
+    store = memory_store()
+    work = tmp_path / "work"
+    write(work / "a", "12")
+    write(work / "b", "3456")
+    os.mkfifo(work / "pipe")
+    sync = OutputSync(store, JOB, 1, 0, OutputFiles([], Source(work)))
+    assert sync.final(LIMIT_S)
+    report = sync.report()
+    assert (report.files, report.size, report.left_out) == (2, 6, 1)
+    assert {meta.key for meta in store.list(layout.outputs(JOB, 1))} == {
+        f"{layout.outputs(JOB, 1)}a",
+        f"{layout.outputs(JOB, 1)}b",
+    }
+
+
+def test_what_there_was_no_time_for_is_told(tmp_path: Path) -> None:
+    memory = memory_store()
+    client = memory.client()
+    client.outage(True)
+    write(tmp_path / "work/a", "12")
+    sync = OutputSync(client, JOB, 1, 0, OutputFiles([], Source(tmp_path / "work")))
+    assert not sync.final(0.3)
+    report = sync.report()
+    assert (report.files, report.left_out, report.left_out_size) == (0, 1, 2)
+    assert report.named[0].path == "a" and report.named[0].why
+
+
+def test_a_file_that_cannot_be_read_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = memory_store()
+    write(tmp_path / "out/a", "secret")
+    write(tmp_path / "out/b", "1")
+    real = Path.open
+
+    def refuse(self: Path, *arguments: object, **options: object) -> object:
+        if self.name == "a":
+            raise PermissionError(13, "Permission denied")
+        return real(self, *arguments, **options)  # type: ignore[arg-type, call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    sync = OutputSync(store, JOB, 1, 0, tmp_path / "out")
+    assert sync.final(LIMIT_S)
+    report = sync.report()
+    assert report.files == 1
+    assert [(one.path, one.why) for one in report.named] == [("a", "cannot be read (Permission denied)")]
+
+
+def test_the_baseline_is_there_for_the_next_agent(paths: NodePaths) -> None:
+    assert Baseline.read(paths.baseline) is None
+    baseline = Baseline.take([paths.code])
+    baseline.write(paths.baseline)
+    assert Baseline.read(paths.baseline) == baseline
+    paths.baseline.write_text("torn")
+    assert Baseline.read(paths.baseline) is None

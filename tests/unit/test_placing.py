@@ -1,0 +1,141 @@
+"""A restore into a folder that holds more than checkpoints: nothing of others is deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from checkpoint_world import write
+
+from stoker.agent.checkpoints.placing import FolderInUse, FolderRecord, hold_folder, make_staging, place
+
+OLD_NS = 10**18
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".stoker-folder.")
+    }
+
+
+def stored(*texts: str) -> frozenset[tuple[int, str]]:
+    return frozenset((len(text), hashlib.sha256(text.encode()).hexdigest()) for text in texts)
+
+
+class Restores:
+    """Attempts of one job, one after the other, that share a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "saves"
+        self.aside = root / ".saves.replaced"
+        self.folder.mkdir()
+
+    def restore(self, files: dict[str, str], in_store: tuple[str, ...] = ()) -> list[str]:
+        record = FolderRecord.open(self.folder / ".stoker-folder.job.json")
+        staging = make_staging(self.folder)
+        for path, text in files.items():
+            write(staging / "new" / path, text)
+        (staging / "new").mkdir(exist_ok=True)
+        moved = place(staging / "new", self.folder, record, lambda: stored(*in_store))
+        (staging / "new").rmdir() if not any((staging / "new").iterdir()) else None
+        for left in sorted(staging.rglob("*"), reverse=True):
+            left.rmdir()
+        staging.rmdir()
+        return moved
+
+    def mine(self, path: str, text: str) -> None:
+        """A file that was there before the job."""
+        write(self.folder / path, text)
+        os.utime(self.folder / path, ns=(OLD_NS, OLD_NS))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Restores:
+    return Restores(tmp_path)
+
+
+def test_files_of_people_stay_over_many_restarts(job: Restores) -> None:
+    job.mine("thesis.txt", "precious")
+    job.mine("deep/photo", "precious too")
+    for attempt in range(5):
+        job.restore({f"step-{attempt}/model": str(attempt)})
+        assert tree(job.folder) == {
+            "thesis.txt": "precious",
+            "deep/photo": "precious too",
+            f"step-{attempt}/model": str(attempt),
+        }
+    assert not job.aside.exists()
+
+
+def test_what_is_in_no_checkpoint_is_moved_and_never_deleted(job: Restores) -> None:
+    job.restore({})
+    for attempt in range(3):
+        write(job.folder / "half.pt", f"half {attempt}")
+        write(job.folder / "whole.pt", "whole")
+        moved = job.restore({"step-1": "1"}, in_store=("whole",))
+        assert moved == ["half.pt"]
+        assert tree(job.folder) == {"step-1": "1"}
+    assert sorted(tree(job.aside).values()) == ["half 0", "half 1", "half 2"]
+
+
+def test_a_file_of_people_that_a_checkpoint_replaces_is_moved(job: Restores) -> None:
+    job.mine("model.pt", "mine")
+    job.restore({"model.pt": "the job's"})
+    assert tree(job.folder) == {"model.pt": "the job's"}
+    assert tree(job.aside) == {"model.pt": "mine"}
+
+
+def test_what_a_restore_wrote_and_a_script_changed_is_moved(job: Restores) -> None:
+    job.restore({"log": "1", "model": "1"})
+    write(job.folder / "log", "1 and 2")
+    job.restore({"model": "2"})
+    assert tree(job.folder) == {"model": "2"}
+    assert tree(job.aside) == {"log": "1 and 2"}
+
+
+def test_links_are_neither_followed_nor_lost(job: Restores, tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere/file", "of others")
+    job.restore({})
+    (job.folder / "step-1").symlink_to(tmp_path / "elsewhere")
+    job.restore({"step-1/file": "restored"})
+    assert (tmp_path / "elsewhere/file").read_text() == "of others"
+    assert not (job.folder / "step-1").is_symlink()
+    assert (job.folder / "step-1/file").read_text() == "restored"
+    assert (job.aside / "step-1").is_symlink()
+
+
+def test_a_folder_in_the_place_of_a_file_and_the_other_way_round(job: Restores) -> None:
+    job.mine("a/inner", "mine")
+    job.mine("b", "mine")
+    job.restore({"a": "1", "b/inner": "2"})
+    assert tree(job.folder) == {"a": "1", "b/inner": "2"}
+    assert set(tree(job.aside)) == {"a/inner", "b"}
+
+
+def test_saves_that_are_gone_leave_no_empty_folder(job: Restores) -> None:
+    job.restore({"step-1/deep/model": "1"})
+    job.restore({"step-2/deep/model": "2"})
+    assert sorted(path.name for path in job.folder.iterdir() if path.is_dir()) == ["step-2"]
+
+
+def test_files_that_are_not_chosen_are_not_looked_at(job: Restores) -> None:
+    record = FolderRecord()
+    write(job.folder / "train.py", "code")
+    write(job.folder / "model.pt", "half")
+    moved = place(None, job.folder, record, frozenset, lambda path: path.endswith(".pt"))
+    assert moved == ["model.pt"]
+    assert tree(job.folder) == {"train.py": "code"}
+
+
+def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    first = hold_folder(tmp_path, "job-a")
+    with pytest.raises(FolderInUse, match="job-a"):
+        hold_folder(tmp_path, "job-b")
+    # The attempt before has stopped training, but may not be quite gone.
+    os.close(hold_folder(tmp_path, "job-a"))
+    os.close(first)
+    os.close(hold_folder(tmp_path, "job-b"))
