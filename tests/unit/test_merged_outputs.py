@@ -122,9 +122,7 @@ def test_python_pulls_them(store: Store, job: str, tmp_path: Path) -> None:
 # ── rm ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert capsys  # It puts other streams in place, which are to be terminals.
+def be_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
@@ -141,7 +139,6 @@ def over(store: Store) -> str:
 
 
 @pytest.mark.parametrize("answer", [True, False])
-@pytest.mark.usefixtures("terminal")
 def test_rm_asks_on_a_terminal(
     store: Store, over: str, answer: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +151,7 @@ def test_rm_asks_on_a_terminal(
         return True
 
     monkeypatch.setattr(click, "confirm", confirm)
+    be_a_terminal(monkeypatch)
     assert type_in("rm", over) == (0 if answer else 130)
     told = capsys.readouterr().err
     assert asked == ["Delete 1 job for good?"]
@@ -161,9 +159,9 @@ def test_rm_asks_on_a_terminal(
     assert (store.head(layout.spec(over)) is None) is answer
 
 
-@pytest.mark.usefixtures("terminal")
 def test_rm_does_not_ask_whoever_agrees(store: Store, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click, "confirm", lambda *_, **__: pytest.fail("asked"))
+    be_a_terminal(monkeypatch)
     assert type_in("rm", "-y", over) == 0
     assert store.head(layout.spec(over)) is None
 
