@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker import facts, layout
 from stoker.agent.activity import ActivityRecorder, Look
-from stoker.agent.beat import Beat
+from stoker.agent.beat import FAR_INTERVAL_S, Beat, is_calm
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append
@@ -39,6 +39,7 @@ HOUR_S = 3600
 # Imports and the first use of the GPU are over by then.
 _FROM, _TO = 12, 38
 GOVERNED_EVERY_S = 15
+LOOKED_EVERY_S = round(FAR_INTERVAL_S)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class LongJob:
 
     house: str = "stall: {}"
     limits: Limits = field(default_factory=Limits)
-    beat_s: int = 10
+    # Its heartbeats are rare while all is calm.
+    calm: bool = True
     now_s: int = 0
     told: list[tuple[int, Event, str]] = field(default_factory=list)
 
@@ -89,8 +91,8 @@ class LongJob:
         self.recorder = ActivityRecorder(_nobody_looks, monotonic=lambda: float(self.now_s))
         self.recorder.begin(looking=False)
         node = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
-        self.beat = Beat(self.store, node, self._refresh)
-        self.beat.change(phase="training", interval_s=float(self.beat_s), checkpoint=CheckpointRef("c1", "1"))
+        self.beat = Beat(self.store, node, self._refresh, self._is_calm, monotonic=lambda: float(self.now_s))
+        self.beat.change(phase="training", checkpoint=CheckpointRef("c1", "1"))
         self.entries = [
             Entry(1, at(0), "", Submitted(spec_digest="0" * 64, submitter="jane")),
             Entry(2, at(0), "", Claimed(offering=replace(SPOT_A, gpus=1), nodes=1)),
@@ -127,8 +129,8 @@ class LongJob:
                 self.recorder.heard(b"still syncing\n")
             if saves:
                 self.recorder.saved(self.now_s)
-            if self.now_s % self.beat_s == 0:
-                self.beat.write()
+            if self.now_s % LOOKED_EVERY_S == 0:
+                self.beat.tick()
             if self.now_s % GOVERNED_EVERY_S == 0:
                 self._govern()
         return self
@@ -139,6 +141,9 @@ class LongJob:
     def _refresh(self, beat: Heartbeat) -> Heartbeat:
         self.recorder.stepped(self.step)
         return replace(beat, step=self.step, trained_s=float(self.now_s), activity=self.recorder.fact())
+
+    def _is_calm(self, beat: Heartbeat) -> bool:
+        return self.calm and is_calm(beat, fold(JOB, self.entries), 2, 0)
 
     def _govern(self) -> None:
         state = fold(JOB, self.entries)

@@ -44,6 +44,8 @@ def is_calm(beat: Heartbeat, state: JobState | None, claim: int, rank: int) -> b
     if beat.phase != "training" or beat.trained_s < _CALM_AFTER_S or beat.activity is None:
         return False
     activity = beat.activity
+    if activity.debugged_s is not None:
+        return False  # Rules about standing still depend on it.
     quiet_s = activity.silent_s if activity.stepped_s is None else activity.stepped_s
     return quiet_s <= max(_QUIET_S, _STEP_FACTOR * activity.longest_step_s)
 

@@ -28,7 +28,7 @@ START_S = 600.0
 # For a job without any bound: as long as a job of a paid provider gets where it names none.
 UNBOUNDED_S = 86400.0
 # Codes of warnings by which a job takes its place in the queue for money, and gives it up.
-_WAITS, _LEAVES = "budget:waits", "budget:leaves"
+WAITS, LEAVES = "budget:waits", "budget:leaves"
 
 
 def micro(dollars: float) -> int:
@@ -140,7 +140,7 @@ def queued(state: JobState, spec: Spec) -> Waiting | None:
     if state.ended is not None or state.stop is not None or state.open_claims:
         return None
     codes = _codes(state)
-    if not codes or not codes[-1].startswith(_WAITS):
+    if not codes or not codes[-1].startswith(WAITS):
         return None
     amount = codes[-1].rpartition(":")[2]
     return Waiting(state.job, state.opened_at or state.submitted_at, int(amount) if amount.isdigit() else 0, spec.tags)
@@ -149,15 +149,15 @@ def queued(state: JobState, spec: Spec) -> Waiting | None:
 def waits_code(state: JobState, amount: int) -> str | None:
     """The warning by which the job takes its place, for so much; None where it has it already."""
     codes = _codes(state)
-    if codes and codes[-1].startswith(_WAITS) and int(codes[-1].rpartition(":")[2] or 0) >= amount:
+    if codes and codes[-1].startswith(WAITS) and int(codes[-1].rpartition(":")[2] or 0) >= amount:
         return None
-    return f"{_WAITS}:{_claims(state)}:{len(codes)}:{amount}"
+    return f"{WAITS}:{_claims(state)}:{len(codes)}:{amount}"
 
 
 def leaves_code(state: JobState) -> str | None:
     """The warning by which it gives its place up: it waits for something else. None where it has none."""
     codes = _codes(state)
-    return f"{_LEAVES}:{_claims(state)}:{len(codes)}" if codes and codes[-1].startswith(_WAITS) else None
+    return f"{LEAVES}:{_claims(state)}:{len(codes)}" if codes and codes[-1].startswith(WAITS) else None
 
 
 # ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,7 +166,7 @@ def leaves_code(state: JobState) -> str | None:
 def _codes(state: JobState) -> list[str]:
     """What it said about its place since its last claim, the newest last."""
     number = _claims(state)
-    return [code for code in state.warned if code.startswith((f"{_WAITS}:{number}:", f"{_LEAVES}:{number}:"))]
+    return [code for code in state.warned if code.startswith((f"{WAITS}:{number}:", f"{LEAVES}:{number}:"))]
 
 
 def _claims(state: JobState) -> int:

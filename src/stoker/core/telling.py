@@ -11,6 +11,7 @@ from datetime import datetime
 from stoker.core.budgets import Unheralded
 from stoker.core.costs import in_dollars, job_cost
 from stoker.core.governance import PREFIX, fits_tag
+from stoker.core.reservations import LEAVES
 from stoker.core.snapshot import Action, Terminate
 from stoker.core.watching import OWN
 from stoker.fold import Claim, JobState
@@ -85,6 +86,8 @@ def tell(entry: Entry, state: JobState, spec: Spec, house: House) -> Told | None
             if any(claim.successor_of == number for claim in state.claims):
                 return None  # It was told when the notice came.
             return _told("reclaimed", entry, state, spec, state.claim(number), entry.reason, rule)
+        case Warned(code=code) if code.startswith(LEAVES):
+            return None  # It waits for something else now, which it tells itself.
         case Warned(code=code):
             return _warned(code, entry, state, spec, house)
         case Ended(outcome=outcome, rule=rule, claim=last):
