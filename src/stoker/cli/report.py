@@ -109,6 +109,8 @@ def _code(summary: Summary) -> str:
 
 
 def _trained(summary: Summary) -> str:
+    if not summary.attempts:
+        return "not yet" if summary.ended_at is None else "never: it had no machine"
     parts = [duration(summary.trained_s)]
     if summary.step is not None:
         parts.append(f"to step {summary.step}")
