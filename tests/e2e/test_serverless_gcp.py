@@ -88,6 +88,16 @@ if isolated():
         assert stoker("--store", gcs_url, "deploy", "gcp", "-y") == 0, capsys.readouterr().err
         plan, store = plan_of(gcs_url), open_store(gcs_url)
         assert google.things[plan.clock]["state"] == "PAUSED"
+        # The slow clock never rests, and what cannot be delivered is kept.
+        slow = google.things[plan.net]
+        assert (slow["state"], slow["schedule"]) == ("ENABLED", "*/15 * * * *")
+        assert slow["pubsubTarget"] == google.things[plan.clock]["pubsubTarget"]
+        kept = google.things[plan.subscription]["deadLetterPolicy"]
+        assert kept["deadLetterTopic"] in google.things
+        assert google.things[f"{plan.subscription}-undelivered"]["topic"] == kept["deadLetterTopic"]
+        agent = "serviceAccount:service-123456789012@gcp-sa-pubsub.iam.gserviceaccount.com"
+        for place, role in ((plan.undelivered, "publisher"), (plan.subscription, "subscriber")):
+            assert {"role": f"roles/pubsub.{role}", "members": [agent]} in google.policies[place]["bindings"]
         function = google.things[f"{plan.place}/functions/{plan.name}"]
         assert function["serviceConfig"]["environmentVariables"]["STOKER_STORE"] == gcs_url
         pushed = google.things[f"projects/{PROJECT}/subscriptions/{plan.name}"]["pushConfig"]

@@ -34,4 +34,4 @@ def test_what_an_older_one_bound_under_another_condition_goes(google: GoogleProj
 
 def test_what_it_costs_at_rest_is_what_the_pages_say(stoker: Stoker) -> None:
     said = stoker(*DEPLOY)[2]
-    assert "At rest it costs about 10 cents a month. `stoker deploy gcp --remove` takes it away" in said
+    assert "At rest it costs about 30 cents a month. `stoker deploy gcp --remove` takes it away" in said

@@ -167,6 +167,6 @@ def tell_deployed(deployed: Any, *, as_json: bool) -> None:
         print_json(whole(deployed))
         return
     say(f"{deployed.name} governs from now on, in {deployed.region}: woken by events, and once a minute while a job is")
-    # As docs/serverless.md counts it: what is in the bucket, and Cloud Scheduler's price for a clock.
-    cost = "about 10 cents" if deployed.cloud == "gcp" else "less than a cent"
+    # As docs/serverless.md counts it: the slow tick, the alarms on AWS, and Cloud Scheduler's price for two clocks.
+    cost = "about 30 cents" if deployed.cloud == "gcp" else "about 50 cents"
     say(f"active. At rest it costs {cost} a month. `stoker deploy {deployed.cloud} --remove` takes it away")

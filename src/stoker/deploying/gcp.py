@@ -99,8 +99,20 @@ def _make(api: Api, plan: Plan, say: Say) -> None:
             say(f"{step.what}: {_settle(api, step, address)}")
             if step.what == "function":
                 address = _address(api, step)
+        elif step.optional:
+            _bind_agent(api, plan, step, say)
         else:
             say(f"{step.what}: {bind(api, step)}")
+
+
+def _bind_agent(api: Api, plan: Plan, step: Bound, say: Say) -> None:
+    """Let Pub/Sub keep what it cannot deliver. Where it may not, only that is lost: the slow clock finds every job."""
+    try:
+        number = api.get(f"/v1/projects/{plan.project}", service="cloudresourcemanager")["projectNumber"]
+        bindings = json.loads(json.dumps(step.bindings).replace(json.dumps(project.NUMBER)[1:-1], str(number)))
+        say(f"{step.what}: {bind(api, replace(step, bindings=tuple(bindings)))}")
+    except (ProviderError, KeyError, TypeError) as error:
+        say(f"{step.what}: what cannot be delivered is not kept ({error})")
 
 
 def _check_region(api: Api, plan: Plan) -> None:

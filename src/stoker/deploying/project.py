@@ -2,7 +2,8 @@
 
 One door: Cloud Scheduler's tick, agents and people publish to one topic of Pub/Sub's, whose only subscription pushes to
 the function. The function runs as an account of its own, and the push as another that may call the function and nothing
-else.
+else. A second clock ticks every 15 minutes for ever, so that a lost message loses nothing; messages that the function
+failed on until the last try are kept.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from stoker import layout
+from stoker.deploying.gcp_plan import Bound as Bound
+from stoker.deploying.gcp_plan import Made as Made
+from stoker.deploying.gcp_plan import Plan as Plan
 from stoker.deploying.package import Package
 from stoker.deploying.record import asked
 from stoker.errors import UserError
@@ -39,79 +43,13 @@ _ACTOR = "roles/iam.serviceAccountUser"
 _TICK = base64.b64encode(json.dumps({"stoker": asked(())}).encode()).decode()
 # Known once the function is there.
 ADDRESS = "(the function's address)"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that the requests are made of."""
-
-    name: str
-    project: str
-    region: str
-    store: str
-    bucket: str
-    object: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    # Where it tells, as for `stoker iam`.
-    notify: tuple[str, ...] = ()
-    # Accounts that machines may have, beside the one of `stoker iam`: addresses.
-    accounts: tuple[str, ...] = ()
-
-    @property
-    def account(self) -> str:
-        """Who the function is."""
-        return email(self.project, self.name)
-
-    @property
-    def pusher(self) -> str:
-        """Who calls it."""
-        return email(self.project, f"{self.name}-push")
-
-    @property
-    def topic(self) -> str:
-        return f"projects/{self.project}/topics/{self.name}"
-
-    @property
-    def folder(self) -> str:
-        """Of the store in its bucket."""
-        prefix = self.store.removeprefix("gs://").partition("/")[2]
-        return f"{prefix}/" if prefix else ""
-
-    @property
-    def place(self) -> str:
-        return f"projects/{self.project}/locations/{self.region}"
-
-    @property
-    def clock(self) -> str:
-        return f"{self.place}/jobs/{self.name}"
-
-
-@dataclass(frozen=True)
-class Made:
-    """A thing: how it is made, changed where it is there, looked at and removed. All of it is JSON over HTTP."""
-
-    what: str
-    make: HttpRequest
-    # Where it stands.
-    at: str
-    # How it is changed; None where there is nothing to change.
-    change: HttpRequest | None = None
-    # Making, changing and removing it are operations that take their time.
-    slow: bool = False
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Roles of members on something that is there, whoever made it. Others' bindings are left as they are."""
-
-    what: str
-    look: HttpRequest
-    put: HttpRequest
-    bindings: tuple[dict[str, Any], ...]
-    # Some APIs want the policy inside another object.
-    wrapped: bool = True
-    # On a thing that goes with the deployment.
-    own: bool = False
+# Asked when it is deployed: Pub/Sub's own account has it in its name.
+NUMBER = "(the project's number)"
+_SUBSCRIBER = "roles/pubsub.subscriber"
+# With the pauses between them, as long as messages are kept.
+_DELIVERIES = 10
+# https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.subscriptions
+_UNDELIVERED_KEPT = "604800s"
 
 
 def steps(plan: Plan) -> tuple[Made | Bound, ...]:
@@ -130,8 +68,11 @@ def steps(plan: Plan) -> tuple[Made | Bound, ...]:
         ),
         _function(plan),
         _policy_of("run", "function", f"{plan.place}/services/{plan.name}", (_binding(_INVOKER, plan.pusher),)),
+        *_keeping(plan),
         _subscription(plan),
+        _pubsub_may("subscription", plan.subscription, _SUBSCRIBER),
         _clock(plan),
+        _net(plan),
     )
 
 
@@ -246,8 +187,31 @@ def _function(plan: Plan) -> Made:
     return Made("function", make, at, change, slow=True)
 
 
+def _keeping(plan: Plan) -> tuple[Made | Bound, ...]:
+    """Where messages go that the function failed on until the last try, and where people find them."""
+    at, kept = f"/v1/{plan.undelivered}", f"/v1/{plan.subscription}-undelivered"
+    body = {
+        "topic": plan.undelivered,
+        "messageRetentionDuration": _UNDELIVERED_KEPT,
+        "expirationPolicy": {},
+        "labels": {"stoker": "governor"},
+    }
+    return (
+        Made("undelivered topic", HttpRequest("pubsub", "PUT", at, {"labels": {"stoker": "governor"}}), at),
+        _pubsub_may("topic", plan.undelivered, _PUBLISHER),
+        Made("undelivered messages", HttpRequest("pubsub", "PUT", kept, body), kept),
+    )
+
+
+def _pubsub_may(what: str, path: str, role: str) -> Bound:
+    """Pub/Sub moves undelivered messages as an account of its own:
+    https://cloud.google.com/pubsub/docs/handling-failures#grant_forwarding_permissions"""
+    agent = f"service-{NUMBER}@gcp-sa-pubsub.iam.gserviceaccount.com"
+    return replace(_policy_of("pubsub", what, path, (_binding(role, agent),)), optional=True)
+
+
 def _subscription(plan: Plan) -> Made:
-    at = f"/v1/projects/{plan.project}/subscriptions/{plan.name}"
+    at = f"/v1/{plan.subscription}"
     body = {
         "topic": plan.topic,
         "pushConfig": {
@@ -257,18 +221,20 @@ def _subscription(plan: Plan) -> Made:
         "ackDeadlineSeconds": _TIMEOUT_S,
         "messageRetentionDuration": _KEPT,
         "retryPolicy": {"minimumBackoff": "10s", "maximumBackoff": "60s"},
+        "deadLetterPolicy": {"deadLetterTopic": plan.undelivered, "maxDeliveryAttempts": _DELIVERIES},
         # Never: a store may rest for months.
         "expirationPolicy": {},
         "labels": {"stoker": "governor"},
     }
-    changed = {key: value for key, value in body.items() if key in ("pushConfig", "ackDeadlineSeconds", "retryPolicy")}
+    changing = ("pushConfig", "ackDeadlineSeconds", "retryPolicy", "deadLetterPolicy")
+    changed = {key: value for key, value in body.items() if key in changing}
     change = HttpRequest(
         "pubsub",
         "PATCH",
         at,
         {
             "subscription": {"name": at.removeprefix("/v1/"), **changed},
-            "updateMask": "pushConfig,ackDeadlineSeconds,retryPolicy",
+            "updateMask": ",".join(changing),
         },
     )
     return Made("subscription", HttpRequest("pubsub", "PUT", at, body), at, change)
@@ -284,6 +250,18 @@ def _clock(plan: Plan) -> Made:
         "pubsubTarget": {"topicName": plan.topic, "data": _TICK},
     }
     return Made("clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.clock}")
+
+
+def _net(plan: Plan) -> Made:
+    """The slow tick, which nothing pauses."""
+    body = {
+        "name": plan.net,
+        "description": f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"[:500],
+        "schedule": "*/15 * * * *",
+        "timeZone": "Etc/UTC",
+        "pubsubTarget": {"topicName": plan.topic, "data": _TICK},
+    }
+    return Made("slow clock", HttpRequest("cloudscheduler", "POST", f"/v1/{plan.place}/jobs", body), f"/v1/{plan.net}")
 
 
 def planned(
@@ -317,7 +295,7 @@ def planned(
 
 def regional(plan: Plan) -> tuple[Made, ...]:
     """What of it is in its region; all else is the project's."""
-    return _clock(plan), _function(plan)
+    return _clock(plan), _net(plan), _function(plan)
 
 
 def on_others(plan: Plan) -> tuple[Bound, ...]:

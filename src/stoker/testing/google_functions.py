@@ -188,6 +188,7 @@ def google_project(project: str) -> Iterator[GoogleProject]:
         made.things[f"projects/{project}/roles/{role}"] = {"name": role, **roles.get(role, {})}
     node = f"projects/{project}/serviceAccounts/stoker-node@{project}.iam.gserviceaccount.com"
     made.things[node] = {"name": node}
+    made.things[f"projects/{project}"] = {"projectId": project, "projectNumber": "123456789012"}
 
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(made, service)) for service in _VERSIONS]
     for service, server in zip(_VERSIONS, servers, strict=True):
