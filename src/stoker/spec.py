@@ -390,6 +390,11 @@ class Spec:
     # command line gets what the person wrote. Not a field of the job file: the parser fills it in.
     params_written: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def written_tags(self) -> dict[str, str]:
+        """The tags that a person wrote: what clouds are told. An identity seldom fits into their tags."""
+        return {name: value for name, value in self.tags.items() if name != SUBMITTER}
+
 
 def master_port(spec: Spec) -> int:
     """The port for the rendezvous where each node has an address of its own: `env.MASTER_PORT`, else the usual one."""

@@ -14,9 +14,11 @@ import pytest
 
 from stoker import client, index, log
 from stoker.errors import SpecError, UserError
-from stoker.jobfile import Job
+from stoker.jobfile import Job, document
 from stoker.policies import write as write_policy
-from stoker.spec import SUBMITTER
+from stoker.providers.gce import labels
+from stoker.providers.gce.request import check as check_gce
+from stoker.spec import SUBMITTER, Resources, Spec
 from stoker.store import Store, open_store
 from stoker.submit.identity import local_user, normalised, submitter_of
 
@@ -198,3 +200,16 @@ def test_a_doubt_is_told_where_rules_name_submitters(
     with client.prepare_any(job(), store) as prepared:
         (told,) = [text for text in prepared.told if "submitter" in text]
     assert told == f"AWS did not tell who submits (HTTP 503); rules see {local_user()} as the submitter"
+
+
+def test_clouds_are_not_told_of_it_as_a_tag() -> None:
+    """An account's address is longer than a label of Compute Engine may be."""
+    account = "trainer-of-large-models@a-project-with-a-long-name.iam.gserviceaccount.com"
+    resources = Resources(provider="gce", machine="n2-standard-4", region="us-central1")
+    spec = Spec(name="x", run="true", resources=resources, tags={"team": "nlp", SUBMITTER: account})
+    assert spec.written_tags == {"team": "nlp"}
+    with pytest.raises(UserError, match="as a label"):
+        labels.check(spec.tags)
+    labels.check(spec.written_tags)
+    check_gce(spec)
+    assert document(spec)["tags"] == {"team": "nlp"}

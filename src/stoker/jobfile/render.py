@@ -8,13 +8,12 @@ from typing import Any
 from stoker.jobfile import forms
 from stoker.jobfile.document import Layer, Node, layer_of
 from stoker.jobfile.fields import Field, fields_of
-from stoker.spec import SUBMITTER, Input, Spec
+from stoker.spec import Input, Spec
 
 
 def document(spec: Spec) -> dict[str, Any]:
     """The job file that says this and no more: fields that are as they would be by themselves are left out."""
-    written = {name: value for name, value in spec.tags.items() if name != SUBMITTER}
-    return _section(dataclasses.replace(spec, tags=written))
+    return _section(dataclasses.replace(spec, tags=spec.written_tags))
 
 
 def spec_layer(spec: Spec, source: str) -> Layer:

@@ -58,7 +58,7 @@ class _Unknown(Exception):
 def identified(spec: Spec, store: Store, *, offline: bool = False) -> tuple[Spec, tuple[str, ...]]:
     """The spec with its submitter, and what a person should be told of it. `offline`: no cloud is asked."""
     if offline and not store.near:
-        return replace(spec, tags={name: value for name, value in spec.tags.items() if name != SUBMITTER}), ()
+        return replace(spec, tags=spec.written_tags), ()
     found = submitter_of(store.url)
     told = (f"{found.doubt}; rules see {found.name} as the submitter",) if found.doubt else ()
     return replace(spec, tags={**spec.tags, SUBMITTER: found.name}), told

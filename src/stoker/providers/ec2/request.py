@@ -65,7 +65,7 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 
 def check(spec: Spec) -> None:
     """Raise UserError for what EC2 would refuse, or what would take a machine out of Stoker's hands."""
-    tags.check(spec.tags)
+    tags.check(spec.written_tags)
     if spec.resources.region:
         places.check(spec.resources.region, spec.resources.zones)
     if spec.resources.image:

@@ -39,7 +39,7 @@ def of_order(order: LaunchOrder, rank: int | None) -> dict[str, str]:
         CLAIM: str(order.claim),
         STORE: store_tag(order.store),
         SUBMITTER: _fitting(order.submitter),
-        **order.spec.tags,
+        **order.spec.written_tags,
     }
 
 

@@ -72,7 +72,7 @@ def of_order(order: LaunchOrder) -> dict[str, str]:
         CLAIM: str(order.claim),
         STORE: store_label(order.store),
         SUBMITTER: _fitting(order.submitter),
-        **{encode_key(key): encode(value) for key, value in order.spec.tags.items()},
+        **{encode_key(key): encode(value) for key, value in order.spec.written_tags.items()},
     }
 
 

@@ -102,7 +102,7 @@ class GceProvider:
 
     def remarks(self, spec: Spec) -> tuple[str, ...]:
         """What is done otherwise than somebody may think, a line each."""
-        return (*labels.remarks(spec.tags), *reservations.remarks(spec.resources))
+        return (*labels.remarks(spec.written_tags), *reservations.remarks(spec.resources))
 
     def offerings(self, resources: Resources) -> tuple[Offering, ...]:
         """Machine types × zones × spot or standard, best first. Offline, from the project's own tables."""

@@ -70,7 +70,7 @@ def find_image(order: LaunchOrder) -> images.Image:
 
 def check(spec: Spec) -> None:
     """Raise UserError for what Compute Engine would refuse, or what would take a machine out of Stoker's hands."""
-    labels.check(spec.tags)
+    labels.check(spec.written_tags)
     resources = spec.resources
     if resources.region:
         places.check_region(resources.region.rpartition("/")[2], resources.zones)

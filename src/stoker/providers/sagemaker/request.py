@@ -72,7 +72,7 @@ def build(order: LaunchOrder) -> tuple[Request, ...]:
 
 def check(spec: Spec) -> None:
     """Raise UserError for what SageMaker would refuse, or what would take a training job out of Stoker's hands."""
-    tags.check(spec.tags)
+    tags.check(spec.written_tags)
     if spec.resources.region:
         places.check(spec.resources.region)
     group = spec.logs.cloudwatch

@@ -26,7 +26,7 @@ def of_order(order: LaunchOrder) -> dict[str, str]:
         CLAIM: str(order.claim),
         STORE: store_tag(order.store),
         SUBMITTER: _FORBIDDEN.sub("_", order.submitter)[:_VALUE_LENGTH],
-        **order.spec.tags,
+        **order.spec.written_tags,
     }
 
 
