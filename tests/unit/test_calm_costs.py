@@ -22,6 +22,7 @@ from stoker.model import Activity, CheckpointRef, Claimed, Heartbeat, Launched, 
 from stoker.providers.ec2.capabilities import CAPABILITIES as EC2
 from stoker.providers.gce.capabilities import CAPABILITIES as GCE
 from stoker.providers.sagemaker.capabilities import CAPABILITIES as SAGEMAKER
+from stoker.reading.jobs import list_jobs
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
@@ -238,3 +239,13 @@ def test_governors_of_a_single_pass_do_not_rewrite_what_others_wrote() -> None:
     world = Fleetful(50)
     world.tick(world.governor())
     assert world.tick(world.governor()) == 0
+
+
+@pytest.mark.parametrize(("count", "fresh"), [(20, True), (21, False)])
+def test_ps_reads_the_heartbeats_of_few_jobs_whose_records_are_old(count: int, fresh: bool) -> None:
+    world = Fleetful(count)
+    governor = world.governor()
+    world.tick(governor)
+    world.tick(governor)
+    summaries = list_jobs(world.store).summaries
+    assert {each.step for each in summaries} == ({120} if fresh else {60})

@@ -1,7 +1,7 @@
 """Keep `index/` up to date: write a job's record when it tells something that lists show, and rarely otherwise.
 
 On a bucket each write costs as much as a dozen reads, and most passes find nothing but new heartbeats. So the step and
-the metrics of a record may be some minutes old, which it tells; `ps` reads the heartbeats of running jobs itself.
+the metrics of a record may be some minutes old, which it tells; of a few running jobs `ps` reads the heartbeats itself.
 """
 
 from __future__ import annotations

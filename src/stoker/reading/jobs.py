@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from stoker import index, layout, log
+from stoker import facts, index, layout, log
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import name_of
-from stoker.model import Phase
+from stoker.model import Known, Phase
 from stoker.parallel import run_all
 from stoker.store import Meta, Store
 from stoker.summary import Summary, summarize
 
 # Reads under way at once, where each takes a while.
 _READERS = 32
+# Records of running jobs that are older, of so many jobs at most, are made new from the nodes' own heartbeats.
+_OLD = timedelta(seconds=60)
+_MOST_HEARD = 20
 # Ended jobs that are read at once while some are looked for.
 _PORTION = 256
 
@@ -85,7 +88,7 @@ def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> 
         unread.update((job, each) for job, each in zip(jobs, found, strict=True) if isinstance(each, str))
         return [each for each in found if isinstance(each, Summary) and wanted.fits(each)]
 
-    summaries, fitting = read(sorted(filter(wanted.may_fit, active))), 0
+    summaries, fitting = _with_heartbeats(store, read(sorted(filter(wanted.may_fit, active)))), 0
     # In portions: how many of them are wanted shows only when they are read.
     portion = len(over) if recent is None else recent if wanted == ALL else max(recent, _PORTION)
     while over and (recent is None or fitting < recent):
@@ -95,6 +98,37 @@ def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> 
         over = over[portion:] if wanted != ALL else []
     newest_first = sorted(summaries, key=lambda summary: summary.submitted_at, reverse=True)
     return Listed(frozenset(active), tuple(newest_first), unread)
+
+
+def _with_heartbeats(store: Store, summaries: list[Summary]) -> list[Summary]:
+    """The same, with what the nodes of running jobs said since their record was written. On a bucket records are
+    refreshed rarely; of few jobs the heartbeats are read instead, of many each tells how old it is."""
+    now = datetime.now(timezone.utc)
+    old = [each for each in summaries if each.heard_at is not None and now - each.heard_at > _OLD]
+    running = [each for each in old if each.ended_at is None and each.attempts and each.attempts[-1].outcome is None]
+    if store.near or not running or len(running) > _MOST_HEARD:
+        return summaries
+    fresh = run_all([lambda each=each: _heard(store, each) for each in running], _READERS)  # type: ignore[misc]
+    by_id = {each.id: each for each in fresh}
+    return [by_id.get(each.id, each) for each in summaries]
+
+
+def _heard(store: Store, summary: Summary) -> Summary:
+    attempt = summary.attempts[-1]
+    told = [facts.read_node(store, summary.id, attempt.claim, node.rank, node.instance) for node in attempt.nodes]
+    beats = [fact.heartbeat.value for fact in told if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
+    heard_at = max((beat.modified for beat in beats), default=None)
+    if heard_at is None or (summary.heard_at is not None and heard_at <= summary.heard_at):
+        return summary
+    trained_s = max(beat.value.trained_s for beat in beats)
+    steps = [beat.value.step for beat in beats if beat.value.step is not None]
+    return replace(
+        summary,
+        heard_at=heard_at,
+        step=max([*steps, *([summary.step] if summary.step is not None else [])], default=None),
+        trained_s=summary.trained_s + max(0.0, trained_s - attempt.trained_s),
+        metrics={**summary.metrics, **beats[0].value.metrics},
+    )
 
 
 def _read_all(store: Store, jobs: Sequence[tuple[str, Meta | None]]) -> list[Summary | str | None]:
