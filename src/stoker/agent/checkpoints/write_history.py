@@ -196,7 +196,9 @@ class WriteHistory:
         return {path for path in self._files if self.changed_at[path] > since}
 
     def died_open(self) -> set[str]:
-        return {path for path, (at, _) in self._died_open.items() if self._now - at < DIED_OPEN_S}
+        """Files of the folder whose writers died with them open, not long ago."""
+        recent = {path for path, (at, _) in self._died_open.items() if self._now - at < DIED_OPEN_S}
+        return recent & self._files.keys()
 
     @property
     def _now(self) -> float:

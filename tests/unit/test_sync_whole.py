@@ -1,0 +1,198 @@
+"""A unit of the checkpoint folder is committed whole, or stays as it was: rules that need no real process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from checkpoint_world import JOB, World, age, checkpoints, restored_content, write
+
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.checkpoints import list_checkpoints
+from stoker.store import Store
+from stoker.testing.memory import MemoryStore
+
+LIMIT_S = 60.0
+DIED = TrainingEnd("died")
+
+# Fixtures that all tests of checkpoints share.
+store, memory, world = checkpoint_world.store, checkpoint_world.memory, checkpoint_world.world
+
+
+def write_json(world: World, path: str, step: int, *, at_s: float | None = None) -> None:
+    write(world.folder / path, json.dumps({"step": step}))
+    if at_s is not None:
+        os.utime(world.folder / path, (at_s, at_s))
+
+
+def steps(store: Store, back: Path) -> dict[str, int]:
+    return {path: json.loads(data)["step"] for path, data in restored_content(store, back).items()}
+
+
+def test_a_file_that_fails_its_check_holds_its_unit_back(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_json(world, "model.json", 1)
+    write_json(world, "step-1/state.json", 1)
+    world.settle()
+    write(world.folder / "model.json", '{"step": 2')
+    write_json(world, "step-2/state.json", 2)
+    with caplog.at_level(logging.WARNING):
+        world.settle()
+        world.settle()
+    assert steps(world.store, tmp_path / "back") == {"model.json": 1, "step-1/state.json": 1, "step-2/state.json": 2}
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "model.json is not part of the checkpoint: its JSON is cut off"
+    assert world.sync.status().held_back == told
+    write_json(world, "model.json", 3)
+    world.settle()
+    assert steps(world.store, tmp_path / "again")["model.json"] == 3
+    assert world.sync.status().held_back is None
+
+
+def test_a_broken_file_alone_makes_no_checkpoint(world: World) -> None:
+    write(world.folder / "model.json", '{"step": 1')
+    world.settle()
+    world.sync.final(LIMIT_S)
+    assert checkpoints(world.store) == []
+
+
+def test_two_saves_since_the_last_commit_are_not_mixed(world: World, tmp_path: Path) -> None:
+    """Every file differs from the last commit, and yet they are of two saves."""
+    now_s = time.time()
+    for n, (model, optimizer) in enumerate([(1, 1), (2, 2), (3, 2)]):
+        write_json(world, "model.json", model, at_s=now_s + 2 * n)
+        write_json(world, "optimizer.json", optimizer, at_s=now_s + (2 * n + 1 if n < 2 else 3))
+        if n == 0:
+            world.settle()
+        world.tick()
+    world.alive = False
+    world.sync.final(LIMIT_S, DIED)
+    assert steps(world.store, tmp_path / "back") == {"model.json": 1, "optimizer.json": 1}
+
+
+def test_a_save_with_fewer_files_than_before_is_waited_for_but_not_for_ever(world: World, tmp_path: Path) -> None:
+    write_json(world, "model.json", 1)
+    write_json(world, "config.json", 1)
+    world.settle()
+    write_json(world, "model.json", 2)
+    world.tick(rounds=40)
+    assert len(checkpoints(world.store)) == 1
+    world.tick(rounds=40)
+    assert steps(world.store, tmp_path / "back") == {"model.json": 2, "config.json": 1}
+    # Now it is known that a save writes one file.
+    write_json(world, "model.json", 3)
+    world.tick(rounds=10)
+    assert len(checkpoints(world.store)) == 3
+
+
+def test_what_a_save_consists_of_is_known_after_a_restart(tmp_path: Path, store: Store) -> None:
+    first = World(tmp_path, store).begin()
+    for step in (1, 2, 3):
+        write_json(first, f"step-{step}.json", step)
+        first.settle()
+    second = World(tmp_path, store, claim=2).restore_newest().begin()
+    write_json(second, "step-4.json", 4)
+    second.tick(rounds=10)
+    assert len(checkpoints(store)[-1].manifests[0].files) == 4
+
+
+def test_links_do_not_lead_to_what_is_held_back(world: World, tmp_path: Path) -> None:
+    write_json(world, "step-1/state.json", 1)
+    (world.folder / "latest").symlink_to("step-1")
+    world.settle()
+    write(world.folder / "step-2/state.json", '{"step"')
+    age(world.folder / "step-2", 1.0)
+    world.tick()
+    (world.folder / "latest").unlink()
+    (world.folder / "latest").symlink_to("step-2")
+    world.sync.final(LIMIT_S, DIED)
+    back = tmp_path / "back"
+    restored_content(world.store, back)
+    assert (back / "latest").readlink() == Path("step-1")
+
+
+def test_a_removed_save_stays_while_another_is_held_back(world: World, tmp_path: Path) -> None:
+    """What is held back may name it."""
+    write_json(world, "step-1/state.json", 1)
+    write(world.folder / "latest.json", '{"step": 1}')
+    world.settle()
+    (world.folder / "step-1/state.json").unlink()
+    (world.folder / "step-1").rmdir()
+    write_json(world, "step-2/state.json", 2)
+    write(world.folder / "latest.json", '{"st')
+    world.settle()
+    back = restored_content(world.store, tmp_path / "back")
+    assert back["latest.json"] == b'{"step": 1}' and "step-1/state.json" in back
+
+
+# ── Several ranks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ranks_that_saved(tmp_path: Path, store: Store) -> list[World]:
+    ranks: list[World] = []
+    for rank in range(2):
+        world = World(tmp_path, store, rank=rank, nodes=2, peers=lambda: (0, 1), lead_finished=lambda: True)
+        ranks.append(world.begin())
+        write_json(world, f"shard-{rank}.json", 1)
+    for _ in range(80):
+        for world in ranks:
+            world.tick()
+    assert len(checkpoints(store)) == 1
+    for world in ranks:
+        write_json(world, f"shard-{world.rank}.json", 2)
+        write_json(world, f"side-{world.rank}/state.json", 2)
+    return ranks
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_a_rank_with_a_torn_shard_joins_no_save(tmp_path: Path, store: Store, torn: int) -> None:
+    """Its older shard beside the newer one of another rank would be one checkpoint of two saves."""
+    ranks = ranks_that_saved(tmp_path, store)
+    write(ranks[torn].folder / f"shard-{torn}.json", '{"step"')
+    for world in ranks:
+        world.sync.final(LIMIT_S)
+    complete = [one for one in list_checkpoints(store, JOB) if one.complete]
+    assert len(complete) == 1
+    assert restored_content(store, tmp_path / "back", complete[0].key)["shard-0.json"] == b'{"step": 1}'
+
+
+# ── A restarted agent ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def recovered(world: World) -> World:
+    world.options |= {"monotonic": time.monotonic, "recovering": True, "settle_s": 2.0}
+    world.restored = None
+    world.sync = world.make()
+    return world
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_restarted_agent_rescues_what_is_shown_to_be_whole(tmp_path: Path, memory: MemoryStore, whole: bool) -> None:
+    world = World(tmp_path, memory).begin()
+    for name in ("model", "optimizer"):
+        write_json(world, f"step-1/{name}.json", 1)
+    world.settle()
+    age(world.folder, 60)
+    write_json(world, "step-2/model.json", 2)
+    if whole:
+        write_json(world, "step-2/optimizer.json", 2)
+    recovered(world).sync.final(LIMIT_S)
+    units = {path.partition("/")[0] for path in restored_content(memory, tmp_path / "back")}
+    assert units == ({"step-1", "step-2"} if whole else {"step-1"})
+
+
+def test_a_restarted_agent_does_not_mix_two_saves(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory).begin()
+    for name in ("model", "optimizer"):
+        write_json(world, f"{name}.json", 1)
+    world.settle()
+    age(world.folder, 60)
+    write_json(world, "model.json", 2)
+    recovered(world).sync.final(LIMIT_S)
+    assert steps(memory, tmp_path / "back") == {"model.json": 1, "optimizer.json": 1}
