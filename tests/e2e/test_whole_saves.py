@@ -206,7 +206,13 @@ sys.exit(0)
 
 def test_a_disk_that_is_full_in_the_last_save(world: TrainingWorld) -> None:
     """The writer gives up with an error, and closes what it has of its file."""
-    save = 'slow(C / "model.bin", b"x" * 4000, 10); raise OSError(28, "No space left on device")'
+    save = """
+try:
+    slow(C / "model.bin", b"x" * 4000, 10)
+    raise OSError(28, "No space left on device")
+finally:
+    time.sleep(0.5)
+"""
     begin(world, SAVES_WHEN_TOLD.format(save=save, code=0), first=False)
     world.said("ready")
     ended = world.tell()

@@ -185,7 +185,7 @@ class CheckpointSync:
         # When the training has to be over: from the notice on.
         self._pressed_until: float | None = None
         self._closing = False
-        self._end = TrainingEnd("died", recovered=True) if recovering else TrainingEnd()
+        self._end = TrainingEnd("died") if recovering else TrainingEnd()
         self._open_at_kill: frozenset[str] = frozenset()
         self._thread: threading.Thread | None = None
 

@@ -33,8 +33,6 @@ class TrainingEnd:
     alone: bool = False
     succeeded: bool = False
     failed: bool = False
-    # Judged by another agent than the one that watched it.
-    recovered: bool = False
 
     def exited(self, mark: Mark, path: str) -> bool:
         """Whether the writer of a file is known to have ended by itself, closing it on its way."""
@@ -108,7 +106,7 @@ class UnitJudge:
         if end.how != "finished":
             mark = self._history.mark
             for unit in sorted(self._touched() - held.keys()):
-                found = self._left(unit, mark, end) if end.how == "left" and mark else self._died(unit, end)
+                found = self._left(unit, mark, end) if end.how == "left" and mark else self._died(unit)
                 if found is not None:
                     held[unit] = found
         return self._with_later(held)
@@ -131,7 +129,7 @@ class UnitJudge:
                 held.setdefault(unit_of(path), Held(unit_of(path), path, reason))
         return held
 
-    def _died(self, unit: str, end: TrainingEnd) -> Held | None:
+    def _died(self, unit: str) -> Held | None:
         hot = self._history.hot(self._logs) | self._history.shaken()
         changed = [path for path in self._changed if unit_of(path) == unit]
         doubtful = [path for path in changed if path in hot]
@@ -141,15 +139,14 @@ class UnitJudge:
             if not self._proven(path) and not self._history.closed_before_told(path):
                 reason = "being written when" if self._history.last_seen_open(path) else "written just before"
                 return Held(unit, path, f"it was {reason} the training ended")
-        # A restarted agent cannot tell what differs from the last commit, only what was written lately.
-        return self._incomplete(unit, doubtful if end.recovered else changed)
+        return self._incomplete(unit, changed)
 
     def _left(self, unit: str, mark: Mark, end: TrainingEnd) -> Held | None:
         """The training was told, and went by itself: a save that began after that ran to its end."""
         changed = [path for path in self._changed if unit_of(path) == unit]
         begun = {path for path in changed if mark.begun_since(path, self._files[path].signature)}
         if any(not mark.by_survivor(path) for path in begun) or (not begun and not mark.survives):
-            return self._died(unit, end)
+            return self._died(unit)
         died_open = self._history.died_open()
         for path in changed:
             cut_off = path in mark.open if path not in begun else path in died_open and not end.exited(mark, path)
