@@ -76,6 +76,17 @@ def test_two_saves_since_the_last_commit_are_not_mixed(world: World, tmp_path: P
     assert steps(world.store, tmp_path / "back") == {"model.json": 1, "optimizer.json": 1}
 
 
+def test_a_program_that_fails_between_two_files_and_takes_long_to_end(world: World, tmp_path: Path) -> None:
+    """The folder has settled by then; what is missing will never come."""
+    for step, names in ((1, ("a", "b", "c")), (2, ("a", "b"))):
+        for name in names:
+            write_json(world, f"step-{step}/{name}.json", step)
+        world.tick(rounds=20)
+    world.alive = False
+    world.sync.final(LIMIT_S, DIED)
+    assert set(steps(world.store, tmp_path / "back").values()) == {1}
+
+
 def test_a_save_with_fewer_files_than_before_is_waited_for_but_not_for_ever(world: World, tmp_path: Path) -> None:
     write_json(world, "model.json", 1)
     write_json(world, "config.json", 1)
@@ -100,6 +111,21 @@ def test_what_a_save_consists_of_is_known_after_a_restart(tmp_path: Path, store:
     write_json(second, "step-4.json", 4)
     second.tick(rounds=10)
     assert len(checkpoints(store)[-1].manifests[0].files) == 4
+
+
+def test_which_file_a_save_writes_last_is_known_after_a_restart(tmp_path: Path, store: Store) -> None:
+    now_s = time.time()
+    names = ("z.json", "y.json", "x.json", "w.json")
+    first = World(tmp_path, store).begin()
+    for n, name in enumerate(names):
+        write_json(first, f"step-1/{name}", 1, at_s=now_s - 100 + n)
+    first.settle()
+    second = World(tmp_path, store, claim=2).restore_newest().begin()
+    second.tick()
+    for n, name in enumerate(names):
+        write_json(second, f"step-2/{name}", 2, at_s=now_s + n)
+    second.sync.final(LIMIT_S, DIED)
+    assert len(restored_content(store, tmp_path / "back")) == 8
 
 
 def test_links_do_not_lead_to_what_is_held_back(world: World, tmp_path: Path) -> None:

@@ -306,6 +306,8 @@ class CheckpointSync:
                 self._watch.last[path] = part.blob
             if part is not None or (self._restored is None and self._last_restored is not None):
                 self._watch.committed[path] = file.signature
+        # Oldest first, as in a manifest: which file a save writes last is learnt from it.
+        self._watch.last = {path: self._watch.last[path] for path in parts if path in self._watch.last}
         self._watch.set_foreign(foreign)
         self._watch.learn_restored({}, read=False)
 

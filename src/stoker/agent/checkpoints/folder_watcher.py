@@ -93,7 +93,7 @@ class FolderWatch:
         self.committed: dict[str, Signature] = {}
         self.last: dict[str, BlobRef] = {}
         self.shapes = SaveShapes()
-        self.history = WriteHistory(settle_s)
+        self.history = WriteHistory(settle_s, patience_s=busy_s)
         self._dirty: Files = {}
         self.dirty_bytes = 0
         self._dirty_since: float | None = None
@@ -172,7 +172,7 @@ class FolderWatch:
             removed_s = max(self.history.removed_at.values(), default=float("-inf"))
             if self._moving(streams) or self.history.looked_at - removed_s < self._settle_s:
                 return None
-            if self._unfinished(judge):
+            if judge.unfinished():
                 return None
         return self._without_broken(Choice(files, frozenset(streams), {}, frozenset(streams)), judge)
 
@@ -204,7 +204,7 @@ class FolderWatch:
                 return None
             judge = self._judge(streams)
             blocked = hot - closed
-            unfinished = self._unfinished(judge)
+            unfinished = judge.unfinished()
             blocked |= {path for path in self.files if unit_of(path) in unfinished}
             files, carried = leave_out(self.files, blocked, self.last)
             copies = frozenset((closed | streams) & files.keys())
@@ -282,16 +282,6 @@ class FolderWatch:
         hot = self.history.hot(streams) | (self.history.shaken() - set(streams))
         rest = (hot & self.history.died_open()) - self.history.changed_lately()
         return hot - {path for path in rest if self._check(path).state == "whole"}
-
-    def _unfinished(self, judge: UnitJudge) -> set[str]:
-        """Units whose save lacks files that the saves before had, as long as these may still come."""
-        found = set()
-        for unit in {unit_of(path) for path in self._dirty}:
-            changed_s = max(self.history.changed_at[path] for path in self._dirty if unit_of(path) == unit)
-            waits = self.history.looked_at - changed_s < self._busy_s
-            if waits and self.shapes.knows(unit) and judge.incomplete(unit) is not None:
-                found.add(unit)
-        return found
 
     def _without_broken(self, choice: Choice, judge: UnitJudge) -> Choice:
         held = judge.broken()

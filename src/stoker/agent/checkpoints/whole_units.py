@@ -80,9 +80,15 @@ class UnitJudge:
                 found.setdefault(unit_of(path), Held(unit_of(path), path, check.reason))
         return found
 
-    def incomplete(self, unit: str) -> Held | None:
-        """The save of this unit as not all there, judged by the saves before; None: it is complete."""
-        return self._incomplete(unit, [path for path in self._changed if unit_of(path) == unit])
+    def unfinished(self) -> set[str]:
+        """Units whose save lacks files that the saves before had, as long as these may still come."""
+        units = {unit_of(path) for path in self._changed}
+        return {unit for unit in units if self._unfinished(unit) is not None}
+
+    def _unfinished(self, unit: str) -> Held | None:
+        changed = [path for path in self._changed if unit_of(path) == unit]
+        waits = self._shapes.knows(unit) and self._history.may_go_on(changed)
+        return self._incomplete(unit, changed) if waits else None
 
     def _incomplete(self, unit: str, changed: list[str]) -> Held | None:
         missing = self._shapes.missing(unit, [self._files[path] for path in changed])
@@ -134,7 +140,8 @@ class UnitJudge:
         changed = [path for path in self._changed if unit_of(path) == unit]
         doubtful = [path for path in changed if path in hot]
         if not doubtful and not self._history.removed_lately(unit):
-            return None
+            # Quiet: but a program that fails between two files of a save may take a while to end.
+            return self._unfinished(unit)
         for path in sorted(doubtful, key=lambda path: not self._history.last_seen_open(path)):
             if not self._proven(path) and not self._history.closed_before_told(path):
                 reason = "being written when" if self._history.last_seen_open(path) else "written just before"
@@ -153,7 +160,9 @@ class UnitJudge:
             if (cut_off or (path in begun and end.gave_up(mark, path))) and not self._proven(path):
                 return Held(unit, path, "it was being written when the training ended")
         under_way = {path for path in changed if path in mark.hot} - begun
-        if not under_way and not (unit in mark.hot_units and not begun):
+        if not begun and unit not in mark.hot_units:
+            return self._unfinished(unit)
+        if not under_way and begun:
             # Nothing is left of a save that the signal may have cut short.
             return self._incomplete(unit, changed) if end.failed and self._shapes.knows(unit) and end.alone else None
         if begun and not self._shapes.knows(unit) and all(map(self._proven, under_way)):

@@ -7,7 +7,7 @@ the same at the second was not touched by the ending.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stoker.agent.snapshot import Files, Signature, unit_of
@@ -60,8 +60,9 @@ class Mark:
 class WriteHistory:
     """Observations of one folder, by relative path. Not thread-safe: FolderWatch holds a lock around it."""
 
-    def __init__(self, settle_s: float) -> None:
+    def __init__(self, settle_s: float, patience_s: float) -> None:
         self._settle_s = settle_s
+        self._patience_s = patience_s
         self.looked_at = float("-inf")
         # When the training was seen to have ended: nothing settles after that.
         self.ended_at: float | None = None
@@ -194,6 +195,10 @@ class WriteHistory:
     def changed_lately(self) -> set[str]:
         since = self._now - self._settle_s
         return {path for path in self._files if self.changed_at[path] > since}
+
+    def may_go_on(self, paths: Iterable[str]) -> bool:
+        """Whether one of these changed so short ago that more files of the same save may follow."""
+        return any(self.changed_at[path] > self._now - self._patience_s for path in paths)
 
     def died_open(self) -> set[str]:
         """Files of the folder whose writers died with them open, not long ago."""
