@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
-from bench.fabricate import ACTIVE, Machines, active_names, beat, make_jobs
+from bench.fabricate import ACTIVE, Machines, active_names, active_objects, beat, make_jobs, name_of
 from bench.figures import Figure, Measurement
 from bench.sandbox import Sandbox, sandbox
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
+from stoker.reindexing import reindex
 from stoker.store import open_store
+from stoker.testing.memory import MemoryStore
 
 REPEATS = 5
 MEMORY_BYTES = 300_000_000
+READ_S = 0.005
 
 
 def ten_thousand() -> dict[str, float]:
@@ -60,7 +65,33 @@ def _ps_s(place: Sandbox) -> float:
     return took_s
 
 
+def far_reindex() -> dict[str, float]:
+    """`stoker reindex` of 200 jobs in a bucket that takes 5 ms for each read, over the time that its reads would take
+    one after another."""
+    reads = 0
+    lock = threading.Lock()
+
+    def answer(operation: str, _key: str) -> None:
+        nonlocal reads
+        if operation in ("get", "head", "list"):
+            with lock:
+                reads += 1
+            time.sleep(READ_S)
+
+    store = MemoryStore(lambda: datetime.now(timezone.utc))
+    for key, data in active_objects([name_of(n) for n in range(200)]).items():
+        store.put(key, data)
+    store.faults = answer
+    began_s = time.monotonic()
+    done = reindex(store)
+    took_s = time.monotonic() - began_s
+    if done.jobs != 200 or done.problems:
+        raise RuntimeError(f"{done.jobs} jobs, problems {done.problems}")
+    return {"reindex_ratio": took_s / (reads * READ_S)}
+
+
 MEASUREMENTS = (
     Measurement((Figure("pass_10k_s", "s", 1.0), Figure("ps_10k_s", "s", 0.5)), ten_thousand),
     Measurement((Figure("pass_1k_s", "s"), Figure("ps_1k_s", "s")), one_thousand),
+    Measurement((Figure("reindex_ratio", "×", 0.25),), far_reindex),
 )
