@@ -29,6 +29,7 @@ PROMISED = {
     "resync_bytes_ratio": "≤ 0.011",
     "pass_10k_s": "≤ 1",
     "ps_10k_s": "≤ 0.5",
+    "reindex_ratio": "≤ 0.25",
     "env_restore_ratio": "≤ 0.1",
     "input_fetch_ratio": "≤ 1.1",
     "env_vs_pip_ratio": "≤ 0.3",
