@@ -115,9 +115,10 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Remove; absent keys are fine."""
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
-        """Store a file under `key(sha256 of the bytes sent)`, create-only, durable on return.
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
+        """Store a file under `key(sha256 of the bytes sent)`, durable on return: create-only, or over what is there.
 
+        To `replace` is one write, and no delete before it: one that landed late would remove what was written since.
         What is there already under that key is not sent again. Raises OSError if the file cannot be read, and what
         `key` raises: then nothing was sent.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import facts
+from stoker import facts, index, layout, log
 from stoker.core import decide, gate, orphans, retiring, retry, tending
 from stoker.core.look import Look
 from stoker.core.policy import Policy
@@ -16,6 +16,7 @@ from stoker.core.room import Rooms
 from stoker.core.snapshot import JobSnapshot
 from stoker.fold import Claim, JobState
 from stoker.governor import observe
+from stoker.governor.apply import Applier
 from stoker.model import Ended, Known
 from stoker.testing import sim
 from stoker.testing.sim_cloud import SimProvider
@@ -169,6 +170,23 @@ def a_hold_never_ends(patch: Patch) -> None:
     patch.setattr(orphans, "is_kept", lambda state, spec, instance, now: True)
 
 
+def nobody_looks_for_tombstones(patch: Patch) -> None:
+    patch.setattr(Applier, "_was_removed", lambda self, job: False)
+
+
+def a_record_is_put_over_the_one_before(patch: Patch) -> None:
+    """One key for each job: a write that lands late brings back what was."""
+    numbered = layout.index
+    patch.setattr(layout, "index", lambda job, seq: numbered(job, 0))
+
+
+def removed_jobs_are_read_like_others(patch: Patch) -> None:
+    patch.setattr(log, "is_removed", lambda store, job: False)
+    patch.setattr(log, "removed_jobs", lambda store: frozenset())
+    patch.setattr(index, "is_removed", lambda store, job: False)
+    patch.setattr(index, "removed_jobs", lambda store: frozenset())
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     older_claims_do_not_matter: "two attempts train",
     absence_is_gone: "closed, and",
@@ -186,6 +204,9 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     a_loss_ends_the_job: "the job failed",
     nobody_is_held: "ended before its time",
     a_hold_never_ends: "does not come to rest",
+    nobody_looks_for_tombstones: "which was removed",
+    a_record_is_put_over_the_one_before: "the index tells",
+    removed_jobs_are_read_like_others: "",
 }
 
 

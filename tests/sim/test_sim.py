@@ -69,5 +69,11 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         "stays for a look",
         "leaves: the hold is over",
         "leaves: nobody keeps the machine",
+        "lands late: put",
+        "lands late: create",
+        "lands late: delete",
+        "once more",
+        "is removed",
+        "is cut short",
     ):
         assert happening in everything, f"no seed reaches {happening!r}"

@@ -264,11 +264,10 @@ class OutputSync:
             self._store.put(key, data)
             self._bytes_moved += len(data)
             return True
-        # Too large for memory, and files are only ever created: for a moment there is none, but never half of one.
+        # Too large for memory. In parts, which are completed once: no request of an older version can do that late.
         del data
         try:
-            self._store.delete([key])
-            self._bytes_moved += self._store.put_file(source, lambda _digest: key).moved
+            self._bytes_moved += self._store.put_file(source, lambda _digest: key, replace=True).moved
         except FileChanged:
             return False
         return True

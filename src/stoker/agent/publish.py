@@ -56,6 +56,7 @@ class Publisher:
         *,
         restored: Iterable[BlobRef] = (),
         trust: Trust | None = None,
+        recovering: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -65,6 +66,8 @@ class Publisher:
         self._claim = claim
         self._rank = rank
         self._trust = trust
+        # What the agent before was sending when it died may still land: its number is left out.
+        self._gap = 1 if recovering else 0
         self._monotonic = monotonic
         self._now = now
         self._cache: Cache = {}
@@ -94,7 +97,7 @@ class Publisher:
         """One more than the store has of this rank in this claim."""
         if self._newest is None:
             own = [item.place.ordinal for item in self.read() if item.place.rank == self._rank]
-            self._newest = max(own, default=0)
+            self._newest = max(own, default=0) + self._gap
         return self._newest + 1
 
     def ordinal_of(self, sequence: int) -> int:

@@ -151,7 +151,17 @@ class CheckpointSync:
             monotonic=monotonic,
         )
         known = [part.blob for part in restored.parts] if restored is not None else []
-        self._publisher = Publisher(store, job, claim, rank, restored=known, trust=trust, monotonic=monotonic, now=now)
+        self._publisher = Publisher(
+            store,
+            job,
+            claim,
+            rank,
+            restored=known,
+            trust=trust,
+            recovering=recovering,
+            monotonic=monotonic,
+            now=now,
+        )
         self._trust = trust
         self._pruner = Pruner(
             store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender, trust=trust

@@ -283,21 +283,26 @@ class BucketStore(ABC):
             except (BaseError, OSError) as error:
                 raise self._translated(error) from error
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
-        return self.put_file_telling(source, key, lambda _: None)
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
+        return self.put_file_telling(source, key, lambda _: None, replace=replace)
 
-    def put_file_telling(self, source: Path, key: Callable[[str], str], told: Callable[[int], None]) -> Sent:
+    def put_file_telling(
+        self, source: Path, key: Callable[[str], str], told: Callable[[int], None], *, replace: bool = False
+    ) -> Sent:
         """As `put_file`. `told` hears of bytes as they go, or at once of all that need not."""
         with source.open("rb") as file:
             head = file.read(_PART)
             if len(head) < _PART:
                 digest = hashlib.sha256(head).hexdigest()
-                sent = self.create(check_key(key(digest)), head)
+                name = check_key(key(digest))
+                if replace:
+                    self.put(name, head)
+                sent = replace or self.create(name, head)
                 told(len(head))
                 return Sent(digest, len(head), moved=len(head) if sent else 0)
             digest, size = _hash_on(file, head)
             name = check_key(key(digest))
-            if self.head(name) is not None:
+            if not replace and self.head(name) is not None:
                 told(size)
                 return Sent(digest, size, moved=0)
             file.seek(0)

@@ -182,7 +182,7 @@ class FolderStore:
         except OSError as error:
             raise translated(error, self._url) from error
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
         # A source that cannot be read stays an OSError; only the store's own errors are mapped.
         with source.open("rb", buffering=0) as file:
             try:
@@ -191,10 +191,13 @@ class FolderStore:
                     self._sweep(os.fstat(target).st_mtime)
                     digest, size = _copy_in(file.fileno(), target)
                     path = self._path(key(digest))
-                    if is_taken(path):
+                    if not replace and is_taken(path):
                         return Sent(digest, size, moved=0)
                     # Usually flushed already, while it was hashed.
                     os.fsync(target)
+                    if replace:
+                        self._placed(path, lambda: os.rename(name, path))
+                        return Sent(digest, size, moved=size)
                     return Sent(digest, size, moved=size if self._link(name, path) else 0)
             except _SourceFailed as failed:
                 raise failed.error from failed

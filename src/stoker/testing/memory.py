@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,10 +21,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one call: nothing happened, or (`after`) it did and the reply was lost."""
+    """What goes wrong with one call: nothing happened, or (`after`) it did and the reply was lost.
+
+    `later` is given a write or a delete that is still under way when the caller has given up, to let it land whenever
+    it wants to. `again` is given one that is answered as usual, and lands once more: a client below tried it twice.
+    """
 
     after: bool = False
     error: StoreError = field(default_factory=lambda: StoreUnavailable("injected fault"))
+    later: Landing | None = None
+    again: Landing | None = None
+
+
+# Takes a write that lands when it is called.
+Landing = Callable[[Callable[[], object]], None]
 
 
 # Asked at every call with the name of the method and the key or prefix; `delete` asks for each key.
@@ -119,13 +130,11 @@ class MemoryStore:
 
     def put(self, key: str, data: bytes) -> None:
         fault = self._begin("put", check_key(key))
-        with self._bucket.lock:
-            self._bucket.write(key, bytes(data))
-        _end(fault, None)
+        return _end(fault, _land(fault, partial(self._write, key, bytes(data))))
 
     def create(self, key: str, data: bytes) -> bool:
         fault = self._begin("create", check_key(key))
-        return _end(fault, self._write_new(key, data))
+        return _end(fault, _land(fault, partial(self._write_new, key, data)))
 
     def list(self, prefix: str) -> Iterator[Meta]:
         # A generator, as with real stores: errors come out of the loop, not out of the call.
@@ -144,16 +153,17 @@ class MemoryStore:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             fault = self._begin("delete", check_key(key))
-            with self._bucket.lock:
-                self._bucket.remove(key)
-            _end(fault, None)
+            _end(fault, _land(fault, partial(self._remove, key)))
 
-    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+    def put_file(self, source: Path, key: Callable[[str], str], *, replace: bool = False) -> Sent:
         data = source.read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         name = check_key(key(digest))
         fault = self._begin("put_file", name)
-        moved = len(data) if self._write_new(name, data) else 0
+        if replace:
+            _land(fault, partial(self._write, name, data))
+            return _end(fault, Sent(digest, len(data), len(data)))
+        moved = len(data) if _land(fault, partial(self._write_new, name, data)) else 0
         return _end(fault, Sent(digest, len(data), moved))
 
     def get_file(self, key: str, target: Path) -> str | None:
@@ -163,6 +173,14 @@ class MemoryStore:
             return _end(fault, None)
         target.write_bytes(found.data)
         return _end(fault, hashlib.sha256(found.data).hexdigest())
+
+    def _write(self, key: str, data: bytes) -> None:
+        with self._bucket.lock:
+            self._bucket.write(key, data)
+
+    def _remove(self, key: str) -> None:
+        with self._bucket.lock:
+            self._bucket.remove(key)
 
     def _write_new(self, key: str, data: bytes) -> bool:
         with self._bucket.lock:
@@ -176,13 +194,23 @@ class MemoryStore:
         if self._out:
             raise StoreUnavailable("injected outage")
         fault = self.faults(operation, key) if self.faults is not None else None
-        if fault is not None and not fault.after:
+        if fault is not None and not fault.after and fault.later is None and fault.again is None:
             raise fault.error
         return fault
 
 
+def _land(fault: Fault | None, write: Callable[[], T]) -> T:
+    """Let a write land now, later, or both."""
+    if fault is not None and fault.later is not None:
+        fault.later(write)
+        raise fault.error
+    if fault is not None and fault.again is not None:
+        fault.again(write)
+    return write()
+
+
 def _end(fault: Fault | None, reply: T) -> T:
     """The reply, unless it is lost."""
-    if fault is not None:
+    if fault is not None and fault.again is None:
         raise fault.error
     return reply

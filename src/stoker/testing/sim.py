@@ -29,12 +29,15 @@ from stoker.testing.sim_agent import Agent
 from stoker.testing.sim_checks import Checks, Violation
 from stoker.testing.sim_cloud import Cloud, Machine, SimProvider
 from stoker.testing.sim_data import SPOT_A, at
+from stoker.testing.sim_late import LateRequests, Remover
 from stoker.testing.sim_scenario import Scenario, SimJob, make_scenario
 
 # From the end of all faults until everything must be over.
 REST_WITHIN_S = 4 * 3600.0
 # Passes that may be needed for that.
 MOST_PASSES = 800
+# A governor stops for so long, in the middle of a pass, that its job may have ended and be removed meanwhile.
+_STALLED = 0.02
 # Governors inside governors.
 _DEEPEST = 2
 
@@ -57,8 +60,8 @@ class Caller:
     governor: Governor | None = None
     busy: bool = False
     paused_until_s: float = 0.0
-    # It has just written an index record.
-    indexing: bool = False
+    # When it looked for a job's tombstone: since it last read or wrote the log of the job.
+    looked_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,12 +93,16 @@ class World:
     launched_twice: set[str] = field(default_factory=set)
     queue: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     counter: int = 0
-    index_doubted: bool = False
+    # When a governor last finished a pass, and how long that ever took.
+    passed_s: float = 0.0
+    ungoverned_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.checks = Checks(self)
         self.cloud = Cloud(self)
         self.store = MemoryStore(lambda: at(self.now_s), near=True)
+        self.late = LateRequests(self)
+        self.remover = Remover(self)
         self.callers = [
             Caller(f"governor-{n}", self.random.uniform(-60.0, 60.0) if self.scenario.skewed else 0.0)
             for n in range(self.scenario.governors)
@@ -139,6 +146,8 @@ class World:
                 self.one_pass(other)
             else:
                 longest_s = self.random.choice((1.0, 3.0, 3.0, 10.0, 10.0, 30.0, 150.0))
+                if self.scenario.removes and self.late.random.random() < _STALLED:
+                    longest_s = 1200.0
                 self.run_until(self.now_s + self.random.uniform(0.0, longest_s))
 
     def one_pass(self, caller: Caller) -> None:
@@ -152,6 +161,8 @@ class World:
             if caller.governor is None:
                 caller.governor = self._new_governor(caller)
             done = caller.governor.run_pass()
+            self.ungoverned_s = max(self.ungoverned_s, self.now_s - self.passed_s)
+            self.passed_s = self.now_s
             for problem in done.problems.values():
                 # A governor carries on past its own bugs; the simulation does not.
                 if problem.split(":")[0] in _BUGS:
@@ -166,25 +177,16 @@ class World:
 
     def _new_governor(self, caller: Caller) -> Governor:
         def faults(operation: str, key: str) -> Fault | None:
-            fault: Fault | None = Fault()
-            # A record put by a governor that dies, or fails, before it has looked whether a rival was quicker, may be
-            # older than the log, for good: derived keys are allowed to be. Readers go by the markers.
-            unsure = caller.indexing
-            caller.indexing = (operation == "put" and key.startswith(layout.INDEX)) or (unsure and "/log/" in key)
-            try:
-                fault = strike(operation, key)
-            finally:
-                if fault is not None and (unsure or caller.indexing):
-                    self.index_doubted = True
-            return fault
-
-        def strike(operation: str, key: str) -> Fault | None:
             self.point(caller, f"{operation} {key}")
+            if operation == "head" and key.startswith(layout.REMOVED):
+                caller.looked_s[key.removeprefix(layout.REMOVED)] = self.now_s
+            elif key.startswith(layout.JOBS) and "/log/" in key:
+                caller.looked_s.pop(key.split("/")[1], None)
             if self.now_s < self.outage_until_s or self.chance("store_before"):
                 return Fault(error=StoreUnavailable("no answer"))
             if operation in ("put", "create") and self.chance("store_after"):
                 return Fault(after=True, error=StoreUnavailable("the reply was lost"))
-            return None
+            return self.late.fault(operation, key)
 
         store = self.store.client(faults)
         fleet = Fleet(store.url, connect=lambda _name: SimProvider(self, caller))
@@ -212,7 +214,8 @@ class World:
     def sync(self) -> None:
         """Carry the truth on over what was appended, and hold it against what runs."""
         for job in self.jobs.values():
-            while True:
+            self.remover.notice(job)
+            while job.removed_at_s is None:
                 seq = job.state.seq + 1 if job.state else 1
                 key = layout.log_entry(job.name, seq)
                 if not self.store.holds(key):
@@ -239,8 +242,10 @@ class World:
         self.after(self.random.uniform(2.0, 40.0), up)
 
     def agent_store(self, agent: Agent) -> MemoryStore:
-        def faults(_operation: str, _key: str) -> Fault | None:
-            return None if agent.reachable else Fault(error=StoreUnavailable("no answer"))
+        def faults(operation: str, key: str) -> Fault | None:
+            if not agent.reachable:
+                return Fault(error=StoreUnavailable("no answer"))
+            return self.late.fault(operation, key)
 
         return self.store.client(faults)
 
@@ -291,7 +296,8 @@ class World:
             case "stop":
                 self._append(job, lambda s: StopAsked("jane") if s and not s.ended and not s.stop else None)
             case "resume":
-                self._append(job, lambda s: ResumeAsked("jane") if s and s.ended else None)
+                wanted = not job.removing
+                self._append(job, lambda s: ResumeAsked("jane") if wanted and s and s.ended else None)
             case "outage":
                 self.note("the store is out for an hour")
                 self.outage_until_s = self.now_s + 3600.0
@@ -334,7 +340,7 @@ class World:
         self.quiet = True
         self.note("from here on nothing goes wrong")
         deadline_s, most = self.now_s + REST_WITHIN_S, self.passes + MOST_PASSES
-        while not self.checks.at_rest():
+        while self.late.pending or not self.checks.at_rest():
             if self.now_s > deadline_s or self.passes > most:
                 self.checks.fail("it does not come to rest")
             self.run_until(self.now_s + 20.0)

@@ -405,9 +405,10 @@ class Agent:
         step = int(self.step)
         if self.machine.rank != 0 or step <= self.job.step_of(self.checkpoint.key if self.checkpoint else None):
             return
-        key = layout.checkpoint_key(self.machine.claim, self.commits + 1, f"step-{step}")
-        self.store.put(layout.manifest(self.machine.job, key), b"{}")
+        # A number that was tried is used up: what was sent under it may still land.
         self.commits += 1
+        key = layout.checkpoint_key(self.machine.claim, self.commits, f"step-{step}")
+        self.store.put(layout.manifest(self.machine.job, key), b"{}")
         self.checkpoint = CheckpointRef(key, f"step-{step}", step)
         self.world.checks.committed(self, key, step)
 

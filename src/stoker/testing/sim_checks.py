@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker import layout
+from stoker import layout, log
 from stoker.core import market
 from stoker.core.hold import hold_of
+from stoker.finding import all_jobs
 from stoker.fold import Claim
-from stoker.index import read_summary
+from stoker.index import job_of, list_index, read_summary
+from stoker.removing import finish_removals
 from stoker.testing.sim_cloud import Machine
 from stoker.testing.sim_data import at
 from stoker.testing.sim_scenario import SimJob
 
 if TYPE_CHECKING:
-    from stoker.testing.sim import World
+    from stoker.testing.sim import Caller, World
     from stoker.testing.sim_agent import Agent
 
 # A node that could be reached for so long has been heard, and has heard: nobody may take it for silent.
 HEARD_S = 200.0
-# What the bounds allow on top: the save, a pass, a machine that takes its time to go; and for each attempt that was
-# lost without an exit, what it trained between its last heartbeat and its end.
+# What the bounds allow on top, beside the longest time without a pass: the save, a pass, a machine that takes its time
+# to go; and for each attempt that was lost without an exit, what it trained between its last heartbeat and its end.
 SLACK_S = 300.0
 # An agent that is held looks at the time this often, and a little more.
 HELD_SLACK_S = 15.0
@@ -94,12 +96,23 @@ class Checks:
     def logged(self, job: SimJob) -> None:
         """After every new entry: what is closed or ended does not train."""
         assert job.state is not None
+        if job.state.ended is not None:
+            self.world.remover.ended(job)
         for agent in self.world.training(job):
             claim = self._claim(agent.machine)
             if job.state.ended is not None:
                 self.fail(f"the job has ended, and {agent.machine.id} still trains")
             if claim is None or not claim.open:
                 self.fail(f"claim {agent.machine.claim} is closed, and {agent.machine.id} still trains")
+
+    def bought(self, caller: Caller, name: str) -> None:
+        """No machine is bought for a removed job by a governor that could know: it looks between its append and this.
+
+        One that looked before the tombstone was there may be too late to be stopped; it gives back what it bought.
+        """
+        removed_at_s, looked_s = self.world.jobs[name].removed_at_s, caller.looked_s.get(name)
+        if removed_at_s is not None and (looked_s is None or looked_s > removed_at_s):
+            self.fail(f"{caller.name} buys a machine for {name}, which was removed")
 
     # ── Machines ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,12 +168,25 @@ class Checks:
             self._outcome(job)
             self._log(job)
             self._bounds(job)
-            summary = read_summary(self.world.store, job.name)
             assert job.state is not None and job.state.ended is not None
-            if self.world.index_doubted:
+            if job.removed_at_s is not None:
+                self._removed(job)
                 continue
+            summary = read_summary(self.world.store, job.name)
             if summary is None or summary.phase != job.state.ended.outcome:
                 self.fail(f"the index tells {summary and summary.phase}, the log {job.state.ended.outcome}")
+
+    def _removed(self, job: SimJob) -> None:
+        """Nothing of a removed job comes back, whatever landed late; and the next removal takes away what is left."""
+        store = self.world.store
+        shown = {job_of(meta) for meta in list_index(store)} | set(all_jobs(store))
+        if job.name in shown or log.read(store, job.name) is not None or read_summary(store, job.name) is not None:
+            self.fail(f"{job.name} was removed, and is there again")
+        finish_removals(store)
+        left = [meta.key for meta in store.list("") if f"/{job.name}/" in meta.key]
+        left = [key for key in left if not key.startswith((layout.SPENT, layout.MARKET, layout.TOLD))]
+        if left:
+            self.fail(f"{job.name} was removed, and {left} is left")
 
     def _outcome(self, job: SimJob) -> None:
         assert job.state is not None and job.state.ended is not None
@@ -189,6 +215,8 @@ class Checks:
 
     def _log(self, job: SimJob) -> None:
         assert job.state is not None
+        if job.removed_at_s is not None:
+            return
         keys = [meta.key for meta in self.world.store.list(layout.log_prefix(job.name))]
         if keys != [layout.log_entry(job.name, seq) for seq in range(1, job.state.seq + 1)]:
             self.fail("the log has a gap")
@@ -215,7 +243,7 @@ class Checks:
             machines = [m for m in self.world.cloud.machines.values() if m.job == job.name and m.claim == claim.number]
             trained_s += max((m.agent.trained_s for m in machines if m.agent), default=0.0)
             cost += sum(m.price * (m.changed_s - m.created_s) / 3600 for m in machines)
-        slack_s = SLACK_S * (1 + len(since))
+        slack_s = (SLACK_S + self.world.ungoverned_s) * (1 + len(since))
         limits = job.spec.limits
         if limits.max_runtime_s is not None and trained_s > limits.max_runtime_s + slack_s:
             self.fail(f"trained {trained_s:.0f} s of {limits.max_runtime_s:g} s")

@@ -124,6 +124,7 @@ class SimProvider:
         count = order.nodes
         if order.nodes > 1 and world.chance("partial_gang"):
             count = world.random.randrange(0, order.nodes)
+        world.checks.bought(self._caller, order.job)
         made = [cloud.create(order.job, order.claim, rank, order.offering) for rank in range(count)]
         world.note(f"{self._caller.name} launches {[machine.id for machine in made]} for {order.token}")
         if known is not None or any(

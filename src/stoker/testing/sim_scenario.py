@@ -58,6 +58,9 @@ class SimJob:
     durable: list[tuple[str, int]] = field(default_factory=list)
     restored_by: int = 0
     succeeded: dict[int, set[int]] = field(default_factory=dict)
+    # A person has asked for its removal, and since when its tombstone is there.
+    removing: bool = False
+    removed_at_s: float | None = None
 
     def is_poisoned(self, key: str | None) -> bool:
         return key is not None and key in self.poisoned
@@ -95,6 +98,11 @@ class Scenario:
     incidents: tuple[tuple[float, str], ...]
     # When faults stop for good.
     faults_until_s: float
+    # The chance that a write lands only after its caller gave up, and that it lands twice.
+    late: float = 0.0
+    again: float = 0.0
+    # Whether a person removes jobs soon after they have ended.
+    removes: bool = False
 
 
 def make_scenario(seed: int, source: random.Random) -> tuple[Scenario, list[SimJob]]:
@@ -106,6 +114,8 @@ def make_scenario(seed: int, source: random.Random) -> tuple[Scenario, list[SimJ
         close = incidents and source.random() < 0.4
         moment_s = incidents[-1][0] + source.uniform(0.0, 40.0) if close else source.uniform(5.0, 400.0)
         incidents.append((moment_s, pick(INCIDENTS)))
+    # Of another source, so that seeds went on to tell the stories they were known for when this came.
+    late = random.Random(f"late {seed}")
     scenario = Scenario(
         seed=seed,
         governors=pick((1, 1, 2, 2, 2, 3)),
@@ -114,6 +124,9 @@ def make_scenario(seed: int, source: random.Random) -> tuple[Scenario, list[SimJ
         rates={name: pick(chances) for name, chances in RATES.items()},
         incidents=tuple(incidents),
         faults_until_s=900.0,
+        late=late.choice((0.0, 0.0, 0.01, 0.05)),
+        again=late.choice((0.0, 0.0, 0.05, 0.2)),
+        removes=late.random() < 0.4,
     )
     jobs = [_make_job(f"job-{n}", source) for n in range(pick((1, 1, 1, 1, 2)))]
     # Of another source, so that seeds went on to tell the stories they were known for when this came.

@@ -349,6 +349,24 @@ class StoreContract:
         assert found is not None
         assert found.data == b"theirs"
 
+    @pytest.mark.parametrize("size", [5, 9_000_000])
+    def test_put_file_replaces_when_it_is_asked_to(self, store: Store, tmp_path: Path, size: int) -> None:
+        (tmp_path / "in").write_bytes(b"m" * size)
+        store.put("k", b"theirs")
+        assert store.put_file(tmp_path / "in", lambda _: "k", replace=True).moved == size
+        found = store.head("k")
+        assert found is not None and found.size == size
+
+    def test_put_file_sends_nothing_when_the_key_is_refused(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "in").write_bytes(b"mine")
+
+        def refuse(_digest: str) -> str:
+            raise KeyError("known already")
+
+        with pytest.raises(KeyError):
+            store.put_file(tmp_path / "in", refuse)
+        assert list(store.list("")) == []
+
     def test_put_file_of_nothing_is_the_callers_error(self, store: Store, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             store.put_file(tmp_path / "none", lambda digest: f"blobs/{digest}")
