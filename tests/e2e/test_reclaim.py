@@ -154,3 +154,36 @@ def test_a_script_that_saves_elsewhere_is_told_so_and_nothing_is_claimed(world: 
     assert "durable" not in shown and "saved 0" not in shown
     told = world.cli("explain", job).stdout
     assert f"{nothing}{advice}; the next attempt starts from the beginning" in told, told
+
+
+def test_a_machine_that_is_taken_in_the_middle_of_a_save(world: World) -> None:
+    """The script has no handler: it dies of SIGTERM with its file half written."""
+    world.write(
+        "import json, os, pathlib, time\n"
+        "path = pathlib.Path('checkpoints/model.json')\n"
+        "path.parent.mkdir(exist_ok=True)\n"
+        "step = json.loads(path.read_text())['step'] if path.exists() else 0\n"
+        "print('from', step)\n"
+        "if step == 1: raise SystemExit\n"
+        "path.write_text(json.dumps({'step': 1, 'weights': [1] * 1000}))\n"
+        "while not pathlib.Path(os.environ['TRUTH'], 'go').exists(): time.sleep(0.05)\n"
+        "text = json.dumps({'step': 2, 'weights': [2] * 1000})\n"
+        "with path.open('w') as file:\n"
+        "    for start in range(0, len(text), 10):\n"
+        "        file.write(text[start:start + 10])\n"
+        "        file.flush()\n"
+        "        if start == 50: print('saves')\n"
+        "        time.sleep(0.05)\n"
+    )
+    job = world.submit()
+    until(lambda: world.checkpoints(job), "the first save is committed")
+    (world.truth / "go").touch()
+    until(lambda: "saves" in world.lines(job), "it saves again")
+    world.interrupt(job, grace_s=5)
+    summary = world.ended(job)
+    assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
+    assert [line for line in world.lines(job) if line.startswith("from")] == ["from 0", "from 1"]
+    told = [line for line in world.lines(job) if "is not part of the checkpoint" in line]
+    assert told == [
+        "[stoker] model.json is not part of the checkpoint: its JSON is cut off; the checkpoint stays at model"
+    ]
