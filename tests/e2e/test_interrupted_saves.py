@@ -27,6 +27,7 @@ from training_world import JOB, TrainingWorld
 
 from stoker.agent.supervise import Ended
 from stoker.checkpoints import list_checkpoints
+from stoker.processes import stat_of
 from stoker.store import open_store
 
 PROGRAMS = ("nanogpt", "trainer", "lightning", "keras", "ddp")
@@ -38,6 +39,11 @@ KINDS = ("notice", "notice", "notice", "kill", "oom", "crash")
 HANDLERS = ("none", "exits", "saves")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def alive(pid: int) -> bool:
+    stat = stat_of(pid)
+    return stat is not None and stat.alive
 
 
 @dataclass
@@ -142,16 +148,15 @@ class Story:
         try:
             (cell / "memory.limit_in_bytes").write_text(str(16 << 20))
             (cell / "cgroup.procs").write_text(str(pid))
-            hog = (
-                "import sys; open('/proc/self/oom_score_adj', 'w').write('-1000');"
-                f"open('{cell}/cgroup.procs', 'w').write('0');"
-                "x = [bytearray(1 << 20) for _ in range(64)]"
-            )
+            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+            hog = f"open('{cell}/cgroup.procs', 'w').write('0'); x = [bytearray(1 << 20) for _ in range(64)]"
             eater = subprocess.Popen([sys.executable, "-c", hog], stderr=subprocess.DEVNULL)
-            ended = self.world.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                eater.wait(timeout=1.0)
+            self.counts["oom kills by the kernel"] += not alive(pid)
+            ended = self.world.kill(pid=pid) if alive(pid) else self.world.wait()
             eater.kill()
             eater.wait()
-            self.counts["oom kills by the kernel"] += "oom_kill 0" not in (cell / "memory.oom_control").read_text()
             return ended
         finally:
             with contextlib.suppress(OSError):
