@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from harness import until
@@ -90,7 +91,8 @@ class TrainingWorld:
         """End it without warning, and let the agent notice."""
         root = self.training._root
         assert root is not None
-        os.kill(pid or root.pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid or root.pid, number)
         return self.wait()
 
     def wait(self) -> Ended:
