@@ -342,42 +342,49 @@ def resume(job: str, store: str | Store | None = None, *, checkpoint: str | None
     """
     opened = open_any(store)
     found = find_job(opened, job)
-    ask_to_resume(found, opened, checkpoint)
+    ask_to_resume(prepare_resume(found, opened, checkpoint), opened)
     call_deployed(opened, [found])
     return found
 
 
-def ask_to_resume(found: str, opened: Store, checkpoint: str | None = None) -> tuple[str, ...]:
-    """`resume`, for a caller that then sees to it that the job is governed. Answers what to tell the person."""
-    me = submitter()
+def prepare_resume(found: str, opened: Store, checkpoint: str | None = None) -> ResumePlan:
+    """Everything of `resume` before the first write. Raises UserError as `resume` does."""
     state = _state(opened, found)
+    _check_resumable(state)
     if state.code_digest is not None and opened.head(layout.code(state.code_digest)) is None:
         raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
-    plan: ResumePlan | None = None
+    plan = plan_resume(opened, state, checkpoint)
+    _heed_again(opened, state)
+    return plan
+
+
+def _check_resumable(state: JobState) -> None:
+    if state.ended is None:
+        raise UserError(f"{state.job} has not ended; `stoker logs -f {state.job}` follows it")
+    if state.ended.outcome == "succeeded":
+        raise UserError(f"{state.job} has succeeded; `stoker clone {state.job}` starts a new job like it")
+
+
+def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
+    """Write down that the job goes on. The caller then sees to it that the job is governed."""
+    me, found = submitter(), plan.state.job
 
     def wanted(newest: JobState | None) -> tuple[Event, str] | None:
-        ended = _present(found, newest).ended
-        if ended is None:
-            raise UserError(f"{found} has not ended; `stoker logs -f {found}` follows it")
-        if ended.outcome == "succeeded":
-            raise UserError(f"{found} has succeeded; `stoker clone {found}` starts a new job like it")
-        if plan is None or plan.key is None:
+        # Another may have resumed it since the plan was made.
+        _check_resumable(_present(found, newest))
+        if plan.key is None:
             return ResumeAsked(by=me), f"resumed by {me}"
         return ResumeAsked(by=me, checkpoint=plan.key), f"resumed by {me} from checkpoint {plan.title}"
 
-    wanted(state)
-    plan = plan_resume(opened, state, checkpoint)
-    _heed_again(opened, state)
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
     after = log.append_next(
-        opened, found, state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b"")
+        opened, found, plan.state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b"")
     )
     # Somebody may have taken the marker for one that announces nothing, if this was slow.
     if after is not None and after.ended is None:
         marker = layout.active(found, after.opened_seq)
         if opened.head(marker) is None:
             opened.put(marker, b"")
-    return plan.told
 
 
 def _heed_again(store: Store, state: JobState) -> None:

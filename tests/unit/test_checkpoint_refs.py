@@ -206,7 +206,9 @@ def test_pull_takes_the_one_that_is_named(store: Store, job: str, tmp_path: Path
 
 
 def test_resume_never_takes_a_poisoned_checkpoint_by_itself(store: Store, job: str) -> None:
-    told = client.ask_to_resume(job, store)
+    plan = client.prepare_resume(job, store)
+    client.ask_to_resume(plan, store)
+    told = plan.told
     assert told[0] == "it goes on from 1.2 (ckpt, step 20)"
     assert told[1].startswith("passed over: 2.1 (ckpt, step 30): attempts failed there")
     state = append(store, job)
@@ -249,11 +251,11 @@ def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store
 def test_where_all_are_poisoned_a_person_has_to_choose(store: Store, job: str) -> None:
     store.delete([layout.manifest(job, one.key) for one in (ONE, TWO)])
     with pytest.raises(UserError, match=r"attempts failed on every checkpoint; it has 2\.1 .*--checkpoint REF"):
-        client.ask_to_resume(job, store)
+        client.prepare_resume(job, store)
     state = append(store, job)
     with pytest.raises(RestoreError, match="every checkpoint"):
         find_candidates(store, job, retry.poisoned(state, DEFAULT), None)
-    client.ask_to_resume(job, store, "2.1")
+    client.ask_to_resume(client.prepare_resume(job, store, "2.1"), store)
 
 
 def test_a_wrong_choice_writes_nothing(store: Store, job: str) -> None:

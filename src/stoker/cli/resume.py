@@ -18,7 +18,7 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
 
     A checkpoint that attempts failed on is passed over unless --checkpoint names it.
     """
-    from stoker import client, log
+    from stoker import client
     from stoker.cli.printing import say, tell_problem
     from stoker.finding import find_job
     from stoker.governor.background import carry_on
@@ -26,11 +26,12 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
 
     store = opened_store()
     found = find_job(store, job)
-    before = log.read(store, found)
+    plan = client.prepare_resume(found, store, checkpoint)
     with guarding(store.url) as guard:
-        for text in client.ask_to_resume(found, store, checkpoint):
-            say(text)
+        client.ask_to_resume(plan, store)
         guard.job(found)
+        for text in plan.told:
+            say(text)
         if following:
             from stoker.cli.attached import follow_governing
             from stoker.governor.background import call_deployed
@@ -38,8 +39,7 @@ def command(job: str, checkpoint: str | None, following: bool) -> int:
 
             tell_problem(call_deployed(store, [found]))
             paid = registry.capabilities(client.summary(found, store).provider).paid
-            since = before.seq if before is not None else 0
-            return follow_governing(store, found, paid=paid, since=since, guard=guard)
+            return follow_governing(store, found, paid=paid, since=plan.state.seq, guard=guard)
         tell_problem(carry_on(store, [found]))
     say(f"{found} goes on; follow it with: stoker logs -f {found}")
     return 0

@@ -17,8 +17,9 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """The key to record where a person chose one, what it is called, and what the person is told."""
+    """The job as it was, the key to record where a person chose one, what it is called, and what the person is told."""
 
+    state: JobState
     key: str | None
     title: str
     told: tuple[str, ...]
@@ -39,12 +40,12 @@ def plan_resume(store: Store, state: JobState, text: str | None) -> ResumePlan:
             told.append(
                 f"passed over: {_named(newer, state)}: attempts failed there; --checkpoint REF takes one anyway"
             )
-        return ResumePlan(None, "", tuple(told))
+        return ResumePlan(state, None, "", tuple(told))
     if complete:
         why = "the chosen checkpoint is gone" if state.choice is not None else "attempts failed on every checkpoint"
         helps = f"choose one with --checkpoint REF, or start anew with `stoker clone {state.job}`"
         raise UserError(f"{state.job}: {why}; it has {_named(complete, state)}; {helps}")
-    return ResumePlan(None, "", ())
+    return ResumePlan(state, None, "", ())
 
 
 def _chosen(listed: list[Checkpoint], poisoned: frozenset[str], state: JobState, text: str) -> ResumePlan:
@@ -55,7 +56,7 @@ def _chosen(listed: list[Checkpoint], poisoned: frozenset[str], state: JobState,
     newer = [other for other in listed if other.complete and other.place > one.place]
     if newer:
         told.append(f"left aside: {_named(newer, state)}")
-    return ResumePlan(one.key, title, tuple(told))
+    return ResumePlan(state, one.key, title, tuple(told))
 
 
 def _named(checkpoints: list[Checkpoint], state: JobState) -> str:
