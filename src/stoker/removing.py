@@ -28,12 +28,16 @@ def remove_job(store: Store, job: str) -> None:
     store.create(layout.removed(job), b"")
     _delete_below(store, f"{layout.WORK}{job}/")
     forget_removed(store, job)
+    _delete_below(store, layout.log_prefix(job))
     store.delete([layout.spec(job)])
 
 
 def forget_removed(store: Store, job: str) -> None:
-    """Delete what a governor may delete of a job that has its tombstone: markers, cached records and log entries."""
-    for prefix in (f"{layout.ACTIVE}{job}/", layout.index_prefix(job), layout.log_prefix(job)):
+    """Delete the derived keys of a job that has its tombstone: markers and cached records.
+
+    Governors call it. They may not delete log entries; what a late append left there is deleted by `finish_removals`.
+    """
+    for prefix in (f"{layout.ACTIVE}{job}/", layout.index_prefix(job)):
         _delete_below(store, prefix)
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from stoker import Job, client, log, policies
+from stoker import Job, client, layout, log, policies
 from stoker.cli import cli
-from stoker.errors import NoCapacity, QuotaExceeded, Transient, UserError
+from stoker.errors import NoCapacity, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.governor.govern import Governor
-from stoker.model import Claimed, Closed, Launched, NodeRef, Record
+from stoker.model import Claimed, Closed, Instance, Launched, NodeRef, Record
 from stoker.providers import registry
 from stoker.providers.local.provider import LocalProvider
 from stoker.spec import Resources
 from stoker.store import open_store
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture
@@ -92,3 +95,24 @@ def test_a_quota_is_a_persons_at_first_and_its_own_machines_later(job: str, monk
     last = state.last_claim
     assert last is not None and last.closed is not None
     assert (last.closed.outcome, last.closed.rule) == ("dry", "QuotaExceeded")
+
+
+def test_machines_of_a_job_removed_during_the_launch_are_given_back_where_deletes_are_refused(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployed governor may not delete everything: its machines must not wait for that."""
+    store = open_store(os.environ["STOKER_STORE"])
+    terminated: list[str] = []
+
+    def launch(_: object, requests: object) -> tuple[Instance, ...]:
+        store.create(layout.removed(job), b"")
+        return (Instance(id="i-1", provider="local", job=job, claim=2, rank=0, state="running", created_at=NOW),)
+
+    def refuse(keys: object) -> None:
+        raise StoreDenied("no permission to delete")
+
+    monkeypatch.setattr(LocalProvider, "launch", launch)
+    monkeypatch.setattr(LocalProvider, "terminate", lambda _self, instance, _region=None: terminated.append(instance))
+    monkeypatch.setattr(store, "delete", refuse)
+    Governor(store).run_pass()
+    assert terminated == ["i-1"]

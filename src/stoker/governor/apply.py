@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
@@ -23,6 +24,7 @@ from stoker.errors import (
     NotFound,
     QuotaExceeded,
     StokerError,
+    StoreError,
     Transient,
     UserError,
 )
@@ -190,13 +192,15 @@ class Applier:
         return log.append(self.store, job, seq, record)
 
     def _was_removed(self, job: str) -> bool:
-        """Whether the job was removed. Then what was just appended, or lies there since, is deleted again.
+        """Whether the job was removed. Then its markers and cached records are deleted again.
 
         Asked after an append that succeeded: the number may have been free because the entry before was deleted.
         """
         if not log.is_removed(self.store, job):
             return False
-        forget_removed(self.store, job)
+        with suppress(StoreError):
+            # The next pass finds the marker and tries again. Machines that must be given back do not wait for it.
+            forget_removed(self.store, job)
         self.memory.forget([job])
         return True
 
