@@ -98,14 +98,15 @@ def _check_zip(path: Path, size: int) -> FormatCheck:
             return _broken("its zip archive refers to data behind its end")
         if not entries:
             return _broken("its zip archive is empty")
-        names = sorted(entry.filename for entry in entries)
+        # A writer that gives up in the middle of a member may close that, too: sizes count.
+        members = sorted((entry.filename, entry.file_size) for entry in entries)
         # A writer that gives up may still close the archive properly: torch's does, and so does Python's own.
         lacks = missing_storage(archive)
         if lacks is not None:
             return _broken(lacks) if lacks else WHOLE
     # Torch names the folder in an archive after the file.
-    below = [name.partition("/")[2] or name for name in names]
-    return FormatCheck("plausible", form=f"zip:{hashlib.sha256(chr(0).join(below).encode()).hexdigest()}")
+    below = [(name.partition("/")[2] or name, length) for name, length in members]
+    return FormatCheck("plausible", form=f"zip:{hashlib.sha256(repr(below).encode()).hexdigest()}")
 
 
 def _check_hdf5(start: bytes, size: int) -> FormatCheck:
