@@ -134,7 +134,7 @@ def test_a_removed_job_does_not_come_back(store: Store) -> None:
         with pytest.raises(UserError):
             ask(job, store=store)  # type: ignore[operator]
     Governor(store).run_pass()
-    assert active_jobs(store) == {} and below(store, layout.log_prefix(job)) == {}
+    assert active_jobs(store) == {} and below(store, layout.INDEX) == {}
     everything_lands_again(store, before)
     assert reindex(store).forgotten >= 1
     assert [key for key in below(store, "") if job in key] == [layout.removed(job)]
@@ -209,7 +209,8 @@ def test_a_governor_that_was_stalled_over_the_removal_buys_nothing(store: Store)
     plan = Plan((Append(job, 2, Claimed(SPOT_A, 1), "first"), Launch(job, 2, "first")))
     applied = applier.apply(plan)
     assert cloud.sold == [] and not applied.done
-    assert below(store, layout.log_prefix(job)) == {}, "and its entry is deleted again"
+    assert log.read(store, job) is None and all_jobs(store) == [], "its entry is of no job"
+    assert removing.finish_removals(store) == [job] and below(store, layout.log_prefix(job)) == {}
 
 
 def test_a_claim_that_was_made_before_the_removal_is_not_launched(store: Store) -> None:
@@ -234,4 +235,4 @@ def test_what_was_bought_while_the_job_was_removed_is_given_back_at_once(store: 
     cloud.before = remove
     applier.apply(Plan((Launch(job, claim, "first"),)))
     assert cloud.sold == [job] and cloud.ended == ["i-1"]
-    assert below(store, layout.log_prefix(job)) == {}
+    assert log.read(store, job) is None
