@@ -4,7 +4,9 @@
 would hang the agent or every governor. Here a state of the search (a place in the expression and one in the text) is
 entered once, so a search takes at most as many steps as the product of both lengths, and it gives up after STEPS.
 Syntax and answers are those of `re`, without lookaround, back references, atomic groups and possessive repeats: these
-cannot be matched so, and are refused when the expression is written. Pure, and the same on nodes and for governors.
+cannot be matched so, and are refused when the expression is written. One difference is left: where the inside of a
+repeat may be empty, as in `(a?|b)*`, another match than that of `re` may be preferred. Pure, and the same on nodes and
+for governors.
 """
 
 from __future__ import annotations
@@ -113,33 +115,39 @@ class Pattern:
     _program: Sequence[_Instruction] = field(repr=False)
     _only_at_start: bool = False
 
-    def search(self, text: str, start: int = 0, *, work: Work | None = None) -> Found | None:
-        """The leftmost match from `start` on; None too where the steps are used up."""
+    def search(self, text: str, start: int = 0, *, work: Work | None = None, empty: bool = True) -> Found | None:
+        """The leftmost match from `start` on; None too where the steps are used up.
+
+        Without `empty` it is not the empty one at `start`.
+        """
         work = Work() if work is None else work
         if self.needed and text.find(self.needed, start) < 0:
             return None
         seen: set[int] = set()
         last = start if self._only_at_start else len(text)
         for begin in range(start, last + 1):
-            found = self._run(text, begin, seen, work, whole=False)
+            found = self._run(text, begin, seen, work, least=0 if empty or begin > start else 1)
             if found is not None or work.left <= 0:
                 return found
         return None
 
     def fullmatch(self, text: str, *, work: Work | None = None) -> Found | None:
         """A match of all of the text."""
-        return self._run(text, 0, set(), Work() if work is None else work, whole=True)
+        return self._run(text, 0, set(), Work() if work is None else work, least=len(text))
 
     def finditer(self, text: str, *, work: Work | None = None) -> Iterator[Found]:
         """Every match, left to right; none overlaps another."""
         work = Work() if work is None else work
-        start = 0
-        while start <= len(text) and (found := self.search(text, start, work=work)) is not None:
+        start, empty = 0, True
+        while (found := self.search(text, start, work=work, empty=empty)) is not None:
             yield found
-            start = found.end if found.end > found.start else found.end + 1
+            start, empty = found.end, found.end > found.start
 
-    def _run(self, text: str, begin: int, seen: set[int], work: Work, *, whole: bool) -> Found | None:
-        """The match that begins there. `seen` are states from which there is none; it is shared by all beginnings."""
+    def _run(self, text: str, begin: int, seen: set[int], work: Work, *, least: int) -> Found | None:
+        """The match that begins there and has `least` characters.
+
+        `seen` are states from which there is no match; it is shared by all beginnings.
+        """
         program, length, steps, most = self._program, len(text), 0, work.left
         slots = [-1] * (2 * self.groups + 2)
         # Ways not tried yet, the preferred one on top; a negative place restores a slot to what it was.
@@ -179,7 +187,7 @@ class Pattern:
                                 break
                             place += 1
                         case "accept":
-                            if whole and position < length:
+                            if position - begin < least:
                                 break
                             slots[0], slots[1] = begin, position
                             pairs = tuple(zip(slots[::2], slots[1::2], strict=True))
@@ -191,11 +199,6 @@ class Pattern:
             return None
         finally:
             work.left -= steps
-
-
-def _spans(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    pairs = zip(slots[::2], slots[1::2], strict=True)
-    return tuple(pair if -1 not in pair else (-1, -1) for pair in pairs)
 
 
 @lru_cache(maxsize=256)
@@ -296,7 +299,10 @@ class _Builder:
 
     def _add_repeat(self, least: int, most: Any, inner: Any, flags: int, *, greedy: bool) -> None:
         for _ in range(least):
+            before = len(self.program)
             self.add(inner, flags)
+            if len(self.program) == before:
+                return  # It is empty: no count of it would ever be too large.
         if most == _parser.MAXREPEAT:
             split = self.emit(_Instruction("split"))
             again = len(self.program) - 1
@@ -334,7 +340,25 @@ def _lead(split: _Instruction, inside: int, behind: int, greedy: bool) -> None:
 
 # ── Characters and places ─────────────────────────────────────────────────────────────────────────────────────────────
 
-_CATEGORIES = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
+# Asked of `re` itself, so that letters without regard to case, categories and boundaries are what they are there. An
+# expression for one character or none cannot be slow.
+
+_CATEGORIES = {
+    "CATEGORY_DIGIT": r"\d",
+    "CATEGORY_NOT_DIGIT": r"\D",
+    "CATEGORY_SPACE": r"\s",
+    "CATEGORY_NOT_SPACE": r"\S",
+    "CATEGORY_WORD": r"\w",
+    "CATEGORY_NOT_WORD": r"\W",
+}
+_PLACES = {
+    "AT_BEGINNING": "^",
+    "AT_BEGINNING_STRING": r"\A",
+    "AT_END": "$",
+    "AT_END_STRING": r"\Z",
+    "AT_BOUNDARY": r"\b",
+    "AT_NON_BOUNDARY": r"\B",
+}
 
 
 def _test_of(op: str, value: Any, flags: int) -> Callable[[str], bool]:
@@ -342,57 +366,34 @@ def _test_of(op: str, value: Any, flags: int) -> Callable[[str], bool]:
     match op:
         case "ANY":
             return (lambda _: True) if flags & re.DOTALL else (lambda char: char != "\n")
-        case "LITERAL" | "NOT_LITERAL":
-            items, negated = [("LITERAL", value)], op == "NOT_LITERAL"
-        case _:
-            items = [(str(kind), inner) for kind, inner in value if str(kind) != "NEGATE"]
-            negated = any(str(kind) == "NEGATE" for kind, _ in value)
-    tests = [_item_test(kind, inner, flags) for kind, inner in items]
-    if not flags & re.IGNORECASE:
-        return lambda char: any(test(char) for test in tests) != negated
-
-    def test_folded(char: str) -> bool:
-        forms = {char, char.lower(), char.upper()}
-        return any(test(form) for form in forms if len(form) == 1 for test in tests) != negated
-
-    return test_folded
-
-
-def _item_test(kind: str, value: Any, flags: int) -> Callable[[str], bool]:
-    match kind:
         case "LITERAL":
-            return lambda char: ord(char) == value
+            text = _item(op, value)
+        case "NOT_LITERAL":
+            text = "^" + _item("LITERAL", value)
+        case _:
+            text = "".join(_item(str(kind), inner) for kind, inner in value)
+    one = re.compile(f"[{text}]", flags & (re.IGNORECASE | re.ASCII))
+    return lambda char: one.match(char) is not None
+
+
+def _item(kind: str, value: Any) -> str:
+    """Part of a set of characters, as it is written between brackets."""
+    match kind:
+        case "NEGATE":
+            return "^"
+        case "LITERAL":
+            return f"\\U{value:08x}"
         case "RANGE":
             low, high = value
-            return lambda char: low <= ord(char) <= high
-        case "CATEGORY":
-            name = str(value).removeprefix("CATEGORY_")
-            known = re.compile(_CATEGORIES[name.removeprefix("NOT_")], flags & re.ASCII)
-            inverted = name.startswith("NOT_")
-            return lambda char: (known.match(char) is not None) != inverted
+            return f"\\U{low:08x}-\\U{high:08x}"
+        case "CATEGORY" if str(value) in _CATEGORIES:
+            return _CATEGORIES[str(value)]
     raise PatternError(f"{kind.lower()} is not supported: {_WHY}")
 
 
 def _position_of(kind: str, flags: int) -> Callable[[str, int], bool]:
     """Whether a place in the text is meant."""
-    lines = bool(flags & re.MULTILINE)
-    match kind:
-        case "AT_BEGINNING":
-            return lambda text, at: at == 0 or (lines and text[at - 1] == "\n")
-        case "AT_BEGINNING_STRING":
-            return lambda _, at: at == 0
-        case "AT_END":
-            return lambda text, at: at == len(text) or (text[at] == "\n" and (lines or at == len(text) - 1))
-        case "AT_END_STRING":
-            return lambda text, at: at == len(text)
-        case "AT_BOUNDARY" | "AT_NON_BOUNDARY":
-            word = re.compile(r"\w", flags & re.ASCII)
-            wanted = kind == "AT_BOUNDARY"
-
-            def is_boundary(text: str, at: int) -> bool:
-                before = at > 0 and word.match(text[at - 1]) is not None
-                behind = at < len(text) and word.match(text[at]) is not None
-                return (before != behind) == wanted
-
-            return is_boundary
-    raise PatternError(f"{kind.lower()} is not supported: {_WHY}")
+    if kind not in _PLACES:
+        raise PatternError(f"{kind.lower()} is not supported: {_WHY}")
+    place = re.compile(_PLACES[kind], flags & (re.MULTILINE | re.ASCII))
+    return lambda text, at: place.match(text, at) is not None
