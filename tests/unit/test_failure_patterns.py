@@ -141,6 +141,78 @@ def test_an_exception_that_another_led_to_is_judged_by_that_one() -> None:
     assert found is not None and found.line.startswith("RuntimeError"), "the last one is quoted"
 
 
+GLOG = "E0228 00:35:58.954000 724855 site-packages/torch/distributed/elastic/multiprocessing/api.py:732] "
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        GLOG,
+        "E0228 00:35:58.954000 torch/distributed/run.py:12] ",
+        "[1,0]<stderr>:",
+        "[1,mpirank:0,algo-1]<stderr>:",
+        "worker-1: [rank3]: ",
+        "[rank0]:" + GLOG,
+        "0: ",
+        "(RayTrainWorker pid=4009, ip=10.0.0.7) ",
+    ],
+)
+def test_an_exception_is_found_behind_what_a_launcher_puts_before_it(prefix: str) -> None:
+    """Its message quotes an error that would excuse it."""
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "ValueError: no NCCL error",
+    )
+    assert blame(*(prefix + line for line in lines)) == OWN
+
+
+def test_colours_and_progress_bars_hide_no_exception() -> None:
+    assert blame("\x1b[1;35mValueError\x1b[0m: \x1b[35mno NCCL error\x1b[0m") == OWN
+    bar = "  0%|          | 0/100 [00:00<?, ?it/s]Traceback (most recent call last):"
+    assert blame("NCCL error", bar, '  File "x.py", line 1, in f', "mylib.Oops: NCCL is fine") == OWN
+
+
+def test_source_code_in_a_traceback_of_rich_is_no_error() -> None:
+    frame = [f"│   {number} │   raise RuntimeError('NCCL error')  │" for number in range(60)]
+    box = ("╭──── Traceback (most recent call last) ────╮", *frame, "╰────────────────────╯")
+    assert blame(*box, "mylib failed") is None
+    assert blame(*VALUE_ERROR, *box, "RuntimeError: Connection reset by peer") == OWN
+
+
+def test_a_metric_that_is_called_an_error_is_none() -> None:
+    for value in ("0.25", "1e-3", "nan", "12%", "-0.5"):
+        assert blame(f"MeanSquaredError: {value}", *TIMEOUT) == ("nccl", "peer")
+    assert blame("Traceback (most recent call last):", "  File x", "KeyError: 5", *TIMEOUT) == OWN
+
+
+def test_a_connection_of_a_client_library_is_no_ranks_however_it_is_chained() -> None:
+    """As `requests` tells of a server that closed the connection."""
+    chain = ("", "During handling of the above exception, another exception occurred:", "")
+    begin = ("Traceback (most recent call last):", '  File "x.py", line 1, in f')
+    reset = (*begin, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    pool = (*begin, "urllib3.exceptions.ProtocolError: ('Connection aborted.', ConnectionResetError(104, 'reset'))")
+    raised = (
+        *begin,
+        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'reset'))",
+    )
+    assert blame(*reset, *chain, *pool, *chain, *raised) == OWN
+    wrapped = (*begin, "RuntimeError: the collective failed")
+    assert blame(*reset, *chain, *wrapped) == ("rendezvous", "peer")
+
+
+def test_warnings_of_any_logger_are_none() -> None:
+    assert blame("W0430 23:50:38.337000 134467 torch/distributed/x.py:851] Connection reset by peer") is None
+    assert blame("2024-02-19 13:19:11.93: W tensorflow/core/x.cc:10] Input/output error, retrying") is None
+    assert blame("2024-02-19 13:19:11.93: E tensorflow/core/x.cc:10] Input/output error") == ("io", "machine")
+
+
+def test_the_end_of_a_launcher_that_was_asked_to_go_is_not_the_scripts() -> None:
+    said = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15"
+    assert blame(*TIMEOUT, "Traceback (most recent call last):", "  File x", said) == ("nccl", "peer")
+    assert blame("Traceback (most recent call last):", "  File x", said) is None
+
+
 def test_what_a_tracker_prints_at_its_end_hides_nothing() -> None:
     summary = [f"wandb: loss {number}" for number in range(90)]
     assert blame(*TIMEOUT, *summary) == ("nccl", "peer")

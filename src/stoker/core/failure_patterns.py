@@ -40,13 +40,14 @@ PATTERNS: tuple[Pattern, ...] = (
         "gpu-memory",
         "script",
         re.compile(
-            r"\bCUDA (?:error: )?out of memory\b|\bCuda failure '?out of memory|\bOutOfMemoryError\b"
+            r"\bCUDA (?:error: )?out of memory\b|\bCuda failure (?:\d{1,4} )?'?out of memory|\bOutOfMemoryError\b"
             r"|\bCUBLAS_STATUS_ALLOC_FAILED\b"
         ),
         (
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
             "RuntimeError: CUDA error: out of memory",
             "Cuda failure 'out of memory'",
+            "Cuda failure 2 'out of memory'",
         ),
         ("OSError: [Errno 12] Cannot allocate memory",),
     ),
@@ -55,13 +56,14 @@ PATTERNS: tuple[Pattern, ...] = (
         "script",
         re.compile(
             r"\bdevice-side assert triggered\b|\ban illegal memory access was encountered\b"
-            r"|\bncclInvalid(?:Usage|Argument)\b|\bNCCL error in\b[^,]{0,200}, invalid (?:usage|argument)\b"
+            r"|\bncclInvalid(?:Usage|Argument)\b|\bNCCL [Ee]rror\b[^,]{0,200}[,:] invalid (?:usage|argument)\b"
         ),
         (
             "RuntimeError: CUDA error: device-side assert triggered",
             "RuntimeError: CUDA error: an illegal memory access was encountered",
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
             "torch.distributed.DistBackendError: NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1287, invalid usage",
+            "RuntimeError: NCCL Error 5: invalid usage (run with NCCL_DEBUG=WARN for details)",
         ),
     ),
     Pattern(
@@ -70,7 +72,9 @@ PATTERNS: tuple[Pattern, ...] = (
         re.compile(
             r"\bfallen off the bus\b|\bUnable to determine the device handle for (?:GPU|gpu)|\bGPU is lost\b"
             r"|\bERROR_GPU_IS_LOST\b|\buncorrectable (?:ECC|NVLink) error\b|\bhardware stack error\b"
-            r"|\bCUDA error: (?:unspecified launch failure|the launch timed out)"
+            r"|\bCUDA error: (?:unspecified launch failure|the launch timed out|unknown error)"
+            r"|\bCUDA-capable devices? ?(?:\(s\) )?(?:is/are|are) busy or unavailable\b|\bsystem not yet initialized\b"
+            r"|\bCUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|HARDWARE_STACK_ERROR|LAUNCH_FAILED)\b"
             # 13, 31, 43 and 45 tell of what a program did to the GPU, or of another one's end.
             r"|\bNVRM: Xid \(PCI:[0-9A-Fa-f:.]{4,20}\): (?!(?:13|31|43|45)\b)\d{1,3}\b"
             r"|\b(?:Xid|XID) (?:48|62|64|74|79|92|94|95|119|120|14[0-9]|150)\b"
@@ -86,6 +90,11 @@ PATTERNS: tuple[Pattern, ...] = (
             "XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00",
             "RuntimeError: CUDA error: unspecified launch failure",
             "RuntimeError: CUDA error: the launch timed out and was terminated",
+            "torch.AcceleratorError: CUDA error: unknown error",
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "E tensorflow/stream_executor/cuda/cuda_driver.cc:1011] failed: CUDA_ERROR_ECC_UNCORRECTABLE",
         ),
         (
             "maXid=3",
@@ -135,12 +144,15 @@ PATTERNS: tuple[Pattern, ...] = (
         re.compile(
             r"\bexitcode\s{0,8}: -9 \(pid\b|\bfailed \(exitcode: -9\)"
             r"|\bSignal 9 \(SIGKILL\) received by PID\b|\bdied with <Signals\.SIGKILL\b"
+            r"|\bexited on signal 9 \(Killed\)|\bexits with return code = -9\b"
         ),
         (
             "  exitcode  : -9 (pid: 3437)",
             "E0501 11:12:35.1 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: -9)",
             "  traceback : Signal 9 (SIGKILL) received by PID 3437",
             "subprocess.CalledProcessError: Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>.",
+            "mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed).",
+            "[ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python', 'train.py'] exits with return code = -9",
         ),
         ("  exitcode  : -6 (pid: 3437)", "  traceback : Signal 15 (SIGTERM) received by PID 3437"),
     ),
@@ -148,7 +160,8 @@ PATTERNS: tuple[Pattern, ...] = (
         "nccl",
         "peer",
         re.compile(
-            r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b|\bNCCL error\b"
+            r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b|\bNCCL [Ee]rror\b"
+            r"|\bwatchdog got stuck\b|\bSome NCCL operations have failed or timed out\b"
             r"|\bnccl(?:System|Remote|Internal|UnhandledCuda)Error\b|\bNCCL communicator was aborted\b"
             r"|\bDetected mismatch between collectives\b|\bNCCL timeout\b"
         ),
@@ -159,6 +172,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
             "RuntimeError: NCCL communicator was aborted on rank 1.",
+            "RuntimeError: NCCL Error 2: unhandled system error",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 3] ProcessGroupNCCL's watchdog got stuck for 480 seconds",
+            "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels,",
         ),
         (
             "user:16901:16967 [2] misc/socket.cc:441 NCCL WARN socketFinalizeAccept: wrong type 4 != 3",
@@ -173,7 +189,8 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|\bRendezvous(?:Connection|Timeout|Closed|GracefulExit|State)Error\b|\bgot error: Socket Timeout\b"
             r"|\bThe (?:client|server) socket has (?:timed out|failed to (?:connect|listen))\b"
             r"|\bsendBytes failed\b|\bTimed out waiting \d+ms for (?:recv|send) operation\b"
-            r"|\bFailed to recv, got 0 bytes\b|\bTCPStore\b[^:]{0,80}\b(?:timed out|timeout|shut ?down|Broken pipe)\b"
+            r"|\b[Ff]ailed to recv, got 0 bytes\b|\bin store based barrier\b"
+            r"|\bTCPStore\b[^:]{0,80}\b(?:timed out|timeout|shut ?down|Broken pipe)\b"
         ),
         (
             "RuntimeError: Connection reset by peer",
@@ -183,6 +200,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: [1] is setting up NCCL communicator, but store->get('0') got error: Socket Timeout",
             "[rank2]: RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
             "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:41112",
+            "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store",
         ),
         (
             "[rank1]:[W1229 22:06:38.55 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67): Broken pipe",
@@ -211,7 +229,7 @@ _SCRIPT_TYPES = frozenset({
 # fmt: off
 _WRAPPERS = frozenset({
     "CalledProcessError", "ChildFailedError", "KeyboardInterrupt", "ProcessExitedException",
-    "ProcessRaisedException", "SystemExit",
+    "ProcessRaisedException", "SignalException", "SystemExit",
 })
 # fmt: on
 # A server elsewhere that closed a connection is no rank of this job.
@@ -219,16 +237,23 @@ _CLIENTS = ("aiohttp.", "botocore.", "httpx.", "huggingface_hub.", "requests.", 
 
 # At most one blank behind each: what is left of a traceback's frame stays indented.
 _PREFIXES = (
-    re.compile(r"\[[^\[\]\s]{1,40}\]:? ?"),  # [rank0]: of torchrun, [1] of mpirun
+    re.compile(r"\[[^\[\]\s]{1,40}\](?:<std(?:err|out)>)?:? ?"),  # [rank0]: of torchrun, [1,0]<stderr>: of mpirun
+    re.compile(r"[EF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} [^\s\]]{1,200}(?: [^\s\]]{1,200})?\] ?"),  # of a launcher's log
     re.compile(r"\([^()]{1,60}\) "),  # (RayWorkerWrapper pid=4009)
-    re.compile(r"[\w.-]{0,79}[\d-]: (?=Traceback |[\w.]{1,200}(?:Error|Exception)\b|\s)"),  # worker-0: of pdsh
+    re.compile(r"[\w.-]{0,79}[\d-]: (?=Traceback |[\w.]{1,200}(?:Error|Exception)\b|\s|\[)"),  # worker-0: of pdsh
 )
-_TRACEBACK = re.compile(r"(?:Original )?Traceback \(most recent call last\):")
+# At the end of a line: a progress bar may stand before it.
+_TRACEBACK = re.compile(r"\bTraceback \(most recent call last\):\s{0,8}$")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200}?(?:Error|Exception|Interrupt|Exit))(?::|$)")
 _ANY_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?::|$)")
+# As some metrics are printed: `MeanSquaredError: 0.25`.
+_NUMBER = re.compile(r":\s{0,8}[-+]?[\d.]{1,40}(?:e[-+]?\d{1,4})?%?\s{0,8}$|:\s{0,8}(?:nan|inf)$")
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,20}m")
 _THROWN = re.compile(r"\s{0,8}what\(\):\s")
-# Of glog (`[W1229 …`, `[I socket.cpp:…`), of NCCL, and of Python's logging and warnings.
-_BENIGN = re.compile(r"\[[WI](?:\d{3,4})? |\b(?:INFO|DEBUG|WARN|WARNING)\b|\b\w{0,60}Warning:")
+# Of glog (`[W1229 …`, `W0430 …`, `[I socket.cpp:…`, `…: W tensorflow/…]`), of NCCL, of Python's logging and warnings.
+_BENIGN = re.compile(
+    r"\[[WI](?:\d{3,4})? |^[WI]\d{4} |\d: [WI] \S{1,200}\] |\b(?:INFO|DEBUG|WARN|WARNING)\b|\b\w{0,60}Warning:"
+)
 # What shells and argparse say instead of raising anything.
 _REFUSED = re.compile(
     r"[\w./-]{1,100}: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)"
@@ -239,7 +264,7 @@ _CHAIN = re.compile(
     r"During handling of the above exception, another|The above exception was the direct cause of the following"
 )
 # What surrounds an error, and may be long: stacks, frames of tables, and what trackers print at their end.
-_PART = re.compile(r"\s|frame #|[=*-]{3}|wandb: |$")
+_PART = re.compile(r"\s|[│╭╰]|frame #|[=*-]{3}|wandb: |$")
 # `chain`: see above. `part`: of an error, or a warning. `ordinary`: any other output.
 _Plain = Literal["chain", "part", "ordinary"]
 
@@ -255,7 +280,7 @@ def diagnose(lines: Sequence[str]) -> FailureCause | None:
         elif isinstance(found, FailureCause):
             if own is not None and not chained:
                 return own
-            if found.blame == "machine" or (own is not None and found.blame == "peer"):
+            if found.blame == "machine" or (own is not None and found.blame == "peer" and not _is_of_client(own)):
                 return found  # By itself, or as what the script's exception was raised from.
             if found.blame == "peer":
                 secondary = secondary or found
@@ -274,11 +299,12 @@ def _judged(lines: Sequence[str]) -> list[FailureCause | _Plain]:
     inside = False
     for line in lines:
         text = _bare(line[:_LINE_CHARS])
-        if _TRACEBACK.match(text):
+        if _TRACEBACK.search(text):
             inside = True
             found.append("part")
             continue
-        if inside and _PART.match(text):
+        # A box is a traceback of `rich`, with lines of source code in it.
+        if text.startswith(("│", "╭", "╰")) or (inside and _PART.match(text)):
             found.append("part")
             continue
         cause = _judge(text, raised=inside)
@@ -294,7 +320,8 @@ def _plain(text: str) -> _Plain:
 
 
 def _bare(line: str) -> str:
-    """The line without what launchers put in front of it."""
+    """The line without its colours and what launchers put in front of it."""
+    line = _COLOUR.sub("", line)
     for _ in range(3):
         for prefix in _PREFIXES:
             match = prefix.match(line)
@@ -309,7 +336,7 @@ def _bare(line: str) -> str:
 def _judge(text: str, *, raised: bool) -> FailureCause | None:
     """`raised`: the line ends a traceback, so it names an exception whatever that is called."""
     exception = _EXCEPTION.match(text) or (_ANY_EXCEPTION.match(text) if raised else None)
-    if exception is not None:
+    if exception is not None and (raised or not _NUMBER.match(text, exception.end(1))):
         return _judge_exception(exception[1], text)
     if _THROWN.match(text):
         return _match(text) or FailureCause("exception", "script", text.strip()[:_QUOTED_CHARS])
@@ -331,6 +358,10 @@ def _judge_exception(name: str, text: str) -> FailureCause | None:
     if name.startswith(_CLIENTS):
         return own
     return _match(text) or own
+
+
+def _is_of_client(cause: FailureCause) -> bool:
+    return cause.line.startswith(_CLIENTS)
 
 
 def _match(text: str) -> FailureCause | None:
