@@ -166,13 +166,6 @@ def summarize(
     exits = [left for claim in state.attempts for left in _exits(facts.get(claim.number, ()))]
     said: list[Heartbeat | Exit] = [*beats, *exits]
     checkpoint = max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None)
-    metrics: dict[str, float] = {}
-    for claim in state.attempts:
-        nodes = facts.get(claim.number, ())[::-1]
-        # An exit is written last and knows best; of several ranks the lowest counts.
-        told: list[Heartbeat | Exit] = [*_heartbeats(nodes), *_exits(nodes)]
-        for one in told:
-            metrics |= one.metrics
     current = _heartbeats(facts.get(state.claims[-1].number, ())) if state.claims else []
     phase = phase_of(state, facts)
     return Summary(
@@ -191,7 +184,7 @@ def summarize(
         interruptions=sum(1 for claim in state.claims if claim.closed and claim.closed.outcome == "reclaimed"),
         last_checkpoint=checkpoint,
         exit_code=state.ended.exit_code if state.ended else None,
-        metrics=metrics,
+        metrics=_last_metrics(state, facts),
         step=max((one.step for one in said if one.step is not None), default=None),
         cost=cost.spent,
         on_demand_cost=cost.on_demand,
@@ -210,6 +203,18 @@ def summarize(
         # What the last attempt left out is named first.
         outputs=_add_outputs([attempt.outputs for attempt in reversed(attempts)]),
     )
+
+
+def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> dict[str, float]:
+    """The last value of each metric."""
+    metrics: dict[str, float] = {}
+    for claim in state.attempts:
+        nodes = facts.get(claim.number, ())[::-1]
+        # An exit is written last and knows best; of several ranks the lowest counts.
+        told: list[Heartbeat | Exit] = [*_heartbeats(nodes), *_exits(nodes)]
+        for one in told:
+            metrics |= one.metrics
+    return metrics
 
 
 def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,15 @@ def test_others_words_do_not_steer_the_terminal(steer: str) -> None:
 def test_log_lines_on_a_terminal_hide_nothing(steer: str) -> None:
     if steer not in ("\r", "\x1b[2J"):  # A progress bar's.
         assert harmless(f"a{steer}b") == "ab"
+
+
+def test_no_invisible_character_of_unicode_is_shown() -> None:
+    """Formatting characters and variants. Some count as formatting and are seen: signs of Arabic, Syriac and Kaithi."""
+    seen = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, 0x09, 0x0A, 0x0D}
+    formatting = (code for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp", "Cs"))
+    hidden = [*(code for code in formatting if code not in seen), *range(0xFE00, 0xFE0E), *range(0xE0100, 0xE01F0)]
+    assert [hex(code) for code in hidden if harmless(chr(code))] == []
+    assert harmless("❤️ 👍🏽") == "❤️ 👍🏽"
 
 
 def test_others_words_are_one_line() -> None:

@@ -10,10 +10,11 @@ _STEERING = (
     r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[ -~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 # Characters that are not seen and change what is: soft hyphens, marks and overrides of direction, joiners, line
-# separators, fillers, byte order marks, annotations, tags. Halves of characters cannot be printed at all.
+# separators, fillers, variants (but for those of emoji), byte order marks, annotations, tags. Halves of characters
+# cannot be printed at all.
 _INVISIBLE = (
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
-    "\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff]"
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d"
+    "\ufeff\uffa0\ufff0-\ufffb\U00013430-\U00013455\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff]"
 )
 ESCAPE = re.compile(f"{_STEERING}|{_INVISIBLE}")
 # Colours, moving about and erasing: what a progress bar needs, and nothing that a terminal would answer to.

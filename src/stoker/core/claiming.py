@@ -19,9 +19,7 @@ _MONEY_CHANGES_S = 300.0
 def claim_next(look: Look) -> None:
     """Claim a machine and launch it, where the job wants one, the house has nothing against it, and there is one."""
     reason = wants_claim(look.job)
-    if reason is None:
-        return
-    if look.cannot_read_rules():
+    if reason is None or look.cannot_read_rules():
         return
     alone = not look.state.open_claims
     if alone and (_waited_too_long(look) or _audit_wait(look)):
@@ -53,20 +51,8 @@ def claim_next(look: Look) -> None:
                 return
             told = [finding for one, finding in often if one == offering]
             audited = auditing.of_place(job, may, look.policy, look.bounded_subject, look.now, offering, shunned)
-            if look.tell((*told, *audited)):
-                return
-            full = look.rooms.why_wait(look.state.job, offering, look.job.spec.nodes)
-            if full is not None:
-                look.waiting = full
-                _leave_queue(look)
-                return
-            seq = look.state.seq + 1
-            noticed = None if alone else look.state.open_claims[0].number
-            event = Claimed(offering=offering, nodes=look.job.spec.nodes, successor_of=noticed)
-            # Of a machine that is free and stays, nothing is to be said about its price.
-            plain = offering.price == 0 and why == "on-demand"
-            look.append(event, reason if plain else f"{reason}; {why}")
-            look.actions.append(Launch(look.state.job, seq, reason))
+            if not look.tell((*told, *audited)):
+                _claim(look, offering, reason, why)
         case Dry(until=until, reason=why):
             held = next((each for each in too_dear.values() if why.startswith(each.waits)), None)
             if held is not None:
@@ -89,6 +75,22 @@ def claim_next(look: Look) -> None:
                 look.wake_in(_PRICES_CHANGE_S)
             elif alone:
                 look.append(Ended(outcome="failed", rule="no-offering", claim=look.last_attempt()), why)
+
+
+def _claim(look: Look, offering: Offering, reason: str, why: str) -> None:
+    """Claim nodes of this offering if there is room for them. `reason`: why the job wants them; `why`: why these."""
+    full = look.rooms.why_wait(look.state.job, offering, look.job.spec.nodes)
+    if full is not None:
+        look.waiting = full
+        _leave_queue(look)
+        return
+    seq = look.state.seq + 1
+    noticed = look.state.open_claims[0].number if look.state.open_claims else None
+    event = Claimed(offering=offering, nodes=look.job.spec.nodes, successor_of=noticed)
+    # Of a machine that is free and stays, nothing is to be said about its price.
+    plain = offering.price == 0 and why == "on-demand"
+    look.append(event, reason if plain else f"{reason}; {why}")
+    look.actions.append(Launch(look.state.job, seq, reason))
 
 
 def _heed_rules(look: Look, offerings: tuple[Offering, ...]) -> bool:

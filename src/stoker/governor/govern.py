@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -124,24 +124,15 @@ class Governor:
     def run_pass(self, only: set[str] | None = None) -> Pass:
         """One pass over every active job, or over `only` these. Raises StoreError when the store does not answer."""
         self.policy = self.applier.policy = self._house.read()
-        markers = active_jobs(self.store)
-        active = set(markers)
-        if only is not None:
-            markers = {job: found for job, found in markers.items() if job in only}
-        clock = self._clock = record_pass(self.store, self.name, len(markers), self.monotonic)
-        self.bookkeeper.begin(tuple(sorted(active)), whole=only is None, now=clock.now())
-        self.teller.begin(self.policy.house)
-        self._look_at_markets(clock)
+        active = active_jobs(self.store)
+        markers = {job: found for job, found in active.items() if only is None or job in only}
+        clock = self._begin(active, len(markers), whole=only is None)
         sweeping = only is None and self._sweep_is_due()
         fresh = Freshness(clock.now(), self._with_sleep, self.monotonic)
         observation = self._observe(markers, everywhere=sweeping, only=only)
         absent = markers.keys() - {job.state.job for job in observation.snapshot.jobs} - observation.problems.keys()
         problems = observation.problems | clear_markers(self.store, sorted(absent))
-        # Who is neither active nor has machines is over, or was removed by somebody else: an id that comes again is
-        # another job. Also where events alone call: no whole pass may come for months.
-        seen = {*active, *observation.listing.jobs()}
-        self.memory.keep(seen)
-        self.applier.market.keep(seen)
+        self._forget_others({*active, *observation.listing.jobs()})
         actions: list[Action] = []
         others: tuple[JobSnapshot, ...] | None = () if only is None else None
         plan = self._decide(replace(observation.snapshot, partial=only is not None, others=others), fresh.observed())
@@ -190,6 +181,20 @@ class Governor:
             untold=self.teller.pending,
             unsent=self.teller.unsent or bool(self._removed),
         )
+
+    def _begin(self, active: Collection[str], count: int, *, whole: bool) -> StoreClock:
+        """Record a pass over so many jobs, and begin the accounts of all that are active."""
+        clock = self._clock = record_pass(self.store, self.name, count, self.monotonic)
+        self.bookkeeper.begin(tuple(sorted(active)), whole=whole, now=clock.now())
+        self.teller.begin(self.policy.house)
+        self._look_at_markets(clock)
+        return clock
+
+    def _forget_others(self, seen: set[str]) -> None:
+        """Forget jobs that are neither active nor have machines: an id that comes again is another job. Partial passes
+        do so too, since no whole one may come for months."""
+        self.memory.keep(seen)
+        self.applier.market.keep(seen)
 
     def _note_markets(self, part: Observation, before: dict[str, JobSnapshot], problems: dict[str, str]) -> None:
         """Share what was seen of the markets since the job was looked at before."""
