@@ -113,17 +113,19 @@ def test_what_it_is_still_writing_when_its_time_is_over_is_not_kept(world: World
         "print(sorted(os.listdir('/opt/ml/checkpoints')), file=found, flush=True)\n"
         "if os.environ['STOKER_ATTEMPT'] != '1': raise SystemExit\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open('/opt/ml/checkpoints/whole', 'w').write('whole')\n"
-        "file = open('/opt/ml/checkpoints/growing', 'wb', buffering=0)\n"
+        "for name in ('done', 'growing'): os.mkdir('/opt/ml/checkpoints/' + name)\n"
+        "open('/opt/ml/checkpoints/done/whole', 'w').write('whole')\n"
+        "time.sleep(3)\n"
+        "file = open('/opt/ml/checkpoints/growing/part', 'wb', buffering=0)\n"
         "for _ in range(100000):\n"
         "    file.write(b'x' * 4096)\n"
         "    time.sleep(0.01)\n"
     )
     job = world.submit(environment=ENVIRONMENT)
-    until(lambda: list(world.home.glob("nodes/*/*/ml/checkpoints/growing")), "it writes")
+    until(lambda: list(world.home.glob("nodes/*/*/ml/checkpoints/growing/part")), "it writes")
     world.interrupt(job, grace_s=3)
     assert world.ended(job).outcome == "succeeded", world.story(job)
-    assert (world.truth / "found-2").read_text() == "['whole']\n", world.story(job)
+    assert (world.truth / "found-2").read_text() == "['done']\n", world.story(job)
 
 
 @needs_toolkit

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker.agent.checkpoints.format_check import UNKNOWN, FormatCheck, check_format
+from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
 from stoker.agent.checkpoints.write_history import WriteHistory
@@ -34,6 +35,8 @@ BUSY_S = 30.0
 # … made when no file was touched for this long, several ticks of the clock that files are stamped with; if such a
 # moment does not come for as long again, of any file that is closed.
 CALM_S = 0.25
+# … or sooner, if a save is shown to be whole and changed no more bytes than this.
+_CALM_BYTES = 256 * 1024 * 1024
 # Looking at the folder before the training is told must not keep it waiting longer than this.
 _MARK_S = 1.0
 
@@ -92,7 +95,8 @@ class FolderWatch:
         # What the last commit holds: how its files looked in the folder, and as what they are kept.
         self.committed: dict[str, Signature] = {}
         self.last: dict[str, BlobRef] = {}
-        self.shapes = SaveShapes()
+        self._cycles = SaveCycles()
+        self.shapes = SaveShapes(self._cycles.shape)
         self.history = WriteHistory(settle_s, patience_s=busy_s)
         self._dirty: Files = {}
         self.dirty_bytes = 0
@@ -115,12 +119,13 @@ class FolderWatch:
             self.files = {path: file for path, file in found.items() if self._foreign.get(path) != file.signature}
             self.history.note_files(self.files, now)
             self._compare()
-            if not self._dirty:
-                self._dirty_since = None
-                return
-            if self._dirty_since is None:
-                self._dirty_since = now
-            self._note_open()
+            if self._dirty:
+                self._note_open()
+            since = now if self._dirty_since is None else self._dirty_since
+            self._dirty_since = since if self._dirty else None
+            history = self.history
+            skip = history.open.keys() | history.logs() | history.died_open()
+            self._cycles.note(self.files, skip, lambda path: self._check(path).state == "whole")
 
     def mark(self) -> None:
         """Remember the folder as it is just before the training is told to end."""
@@ -186,10 +191,26 @@ class FolderWatch:
         news = self.dirty().keys() - streams
         if not news:
             return None
-        choice = self.settled()
-        if choice is None:
-            choice = self._choose_busy(streams)
+        choice = self.settled() or self._choose_calm(streams) or self._choose_busy(streams)
         return choice if choice is not None and news & choice.files.keys() else None
+
+    def _choose_calm(self, streams: set[str]) -> Choice | None:
+        """Copies of a save that its shape and its formats show to be whole, of a program that leaves no time to settle.
+
+        Only small ones, which are copied in no time: large ones wait for longer.
+        """
+        with self._lock:
+            looked_at = self.history.looked_at
+            since = looked_at if self._dirty_since is None else self._dirty_since
+            hot = self._moving(streams)
+            waits = looked_at - since < self._settle_s or self.dirty_bytes > _CALM_BYTES
+            if waits or any(looked_at - self.history.changed_at[path] < CALM_S for path in hot):
+                return None
+            judge = self._judge(streams)
+            if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot):
+                return None
+            choice = Choice(dict(self.files), frozenset((hot | streams) & self.files.keys()), {}, frozenset(streams))
+        return self._without_broken(choice, judge)
 
     def _choose_busy(self, streams: set[str]) -> Choice | None:
         with self._lock:
@@ -246,7 +267,7 @@ class FolderWatch:
         """A commit is done."""
         with self._lock:
             forms = {path: form for path, file in choice.files.items() if (form := self._form(file))}
-            self.shapes.learn(blobs, self.last, choice.streams, forms)
+            self.shapes.learn(blobs, self.last, choice.streams, forms, choice.files)
             self.history.committed(choice.files.keys())
             self.committed = {path: self.committed[path] for path in choice.carried if path in self.committed} | {
                 path: file.signature for path, file in choice.files.items()

@@ -3,38 +3,48 @@
 A script saves the same way each time. The *role* of a file is its path with every number replaced, so that
 `checkpoint-100/optimizer.pt` and `checkpoint-200/optimizer.pt` have one role. The *shape* of a save is how many files
 of each role it wrote, and which came last. A unit that changed in fewer files than its shape, or in another one last,
-is a save that stopped half-way.
+is a save that stopped half-way. As long as nothing was committed, a shape that was observed counts.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from stoker.agent.checkpoints.generations import newest_counts, role_of
 from stoker.agent.snapshot import File, unit_of
 from stoker.model import BlobRef
 
-_DIGITS = re.compile(r"[0-9]+")
+# Files are stamped with a clock that ticks every 1 to 10 ms: which of two came later is not known within a tick.
+TICK_NS = 10_000_000
+# Files that were written within a tick once are of one save if they lie no further apart than this.
+_TOGETHER_NS = 10 * TICK_NS
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many files of each role one save wrote, and the role of the last."""
+    """How many files of each role one save wrote, and the role of the last; several, if their order is not known."""
 
     counts: Counter[str]
-    last: str
+    last: frozenset[str]
 
 
-def role_of(path: str) -> str:
-    return _DIGITS.sub("#", path)
+def shape_of(files: Sequence[File]) -> Shape:
+    """The shape of a save that wrote these files."""
+    newest_ns = max(file.signature.modified_ns for file in files)
+    last = frozenset(role_of(file.path) for file in files if newest_ns - file.signature.modified_ns < TICK_NS)
+    return Shape(newest_counts(file.path for file in files), last)
 
 
 class SaveShapes:
-    """The shapes of saves, by the role of their unit. `sizes` and `forms` are those of committed files, by role."""
+    """The shapes of saves, by the role of their unit. `sizes` and `forms` are those of committed files, by role.
 
-    def __init__(self) -> None:
+    `observed` gives the shape of a unit's saves that was observed; None: none was.
+    """
+
+    def __init__(self, observed: Callable[[str], Shape | None] = lambda _unit: None) -> None:
+        self._observed = observed
         self._shapes: dict[str, Shape] = {}
         self._sizes: dict[str, set[int]] = {}
         self._forms: dict[str, set[str]] = {}
@@ -45,8 +55,9 @@ class SaveShapes:
         before: Mapping[str, BlobRef],
         streams: Collection[str] = (),
         forms: Mapping[str, str] | None = None,
+        files: Mapping[str, File] | None = None,
     ) -> None:
-        """A commit of `blobs`, oldest first, followed one of `before`."""
+        """A commit of `blobs`, oldest first, followed one of `before`. `files`: how they looked, where it is known."""
         changed = [
             path
             for path, blob in blobs.items()
@@ -54,14 +65,21 @@ class SaveShapes:
         ]
         by_unit: dict[str, list[str]] = {}
         for path in changed:
-            by_unit.setdefault(unit_of(path), []).append(role_of(path))
+            by_unit.setdefault(unit_of(path), []).append(path)
         by_role: dict[str, list[list[str]]] = {}
-        for unit, roles in by_unit.items():
-            by_role.setdefault(role_of(unit), []).append(roles)
+        for unit, paths in by_unit.items():
+            by_role.setdefault(role_of(unit), []).append(paths)
         for role, saves in by_role.items():
             # Of several saves in one commit, the largest: the first may have been smaller.
             largest = max(saves, key=len)
-            self._shapes[role] = Shape(Counter(largest), largest[-1])
+            known = [files[path] for path in largest if path in files] if files else []
+            shape = Shape(newest_counts(largest), frozenset({role_of(largest[-1])}))
+            if len(known) == len(largest):
+                shape = shape_of(known)
+            observed = self._observed(unit_of(largest[0]))
+            # A commit may hold several saves that lie side by side.
+            several = observed is not None and observed.counts.keys() == shape.counts.keys()
+            self._shapes[role] = Shape(observed.counts, shape.last) if observed and several else shape
         if changed:
             self._sizes, self._forms = {}, {}
             for path, blob in blobs.items():
@@ -70,7 +88,7 @@ class SaveShapes:
             self._forms.setdefault(role_of(path), set()).add(form)
 
     def knows(self, unit: str) -> bool:
-        return role_of(unit) in self._shapes
+        return self._shape(unit) is not None
 
     def missing(self, unit: str, changed: Sequence[File]) -> str | None:
         """A role that a save of this unit still has to write, by the saves before; None: none. Empty: none is known.
@@ -78,16 +96,23 @@ class SaveShapes:
         Of files that are overwritten, all may differ from the last commit and be of two saves: the one that a save
         writes last has to be the newest.
         """
-        shape = self._shapes.get(role_of(unit))
-        if shape is None:
+        shape = self._shape(unit)
+        have = newest_counts(file.path for file in changed)
+        if shape is None or (role_of(unit) not in self._shapes and not have.keys() <= shape.counts.keys()):
             return ""
-        have = Counter(role_of(file.path) for file in changed)
         lacking = next((role for role, count in shape.counts.items() if have[role] < count), None)
         if lacking is not None or not changed:
             return lacking
-        newest_ns = max(file.signature.modified_ns for file in changed)
-        newest = {role_of(file.path) for file in changed if file.signature.modified_ns == newest_ns}
-        return None if shape.last in newest else shape.last
+        written: dict[str, int] = {}
+        for file in changed:
+            role = role_of(file.path)
+            written[role] = max(written.get(role, 0), file.signature.modified_ns)
+        apart_ns = _TOGETHER_NS if len(shape.last) > 1 else 0
+        newest_ns = max(written.values())
+        return next((role for role in sorted(shape.last) if newest_ns - written[role] > apart_ns), None)
+
+    def _shape(self, unit: str) -> Shape | None:
+        return self._shapes.get(role_of(unit)) or self._observed(unit)
 
     def same_size(self, path: str, size: int) -> bool:
         return size in self._sizes.get(role_of(path), ())

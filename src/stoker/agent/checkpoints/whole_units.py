@@ -85,6 +85,17 @@ class UnitJudge:
         units = {unit_of(path) for path in self._changed}
         return {unit for unit in units if self._unfinished(unit) is not None}
 
+    def unproven(self, hot: Collection[str]) -> set[str]:
+        """Units of files that moved just now, and of which nothing shows that they are whole between two saves."""
+        units = {unit_of(path) for path in hot}
+        return {
+            unit
+            for unit in units
+            if self._incomplete(unit, [path for path in self._changed if unit_of(path) == unit]) is not None
+            or not all(self._proven(path) for path in hot if unit_of(path) == unit)
+            or self._history.removed_lately(unit)
+        }
+
     def _unfinished(self, unit: str) -> Held | None:
         changed = [path for path in self._changed if unit_of(path) == unit]
         waits = self._shapes.knows(unit) and self._history.may_go_on(changed)

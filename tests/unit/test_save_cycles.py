@@ -1,0 +1,197 @@
+"""Which files one save consists of, learnt from saves that were observed and never committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from checkpoint_world import World, checkpoints, restored_content
+
+from stoker.agent.checkpoints.generations import counts_time, generation_of, newest_counts
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.store import Store
+
+LIMIT_S = 60.0
+DIED = TrainingEnd("died")
+
+
+class Saver:
+    """A program that writes JSON files, one after the other, at times that the test chooses."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.now_s = world, time.time() - 1000
+
+    def write(self, path: str, step: int, *, after_s: float = 0.02, replace: bool = False) -> None:
+        self.now_s += after_s
+        target = self.world.folder / path
+        target.parent.mkdir(exist_ok=True)
+        part = target.with_name("x.tmp") if replace else target
+        part.write_text(json.dumps({"step": step}))
+        os.utime(part, (self.now_s, self.now_s))
+        part.replace(target)
+
+    def save(self, *paths: str, step: int, looks: int = 2) -> None:
+        for path in paths:
+            self.write(path, step)
+        self.world.tick(looks)
+        self.now_s += 0.5 * looks
+
+    def die(self) -> None:
+        self.world.alive = False
+        self.world.sync.final(LIMIT_S, DIED)
+
+
+@pytest.fixture
+def store() -> Store:
+    return checkpoint_world.memory_store()
+
+
+@pytest.fixture
+def saver(tmp_path: Path, store: Store) -> Saver:
+    return Saver(World(tmp_path, store).begin())
+
+
+def steps(store: Store, back: Path) -> dict[str, int]:
+    if not checkpoints(store):
+        return {}
+    return {path: json.loads(data)["step"] for path, data in restored_content(store, back).items()}
+
+
+def test_a_file_that_was_written_twice_shows_its_shape(saver: Saver, store: Store, tmp_path: Path) -> None:
+    """Killed right after its second save: nothing was ever committed."""
+    saver.save("model.json", step=1, looks=1)
+    saver.write("model.json", 2)
+    saver.die()
+    assert steps(store, tmp_path / "back") == {"model.json": 2}
+
+
+def test_a_single_save_shows_nothing(saver: Saver, store: Store) -> None:
+    saver.save("model.json", step=1, looks=1)
+    saver.die()
+    assert checkpoints(store) == []
+
+
+@pytest.mark.parametrize("names", ["epoch-{:03d}.json", "model_step{}.json", "e=1-iter={}.json"])
+def test_numbered_files_show_the_shape_of_a_save(saver: Saver, store: Store, tmp_path: Path, names: str) -> None:
+    """All of them appeared since the last look."""
+    for n in (1, 2):
+        saver.write(names.format(n), n)
+    saver.die()
+    assert steps(store, tmp_path / "back") == {names.format(n): n for n in (1, 2)}
+
+
+@pytest.mark.parametrize("names", ["rank{}.json", "model-0000{}-of-00003.json", "ckpt_{}.json", "part-{}.json"])
+def test_parts_of_one_save_show_nothing(saver: Saver, store: Store, names: str) -> None:
+    for n in (1, 2):
+        saver.write(names.format(n), n)
+    saver.die()
+    assert checkpoints(store) == []
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_numbered_folders_show_the_shape_of_a_save(saver: Saver, store: Store, tmp_path: Path, half: bool) -> None:
+    names = ("model.json", "optimizer.json")
+    for n in (10, 20):
+        saver.save(*(f"checkpoint-{n}/{name}" for name in names[: 1 if half and n == 20 else 2]), step=n, looks=1)
+    saver.die()
+    found = {path.partition("/")[0] for path in steps(store, tmp_path / "back")}
+    assert found == ({"checkpoint-10"} if half else {"checkpoint-10", "checkpoint-20"})
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("order", [("a.json", "b.json"), ("b.json", "a.json")])
+@pytest.mark.parametrize("half", [False, True])
+def test_files_that_are_overwritten_together(
+    saver: Saver, store: Store, tmp_path: Path, order: tuple[str, str], half: bool, replace: bool
+) -> None:
+    for step in (1, 2):
+        for path in order:
+            saver.write(path, step, replace=replace)
+        saver.world.tick(3)
+        saver.now_s += 1
+    for path in order[: 1 if half else 2]:
+        saver.write(path, 3, replace=replace)
+    saver.die()
+    # The second was copied when it was known what belongs to it.
+    whole = 2 if half else 3
+    assert steps(store, tmp_path / "back") == {"a.json": whole, "b.json": whole}
+
+
+def test_files_written_within_a_tick_have_no_order(saver: Saver, store: Store, tmp_path: Path) -> None:
+    """Sorted by name, `weights` would be the last, and the first half of the third save a whole one."""
+    for step in (1, 2):
+        saver.write("weights.json", step)
+        saver.write("meta.json", step, after_s=0.0)
+        saver.world.settle()
+        saver.now_s += 40
+        assert steps(store, tmp_path / f"back-{step}") == {"weights.json": step, "meta.json": step}
+    saver.write("weights.json", 3)
+    saver.write("meta.json", 3, after_s=0.0)
+    saver.world.tick()
+    saver.now_s += 1
+    saver.write("weights.json", 4)
+    saver.die()
+    assert steps(store, tmp_path / "back") == {"weights.json": 2, "meta.json": 2}
+
+
+def test_pauses_inside_a_save_teach_no_smaller_one(saver: Saver, store: Store, tmp_path: Path) -> None:
+    """Each pause is as long as the time between saves."""
+    for step in range(1, 30):
+        for path in ("model.json", "optimizer.json"):
+            saver.write(path, step)
+            saver.world.tick(3)
+            saver.now_s += 1.5
+            found = steps(store, tmp_path / f"back-{step}-{path}")
+            assert len(set(found.values())) <= 1
+    assert checkpoints(store)
+
+
+def test_a_program_that_never_rests_is_committed_after_a_few_seconds(
+    saver: Saver, store: Store, tmp_path: Path
+) -> None:
+    """Not after half a minute: a save that is whole by its shape and its format is copied in a calm moment."""
+    for step in range(1, 9):
+        saver.save("model.json", step=step)
+    assert checkpoints(store)
+    found = steps(store, tmp_path / "back")
+    saver.write("model.json", 0)
+    (saver.world.folder / "model.json").write_text('{"step": 1')
+    saver.die()
+    assert steps(store, tmp_path / "again") == found
+
+
+def test_a_commit_of_many_saves_teaches_the_shape_of_one(saver: Saver, store: Store, tmp_path: Path) -> None:
+    for n in (1, 2, 3):
+        saver.save(f"epoch-{n}.json", step=n, looks=1)
+    saver.world.settle()
+    saver.now_s += 60
+    assert len(steps(store, tmp_path / "back")) == 3
+    saver.write("epoch-4.json", 4)
+    saver.die()
+    assert len(steps(store, tmp_path / "again")) == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "generation", "time"),
+    [
+        ("epoch-003.json", (3,), True),
+        ("epoch=3-step=40.ckpt", (3, 40), True),
+        ("checkpoint-200/optimizer.pt", (200,), False),
+        ("global_step40/mp_rank_00_model_states.pt", (40,), True),
+        ("checkpoint-00001-of-00002.pt", (), False),
+        ("rng_state_0.pth", (), False),
+        ("rank3.pt", (), False),
+        ("footstep5", (), False),
+    ],
+)
+def test_numbers_that_count_saves(path: str, generation: tuple[int, ...], time: bool) -> None:
+    assert (generation_of(path), counts_time(path)) == (generation, time)
+
+
+def test_the_newest_generation_is_counted() -> None:
+    paths = [f"epoch-{n}-shard-{part}.pt" for n, parts in ((1, 4), (2, 1)) for part in range(parts)]
+    assert newest_counts(paths) == {"epoch-#-shard-#.pt": 1}
