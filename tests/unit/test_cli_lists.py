@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from stoker import client, layout, log
-from stoker.cli import main
+from stoker.cli import main, ps
+from stoker.cli.printing import width
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Offering, Record
@@ -224,3 +225,11 @@ def test_a_detached_run_prints_one_json_object(stoker: Stoker, store: Store) -> 
     assert code == 0 and told["id"].startswith("gpt-")
     assert told == {"id": told["id"], "name": "gpt", "store": store.url, "phase": "queued", "detached": True}
     assert log.read(store, told["id"]) is not None
+
+
+def test_a_line_of_wide_characters_is_cropped_to_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 10)))
+    drawn = ps._drawn(["失" * 30, "a" * 30, "short"])
+    rows = [row.removesuffix("\x1b[K") for row in drawn.removeprefix("\x1b[H").removesuffix("\x1b[J").splitlines()]
+    assert [width(row) for row in rows] == [19, 20, 5]
+    assert rows[0] == "失" * 9 + "…"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from stoker.chunks import Sample
-from stoker.core.patterns import Found, Pattern, PatternError, Work, compile_pattern
+from stoker.core.patterns import MOST_EXPRESSIONS, Found, Pattern, PatternError, Work, compile_pattern
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ class MetricScanner:
 
     def __init__(self, regexes: Mapping[str, str]) -> None:
         self._patterns: dict[str, Pattern] = {}
-        for name, regex in regexes.items():
+        if len(regexes) > MOST_EXPRESSIONS:
+            log.warning("metrics has %d expressions; the first %d are used", len(regexes), MOST_EXPRESSIONS)
+        for name, regex in islice(regexes.items(), MOST_EXPRESSIONS):
             try:
                 self._patterns[name] = compile_pattern(regex)
             except PatternError as error:

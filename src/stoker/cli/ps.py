@@ -169,8 +169,11 @@ def _cropped(line: str, wide: int) -> str:
 
     if width(line) <= wide:
         return line
-    plain = click.unstyle(line)
-    return f"{plain[: max(wide - 1, 0)]}…"
+    plain = click.unstyle(line)[: max(wide - 1, 0)]
+    # Some characters take two columns.
+    while width(plain) > wide - 1 and plain:
+        plain = plain[:-1]
+    return f"{plain}…"
 
 
 def _governor_lines(passed: datetime | None, active: int, watched: int) -> list[str]:

@@ -25,6 +25,8 @@ _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 1
 # Longest expression, and most instructions it may become: counted repeats are written out.
 LONGEST = 1000
 INSTRUCTIONS = 400
+# Most of one job: each looks at every line of its log.
+MOST_EXPRESSIONS = 100
 # A search takes about a third of a second then. A text that long without a match is no line of a log.
 STEPS = 1_000_000
 _REMEMBERED_CHARS = 4096

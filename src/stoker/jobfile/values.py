@@ -15,7 +15,7 @@ from typing import Any
 from stoker import references
 from stoker.command import number_text
 from stoker.containers import dlc, flags
-from stoker.core.patterns import Pattern, PatternError, compile_pattern
+from stoker.core.patterns import MOST_EXPRESSIONS, Pattern, PatternError, compile_pattern
 from stoker.errors import SpecError
 from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
@@ -46,8 +46,6 @@ _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[a-z0-9+._-]+:[0-9a-f]{{32,}})?", re.A
 )
-# Each is held against every line of the log.
-_MOST_REGEXES = 100
 _COMMENTS = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 # What a computer's own whole numbers hold.
@@ -325,8 +323,8 @@ def _regexes(node: Node, path: str) -> dict[str, str]:
         if pattern.groups != 1 and len(pattern.names) != 1:
             advice = "expected exactly one group (or one named group) for the value, as in 'loss=([0-9.]+)'"
             raise child.origin.error(dotted, f"{advice}; found {pattern.groups}")
-    if len(found) > _MOST_REGEXES:
-        raise node.origin.error(path, f"has {len(found)} expressions; use at most {_MOST_REGEXES}")
+    if len(found) > MOST_EXPRESSIONS:
+        raise node.origin.error(path, f"has {len(found)} expressions; use at most {MOST_EXPRESSIONS}")
     return found
 
 
