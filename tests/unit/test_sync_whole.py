@@ -222,3 +222,58 @@ def test_a_restarted_agent_does_not_mix_two_saves(tmp_path: Path, memory: Memory
     write_json(world, "model.json", 2)
     recovered(world).sync.final(LIMIT_S)
     assert steps(memory, tmp_path / "back") == {"model.json": 1, "optimizer.json": 1}
+
+
+def save_as_lightning(world: World, step: int, last: str) -> None:
+    write_json(world, f"step={step}.json", step)
+    write_json(world, f"{last}.json", step)
+    for old in world.folder.glob("step=*.json"):
+        if int(old.stem.partition("=")[2]) < step - 20:
+            old.unlink()
+
+
+def test_a_program_that_saves_under_another_name_after_a_resume_is_committed(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    """Lightning keeps the `last.ckpt` that it resumed from, and writes `last-v1.ckpt` from then on."""
+    first = World(tmp_path, memory).begin()
+    for step in (20, 40, 60):
+        save_as_lightning(first, step, "last")
+        first.tick(rounds=12)
+    second = World(tmp_path, memory, claim=2).restore_newest().begin()
+    for step in (80, 100, 120, 140, 160):
+        save_as_lightning(second, step, "last-v1")
+        second.tick(rounds=12)
+        # Saves come more often than the 30 s that missing files are waited for.
+        if step > 80:
+            assert steps(memory, tmp_path / f"back-{step}")["last-v1.json"] == step
+
+
+def test_a_folder_that_lacks_a_file_of_earlier_saves_counts_once_the_next_one_has_begun(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    world = World(tmp_path, memory).begin()
+    write_json(world, "checkpoint-1/model.json", 1)
+    write_json(world, "checkpoint-1/scaler.json", 1)
+    world.settle()
+    for step in (2, 3, 4, 5, 6):
+        write_json(world, f"checkpoint-{step}/model.json", step)
+        world.tick(rounds=20)
+        if step > 2:
+            (world.folder / f"checkpoint-{step - 2}/model.json").unlink()
+    assert "checkpoint-5/model.json" in steps(memory, tmp_path / "back")
+
+
+def test_shards_of_one_save_are_not_taken_for_the_next_save(memory: MemoryStore, tmp_path: Path) -> None:
+    world = World(tmp_path, memory).begin()
+    for shard in range(4):
+        write_json(world, f"shard-{shard}.json", 1)
+    write_json(world, "index.json", 1)
+    world.settle()
+    for shard in range(4):
+        write_json(world, f"shard-{shard}.json", 2)
+        world.tick(rounds=20)
+        assert set(steps(memory, tmp_path / f"back-{shard}").values()) == {1}
+    write_json(world, "index.json", 2)
+    world.tick(rounds=12)
+    assert set(steps(memory, tmp_path / "back").values()) == {2}

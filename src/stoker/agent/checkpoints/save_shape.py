@@ -114,6 +114,14 @@ class SaveShapes:
     def _shape(self, unit: str) -> Shape | None:
         return self._shapes.get(role_of(unit)) or self._observed(unit)
 
+    def exceeded(self, unit: str, rounds: Mapping[str, int]) -> bool:
+        """Whether files of one role were begun more often than one save of this unit does. `rounds` is by path."""
+        shape = self._shapes.get(role_of(unit))
+        begun: Counter[str] = Counter()
+        for path, count in rounds.items():
+            begun[role_of(path)] += count
+        return shape is not None and any(begun[role] > count for role, count in shape.counts.items())
+
     def same_size(self, path: str, size: int) -> bool:
         return size in self._sizes.get(role_of(path), ())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.agent.checkpoints.format_check import FormatCheck
+from stoker.agent.checkpoints.generations import role_of
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import Mark, WriteHistory
 from stoker.agent.snapshot import Files, unit_of
@@ -98,8 +99,21 @@ class UnitJudge:
 
     def _unfinished(self, unit: str) -> Held | None:
         changed = [path for path in self._changed if unit_of(path) == unit]
-        waits = self._shapes.knows(unit) and self._history.may_go_on(changed)
+        waits = self._shapes.knows(unit) and self._history.may_go_on(changed) and not self._followed(unit, changed)
         return self._incomplete(unit, changed) if waits else None
+
+    def _followed(self, unit: str, changed: list[str]) -> bool:
+        """Whether the next save has begun: then this one has all its files, even if earlier saves had others, too.
+
+        A program may save in another way after it has resumed. Lightning writes `last-v1.ckpt` beside the `last.ckpt`
+        that it resumed from.
+        """
+        rounds = {path: count for path, count in self._history.rounds.items() if unit_of(path) == unit}
+        if self._shapes.exceeded(unit, rounds) or not changed:
+            return bool(changed)
+        newest_ns = max(self._files[path].signature.modified_ns for path in changed)
+        later = [path for path in self._changed if unit_of(path) != unit and role_of(unit_of(path)) == role_of(unit)]
+        return any(self._files[path].signature.modified_ns > newest_ns for path in later)
 
     def _incomplete(self, unit: str, changed: list[str]) -> Held | None:
         missing = self._shapes.missing(unit, [self._files[path] for path in changed])

@@ -77,6 +77,8 @@ class WriteHistory:
         self._died_open: dict[str, tuple[float, Signature]] = {}
         # The smallest that a file was seen since it was last committed.
         self._smallest: dict[str, int] = {}
+        # How often each file was begun anew since it was last committed, also of files that were removed.
+        self.rounds: dict[str, int] = {}
         # Processes that were seen to write here.
         self._writers: set[int] = set()
         self.mark: Mark | None = None
@@ -89,12 +91,19 @@ class WriteHistory:
         for path, file in files.items():
             known = before.get(path)
             if known is None or known.signature != file.signature:
+                if known is None or self._is_begun_anew(path, known.signature, file.signature, now):
+                    self.rounds[path] = self.rounds.get(path, 0) + 1
                 self.changed_at[path] = now
                 self._note_change(path, file.signature)
         for path in before.keys() - files.keys():
             for kept in (self.changed_at, self._smallest, self._died_open, self._opened):
                 kept.pop(path, None)
             self.removed_at[unit_of(path)] = now
+
+    def _is_begun_anew(self, path: str, before: Signature, seen: Signature, now: float) -> bool:
+        """Whether a write begins the file again, rather than going on with it."""
+        calm = now - self.changed_at.get(path, now) >= self._settle_s
+        return before.inode != seen.inode or seen.size < before.size or (seen.size == before.size and calm)
 
     def _note_change(self, path: str, signature: Signature) -> None:
         self._smallest[path] = min(self._smallest.get(path, signature.size), signature.size)
@@ -165,6 +174,7 @@ class WriteHistory:
     def committed(self, paths: Collection[str]) -> None:
         for path in paths:
             self._smallest.pop(path, None)
+        self.rounds = {path: count for path, count in self.rounds.items() if path in self._files and path not in paths}
 
     # ── Asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
