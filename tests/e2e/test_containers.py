@@ -448,3 +448,36 @@ pathlib.Path(os.environ["TRUTH"], "seen").write_text(f"{leaf.__file__} {sys.base
     assert ended.outcome == "succeeded", world.story(ended.id)
     where, base = (world.truth / "seen").read_text().split()
     assert where.startswith(str(world.home / "environments")) and base == "/usr"
+
+
+def test_a_link_made_inside_never_brings_a_file_of_the_machine_to_the_store(world: World, engine: Docker) -> None:
+    secret = world.root / "of-the-machine"
+    secret.write_text("not for the container")
+    world.write(
+        f"""
+import os
+from pathlib import Path
+saves, out = Path(os.environ["STOKER_CHECKPOINT_DIR"]), Path(os.environ["STOKER_OUTPUT_DIR"])
+assert not Path({str(secret)!r}).exists()
+for folder in (saves, out):
+    (folder / "model").write_text("weights")
+    (folder / "x").symlink_to({str(secret)!r})
+    (folder / "y").symlink_to("x")
+Path("beside").symlink_to({str(secret)!r})
+node = Path(os.environ["STOKER_CHECKPOINT_DIR"]).parents[1]
+try:
+    (node / "scratch" / "copies").symlink_to("/etc")
+except OSError as error:
+    print("scratch:", error.strerror)
+"""
+    )
+    ended = world.run(environment=contained(world))
+    assert ended.outcome == "succeeded", world.story(ended.id)
+    stored = [path for path in (world.root / "store").rglob("*") if path.is_file()]
+    assert not [path for path in stored if b"not for the container" in path.read_bytes()]
+    assert any(path.read_bytes() == b"weights" for path in stored)
+    story = world.story(ended.id)
+    assert (
+        story.count("[stoker] warning: x is left out: it is a link to") == 1
+        and "scratch: Read-only file system" in story
+    ), story

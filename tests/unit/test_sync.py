@@ -329,8 +329,10 @@ class Meddling:
         self._meddle = meddle
 
     def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+        # A file is held open while it is sent, and named by its handle.
+        named = source.readlink() if source.is_relative_to("/proc/self/fd") else source
         sent = self._store.put_file(source, key)
-        self._meddle(source)
+        self._meddle(named)
         return sent
 
     def __getattr__(self, name: str) -> object:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker import layout
-from stoker.agent.snapshot import File, Signature, signature_of
+from stoker.agent.snapshot import File, Signature, hold, signature_of
 from stoker.manifests import check_files
 from stoker.model import BlobRef
 from stoker.parallel import run_all
@@ -182,7 +182,11 @@ class BlobSender:
         begun_ns = self._wall_ns() if one.copied_ns is None else one.copied_ns
         self._check(one)
         try:
-            digest, upload, size = self._put(one.source)
+            if one.copied_ns is None:
+                with hold(one.source, file) as held:
+                    digest, upload, size = self._put(held)
+            else:
+                digest, upload, size = self._put(one.source)
         except (FileNotFoundError, FileChanged):
             raise Unstable(file.path) from None
         self._check(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.checkpoints.folder_watcher import Choice, FolderWatch
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.commits import CommitQueue, CommitRequest
+from stoker.agent.confinement import Confinement
 from stoker.agent.publish import Draft, Publisher
 from stoker.agent.snapshot import File, Files, copy_stable, scan
 from stoker.checkpoints import save_of
@@ -50,8 +51,10 @@ class RequestedCommits:
         nodes: int,
         keep: int,
         hurry: Callable[[], float | None],
+        confinement: Confinement | None = None,
     ) -> None:
         self._queue = queue
+        self._confinement = confinement
         self._folder = folder
         self._sender = sender
         self._publisher = publisher
@@ -90,13 +93,13 @@ class RequestedCommits:
             return 0
         newest = self.waiting[-1]
         if self._measured[0] != newest.sequence:
-            files = scan(self._folder / newest.name, ()).values()
+            files = self._scan(newest)
             self._measured = (newest.sequence, sum(file.size for file in files))
         return self._measured[1]
 
     def _commit(self, request: CommitRequest, *, final: bool) -> None:
         root = self._folder / request.name
-        files = scan(root, ()).values()
+        files = self._scan(request)
         self.files = len(files)
         total = sum(file.size for file in files)
 
@@ -142,7 +145,10 @@ class RequestedCommits:
         return waiting[first_to_go(sizes, self._sender.bytes_per_s, self._hurry() or 0.0)]
 
     def _bytes_to_send(self, request: CommitRequest) -> int:
-        return self._sender.bytes_to_send(scan(self._folder / request.name, ()).values())
+        return self._sender.bytes_to_send(self._scan(request))
+
+    def _scan(self, request: CommitRequest) -> Collection[File]:
+        return scan(self._folder / request.name, (), self._confinement).values()
 
     def _committed(self, request: CommitRequest, final: bool, key: str) -> None:
         self._queue.answer(request, key=key)

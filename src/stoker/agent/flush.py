@@ -197,7 +197,9 @@ def _flush_checkpoints(
         keep=submission.spec.checkpoints.keep,
         trust=trust_of(state, own=node.config.claim) if state is not None else NOTHING,
         recovering=True,
-        selection=folders.checkpoint_selection(node.paths, submission.spec, baseline),
+        selection=folders.checkpoint_selection(
+            node.paths, submission.spec, baseline, folders.confinement(node, submission.spec)
+        ),
     )
     if closing.pressing:
         sync.press(closing.share_s())
@@ -211,7 +213,7 @@ def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> Kept
     baseline = Baseline.read(node.paths.baseline)
     if baseline is None:
         return None
-    files = folders.output_files(node.paths, submission.spec, baseline)
+    files = folders.output_files(node.paths, submission.spec, baseline, folders.confinement(node, submission.spec))
     outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, files)
     outputs.final(closing.share_s(), until_s=closing.rest_by_s)
     return outputs.report()

@@ -18,10 +18,13 @@ import posixpath
 from pathlib import Path
 
 from stoker.agent.config import NodePaths
+from stoker.agent.confinement import Confinement
+from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline, OutputFiles, Source, without_caches
 from stoker.agent.snapshot import Files, Selection, scan
 from stoker.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
 from stoker.path_patterns import PathFilter, base_of, below, common_base, entries_of, is_pattern
+from stoker.providers.base import Contained
 from stoker.spec import Checkpoints, Spec
 
 # The output folder of a job that names none, below the code; `stoker.train` takes the same one outside Stoker.
@@ -51,20 +54,29 @@ def _selective(spec: Spec) -> bool:
     return len(entries) > 1 or entries[0] == "." or is_pattern(entries[0])
 
 
-def checkpoint_selection(paths: NodePaths, spec: Spec, baseline: Baseline) -> Selection:
+def confinement(node: Node, spec: Spec) -> Confinement | None:
+    """What keeps the agent from following links of a container; None where the training runs on the machine itself."""
+    if spec.environment.container is None or isinstance(node.machine, Contained):
+        return None
+    return Confinement((node.paths.root, *written(node.paths, spec)), node.say)
+
+
+def checkpoint_selection(
+    paths: NodePaths, spec: Spec, baseline: Baseline, confinement: Confinement | None = None
+) -> Selection:
     """Which files of the checkpoint folder are checkpoints: where others have files in it, too, without theirs."""
     if not is_shared(paths, spec):
-        return Selection()
+        return Selection(lambda folder: scan(folder, confinement=confinement), confinement=confinement)
     chosen = checkpoint_filter(spec)
 
     def look(folder: Path) -> Files:
         return {
             path: file
-            for path, file in without_caches(scan(folder)).items()
+            for path, file in without_caches(scan(folder, confinement=confinement)).items()
             if (chosen is None or chosen.takes(path)) and not baseline.has_file(folder, file)
         }
 
-    return Selection(look, chosen.takes if chosen is not None else lambda _path: True)
+    return Selection(look, chosen.takes if chosen is not None else lambda _path: True, confinement)
 
 
 def watched(paths: NodePaths, spec: Spec) -> list[Path]:
@@ -112,7 +124,9 @@ def output_folder(paths: NodePaths, spec: Spec) -> Path:
     return paths.root / OUTPUTS if default.exists() and not default.is_dir() else default
 
 
-def output_files(paths: NodePaths, spec: Spec, baseline: Baseline) -> OutputFiles:
+def output_files(
+    paths: NodePaths, spec: Spec, baseline: Baseline, confinement: Confinement | None = None
+) -> OutputFiles:
     """Which files are kept as outputs. `baseline` is what lay there before the training.
 
     One output folder is kept as it is: its files are at the top of the kept tree. Of several, and of patterns, files
@@ -120,7 +134,8 @@ def output_files(paths: NodePaths, spec: Spec, baseline: Baseline) -> OutputFile
     """
     top = output_folder(paths, spec)
     if spec.environment.contract is not None:
-        return OutputFiles([Source(top, whole=True)], _beside(paths, spec, prefix="code/"), baseline)
+        beside = _beside(paths, spec, prefix="code/")
+        return OutputFiles([Source(top, whole=True)], beside, baseline, confinement=confinement)
     entries = entries_of(spec.outputs)
     relative = tuple(entry for entry in entries if not entry.removeprefix("!").startswith("/"))
     sources: list[Source] = []
@@ -138,7 +153,7 @@ def output_files(paths: NodePaths, spec: Spec, baseline: Baseline) -> OutputFile
                 base = base_of(entry)
                 prefix = f"{posixpath.basename(base)}/" if len(entries) > 1 else ""
                 sources.append(Source(Path(base), prefix, PathFilter(below((entry,), base)).takes))
-    return OutputFiles(sources, _beside(paths, spec), baseline)
+    return OutputFiles(sources, _beside(paths, spec), baseline, confinement=confinement)
 
 
 def _beside(paths: NodePaths, spec: Spec, prefix: str = "") -> Source:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +25,8 @@ from fnmatch import translate
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from stoker.agent.snapshot import IGNORED, File, Files, Signature, scan
+from stoker.agent.confinement import Confinement
+from stoker.agent.snapshot import FOLDER, IGNORED, File, Files, Signature, scan
 from stoker.manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
@@ -48,6 +50,9 @@ _CORE_MAGIC = b"\x7fELF"
 _PASSING = re.compile("|".join(translate(name) for name in (*IGNORED, "*.pyc")))
 # Where there is not room for everything, this comes last.
 _LESS_WORTH = frozenset({"cache", "caches", "tmp", "temp"})
+
+# Links that lead to links: as many as Linux follows.
+_MOST_HOPS = 40
 
 Stamp = tuple[int, int]
 
@@ -88,7 +93,7 @@ class Baseline:
     def take(cls, folders: Iterable[Path]) -> Baseline:
         found: dict[str, Stamp] = {}
         for folder in folders:
-            for path, status, _ in _walk(folder, ""):
+            for path, status, _ in _walk(folder):
                 if status is not None:
                     found[os.fspath(folder / path)] = (status.st_size, status.st_mtime_ns)
         return cls(found)
@@ -132,10 +137,12 @@ class OutputFiles:
         *,
         most_bytes: int | None = None,
         most_files: int | None = None,
+        confinement: Confinement | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._work = work
         self._baseline = baseline or Baseline()
+        self._confinement = confinement
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._most_files = MOST_FILES if most_files is None else most_files
 
@@ -143,10 +150,14 @@ class OutputFiles:
         """The files that the job names as its outputs, by their path in the kept tree."""
         found: dict[str, Output] = {}
         for source in self._sources:
-            files = scan(source.folder)
+            files = scan(source.folder, confinement=self._confinement)
             for path, file in (files if source.whole else without_caches(files)).items():
-                if source.whole or self._is_new(source, path, file):
-                    found.setdefault(source.prefix + path, _output(source, path, file))
+                if not source.whole and not self._is_new(source, path, file):
+                    continue
+                target = _target_of(files, path) if self._confinement is not None else path
+                if target is not None:
+                    real = files[target]._replace(path=source.prefix + path)
+                    found.setdefault(source.prefix + path, Output(real, source.folder / target))
         return found
 
     def beside(self, declared: Mapping[str, Output]) -> tuple[dict[str, Output], list[LeftOut]]:
@@ -183,7 +194,7 @@ class OutputFiles:
     def _look_beside(self, work: Source) -> tuple[list[Output], list[LeftOut]]:
         fitting: list[Output] = []
         left_out: list[LeftOut] = []
-        for path, status, problem in _walk(work.folder, ""):
+        for path, status, problem in _walk(work.folder, self._confinement):
             if not work.takes(path):
                 continue
             size = status.st_size if status is not None else 0
@@ -217,6 +228,16 @@ def _output(source: Source, path: str, file: File) -> Output:
     return Output(file._replace(path=source.prefix + path), source.folder / path)
 
 
+def _target_of(files: Files, path: str) -> str | None:
+    """The file that a link inside the folder leads to, among those that were scanned; None: to none of them."""
+    for _ in range(_MOST_HOPS):
+        file = files.get(path)
+        if file is None or file.link is None:
+            return path if file is not None else None
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), file.link))
+    return None
+
+
 def _worth_less(path: str) -> bool:
     return any(part.startswith(".") or part in _LESS_WORTH for part in path.split("/"))
 
@@ -224,18 +245,25 @@ def _worth_less(path: str) -> bool:
 Walked = tuple[str, os.stat_result | None, str | None]
 
 
-def _walk(folder: Path, below: str, device: int | None = None) -> Iterator[Walked]:
+def _walk(folder: Path, confinement: Confinement | None = None) -> Iterator[Walked]:
     """Every file below a folder, with its status, or with why it cannot be kept. Follows no link, crosses no mount."""
     try:
-        here = folder / below if below else folder
-        with os.scandir(here) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-        device = here.stat().st_dev if device is None else device
+        handle = os.open(folder, FOLDER) if confinement is None else confinement.open(folder)
     except FileNotFoundError:
         return
     except OSError as error:
-        yield below or ".", None, f"cannot be read ({error.strerror})"
+        yield ".", None, _unreadable(error)
         return
+    try:
+        yield from _walk_in(handle, "", os.fstat(handle).st_dev)
+    finally:
+        os.close(handle)
+
+
+def _walk_in(handle: int, below: str, device: int) -> Iterator[Walked]:
+    """By handles: a folder that is replaced by a link meanwhile leads nowhere else."""
+    with os.scandir(handle) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if entry.name in _CACHES or _PASSING.match(entry.name):
             continue
@@ -246,10 +274,37 @@ def _walk(folder: Path, below: str, device: int | None = None) -> Iterator[Walke
                 yield path, status, None
             elif status.st_dev != device:
                 yield path, None, "lies on another disk"
-            elif any(os.path.lexists(f"{entry.path}/{mark}") for mark in _ENVIRONMENT_MARKS):
-                yield path, None, "a Python environment"
             else:
-                yield from _walk(folder, path, device)
+                yield from _walk_folder(handle, entry.name, path, device)
+
+
+def _walk_folder(parent: int, name: str, path: str, device: int) -> Iterator[Walked]:
+    try:
+        handle = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield path, None, _unreadable(error)
+        return
+    try:
+        if any(_is_there(handle, mark) for mark in _ENVIRONMENT_MARKS):
+            yield path, None, "a Python environment"
+        else:
+            yield from _walk_in(handle, path, device)
+    finally:
+        os.close(handle)
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _unreadable(error: OSError) -> str:
+    return f"cannot be read ({error.strerror})"
 
 
 def _leads_inside(folder: Path, path: str) -> bool:
@@ -269,5 +324,5 @@ def _problem_of(path: Path, status: os.stat_result) -> str | None:
             if _CORE.fullmatch(path.name) and reader.read(len(_CORE_MAGIC)) == _CORE_MAGIC:
                 return "a core dump"
     except OSError as error:
-        return None if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
+        return None if error.errno == errno.ENOENT else _unreadable(error)
     return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stoker import layout
 from stoker.agent.output_files import MOST_NAMED, LeftOut, Output, OutputFiles, Source
-from stoker.agent.snapshot import File, Files, Signature, signature_of
+from stoker.agent.snapshot import File, Files, Signature, hold, signature_of
 from stoker.errors import StoreError
 from stoker.model import KeptOutputs, LeftOutput
 from stoker.store import FileChanged, Store, can_be_key
@@ -240,9 +240,14 @@ class OutputSync:
                 # A link to a folder: what is in it is found where it is.
                 self._refused[file.path] = ""
                 return
-            if not self._put_bytes(file, source, key):
+            if file.link is not None:
+                stored = self._put_bytes(file, source, source, key)
+            else:
+                with hold(source, file, exact=False) as held:
+                    stored = self._put_bytes(file, source, held, key)
+            if not stored:
                 return
-        except FileNotFoundError:
+        except (FileNotFoundError, FileChanged):
             return
         except PermissionError as error:
             # One file that nobody may read must not hold up the others.
@@ -252,8 +257,9 @@ class OutputSync:
             self._stored[file.path] = file.signature
         self._dirty_since.pop(file.path, None)
 
-    def _put_bytes(self, file: File, source: Path, key: str) -> bool:
-        with source.open("rb") as reader:
+    def _put_bytes(self, file: File, source: Path, held: Path, key: str) -> bool:
+        """Read from `held`, and see at `source` whether it changed. False: once more later."""
+        with held.open("rb") as reader:
             data = reader.read(WHOLE_BYTES + 1)
         if len(data) <= WHOLE_BYTES:
             # Caught in the middle of a write: once more later. But what never rests is a log, whole at any length.
@@ -267,7 +273,7 @@ class OutputSync:
         # Too large for memory. In parts, which are completed once: no request of an older version can do that late.
         del data
         try:
-            self._bytes_moved += self._store.put_file(source, lambda _digest: key, replace=True).moved
+            self._bytes_moved += self._store.put_file(held, lambda _digest: key, replace=True).moved
         except FileChanged:
             return False
         return True

@@ -9,15 +9,18 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
 from typing import NamedTuple
 
+from stoker.agent.confinement import Confinement
 from stoker.checkpoints import safe_link
 from stoker.manifests import safe_path
 from stoker.model import BlobRef
 from stoker.saves import LOCK
+from stoker.store import FileChanged
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,7 @@ IGNORED = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 
 _FICLONE = 0x40049409
 _PLAIN_CHARS = 1000
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Signature(NamedTuple):
@@ -46,7 +50,7 @@ class Signature(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of the folder. `link` is where a link inside the folder points; others are read through."""
+    """A file of the folder. `link` is where a link inside the folder points; others are read through, or left out."""
 
     path: str
     signature: Signature
@@ -61,10 +65,20 @@ class File(NamedTuple):
 Files = dict[str, File]
 
 
-def scan(folder: Path, ignored: Collection[str] = IGNORED) -> Files:
-    """Every file under `folder`, by its path relative to it. What vanishes meanwhile is left out."""
+def scan(folder: Path, ignored: Collection[str] = IGNORED, confinement: Confinement | None = None) -> Files:
+    """Every file under `folder`, by its path relative to it. What vanishes meanwhile is left out.
+
+    With `confinement` no link leads out of the folder, not even the folder itself, whatever is replaced meanwhile.
+    """
     pattern = re.compile("|".join(translate(name) for name in ignored) if ignored else r"(?!)")
-    return {file.path: file for file in _scan(os.fspath(folder), "", pattern)}
+    try:
+        handle = os.open(folder, FOLDER) if confinement is None else confinement.open(folder)
+    except OSError:
+        return {}
+    try:
+        return {file.path: file for file in _scan(_Scan(os.fspath(folder), pattern, confinement), handle, "")}
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -73,25 +87,38 @@ class Selection:
 
     scan: Callable[[Path], Files] = scan
     takes: Callable[[str], bool] = lambda _path: True
+    confinement: Confinement | None = None
 
 
-def _scan(folder: str, below: str, ignored: re.Pattern[str]) -> Iterator[File]:
+@dataclass(frozen=True)
+class _Scan:
+    folder: str
+    ignored: re.Pattern[str]
+    confinement: Confinement | None
+
+
+def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
+    """By handles: a folder that is replaced by a link meanwhile leads nowhere else."""
     try:
-        entries = list(os.scandir(f"{folder}/{below}" if below else folder))
+        entries = list(os.scandir(handle))
     except OSError:
         return
     for entry in entries:
-        if ignored.match(entry.name):
+        if scan.ignored.match(entry.name):
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         try:
             if entry.is_dir(follow_symlinks=False):
-                yield from _scan(folder, path, ignored)
+                inner = os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+                try:
+                    yield from _scan(scan, inner, path)
+                finally:
+                    os.close(inner)
                 continue
             found = entry.stat(follow_symlinks=False)
             file = File(path, Signature.of(found), found.st_mode)
             if stat.S_ISLNK(found.st_mode):
-                read = _read_link(folder, path, file)
+                read = _read_link(scan, handle, entry.name, file)
                 if read is None:
                     continue
                 file = read
@@ -103,15 +130,18 @@ def _scan(folder: str, below: str, ignored: re.Pattern[str]) -> Iterator[File]:
             yield file
 
 
-def _read_link(folder: str, path: str, file: File) -> File | None:
-    """A link inside the folder stays one; one that leads to a file outside is read as that file."""
-    here = Path(folder, path)
-    target = os.fspath(here.readlink())
-    if target.startswith(folder + "/"):
-        target = os.path.relpath(target, here.parent)
+def _read_link(scan: _Scan, handle: int, name: str, file: File) -> File | None:
+    """A link inside the folder stays one; one to a file outside is read as that file, but not out of a confinement."""
+    path = file.path
+    target = os.readlink(name, dir_fd=handle)
+    if target.startswith(scan.folder + "/"):
+        target = os.path.relpath(target, Path(scan.folder, path).parent)
     if safe_link(path, target):
         return file._replace(link=target)
-    found = here.stat()
+    if scan.confinement is not None:
+        scan.confinement.leave_out(path, target)
+        return None
+    found = os.stat(name, dir_fd=handle)
     if not stat.S_ISREG(found.st_mode):
         log.warning("%s is left out: a link out of the checkpoint folder", path)
         return None
@@ -127,15 +157,34 @@ def signature_of(path: Path, file: File) -> Signature | None:
         return None
 
 
+@contextmanager
+def hold(source: Path, file: File, *, exact: bool = True) -> Iterator[Path]:
+    """A path that stays the file that was scanned, even if a process puts another one, or a link, in its place.
+
+    Raises FileChanged where `source` is another file by now or, if `exact`, has changed; OSError where it is gone.
+    """
+    # Nothing is opened yet: opening alone has effects, on a pipe or a device.
+    handle = os.open(source, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = Signature.of(os.fstat(handle))
+        same = found == file.signature if exact else found[:2] == file.signature[:2]
+        if not same:
+            raise FileChanged(f"{source} changed while it was read")
+        yield Path(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
 def copy_stable(source: Path, file: File, target: Path) -> bool:
     """Copy a file that may be written any moment, sharing its blocks where the filesystem can. False: it changed."""
-    if signature_of(source, file) != file.signature:
+    try:
+        with hold(source, file) as held, held.open("rb") as reader, target.open("wb") as writer:
+            try:
+                fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+            except OSError:
+                shutil.copyfileobj(reader, writer, 1024 * 1024)
+    except FileChanged:
         return False
-    with source.open("rb") as reader, target.open("wb") as writer:
-        try:
-            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-        except OSError:
-            shutil.copyfileobj(reader, writer, 1024 * 1024)
     return signature_of(source, file) == file.signature and target.stat().st_size == file.size
 
 

@@ -179,6 +179,7 @@ class CheckpointSync:
             nodes=nodes,
             keep=keep,
             hurry=self._seconds_left,
+            confinement=selection.confinement if selection is not None else None,
         )
         self._watched = self._make_watched(scratch, spacing_s)
         self._prune_due = self._put_off = self._compared = False

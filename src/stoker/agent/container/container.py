@@ -25,7 +25,7 @@ from stoker.agent.container.links import MOST_LOOKED_AT, Leads
 from stoker.agent.container.refusal import complaint
 from stoker.agent.container.registry import Login
 from stoker.agent.container.sweep import Record, container_name, remove, write_record
-from stoker.agent.enclosure import Command, View
+from stoker.agent.enclosure import Command, Mount, View
 from stoker.agent.gang import sleep_interruptibly
 from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
@@ -65,6 +65,7 @@ class Container:
         self._wants_gpus = submission.spec.resources.gpus is not None
         self._node = node
         self._root = node.paths.root
+        self._scratch = node.paths.scratch
         self._ask = ask
         self._pause = partial(sleep_interruptibly, check=check)
         self._engine = Engine(spec.engine, check, node.say, here=node.config.provider == "local")
@@ -153,6 +154,7 @@ class Container:
         """Make it and start it, with the node's folder and this. Raises SetupFailed."""
         self._door.open()
         self._written = (self._root, *view.written)
+        self._scratch.mkdir(parents=True, exist_ok=True)
         if not self._around.privileged:
             self._home.mkdir(exist_ok=True)
             self._look_for_own_daemon()
@@ -218,7 +220,8 @@ class Container:
             labels=labels,
             folders=(self._root, *view.written, *((view.environments,) if view.environments else ())),
             read=view.read,
-            mounts=view.mounts,
+            # The agent's own copies of files, which it reads and writes by name.
+            mounts=(*view.mounts, Mount(self._scratch, str(self._scratch), read_only=True)),
             run=self._spec.run,
         )
 

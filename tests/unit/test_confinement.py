@@ -1,0 +1,145 @@
+"""A container cannot make the agent, which runs outside, read files of the machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from checkpoint_world import JOB, World, content, memory_store, restored_content, write
+
+from stoker import layout
+from stoker.agent import folders
+from stoker.agent.config import NodePaths
+from stoker.agent.confinement import Confinement
+from stoker.agent.output_files import Baseline, OutputFiles, Source
+from stoker.agent.outputs import OutputSync
+from stoker.agent.snapshot import Selection, hold, scan
+from stoker.spec import Spec
+from stoker.store import FileChanged
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file of the machine, which the container does not see."""
+    write(tmp_path / "etc/shadow", "root:secret")
+    return tmp_path / "etc/shadow"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    (tmp_path / "node/code").mkdir(parents=True)
+    return tmp_path / "node"
+
+
+def link(path: Path, target: str | Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def test_a_link_out_of_the_folder_is_left_out_and_said_once(node: Path, secret: Path) -> None:
+    said: list[str] = []
+    confinement = Confinement([node], said.append)
+    folder = node / "code/checkpoints"
+    write(folder / "model.pt", "weights")
+    link(folder / "best.pt", "model.pt")
+    link(folder / "x", secret)
+    link(folder / "sub/y", "../../../../etc/shadow")
+    link(folder / "etc", secret.parent)
+    for _ in range(3):
+        assert sorted(scan(folder, confinement=confinement)) == ["best.pt", "model.pt"]
+    (line,) = said
+    assert line.startswith("warning: ") and " is left out: it is a link to " in line
+
+
+def test_a_checkpoint_folder_that_is_a_link_itself_is_not_followed(node: Path, secret: Path) -> None:
+    said: list[str] = []
+    link(node / "code/checkpoints", secret.parent)
+    assert scan(node / "code/checkpoints", confinement=Confinement([node], said.append)) == {}
+    assert said and f"checkpoints is left out: it is a link to {secret.parent}" in said[0]
+
+
+def test_an_absolute_folder_is_an_anchor_itself(tmp_path: Path, node: Path) -> None:
+    write(tmp_path / "disk/real/model.pt", "weights")
+    link(tmp_path / "data", tmp_path / "disk/real")
+    confinement = Confinement([node, tmp_path / "data"], lambda _line: None)
+    assert list(scan(tmp_path / "data", confinement=confinement)) == ["model.pt"]
+
+
+def test_a_folder_that_becomes_a_link_during_the_scan_leads_nowhere(
+    node: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = node / "code/checkpoints"
+    write(folder / "sub/shadow", "own")
+    real = os.open
+
+    def swap(path: str | Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if str(path).endswith("sub"):
+            (folder / "sub").rename(folder.parent / "gone")
+            (folder / "sub").symlink_to(secret.parent)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swap)
+    assert scan(folder, confinement=Confinement([node], lambda _line: None)) == {}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_file_that_becomes_a_link_after_the_scan_is_not_read(node: Path, secret: Path, exact: bool) -> None:
+    folder = node / "code/checkpoints"
+    write(folder / "model.pt", "weights")
+    file = scan(folder)["model.pt"]
+    with hold(folder / "model.pt", file, exact=exact) as held:
+        (folder / "model.pt").unlink()
+        (folder / "model.pt").symlink_to(secret)
+        assert held.read_text() == "weights"
+    with pytest.raises(FileChanged), hold(folder / "model.pt", file, exact=exact):
+        pass
+
+
+def test_no_checkpoint_holds_a_file_of_the_machine(tmp_path: Path, secret: Path) -> None:
+    store = memory_store()
+    confinement = Confinement([tmp_path / "claim-1-rank-0"], lambda _line: None)
+    chosen = Selection(lambda folder: scan(folder, confinement=confinement), confinement=confinement)
+    world = World(tmp_path, store, selection=chosen).begin()
+    write(world.folder / "model.pt", "weights")
+    link(world.folder / "x", secret)
+    world.settle()
+    assert restored_content(store, tmp_path / "back") == {"model.pt": b"weights"}
+    world.save("step-1", {"model": "1"}, step=1)
+    link(world.folder / "step-1/y", secret)
+    world.settle()
+    back = tmp_path / "again"
+    restored_content(store, back)
+    assert b"root:secret" not in content(back).values()
+
+
+def kept(files: OutputFiles) -> dict[str, bytes]:
+    store = memory_store()
+    sync = OutputSync(store, JOB, 1, 0, files)
+    assert sync.final(LIMIT_S)
+    prefix = layout.outputs(JOB, 1)
+    return {one.key.removeprefix(prefix): store.get(one.key).data for one in store.list(prefix)}
+
+
+def test_no_output_is_a_file_of_the_machine(node: Path, secret: Path) -> None:
+    out = node / "code/outputs"
+    write(out / "step-2.pt", "weights")
+    link(out / "best.pt", "latest.pt")
+    link(out / "latest.pt", "step-2.pt")
+    link(out / "x", secret)
+    # Inside by its text, and outside through another link.
+    link(out / "y", "x")
+    link(node / "code/beside", secret)
+    link(node / "code/folder", secret.parent)
+    confinement = Confinement([node], lambda _line: None)
+    spec = Spec(name="job", run="python train.py")
+    found = kept(folders.output_files(NodePaths(node), spec, Baseline(), confinement))
+    assert found == dict.fromkeys(("best.pt", "latest.pt", "step-2.pt"), b"weights")
+
+
+def test_an_output_folder_that_is_a_link_is_not_followed(node: Path, secret: Path) -> None:
+    link(node / "code/outputs", secret.parent)
+    confinement = Confinement([node], lambda _line: None)
+    assert kept(OutputFiles([Source(node / "code/outputs", whole=True)], confinement=confinement)) == {}
