@@ -154,13 +154,16 @@ class Scene:
         self.kernel_log = tmp_path / "kmsg"
         self.now = time.monotonic()
         self.records: list[str] = []
+        self.own_cgroup = "4:memory:/user/jane\n0::/\n"
 
     def kernel_said(self, text: str, ago_s: float) -> None:
         self.records.append(f"6,100,{int((self.now - ago_s) * 1e6)},-;{text}\n SUBSYSTEM=pci\n")
 
     def collect(self, *, code: int | None = 1, sig: int | None = None, cgroup: Path | None = None) -> tuple[str, ...]:
         self.kernel_log.write_text("".join(self.records))
-        return collect(code, sig, self.now - 1000, self.node, cgroup, kernel_log=self.kernel_log)
+        own = self.node / "own-cgroup"
+        own.write_text(self.own_cgroup)
+        return collect(code, sig, self.now - 1000, self.node, cgroup, kernel_log=self.kernel_log, own_cgroup=own)
 
 
 @pytest.fixture
@@ -219,6 +222,32 @@ def test_a_cgroup_that_does_not_count_memory(scene: Scene, tmp_path: Path) -> No
     assert scene.collect(code=137, cgroup=group) == ("oom",)
     (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
     assert scene.collect(code=137, cgroup=group) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "killed_in", "ours"),
+    [
+        ("4:cpu,memory:/user/jane\n0::/\n", "/tests-7", False),
+        ("4:memory:/user/jane\n0::/\n", "/user/jane", True),
+        ("4:memory:/user/jane\n0::/\n", "/user/jane/step-1", True),
+        ("4:memory:/user/jane\n0::/\n", "/user/janet", False),
+        ("0::/system.slice/stoker.service\n", "/user.slice/user-1000.slice", False),
+        ("0::/system.slice/stoker.service\n", "/system.slice/stoker.service", True),
+        ("0::/system.slice/stoker.service\n", "/", True),
+        ("0::/\n", "/docker/5f", False),
+        ("0::/\n", "/", True),
+        ("", "/docker/5f", True),
+    ],
+)
+def test_a_kill_in_a_group_of_others_is_no_evidence(scene: Scene, own: str, killed_in: str, ours: bool) -> None:
+    """Where the training's own group does not count memory, its memory is counted where the agent is."""
+    scene.own_cgroup = own
+    scene.kernel_said(OOM.replace("/stoker/job-1", killed_in), ago_s=5)
+    scene.kernel_said("Memory cgroup out of memory: Killed process 42 (python) total-vm:1kB", ago_s=5)
+    assert scene.collect(code=None, sig=signal.SIGKILL) == (("oom",) if ours else ())
+    # One that the kernel names no group for may be the training.
+    scene.kernel_said("Out of memory: Killed process 43 (python) total-vm:1kB", ago_s=4)
+    assert scene.collect(code=None, sig=signal.SIGKILL) == ("oom",)
 
 
 def test_a_full_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 KERNEL_LOG = Path("/dev/kmsg")
+OWN_CGROUP = Path("/proc/self/cgroup")
 # A launcher such as torchrun exits by itself soon after the kernel killed one of its workers.
 _OOM_RECENT_S = 60.0
 # The kernel's clock is not quite the monotonic one.
@@ -22,6 +23,7 @@ _DISK_FULL_BYTES = 16 * 1024 * 1024
 _MAX_RECORDS = 100_000
 
 _OOM = re.compile(r"Out of memory: Killed process|Memory cgroup out of memory: Killed process|oom-kill:")
+_OOM_PID = re.compile(r"(?:\bpid=|Killed process )(\d+)")
 _OOM_CGROUP = re.compile(r"task_memcg=([^,\s]+)")
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
 
@@ -34,6 +36,7 @@ def collect(
     cgroup: Path | None = None,
     *,
     kernel_log: Path = KERNEL_LOG,
+    own_cgroup: Path = OWN_CGROUP,
 ) -> tuple[str, ...]:
     """Facts such as `oom`, `xid:79`, `disk-full`, sorted. `started_at` is `time.monotonic()` when the training started.
 
@@ -46,6 +49,9 @@ def collect(
         facts.add("oom")
     # A group that does not count memory is not named by the kernel either.
     named_as = cgroup if oom_kills is not None else None
+    # Such a training is counted where this process is.
+    memory_group = _memory_group(own_cgroup) if named_as is None else None
+    others: set[str] = set()
     killed = signal == signals.SIGKILL or exit_code in (137, -9)
     now = time.monotonic()
     for at, line in _kernel_lines(kernel_log):
@@ -53,8 +59,11 @@ def collect(
             continue
         if xid := _XID.search(line):
             facts.add(f"xid:{int(xid[1])}")
-        elif _OOM.search(line) and _ours(line, named_as) and (killed or at > now - _OOM_RECENT_S):
-            facts.add("oom")
+        elif _OOM.search(line) and (killed or at > now - _OOM_RECENT_S):
+            if _of_another_group(line, memory_group):
+                others.update(_OOM_PID.findall(line))
+            elif _ours(line, named_as) and not others & set(_OOM_PID.findall(line)):
+                facts.add("oom")
     if _disk_full(node_dir):
         facts.add("disk-full")
     return tuple(sorted(facts))
@@ -84,6 +93,26 @@ def _ours(line: str, cgroup: Path | None) -> bool:
     group = PurePosixPath(named[1])
     # The kernel's path starts where the hierarchy is mounted, and may go on into groups that the training made.
     return any(str(cgroup).endswith(str(part)) for part in (group, *group.parents) if part != PurePosixPath("/"))
+
+
+def _memory_group(own_cgroup: Path) -> str | None:
+    """The group that the memory of this process is counted in, as the kernel names it; None where it is not known."""
+    try:
+        lines = [line.split(":", 2) for line in own_cgroup.read_text().splitlines()]
+    except OSError:
+        return None
+    named = {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
+    return named.get("memory", named.get(""))
+
+
+def _of_another_group(line: str, memory_group: str | None) -> bool:
+    """Whether the kernel says that it killed in a group that has nothing to do with this one."""
+    named = _OOM_CGROUP.search(line)
+    if memory_group is None or named is None:
+        return False
+    group = PurePosixPath(named[1])
+    related = group == PurePosixPath("/") or PurePosixPath(memory_group).is_relative_to(group)
+    return not related and (memory_group == "/" or not group.is_relative_to(memory_group))
 
 
 def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
