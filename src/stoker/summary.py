@@ -93,6 +93,8 @@ class AttemptSummary:
     checkpoint: CheckpointRef | None = None
     # Recent files outside of the checkpoint folder that look like saves, where it made nothing durable.
     saves_elsewhere: tuple[str, ...] = ()
+    # Whether there were files in the checkpoint folder, committed or not.
+    wrote_checkpoint_files: bool = False
     # The very image of its container.
     image: str | None = None
     # The agent's clock at the end of the training: for the gap that people see.
@@ -269,6 +271,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         noticed_at=min((notice.at for notice in hard), default=None),
         save=_joined(saves),
         saves_elsewhere=next((one.saves_elsewhere for one in said if one.saves_elsewhere), ()),
+        wrote_checkpoint_files=any(beat.checkpoint_files > 0 for beat in beats),
         checkpoint=max((one.checkpoint for one in said if one.checkpoint), key=lambda ref: ref.key, default=None),
         image=next((beat.image for beat in beats if beat.image), None),
         left_at=max((left.at for left in exits), default=None),

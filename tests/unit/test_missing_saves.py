@@ -11,6 +11,8 @@ import pytest
 
 from stoker.agent.health import missing_saves
 from stoker.agent.health.missing_saves import MissingSaves, find_saves
+from stoker.agent.output_files import Baseline
+from stoker.agent.snapshot import Selection
 from stoker.agent.sync import SyncStatus
 from stoker.cli.ps import note
 from stoker.cli.report import job_text
@@ -22,6 +24,7 @@ from stoker.core.policy import DEFAULT
 from stoker.core.retry import verdict
 from stoker.core.snapshot import Append
 from stoker.model import CheckpointRef, Claimed, Closed, Entry, Event, Launched, SaveTimes, Warned
+from stoker.path_patterns import PathFilter
 from stoker.spec import Submission
 from stoker.summary import summarize
 from stoker.testing.sim_data import (
@@ -107,12 +110,12 @@ def test_the_folder_to_name_is_where_the_saves_lie(paths: tuple[str, ...], folde
 # ── The timeline ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def line(save: SaveTimes | None, **left: Any) -> str:
+def line(save: SaveTimes | None, beat: dict[str, Any] | None = None, **left: Any) -> str:
     """The line below an attempt that was reclaimed, from the facts of its node."""
     from stoker.testing.sim_data import hard_notice
 
     exit_ = make_exit("interrupted", "notice", step=412, started=True, at_s=21.0, save=save, **left)
-    facts = {2: (make_facts(2, beat=make_beat(15.0), notice=hard_notice(20.0), left=exit_),)}
+    facts = {2: (make_facts(2, beat=make_beat(15.0, **beat or {}), notice=hard_notice(20.0), left=exit_),)}
     state = make_state(
         *RUNNING, Closed(2, "reclaimed", "notice", restart=True, restored_from=left.get("restored_from"))
     )
@@ -129,6 +132,8 @@ def test_the_timeline_claims_no_save_without_one() -> None:
     assert line(GRACE).startswith(f"notice → {NOTHING}"), "of an agent that did not count"
     named = line(replace(GRACE, commits=0), saves_elsewhere=("out/ckpt.pt",))
     assert named.endswith("out/ckpt.pt looks like a save: write `checkpoints: {dir: out}` in the job file")
+    torn = line(replace(GRACE, commits=0), beat={"checkpoint_files": 1})
+    assert torn == "notice → nothing was saved: what was written to checkpoints/ was not whole in time"
     again = line(replace(GRACE, commits=0), restored_from="00000002/000001-step-7")
     assert again == "notice → nothing new was saved: the store has step-7"
     assert "durable 0.0 s" not in again
@@ -244,6 +249,26 @@ def test_recent_files_that_look_like_saves_are_found(code: Path) -> None:
     found = find_saves(code, code / "checkpoints", since=1000.0)
     assert set(found) == {"out/ckpt.pt", "out/deep/er/model.safetensors", "run/checkpoint-500/"}
     assert find_saves(code / "nowhere", code, since=0.0) == ()
+
+
+def test_files_that_came_with_the_code_are_no_saves(code: Path) -> None:
+    """They are laid when the attempt starts, so their times tell nothing: nanoGPT has its dataset in `*.bin`."""
+    (code / "data").mkdir()
+    (code / "data/train.bin").write_text("dataset")
+    (code / "run/checkpoint-0").mkdir()
+    (code / "run/checkpoint-0/pretrained").write_text("x")
+    baseline = Baseline.take([code])
+    assert find_saves(code, code / "checkpoints", 1000.0, baseline) == ()
+    (code / "out/ckpt.pt").write_text("a save of this attempt")
+    (code / "run/checkpoint-10").mkdir()
+    found = find_saves(code, code / "checkpoints", 1000.0, baseline)
+    assert set(found) == {"out/ckpt.pt", "run/checkpoint-10/"}
+
+
+def test_files_that_the_pattern_of_the_checkpoints_takes_are_not_elsewhere(code: Path) -> None:
+    (code / "snapshot.pt").write_text("x")
+    selection = Selection(takes=PathFilter(("*.pt",)).takes)
+    assert "snapshot.pt" not in find_saves(code, code, 1000.0, selection=selection)
 
 
 def test_the_search_is_bounded(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -361,6 +361,7 @@ class Life:
         assert self.peers is not None
         seen_at = [path for path in (folders.checkpoints_inside(spec),) if path is not None]
         confinement = folders.confinement(self.node, spec)
+        selection = folders.checkpoint_selection(self.paths, spec, baseline, confinement)
         self.sync = CheckpointSync(
             self.store,
             job=self.config.job,
@@ -376,13 +377,13 @@ class Life:
             writing=lambda: open_for_writing(self.enclosure.group.members(), place.checkpoints, seen_at),
             peers=self.peers.ranks_with_files,
             lead_finished=lambda: self.peers is not None and self.peers.lead_finished,
-            selection=folders.checkpoint_selection(self.paths, spec, baseline, confinement),
+            selection=selection,
         )
         self.sync.start()
         self.training.observer = self.sync
         if self.config.rank == 0:
             named = as_written(spec.checkpoints.dir)
-            self.missing = MissingSaves(place.code, place.checkpoints, named, self.node.say)
+            self.missing = MissingSaves(place.code, place.checkpoints, named, self.node.say, baseline, selection)
         files = folders.output_files(self.paths, spec, baseline, confinement)
         self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, files)
         self.outputs.start()

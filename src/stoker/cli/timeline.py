@@ -91,7 +91,7 @@ def _save_parts(attempt: AttemptSummary, folder: str) -> list[str]:
     if kept is None:
         if attempt.restored_from:
             return [f"nothing new was saved: the store has {checkpoint_name(attempt.restored_from)}"]
-        return [nothing_saved(folder, attempt.saves_elsewhere)]
+        return [nothing_saved(folder, attempt.saves_elsewhere, written=attempt.wrote_checkpoint_files)]
     if save.commits == 0:
         before = ""
         if attempt.noticed_at is not None and kept.committed_at is not None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker.agent.output_files import Baseline
+from stoker.agent.snapshot import Selection
 from stoker.agent.sync import SyncStatus
 from stoker.core.kept_work import nothing_saved_yet
 from stoker.core.policy import DEFAULT as POLICY
@@ -35,12 +37,24 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "e
 class MissingSaves:
     """One attempt's watch. `look` is quick and may be called often; files are looked for on a thread of its own.
 
-    `say` tells the user, in the job's log. `shown` is what the job file calls the folder.
+    `say` tells the user, in the job's log. `shown` is what the job file calls the folder. Files of `baseline` lay there
+    before the training, such as a dataset that came with the code; `selection` takes checkpoints where others lie
+    beside them.
     """
 
-    def __init__(self, code: Path, folder: Path, shown: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        code: Path,
+        folder: Path,
+        shown: str,
+        say: Callable[[str], None],
+        baseline: Baseline | None = None,
+        selection: Selection | None = None,
+    ) -> None:
         self._code = code
         self._folder = folder
+        self._baseline = baseline or Baseline()
+        self._selection = selection or Selection()
         self._shown = shown
         self._say = say
         self._since = time.time()
@@ -71,15 +85,19 @@ class MissingSaves:
             self._thread.join(timeout_s)
 
     def _search(self, trained_s: float, aloud: bool) -> None:
-        self.elsewhere = find_saves(self._code, self._folder, self._since - _SLACK_S)
+        self.elsewhere = find_saves(self._code, self._folder, self._since - _SLACK_S, self._baseline, self._selection)
         self.warning = nothing_saved_yet(self._shown, trained_s, self.elsewhere)
         if aloud and not self._said:
             self._said = True
             self._say(f"warning: {self.warning}")
 
 
-def find_saves(code: Path, folder: Path, since: float) -> tuple[str, ...]:
-    """Files and folders below `code`, but not in `folder`, written since then, that look like saves: newest first.
+def find_saves(
+    code: Path, folder: Path, since: float, baseline: Baseline | None = None, selection: Selection | None = None
+) -> tuple[str, ...]:
+    """Files and folders below `code`, written since then, that look like saves and are none yet: newest first.
+
+    Not what is looked for in `folder`, and not what `baseline` has.
 
     Bounded in time and in names; what it does not get to is left out. Follows no link. Never raises.
     """
@@ -88,6 +106,9 @@ def find_saves(code: Path, folder: Path, since: float) -> tuple[str, ...]:
     left = _MOST_NAMES
     pending = [(str(code), 0)]
     kept = os.path.realpath(folder)
+    known = baseline.files if baseline is not None else {}
+    before = {path.rpartition("/")[0] for path in known}
+    takes = selection.takes if selection is not None else lambda _path: True
     while pending and left > 0 and time.monotonic() < until_s:
         place, depth = pending.pop(0)
         try:
@@ -97,14 +118,15 @@ def find_saves(code: Path, folder: Path, since: float) -> tuple[str, ...]:
                     if left <= 0 or time.monotonic() >= until_s:
                         break
                     if entry.is_dir(follow_symlinks=False):
-                        if _is_save_folder(entry, since):
+                        if _is_save_folder(entry, since) and entry.path not in before:
                             found[entry.path + "/"] = entry.stat(follow_symlinks=False).st_mtime
                         elif depth < _DEEPEST and _is_worth_a_look(entry, kept):
                             pending.append((entry.path, depth + 1))
                     elif entry.name.lower().endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
-                        modified = entry.stat(follow_symlinks=False).st_mtime
-                        if modified >= since:
-                            found[entry.path] = modified
+                        status = entry.stat(follow_symlinks=False)
+                        own = known.get(entry.path) == (status.st_size, status.st_mtime_ns)
+                        if status.st_mtime >= since and not own and not _is_taken(entry.path, kept, takes):
+                            found[entry.path] = status.st_mtime
         except OSError:
             continue
     newest = sorted(found, key=lambda path: found[path], reverse=True)[:_MOST_FOUND]
@@ -113,6 +135,12 @@ def find_saves(code: Path, folder: Path, since: float) -> tuple[str, ...]:
 
 def _is_save_folder(entry: os.DirEntry[str], since: float) -> bool:
     return entry.name.lower().startswith(_FOLDERS) and entry.stat(follow_symlinks=False).st_mtime >= since
+
+
+def _is_taken(path: str, folder: str, takes: Callable[[str], bool]) -> bool:
+    """Whether a file is one that the checkpoint folder is searched for."""
+    inside = os.path.relpath(os.path.realpath(path), folder)
+    return not inside.startswith("../") and takes(inside)
 
 
 def _is_worth_a_look(entry: os.DirEntry[str], kept: str) -> bool:
