@@ -13,7 +13,7 @@ from stoker.cli import ps
 from stoker.cli.printing import as_of
 from stoker.cli.report import job_text
 from stoker.cli.status_line import status_of
-from stoker.model import Claimed, Ended, Launched, Offering
+from stoker.model import Claimed, Ended, KeptOutputs, Launched, Offering
 from stoker.spec import Submission
 from stoker.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
 from stoker.testing.memory import MemoryStore
@@ -68,6 +68,20 @@ def test_the_first_line_says_who_looks_after_the_jobs() -> None:
     assert second.startswith("nobody governs these jobs: ") and "`stoker govern --watch`" in second
     (only,) = map(click.unstyle, ps._governor_lines(datetime.now(timezone.utc), 0, 1))
     assert only.startswith("0 active jobs (1 ended job watched until its machines are surely gone); a governor last")
+
+
+def test_without_a_price_no_sum_is_shown() -> None:
+    unpriced = replace(SUMMARY, phase="running", attempts=(attempt("training"),), cost=0.0)
+    priced = replace(unpriced, attempts=(replace(attempt("training"), price=2.0, price_source="job file"),))
+    assert "$" not in click.unstyle(ps._table([unpriced], set()))
+    assert "$0.00" in click.unstyle(ps._table([priced], set()))
+
+
+def test_that_no_outputs_are_kept_is_said_at_the_end() -> None:
+    running = replace(SUMMARY, phase="running", attempts=(attempt("training"),), outputs=KeptOutputs())
+    assert "outputs" not in click.unstyle(job_text(running))
+    ended = replace(running, phase="succeeded", ended_at=NOW)
+    assert "outputs     none kept" in click.unstyle(job_text(ended))
 
 
 # ── How old it is ─────────────────────────────────────────────────────────────────────────────────────────────────────

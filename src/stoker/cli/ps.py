@@ -265,7 +265,8 @@ def _table(summaries: list[Summary], active: set[str]) -> str:
             str(len(summary.attempts)),
             "–" if summary.step is None else str(summary.step),
             duration(summary.trained_s),
-            dollars(summary.cost),
+            # Without any price, a sum would claim that it was free.
+            dollars(summary.cost) if summary.cost or any(one.price_source for one in summary.attempts) else "–",
             ago(summary.submitted_at, now),
             legible(note(summary, active, now)),
         ]

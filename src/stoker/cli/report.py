@@ -82,7 +82,8 @@ def _facts(summary: Summary) -> list[list[str]]:
     if summary.metrics:
         rows.append(["metrics", "  ".join(f"{name} {number(value)}" for name, value in summary.metrics.items())])
     rows.append(["checkpoint", _safety(summary)])
-    if summary.outputs is not None:
+    # Files beside the code are kept when an attempt ends: until then, none yet says nothing.
+    if summary.outputs is not None and (summary.outputs.files or summary.ended_at is not None):
         rows.append(["outputs", outputs_text(summary)])
     if summary.cost is not None or summary.attempts:
         rows.append(["cost", cost_text(summary)])
