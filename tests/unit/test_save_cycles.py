@@ -195,3 +195,44 @@ def test_numbers_that_count_saves(path: str, generation: tuple[int, ...], time: 
 def test_the_newest_generation_is_counted() -> None:
     paths = [f"epoch-{n}-shard-{part}.pt" for n, parts in ((1, 4), (2, 1)) for part in range(parts)]
     assert newest_counts(paths) == {"epoch-#-shard-#.pt": 1}
+
+
+def test_a_file_that_only_some_saves_write_holds_nothing_up(saver: Saver, store: Store, tmp_path: Path) -> None:
+    """It would be waited for again and again, as long as saves follow one another closely."""
+    for step in range(1, 60):
+        saver.save("last.json", *(["best.json"] if step == 3 else []), step=step, looks=10)
+    found = steps(store, tmp_path / "back")
+    assert found["best.json"] == 3
+    assert found["last.json"] >= 57
+
+
+def test_a_file_without_a_format_is_copied_while_its_writer_lives(saver: Saver, store: Store) -> None:
+    for step in range(1, 9):
+        saver.now_s += 1
+        path = saver.world.folder / "weights.bin"
+        path.write_bytes(bytes([step]) * 100)
+        os.utime(path, (saver.now_s, saver.now_s))
+        saver.world.tick(2)
+    assert checkpoints(store)
+
+
+def test_a_file_that_is_smaller_than_before_is_not_copied(saver: Saver, store: Store) -> None:
+    for step in range(1, 9):
+        saver.now_s += 1
+        path = saver.world.folder / "weights.bin"
+        path.write_bytes(bytes([step]) * (100 - step))
+        os.utime(path, (saver.now_s, saver.now_s))
+        saver.world.tick(2)
+    assert checkpoints(store) == []
+
+
+def test_a_hard_link_to_a_save_is_no_write(saver: Saver, store: Store, tmp_path: Path) -> None:
+    for step in (1, 2):
+        saver.write(f"step-{step}.json", step)
+        last = saver.world.folder / "last.json"
+        last.unlink(missing_ok=True)
+        last.hardlink_to(saver.world.folder / f"step-{step}.json")
+        saver.world.tick(2)
+        saver.now_s += 1
+    saver.die()
+    assert steps(store, tmp_path / "back") == {"step-1.json": 1, "step-2.json": 2, "last.json": 2}

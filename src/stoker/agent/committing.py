@@ -22,6 +22,8 @@ from stoker.model import BlobRef
 
 # The folder is scanned at most this often, and so that scanning takes about 1 % of a core.
 LOOK_S = 0.5
+# Until something was committed: in which order a program writes its files shows what one save is.
+_FIRST_LOOK_S = 0.1
 MAX_LOOK_S = 60.0
 LOOK_SHARE = 0.01
 # With little time left it may be more.
@@ -288,7 +290,8 @@ class FolderCommits:
         began = time.thread_time()
         self._watch.look()
         cost_s = (time.thread_time() - began) / self._look_share
-        self._look_at = self._monotonic() + min(max(LOOK_S, cost_s), MAX_LOOK_S)
+        least_s = LOOK_S if self._watch.last else _FIRST_LOOK_S
+        self._look_at = self._monotonic() + min(max(least_s, cost_s), MAX_LOOK_S)
         return True
 
     def _committed(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:

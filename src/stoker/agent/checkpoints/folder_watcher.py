@@ -195,7 +195,7 @@ class FolderWatch:
         return choice if choice is not None and news & choice.files.keys() else None
 
     def _choose_calm(self, streams: set[str]) -> Choice | None:
-        """Copies of a save that its shape and its formats show to be whole, of a program that leaves no time to settle.
+        """Copies of a save that its shape shows to be whole, of a program that leaves no time to settle.
 
         Only small ones, which are copied in no time: large ones wait for longer.
         """
@@ -207,7 +207,7 @@ class FolderWatch:
             if waits or any(looked_at - self.history.changed_at[path] < CALM_S for path in hot):
                 return None
             judge = self._judge(streams)
-            if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot):
+            if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot, self._cycles.shrank):
                 return None
             choice = Choice(dict(self.files), frozenset((hot | streams) & self.files.keys()), {}, frozenset(streams))
         return self._without_broken(choice, judge)

@@ -96,20 +96,12 @@ class SaveShapes:
         Of files that are overwritten, all may differ from the last commit and be of two saves: the one that a save
         writes last has to be the newest.
         """
-        shape = self._shape(unit)
-        have = newest_counts(file.path for file in changed)
-        if shape is None or (role_of(unit) not in self._shapes and not have.keys() <= shape.counts.keys()):
-            return ""
-        lacking = next((role for role, count in shape.counts.items() if have[role] < count), None)
-        if lacking is not None or not changed:
-            return lacking
-        written: dict[str, int] = {}
-        for file in changed:
-            role = role_of(file.path)
-            written[role] = max(written.get(role, 0), file.signature.modified_ns)
-        apart_ns = _TOGETHER_NS if len(shape.last) > 1 else 0
-        newest_ns = max(written.values())
-        return next((role for role in sorted(shape.last) if newest_ns - written[role] > apart_ns), None)
+        committed, observed = self._shapes.get(role_of(unit)), self._observed(unit)
+        found = [_lacking(committed, changed)] if committed is not None else []
+        # Saves may differ: what the last one that was observed had is enough as well.
+        if observed is not None:
+            found.append("" if _has_more(observed, changed) else _lacking(observed, changed))
+        return None if None in found else next(filter(None, found), "")
 
     def _shape(self, unit: str) -> Shape | None:
         return self._shapes.get(role_of(unit)) or self._observed(unit)
@@ -127,3 +119,31 @@ class SaveShapes:
 
     def same_form(self, path: str, form: str) -> bool:
         return form in self._forms.get(role_of(path), ())
+
+
+def _lacking(shape: Shape, changed: Sequence[File]) -> str | None:
+    """As `SaveShapes.missing`, by this shape."""
+    have = newest_counts(file.path for file in changed)
+    lacking = next((role for role, count in shape.counts.items() if have[role] < count), None)
+    if lacking is not None or not changed:
+        return lacking
+    written = _written(changed)
+    apart_ns = _TOGETHER_NS if len(shape.last) > 1 else 0
+    newest_ns = max(written.values())
+    return next((role for role in sorted(shape.last) if newest_ns - written[role] > apart_ns), None)
+
+
+def _has_more(shape: Shape, changed: Sequence[File]) -> bool:
+    """Whether something was written that belongs to no save of this shape: what comes after it is not known."""
+    written = _written(changed)
+    begun_ns = min((written[role] for role in shape.counts if role in written), default=0)
+    return any(modified_ns >= begun_ns for role, modified_ns in written.items() if role not in shape.counts)
+
+
+def _written(files: Sequence[File]) -> dict[str, int]:
+    """When a file of each role was written last."""
+    written: dict[str, int] = {}
+    for file in files:
+        role = role_of(file.path)
+        written[role] = max(written.get(role, 0), file.signature.modified_ns)
+    return written

@@ -14,7 +14,7 @@ from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.generations import role_of
 from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.write_history import Mark, WriteHistory
-from stoker.agent.snapshot import Files, unit_of
+from stoker.agent.snapshot import File, Files, unit_of
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,17 @@ class UnitJudge:
         units = {unit_of(path) for path in self._changed}
         return {unit for unit in units if self._unfinished(unit) is not None}
 
-    def unproven(self, hot: Collection[str]) -> set[str]:
-        """Units of files that moved just now, and of which nothing shows that they are whole between two saves."""
+    def unproven(self, hot: Collection[str], shrank: Callable[[File], bool]) -> set[str]:
+        """Units of files that moved just now, and of which nothing shows that they are whole between two saves.
+
+        The files were closed by processes that live: only one that is smaller than in the save before is doubtful.
+        """
         units = {unit_of(path) for path in hot}
         return {
             unit
             for unit in units
             if self._incomplete(unit, [path for path in self._changed if unit_of(path) == unit]) is not None
-            or not all(self._proven(path) for path in hot if unit_of(path) == unit)
-            or self._history.removed_lately(unit)
+            or any(shrank(self._files[path]) and not self._proven(path) for path in hot if unit_of(path) == unit)
         }
 
     def _unfinished(self, unit: str) -> Held | None:
