@@ -27,27 +27,10 @@ from stoker.store import open_store
 SCRIPTS = Path(__file__).parent / "scripts" / "saves"
 INTERRUPTIONS = int(os.environ.get("STOKER_ODD_INTERRUPTIONS", "1"))
 SEED = int(os.environ.get("STOKER_INTERRUPTION_SEED", "1"))
-STYLES = [
-    "pickle",
-    "raw",
-    "replace",
-    "folder",
-    "link",
-    "shards",
-    "ranks",
-    "sqlite",
-    "thread",
-    "pair",
-    "slow_pair",
-    "removed",
-    "hard_link",
-    "named_first",
-    "mapped",
-    "best",
-    "logged",
-    "numbered",
-    "trainer",
-]
+STYLES = (
+    *("pickle", "raw", "replace", "folder", "link", "shards", "ranks", "sqlite", "thread", "pair", "slow_pair"),
+    *("removed", "hard_link", "named_first", "mapped", "best", "logged", "numbered", "trainer"),
+)
 
 
 def entries(ledger: Path, kind: str) -> list[dict[str, Any]]:

@@ -349,7 +349,7 @@ def test_a_file_rewritten_while_it_is_read_is_not_committed(tmp_path: Path, stor
     world = World(tmp_path, Meddling(store, meddle))  # type: ignore[arg-type]
     world.begin()
     world.write(model="1", other="x")
-    world.tick(rounds=8)
+    world.tick(rounds=5)
     assert checkpoints(store) == []
     # Written again without `other.pt`, it looks like half of a save: that is waited for each time.
     for _ in range(3):

@@ -22,7 +22,7 @@ from stoker.model import BlobRef
 
 # The folder is scanned at most this often, and so that scanning takes about 1 % of a core.
 LOOK_S = 0.5
-# Until something was committed: in which order a program writes its files shows what one save is.
+# Until it has committed something: in which order a program writes its files shows what one save is.
 _FIRST_LOOK_S = 0.1
 MAX_LOOK_S = 60.0
 LOOK_SHARE = 0.01
@@ -226,7 +226,7 @@ class FolderCommits:
         self._spacing_s = spacing_s
         self._monotonic = monotonic
         self._look_at = self._not_before = float("-inf")
-        self._look_share = LOOK_SHARE
+        self._look_share, self._least_s = LOOK_SHARE, _FIRST_LOOK_S
         self._pressed = False
 
     @property
@@ -290,15 +290,14 @@ class FolderCommits:
         began = time.thread_time()
         self._watch.look()
         cost_s = (time.thread_time() - began) / self._look_share
-        least_s = LOOK_S if self._watch.last else _FIRST_LOOK_S
-        self._look_at = self._monotonic() + min(max(least_s, cost_s), MAX_LOOK_S)
+        self._look_at = self._monotonic() + min(max(self._least_s, cost_s), MAX_LOOK_S)
         return True
 
     def _committed(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
         self._watch.committed_now(choice, blobs)
         self._sender.forget_sent()
         self._sender.forget_files([file.signature for file in self._watch.files.values()])
-        self._not_before = self._monotonic() + self._spacing_s
+        self._not_before, self._least_s = self._monotonic() + self._spacing_s, LOOK_S
 
     def _send(self, choice: Choice) -> dict[str, BlobRef]:
         copies, members = self._scratch / "copies", self._watch.history.members

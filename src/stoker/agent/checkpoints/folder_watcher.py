@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from stoker.agent.checkpoints.format_check import UNKNOWN, FormatCheck, check_format
 from stoker.agent.checkpoints.save_cycles import SaveCycles
-from stoker.agent.checkpoints.save_shape import SaveShapes
+from stoker.agent.checkpoints.save_shape import TICK_NS, SaveShapes
 from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
 from stoker.agent.checkpoints.write_history import WriteHistory
 from stoker.agent.snapshot import File, Files, Selection, Signature, leave_out, signature_of, unit_of
@@ -203,8 +203,9 @@ class FolderWatch:
             looked_at = self.history.looked_at
             since = looked_at if self._dirty_since is None else self._dirty_since
             hot = self._moving(streams)
-            waits = looked_at - since < self._settle_s or self.dirty_bytes > _CALM_BYTES
-            if waits or any(looked_at - self.history.changed_at[path] < CALM_S for path in hot):
+            # The shape says that the save has ended; a few ticks of the clock show that its files did.
+            ticks_ns = min(time.time_ns() - self.files[path].signature.modified_ns for path in hot) if hot else 0
+            if looked_at - since < self._settle_s or self.dirty_bytes > _CALM_BYTES or 0 <= ticks_ns < 3 * TICK_NS:
                 return None
             judge = self._judge(streams)
             if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot, self._cycles.shrank):
