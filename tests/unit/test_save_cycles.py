@@ -236,3 +236,16 @@ def test_a_hard_link_to_a_save_is_no_write(saver: Saver, store: Store, tmp_path:
         saver.now_s += 1
     saver.die()
     assert steps(store, tmp_path / "back") == {"step-1.json": 1, "step-2.json": 2, "last.json": 2}
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_files_of_all_ranks_are_of_one_save(saver: Saver, store: Store, tmp_path: Path, half: bool) -> None:
+    """All have one role, and come in any order: all may differ from the last commit and be of two saves."""
+    ranks = ["ckpt_0.json", "ckpt_1.json", "ckpt_2.json"]
+    saver.save(*ranks, step=1, looks=80)
+    assert set(steps(store, tmp_path / "first").values()) == {1}
+    saver.save(*reversed(ranks), step=2, looks=1)
+    for path in ranks[: 1 if half else 3]:
+        saver.write(path, 3)
+    saver.die()
+    assert steps(store, tmp_path / "back") == dict.fromkeys(ranks, 1 if half else 3)

@@ -8,7 +8,7 @@ teaches something only if it begins with the file that came first of all, and ha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.agent.checkpoints.generations import counts_time, generation_of, role_of
 from stoker.agent.checkpoints.save_shape import Shape, shape_of
@@ -37,6 +37,8 @@ class _Kind:
 
     def add(self, file: File, again: bool, fed: Mapping[str, int], was_open: bool) -> None:
         """A file was written. `fed`: when each role of the kind was written last."""
+        if again and not counts_time(file.path):
+            self.uncounted.add(role_of(file.path))
         if again or self._next_generation(file, was_open):
             begun_ns = self.files[0].signature.modified_ns
             self._close({role for role, modified_ns in fed.items() if modified_ns >= begun_ns})
@@ -65,7 +67,7 @@ class _Kind:
         """A save was finished: learn from it, if it was seen from its beginning to its end."""
         roles = {role_of(file.path) for file in self.files}
         generations = {generation for file in self.files if (generation := generation_of(file.path))}
-        numbered = all(generation_of(file.path) for file in self.files)
+        numbered = all(generation_of(file.path) for file in self.files) and not roles & self.uncounted
         begins = numbered or (self.sure and role_of(self.files[0].path) == self.first)
         if roles != present or not begins or (len(generations) > 1 and not roles & self.uncounted):
             return
@@ -77,7 +79,7 @@ class _Kind:
             self.learnt = shape
             return
         last = before.last & shape.last
-        self.learnt = self.before = Shape(shape.counts, last) if last and before.counts == shape.counts else None
+        self.learnt = self.before = replace(shape, last=last) if last and before.counts == shape.counts else None
 
 
 class SaveCycles:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from stoker.agent.checkpoints.generations import newest_counts, role_of
+from stoker.agent.checkpoints.generations import counts_time, generation_of, newest_counts, role_of
 from stoker.agent.snapshot import File, unit_of
 from stoker.model import BlobRef
 
@@ -20,21 +20,27 @@ from stoker.model import BlobRef
 TICK_NS = 10_000_000
 # Files that were written within a tick once are of one save if they lie no further apart than this.
 _TOGETHER_NS = 10 * TICK_NS
+_UNKNOWN_SPAN_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many files of each role one save wrote, and the role of the last; several, if their order is not known."""
+    """How many files of each role one save wrote, and the role of the last; several, if their order is not known.
+
+    `span_ns` is how far apart the files of the last roles were written, where that is known.
+    """
 
     counts: Counter[str]
     last: frozenset[str]
+    span_ns: int = field(default=_UNKNOWN_SPAN_NS, compare=False)
 
 
 def shape_of(files: Sequence[File]) -> Shape:
     """The shape of a save that wrote these files."""
     newest_ns = max(file.signature.modified_ns for file in files)
     last = frozenset(role_of(file.path) for file in files if newest_ns - file.signature.modified_ns < TICK_NS)
-    return Shape(newest_counts(file.path for file in files), last)
+    counts = newest_counts(file.path for file in files)
+    return Shape(counts, last, _span_ns(counts, last, files))
 
 
 class SaveShapes:
@@ -79,7 +85,7 @@ class SaveShapes:
             observed = self._observed(unit_of(largest[0]))
             # A commit may hold several saves that lie side by side.
             several = observed is not None and observed.counts.keys() == shape.counts.keys()
-            self._shapes[role] = Shape(observed.counts, shape.last) if observed and several else shape
+            self._shapes[role] = replace(shape, counts=observed.counts) if observed and several else shape
         if changed:
             self._sizes, self._forms = {}, {}
             for path, blob in blobs.items():
@@ -130,7 +136,27 @@ def _lacking(shape: Shape, changed: Sequence[File]) -> str | None:
     written = _written(changed)
     apart_ns = _TOGETHER_NS if len(shape.last) > 1 else 0
     newest_ns = max(written.values())
-    return next((role for role in sorted(shape.last) if newest_ns - written[role] > apart_ns), None)
+    missing = next((role for role in sorted(shape.last) if newest_ns - written[role] > apart_ns), None)
+    # Parts of one role, such as a file of each rank, come in any order: those of two saves lie further apart.
+    if missing is None and _span_ns(shape.counts, shape.last, changed) > max(_TOGETHER_NS, shape.span_ns * 5 // 4):
+        return min(shape.last)
+    return missing
+
+
+def _span_ns(counts: Counter[str], roles: Collection[str], files: Sequence[File]) -> int:
+    """How far apart the parts of these roles were written, of their newest generation. A new folder mixes nothing."""
+    chosen = [
+        file
+        for file in files
+        if (role := role_of(file.path)) in roles and counts[role] > 1 and not generation_of(unit_of(file.path))
+    ]
+    newest = max((generation_of(file.path) for file in chosen if counts_time(file.path)), default=())
+    times = [
+        file.signature.modified_ns
+        for file in chosen
+        if not counts_time(file.path) or generation_of(file.path) == newest
+    ]
+    return max(times) - min(times) if times else 0
 
 
 def _has_more(shape: Shape, changed: Sequence[File]) -> bool:
