@@ -25,6 +25,7 @@ from checkpoint_world import (
 
 from stoker import layout
 from stoker.agent.blobs import BlobSender, Outgoing
+from stoker.agent.checkpoints import folder_watcher
 from stoker.agent.checkpoints.write_history import STREAM_S
 from stoker.agent.committing import LOOK_S
 from stoker.agent.snapshot import File, Signature, copy_stable, leave_out, scan
@@ -228,7 +229,26 @@ def test_a_file_rewritten_all_the_time_is_committed_from_a_copy(world: World, tm
     assert not (world.scratch / "copies").exists()
 
 
-def test_a_moment_of_calm_is_waited_for_but_not_for_ever(tmp_path: Path, memory: MemoryStore) -> None:
+def test_what_names_a_save_that_is_still_written_waits_for_it(world: World, tmp_path: Path) -> None:
+    """A file at the top that was written after the newest folder was begun may refer to it."""
+    write(world.folder / "checkpoint-10" / "model", "10")
+    world.write(latest="checkpoint-10")
+    world.settle()
+    write(world.folder / "checkpoint-20" / "model", "20, not whole")
+    world.open = {"checkpoint-20/model"}
+    world.write(latest="checkpoint-20")
+    for number in range(50):
+        write(world.folder / "metrics" / "loss", f"{number}")
+        world.tick(rounds=2)
+    found = restored_content(world.store, tmp_path / "back")
+    assert "metrics/loss" in found and found["latest.pt"] == b"checkpoint-10"
+
+
+def test_a_moment_of_calm_is_waited_for_but_not_for_ever(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow this computer is, each file counts as written a moment ago.
+    monkeypatch.setattr(folder_watcher, "TICK_NS", 10**15)
     world = World(tmp_path, memory).begin()
     for number in range(110):
         world.write(latest=f"{number:05d}")

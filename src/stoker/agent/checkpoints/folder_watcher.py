@@ -220,6 +220,9 @@ class FolderWatch:
             if waited_s < self._busy_s:
                 return None
             hot = self._moving(streams)
+            if not hot:
+                # Nothing moves. A save that lacks files is waited for, and then committed as it lies there.
+                return None
             closed = hot - self.history.open.keys() - self.history.died_open() - self.history.shaken()
             moving = any(looked_at - self.history.changed_at[path] < CALM_S for path in closed)
             if moving and waited_s < 2 * self._busy_s:
@@ -228,9 +231,19 @@ class FolderWatch:
             blocked = hot - closed
             unfinished = judge.unfinished()
             blocked |= {path for path in self.files if unit_of(path) in unfinished}
+            blocked |= self._written_since(blocked) - streams
             files, carried = leave_out(self.files, blocked, self.last)
             copies = frozenset((closed | streams) & files.keys())
         return self._without_broken(Choice(files, copies, carried, frozenset(streams)), judge)
+
+    def _written_since(self, blocked: Collection[str]) -> set[str]:
+        """New files at the top that were written after these saves began: a `latest.json` may refer to one of them."""
+        units = {unit_of(path) for path in blocked}
+        begun_ns = min(
+            (f.signature.modified_ns for path, f in self._dirty.items() if unit_of(path) in units), default=0
+        )
+        top = {path: file for path, file in self._dirty.items() if not unit_of(path)}
+        return {path for path, file in top.items() if units and file.signature.modified_ns > begun_ns}
 
     def choose_final(self, end: TrainingEnd, *, anyway: bool = False) -> Choice | None:
         """What to commit when the training has ended. None when there is nothing new, unless it is wanted `anyway`."""
