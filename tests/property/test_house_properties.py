@@ -121,7 +121,8 @@ def policies(
     for number, body in enumerate(draw(st.lists(bodies, min_size=1, max_size=4))):
         watched = draw(st.booleans()) if audit is None else audit
         lines.append(f"- {{name: r{number}, {body}{draw(WHOM)}{', audit: true' if watched else ''}}}\n")
-    house = parse_policy(("rules:\n" + "".join(lines)).encode(), "p.yaml")
+    # As it is read from a store: the ids of these jobs are short.
+    house = parse_policy(("rules:\n" + "".join(lines)).encode(), "p.yaml", version=1)
     # Evidence is waited for, or not.
     return replace(DEFAULT, house=house, evidence_s=draw(st.sampled_from([0.0, 60.0])))
 
