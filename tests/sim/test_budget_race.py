@@ -28,6 +28,7 @@ from stoker.spent import read_spent, write_spent
 from stoker.store import Store
 from stoker.testing.memory import Fault
 from stoker.testing.sim import Caller, World
+from stoker.testing.sim_checks import SLACK_S
 from stoker.testing.sim_cloud import SimProvider
 from stoker.testing.sim_data import at, make_spec
 from stoker.testing.sim_scenario import RATES, Scenario, SimJob, make_scenario
@@ -207,13 +208,11 @@ def check_reserves(world: Watched, told: dict[str, list[Entry]]) -> None:
             if isinstance(entry.event, Launched):
                 total = committed(world, told, team, entry.at)
                 assert total <= DOLLARS + 1e-9, "\n".join([f"{job} #{entry.seq}: ${total}", *world.trace])
-        # What it cost more than its bound is what governors that came late let it.
-        bound = world.jobs[job].spec.limits.max_cost or 0.0
-        assert spent(world, {job: entries}, team, at(world.now_s)) <= bound + SLACK, "\n".join(world.trace)
-
-
-# A job may run on while no governor comes by: some minutes of two machines at $3 an hour.
-SLACK = 0.6
+        spec = world.jobs[job].spec
+        # A job runs on while no governor finishes a pass, and for some minutes more.
+        late_s = SLACK_S + world.ungoverned_s
+        bound = (spec.limits.max_cost or 0.0) + 3.0 * spec.nodes * late_s / 3600
+        assert spent(world, {job: entries}, team, at(world.now_s)) <= bound, "\n".join(world.trace)
 
 
 def crowd(count: int, max_cost: float = 0.1) -> Watched:
