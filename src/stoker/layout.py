@@ -16,6 +16,7 @@
     work/<job>/image                                  agents, create-only: what the container's image was
     work/<job>/inputs/<name>                          agents, create-only: which files the nodes share out
     work/<job>/outputs/<claim>/…                      agents; plain files
+    work/<job>/rewritten/<claim>/<boot>.<n>/…         agents, create-only: later versions of outputs; the highest counts
     work/<job>/sagemaker/…                            SageMaker: what it keeps of its training jobs by itself
     work/environments/<key>/                          agents, for all jobs; or below work/<job>/ for one alone
         manifest.json  <digest>  used
@@ -79,6 +80,7 @@ FOREIGN_INDEX = "foreign/index/sagemaker/"
 _ODD = re.compile(r"[^A-Za-z0-9._+-]")
 _ALL = re.compile(r".")
 _QUOTED = re.compile(r"=([0-9a-f]{2})")
+_OUTPUT_VERSION = re.compile(r"([0-9]{8})\.([0-9]{8})/(.+)", re.DOTALL)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._+=-]{1,100}")
 
 
@@ -347,6 +349,22 @@ def shared_files(job: str, name: str) -> str:
 
 def outputs(job: str, claim: int) -> str:
     return f"work/{job}/outputs/{number(claim)}/"
+
+
+def output_versions(job: str, claim: int) -> str:
+    """Where the versions of outputs lie that were written after the first."""
+    return f"work/{job}/rewritten/{number(claim)}/"
+
+
+def output_version(job: str, claim: int, boot: int, n: int, path: str) -> str:
+    """A later version of an output. No name is used twice; of a path, the highest boot and number count."""
+    return f"{output_versions(job, claim)}{number(boot)}.{number(n)}/{path}"
+
+
+def read_output_version(below: str) -> tuple[int, int, str] | None:
+    """Boot, number and path of a key below `output_versions`; None for a key that is none."""
+    match = _OUTPUT_VERSION.fullmatch(below)
+    return (int(match[1]), int(match[2]), match[3]) if match is not None else None
 
 
 def log_stream(job: str, attempt: int, rank: int) -> str:

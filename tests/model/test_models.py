@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import outputs
 from checker import explore
 from objects import Blobs, Chunks, Orphans
 from removal import IndexOnly, Removal, Rules
@@ -59,3 +60,15 @@ def test_a_drained_log_stays_whole() -> None:
 def test_what_is_unneeded_is_collected_only_when_nothing_is_under_way() -> None:
     assert explore(Orphans(aged=True)).counterexample is None
     assert explore(Orphans(aged=False)).counterexample is not None
+
+
+def test_the_last_version_of_an_output_counts() -> None:
+    found = explore(outputs.Outputs(outputs.Rules()))
+    assert found.counterexample is None, str(found.counterexample)
+    assert found.states > 1000
+
+
+@pytest.mark.parametrize("left_out", ["versions", "boots_are_ordered", "number_for_every_try"])
+def test_each_rule_of_outputs_is_missed(left_out: str) -> None:
+    found = explore(outputs.Outputs(replace(outputs.Rules(), **{left_out: False})))
+    assert found.counterexample is not None

@@ -198,9 +198,9 @@ def test_from_the_notice_on_the_line_is_for_the_checkpoints(tmp_path: Path, memo
     outputs.hold()
     clock_s = 100.0
     outputs.tick()
-    assert memory.counts.get("put", 0) == 0
+    assert "create" not in memory.counts
     assert outputs.final(LIMIT_S)
-    assert memory.counts["put"] == 1
+    assert memory.counts["create"] == 1
 
 
 # ── A script that knows nothing ───────────────────────────────────────────────────────────────────────────────────────

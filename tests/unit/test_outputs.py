@@ -12,11 +12,13 @@ from checkpoint_world import JOB, Clock, memory_store, write
 from stoker import layout
 from stoker.agent import outputs
 from stoker.agent.outputs import OutputSync
+from stoker.reading.outputs import highest
 from stoker.store import Store, open_store
 from stoker.testing.memory import Fault
 
 LIMIT_S = 60.0
 PREFIX = layout.outputs(JOB, 1)
+VERSIONS = layout.output_versions(JOB, 1)
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -43,11 +45,12 @@ def node(tmp_path: Path, store: Store) -> Node:
 
 
 def stored(store: Store) -> dict[str, bytes]:
+    """The version of every file that counts: see `stoker.agent.output_versions`."""
     found = {}
-    for meta in store.list(PREFIX):
+    for path, meta in {**{m.key[len(PREFIX) :]: m for m in store.list(PREFIX)}, **highest(store, VERSIONS)}.items():
         got = store.get(meta.key)
         assert got is not None
-        found[meta.key[len(PREFIX) :]] = got.data
+        found[path] = got.data
     return found
 
 

@@ -214,6 +214,7 @@ def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> Kept
     if baseline is None:
         return None
     files = folders.output_files(node.paths, submission.spec, baseline, folders.confinement(node, submission.spec))
-    outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, files)
+    boot = len(node.earlier)
+    outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, files, boot=boot)
     outputs.final(closing.share_s(), until_s=closing.rest_by_s)
     return outputs.report()

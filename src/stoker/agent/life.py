@@ -503,7 +503,9 @@ class Life:
             self.metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
         safe = self.sync is None or self.sync.status().unsynced_bytes == 0
         if self.outputs is not None:
-            safe = self.outputs.final(closing.share_s(), until_s=closing.rest_by_s) and safe
+            # A machine that is taken away has no time for names that pulls do not need.
+            done = self.outputs.final(closing.share_s(), until_s=closing.rest_by_s, publish=not closing.pressing)
+            safe = done and safe
         if self.copy is not None and not closing.pressing:
             self.copy.drain(_COPY_FIRST_S)
         if self.sync is not None:

@@ -1,6 +1,7 @@
 """Bring outputs to the store as plain files, while the training runs and once more at its end.
 
 Each file is put as a whole when it has not changed for a moment. What is removed from the folder stays in the store.
+`output_versions` names what is written: a version that lands late never counts.
 `output_files` decides which files are outputs; those that the training left beside its code are only put at the end.
 """
 
@@ -10,11 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker import layout
 from stoker.agent.output_files import MOST_NAMED, LeftOut, Output, OutputFiles, Source
+from stoker.agent.output_versions import OutputWriter
 from stoker.agent.snapshot import File, Files, Signature, hold, signature_of
 from stoker.errors import StoreError
 from stoker.model import KeptOutputs, LeftOutput
@@ -29,7 +31,7 @@ NEAR_LOOK_S = 1.0
 FAR_LOOK_S = 5.0
 LOOK_SHARE = 0.01
 MAX_LOOK_S = 60.0
-# Files up to this size pass through memory, which replaces them atomically.
+# Files up to this size pass through memory. Of larger ones that are rewritten, plain names follow at the end only.
 WHOLE_BYTES = 8 * 1024 * 1024
 # What S3 allows for a key, less what comes before the path.
 _PATH_BYTES = 900
@@ -61,12 +63,13 @@ class OutputSync:
         rank: int,
         outputs: Path | OutputFiles,
         *,
+        boot: int = 0,
         settle_s: float = SETTLE_S,
         busy_s: float = BUSY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._prefix = layout.outputs(job, claim) + (f"rank-{rank}/" if rank else "")
+        self._writer = OutputWriter(store, job, claim, rank, boot)
         self._outputs = OutputFiles([Source(outputs, whole=True)]) if isinstance(outputs, Path) else outputs
         self._settle_s = settle_s
         self._busy_s = busy_s
@@ -86,6 +89,8 @@ class OutputSync:
         self._wake = threading.Event()
         self._until: float | None = None
         self._held = self._closing = False
+        # At the end: everything is in the store, and plain names are to follow.
+        self._whole = self._publishes = False
         self._thread: threading.Thread | None = None
         self._status = OutputStatus()
 
@@ -107,12 +112,14 @@ class OutputSync:
         self._closing = True
         self._wake.set()
 
-    def final(self, deadline_s: float, until_s: Callable[[], float] | None = None) -> bool:
+    def final(self, deadline_s: float, until_s: Callable[[], float] | None = None, *, publish: bool = False) -> bool:
         """Put everything that is there, after the training is dead. False: not all of it within the time.
 
         A call to the store that hangs is left behind on its thread. `until_s` gives an end (by this object's clock)
-        that may turn up meanwhile and be sooner. Call it once.
+        that may turn up meanwhile and be sooner. With `publish`, plain names are brought up to date where there is
+        time: readers of Stoker do not need it. Call it once.
         """
+        self._publishes = publish
         self._until = self._monotonic() + deadline_s
         self._wake.set()
         if self._thread is None:
@@ -125,7 +132,7 @@ class OutputSync:
             if left_s <= 0:
                 break
             self._thread.join(timeout=min(left_s, _JOIN_S))
-        return not self._thread.is_alive() and not self._dirty()
+        return (self._whole or not self._thread.is_alive()) and not self._dirty()
 
     def report(self) -> KeptOutputs:
         """What of this node is in the store, and what is not, and why. For after `final`."""
@@ -188,8 +195,22 @@ class OutputSync:
                 log.exception("last output sync")
                 self._note_failure(error)
             if self._error is None and not self._dirty():
+                self._whole = True
+                self._publish()
                 return
             time.sleep(min(_POLL_S, max(0.0, self._until - self._monotonic())))
+
+    def _publish(self) -> None:
+        """Bring the plain names of large files up to date. Best effort: pulls do not need it."""
+        for path in sorted(self._writer.behind & self._stored.keys()) if self._publishes else ():
+            if self._closing or (self._until is not None and self._monotonic() >= self._until):
+                return
+            source, file = self._sources[path], self._files[path]
+            try:
+                with nullcontext(source) if file.link is not None else hold(source, file, exact=False) as held:
+                    self._writer.publish(path, held)
+            except (StoreError, OSError) as error:
+                log.warning("%s has an older version under its plain name: %s", path, error)
 
     def _look(self, *, final: bool) -> None:
         began, now = time.thread_time(), self._monotonic()
@@ -230,8 +251,8 @@ class OutputSync:
         ]
 
     def _put(self, file: File) -> None:
-        key, source = self._prefix + file.path, self._sources[file.path]
-        if not can_be_key(key) or len(file.path.encode()) > _PATH_BYTES:
+        source = self._sources[file.path]
+        if not can_be_key(self._writer.plain_key(file.path)) or len(file.path.encode()) > _PATH_BYTES:
             log.warning("%s is not synced: its name cannot be kept in the store", file.path)
             self._refused[file.path] = "its name cannot be kept in the store"
             return
@@ -240,11 +261,8 @@ class OutputSync:
                 # A link to a folder: what is in it is found where it is.
                 self._refused[file.path] = ""
                 return
-            if file.link is not None:
-                stored = self._put_bytes(file, source, source, key)
-            else:
-                with hold(source, file, exact=False) as held:
-                    stored = self._put_bytes(file, source, held, key)
+            with nullcontext(source) if file.link is not None else hold(source, file, exact=False) as held:
+                stored = self._put_bytes(file, source, held)
             if not stored:
                 return
         except (FileNotFoundError, FileChanged):
@@ -257,7 +275,7 @@ class OutputSync:
             self._stored[file.path] = file.signature
         self._dirty_since.pop(file.path, None)
 
-    def _put_bytes(self, file: File, source: Path, held: Path, key: str) -> bool:
+    def _put_bytes(self, file: File, source: Path, held: Path) -> bool:
         """Read from `held`, and see at `source` whether it changed. False: once more later."""
         with held.open("rb") as reader:
             data = reader.read(WHOLE_BYTES + 1)
@@ -267,13 +285,12 @@ class OutputSync:
             patient = self._until is None and waited_s < self._busy_s
             if patient and signature_of(source, file) != file.signature:
                 return False
-            self._store.put(key, data)
-            self._bytes_moved += len(data)
+            self._bytes_moved += self._writer.write(file.path, data)
             return True
-        # Too large for memory. In parts, which are completed once: no request of an older version can do that late.
+        # Too large for memory: in parts.
         del data
         try:
-            self._bytes_moved += self._store.put_file(held, lambda _digest: key, replace=True).moved
+            self._bytes_moved += self._writer.write_file(file.path, held)
         except FileChanged:
             return False
         return True

@@ -16,8 +16,11 @@ from stoker.errors import UserError
 from stoker.fold import JobState
 from stoker.manifests import FAR_WORKERS, NEAR_WORKERS
 from stoker.parallel import run_all
-from stoker.store import Store
-from stoker.stores.extraction import Extraction
+from stoker.store import Meta, Store
+from stoker.stores.extraction import Extraction, Staging
+
+# A file is rewritten while it trains: more often than this between a list and a read, it counts as absent.
+_TRIES = 5
 
 Progress = Callable[[int, int], None]
 
@@ -30,6 +33,8 @@ class OutputFile:
     key: str
     size: int
     attempt: int
+    # Below which later versions of it appear.
+    versions: str = ""
 
 
 def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[OutputFile, ...]:
@@ -43,11 +48,7 @@ def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[Ou
     claims = _claims(state, attempt, job)
     merged: dict[str, OutputFile] = {}
     for number, claim in claims:
-        prefix = layout.outputs(job, claim)
-        found = {
-            meta.key[len(prefix) :]: OutputFile(meta.key[len(prefix) :], meta.key, meta.size, number)
-            for meta in store.list(prefix)
-        }
+        found = _newest_versions(store, job, claim, number)
         merged = _without_clashes(merged, found) | found
     if not merged:
         whose = f"attempt {attempt} of {job}" if attempt is not None else job
@@ -68,10 +69,9 @@ def pull_outputs(
     def fetch(file: OutputFile) -> int:
         nonlocal done
         with extraction.staging() as staging:
-            with staging.new_file("0") as draft:
-                found = store.get_file(file.key, draft)
+            found = _fetch(store, file, staging)
             if found is not None:
-                staging.place("0", file.path)
+                staging.place(found, file.path)
         done += file.size
         if progress is not None:
             progress(min(done, total), total)
@@ -81,6 +81,43 @@ def pull_outputs(
         workers = NEAR_WORKERS if store.near else FAR_WORKERS
         fetched = run_all([partial(fetch, file) for file in files], workers)
     return sum(fetched), total
+
+
+def _fetch(store: Store, file: OutputFile, staging: Staging) -> str | None:
+    """Fetch a file, and answer its name in `staging`. A version that was replaced since is looked for again."""
+    key = file.key
+    for name in map(str, range(_TRIES)):
+        with staging.new_file(name) as draft:
+            if store.get_file(key, draft) is not None:
+                return name
+        newer = highest(store, file.versions).get(file.path) if file.versions else None
+        if newer is None:
+            return None
+        key = newer.key
+    return None
+
+
+def _newest_versions(store: Store, job: str, claim: int, attempt: int) -> dict[str, OutputFile]:
+    """The files of one attempt by path. Of a file that was rewritten, the highest version counts.
+
+    Plain names are listed first: a file that is rewritten meanwhile is found under one of its names.
+    """
+    prefix = layout.outputs(job, claim)
+    plain = {meta.key[len(prefix) :]: meta for meta in store.list(prefix)}
+    versions = layout.output_versions(job, claim)
+    newest = plain | highest(store, versions)
+    return {path: OutputFile(path, meta.key, meta.size, attempt, versions) for path, meta in newest.items()}
+
+
+def highest(store: Store, prefix: str) -> dict[str, Meta]:
+    """The highest version below `prefix` of every file that was rewritten."""
+    versions: dict[str, tuple[tuple[int, int], Meta]] = {}
+    for meta in store.list(prefix):
+        version = layout.read_output_version(meta.key[len(prefix) :])
+        if version is not None:
+            boot, n, path = version
+            versions[path] = max(versions.get(path, ((-1, -1), meta)), ((boot, n), meta), key=lambda one: one[0])
+    return {path: meta for path, (_, meta) in versions.items()}
 
 
 def _claims(state: JobState, attempt: int | None, job: str) -> list[tuple[int, int]]:
