@@ -36,7 +36,7 @@ def test_no_pattern_recognises_what_only_looks_like_it(name: str, sample: str) -
 
 def test_every_pattern_has_samples() -> None:
     assert all(pattern.samples for pattern in PATTERNS)
-    assert {"gpu", "nccl", "rendezvous", "io", "disk-full", "host-memory", "killed"} == set(EXCUSES)
+    assert {"gpu", "nccl", "rendezvous", "io", "disk-full", "host-memory", "killed", "service"} == set(EXCUSES)
 
 
 TIMEOUT = (
@@ -107,7 +107,7 @@ def test_an_error_after_which_training_went_on_was_handled() -> None:
         "ValueError: NCCL error threshold must be positive",
         "KeyError: 'Xid 79'",
         "AssertionError: No space left on device",
-        "requests.exceptions.ConnectionError: ('aborted', ConnectionResetError(104, 'Connection reset by peer'))",
+        "requests.exceptions.HTTPError: 404 Client Error: NCCL error for url: https://x/Connection reset by peer",
         "train.py: error: unrecognized arguments: --lr",
     ],
 )
@@ -196,7 +196,9 @@ def test_a_connection_of_a_client_library_is_no_ranks_however_it_is_chained() ->
         *begin,
         "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'reset'))",
     )
-    assert blame(*reset, *chain, *pool, *chain, *raised) == OWN
+    assert blame(*reset, *chain, *pool, *chain, *raised) == ("service", "machine")
+    refused = (*begin, "requests.exceptions.ConnectionError: (Caused by NewConnectionError: Connection refused)")
+    assert blame(*reset, *chain, *refused) == OWN
     wrapped = (*begin, "RuntimeError: the collective failed")
     assert blame(*reset, *chain, *wrapped) == ("rendezvous", "peer")
 
@@ -210,7 +212,8 @@ def test_warnings_of_any_logger_are_none() -> None:
 def test_the_end_of_a_launcher_that_was_asked_to_go_is_not_the_scripts() -> None:
     said = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15"
     assert blame(*TIMEOUT, "Traceback (most recent call last):", "  File x", said) == ("nccl", "peer")
-    assert blame("Traceback (most recent call last):", "  File x", said) is None
+    assert blame("Traceback (most recent call last):", "  File x", said) == ("killed", "peer")
+    assert blame(*VALUE_ERROR, "Traceback (most recent call last):", "  File x", said) == OWN
 
 
 def test_what_a_tracker_prints_at_its_end_hides_nothing() -> None:

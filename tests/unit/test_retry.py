@@ -236,7 +236,7 @@ def test_the_only_checkpoint_is_not_given_up_on() -> None:
         ({"code": None, "signal": 11}, True),
         ({"code": None, "signal": 6}, True),
         ({"code": 139}, True),
-        ({"tail": ("torch.OutOfMemoryError: CUDA out of memory",)}, True),
+        ({"tail": ("torch.OutOfMemoryError: CUDA out of memory",)}, False),
         ({"step": 10, "first_step": 10, "restored_step": 10}, True),
         ({"code": None, "signal": 9}, False),
         ({"code": 137}, False),
@@ -355,6 +355,28 @@ def test_a_worker_that_a_launcher_saw_killed_is_no_user_error() -> None:
     left = make_exit("failed", code=1, tail=("  traceback : Signal 9 (SIGKILL) received by PID 3437",))
     found = verdict(make_case(left))
     assert (found.rule, found.reason) == ("killed", "a process of the training was killed from outside (SIGKILL)")
+
+
+@pytest.mark.parametrize(("number", "name"), [(1, "SIGHUP"), (2, "SIGINT"), (15, "SIGTERM")])
+def test_what_was_ended_from_outside_is_no_user_error(number: int, name: str) -> None:
+    """By a person, a closed shell or a service that saves memory: as with SIGKILL, no doing of the script's."""
+    for told in ({"code": None, "signal": number}, {"code": 128 + number}):
+        for tail in ((), ("KeyboardInterrupt",), ("RuntimeError: Connection reset by peer",)):
+            found = verdict(make_case(make_exit("failed", tail=tail, **told)))
+            assert (found.outcome, found.rule, found.restart) == ("infrastructure", "killed", True)
+            assert found.reason == f"the training was ended from outside ({name})"
+    # A wrapper that ends its whole group after its program failed.
+    own = make_exit("failed", code=128 + number, reason="it failed", tail=("ValueError: no",))
+    assert verdict(make_case(own)).rule == "user-error"
+    said = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3424 got signal: 15"
+    asked = verdict(make_case(make_exit("failed", code=1, tail=("Traceback (most recent call last):", " x", said))))
+    assert (asked.rule, asked.reason) == ("killed", "a process of the training was ended from outside")
+
+
+def test_what_a_gpu_corrected_excuses_nothing() -> None:
+    for evidence in ("xid:63", "xid:92", "xid:121"):
+        own = make_exit("failed", code=1, evidence=(evidence,), tail=("ValueError: no",))
+        assert verdict(make_case(own)).rule == "user-error"
 
 
 def test_what_a_program_did_to_its_gpu_excuses_nothing() -> None:

@@ -13,14 +13,15 @@ from stoker.agent.node import utcnow
 from stoker.agent.restore import Restored
 from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
+from stoker.agent.tail import KEEP_BYTES
 from stoker.core.failure_patterns import diagnose
 from stoker.model import Exit, ExitOutcome, ExitWhy, KeptOutputs, Waste
 
 # Of the log, what the exit keeps for people, and what is read to find the cause of a failure: the stacks that a crash
-# of several processes prints are long.
+# of several processes prints are long: eight ranks print more than 100 KiB.
 TAIL_LINES = 20
-CAUSE_LINES = 400
-CAUSE_BYTES = 64 * 1024
+CAUSE_LINES = 4000
+CAUSE_BYTES = KEEP_BYTES
 
 
 @dataclass

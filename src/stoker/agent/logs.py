@@ -37,7 +37,7 @@ FAR_FLUSH_S = 2.0
 _FAR_POLL_S = 0.25
 # With this much waiting a put is worth its price at once.
 _FULL_BYTES = 1024 * 1024
-_TAIL_LINE_CHARS = 2000
+_TAIL_LINE_CHARS, _TAIL_END_CHARS = 2000, 300
 
 _log = logging.getLogger(__name__)
 
@@ -188,5 +188,12 @@ def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024, since:
     if start > since and len(lines) > 1:
         # The first one was cut.
         lines.pop(0)
-    seen = (line.rstrip("\r").rpartition("\r")[2][:_TAIL_LINE_CHARS] for line in lines[-n_lines:])
-    return tuple(seen)
+    return tuple(_shortened(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-n_lines:])
+
+
+def _shortened(line: str) -> str:
+    """The beginning and the end of a line that is too long: launchers quote a whole command before they say how it
+    ended."""
+    if len(line) <= _TAIL_LINE_CHARS:
+        return line
+    return f"{line[: _TAIL_LINE_CHARS - _TAIL_END_CHARS]} … {line[3 - _TAIL_END_CHARS :]}"

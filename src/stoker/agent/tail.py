@@ -8,8 +8,8 @@ from pathlib import Path
 
 # Punching is a system call and a journal entry: worth it for this much.
 PUNCH_STEP_BYTES = 4 * 1024 * 1024
-# Left alone behind what is durable, so that the last lines can still be quoted from the file.
-KEEP_BYTES = 64 * 1024
+# Left alone behind what is durable: the last lines are quoted from the file, and the cause of a failure is found there.
+KEEP_BYTES = 1024 * 1024
 _BLOCK = 4096
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2

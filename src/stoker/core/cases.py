@@ -17,10 +17,15 @@ from stoker.spec import Spec
 # Signals by which a program ends itself: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS. The others come
 # from outside: a person's kill, a shell that was closed, the kernel.
 OWN_SIGNALS = frozenset({4, 5, 6, 7, 8, 11, 31})
-# The same of a command that a shell ran: SIGHUP, SIGINT, SIGKILL and SIGTERM.
-_KILLED_CODES = frozenset(128 + number for number in (1, 2, 9, 15))
-# What a program does to its GPU, or what another program's end did to it. They excuse no script.
-_PROGRAMS_XIDS = frozenset({"xid:13", "xid:31", "xid:43", "xid:45"})
+# Signals by which others end a program: a person, a shell that was closed, a service that saves memory.
+_OUTSIDE = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
+# The same of a command that a shell ran.
+_KILLED_CODES = frozenset(128 + number for number in _OUTSIDE)
+# What a program does to its GPU, or what another program's end did to it; and errors that the GPU corrected, which no
+# program notices. They excuse no script.
+_PROGRAMS_XIDS = frozenset({"xid:13", "xid:31", "xid:43", "xid:45", "xid:63", "xid:92", "xid:121"})
+# Kinds of failures by which a script has too little memory for what it restored.
+_NO_MEMORY = frozenset({"gpu-memory", "shared-memory"})
 
 
 @dataclass(frozen=True)
@@ -161,14 +166,15 @@ class Case:
         """Whether the script failed by its own doing before it got past what it restored.
 
         SIGKILL, reclaims, lost machines and whatever the machine is to blame for say nothing about a checkpoint. Nor
-        does a lack of memory: the same checkpoint loads on a larger or a calmer machine, and the one before it is as
-        large.
+        does a lack of memory, the host's or the GPU's: the same checkpoint loads on a larger or a calmer machine, and
+        the one before it is as large.
         """
         if not self.failures or self.restored_from is None or self.loaded:
             return False
         failure, cause = self.failures[0]
         own = failure.signal in OWN_SIGNALS if failure.signal is not None else failure.code not in _KILLED_CODES
-        return failure.why == "finished" and own and (cause is None or cause.blame == "script")
+        blamed = cause is None or (cause.blame == "script" and cause.name not in _NO_MEMORY)
+        return failure.why == "finished" and own and blamed
 
 
 def case_of(
@@ -210,10 +216,20 @@ def _beyond(step: int | None, before: Sequence[int | None]) -> bool:
 
 
 def cause_of(found: Exit) -> FailureCause | None:
-    """Why this node failed: what its machine reported, then the signal, then its log. None where nothing tells."""
+    """Why this node failed: what its machine reported, then SIGKILL, then its log, then any other signal from outside.
+    None where nothing tells.
+
+    A wrapper may end itself by SIGTERM after its program failed: an exception in the log comes first.
+    """
     reported = next((fact for fact in found.evidence if fact not in _PROGRAMS_XIDS), None)
     if reported is not None:
         return FailureCause(reported, "machine", f"the machine reported {reported}")
-    if found.why == "finished" and (found.signal == 9 or found.code == 137):
-        return FailureCause("killed", "machine", "the training was killed from outside (SIGKILL)")
-    return found.cause if found.cause is not None and found.cause.name in NAMES else diagnose(found.tail)
+    number = found.signal if found.signal is not None else (found.code or 0) - 128
+    ended = None
+    if found.why == "finished" and number in _OUTSIDE:
+        verb = "killed" if number == 9 else "ended"
+        ended = FailureCause("killed", "machine", f"the training was {verb} from outside ({_OUTSIDE[number]})")
+    if ended is not None and number == 9:
+        return ended
+    told = found.cause if found.cause is not None and found.cause.name in NAMES else diagnose(found.tail)
+    return ended if ended is not None and (told is None or told.blame == "peer") else told

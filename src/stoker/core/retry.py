@@ -27,6 +27,8 @@ from stoker.rules import Diagnosis
 IMPORTED = "00000000/"
 
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+# How launchers tell of SIGKILL, and of no other signal.
+_KILLED = re.compile(r"-9\b|\b9\b|\bSIGKILL\b|\bKilled\b")
 # As much of a log's end as an agent tells.
 _TAIL_CHARS = 16 * 1024
 ROOM = "make room on its disk, or ask for a larger one with resources.disk"
@@ -240,8 +242,10 @@ def _excused(case: Case) -> Verdict | None:
     if cause is None or cause.blame == "script":
         return None
     if cause.name == "killed":
-        what = "the training" if cause.blame == "machine" else "a process of the training"
-        told = f"{what} was killed from outside (SIGKILL)"
+        told = cause.line
+        if cause.blame == "peer":
+            how = "killed from outside (SIGKILL)" if _KILLED.search(cause.line) else "ended from outside"
+            told = f"a process of the training was {how}"
     elif cause.name in (fact for found, _ in failures for fact in found.evidence):
         told = f"the machine reported {cause.name}"
     else:
