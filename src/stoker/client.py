@@ -359,6 +359,8 @@ def prepare_resume(found: str, opened: Store, checkpoint: str | None = None) -> 
 
 
 def _check_resumable(state: JobState) -> None:
+    if state.removal_at is not None:
+        raise UserError(f"{state.job} is being removed; `stoker rm {state.job}` finishes that")
     if state.ended is None:
         raise UserError(f"{state.job} has not ended; `stoker logs -f {state.job}` follows it")
     if state.ended.outcome == "succeeded":
@@ -380,6 +382,9 @@ def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
     after = log.append_next(
         opened, found, plan.state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b"")
     )
+    # Create-if-absent does not remember: the number may have been free because the job was removed meanwhile.
+    if log.is_removed(opened, found):
+        raise UserError(f"{found} was removed meanwhile")
     # Somebody may have taken the marker for one that announces nothing, if this was slow.
     if after is not None and after.ended is None:
         marker = layout.active(found, after.opened_seq)
@@ -506,7 +511,7 @@ def remove(job: str, store: str | Store | None = None) -> str:
                 raise UserError(f"{found} has failed and its machine is held; `stoker stop {found}` gives it back")
             raise UserError(f"{found} has ended, but its machines are not known to be gone yet; try again soon")
     keep_money(opened, found, state)
-    remove_job(opened, found)
+    remove_job(opened, found, submitter())
     return found
 
 

@@ -22,6 +22,7 @@ from stoker.model import (
     Offering,
     Opaque,
     Outcome,
+    RemovalAsked,
     ResumeAsked,
     StopAsked,
     Submitted,
@@ -126,6 +127,8 @@ class JobState:
     claims: tuple[Claim, ...] = ()
     stop: Stop | None = None
     ended: End | None = None
+    # When its removal began: then it is not resumed any more.
+    removal_at: datetime | None = None
     # When and where the job was last opened, by submission or by `resume`. Counters and bounds start from here.
     opened_at: datetime | None = None
     opened_seq: int = 1
@@ -217,6 +220,8 @@ def _next(state: JobState, entry: Entry) -> JobState:
             return state if state.stop else replace(state, stop=Stop(at=entry.at, by=by, reason=entry.reason))
         case ResumeAsked(checkpoint=chosen):
             return _resumed(state, entry, chosen)
+        case RemovalAsked():
+            return replace(state, removal_at=state.removal_at or entry.at) if state.ended else state
         case Warned(code=code, evidence=evidence):
             return _warned(state, entry, code, evidence)
         case Ended() as event:
@@ -294,7 +299,7 @@ def _ended(state: JobState, entry: Entry, event: Ended) -> JobState:
 
 
 def _resumed(state: JobState, entry: Entry, chosen: str | None) -> JobState:
-    if state.ended is None:
+    if state.ended is None or state.removal_at is not None:
         return state
     let_go_at = state.stop.at if state.stop is not None else entry.at
     if state.ended.claim is not None:

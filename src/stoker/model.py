@@ -289,6 +289,14 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True)
+class RemovalAsked:
+    """A person wants an ended job to be deleted. It is not resumed after this: the log decides which came first."""
+
+    kind: ClassVar[str] = "removal"
+    by: str
+
+
+@dataclass(frozen=True)
 class Warned:
     """Told once. `code` keeps it from being told again. `evidence`: agents collect what the training is doing now."""
 
@@ -322,7 +330,18 @@ class Opaque:
 
 
 Event = (
-    Submitted | Claimed | Launched | Suspected | Draining | Closed | StopAsked | ResumeAsked | Warned | Ended | Opaque
+    Submitted
+    | Claimed
+    | Launched
+    | Suspected
+    | Draining
+    | Closed
+    | StopAsked
+    | ResumeAsked
+    | RemovalAsked
+    | Warned
+    | Ended
+    | Opaque
 )
 
 

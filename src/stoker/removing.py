@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 
 from stoker import index, layout, log
-from stoker.errors import StoreError, in_words
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError, in_words
 from stoker.finding import all_jobs
+from stoker.fold import JobState
+from stoker.model import Event, RemovalAsked
 from stoker.store import Meta, Store
 
 # Twice as long as a submission may rely on code it found (`sending.CODE_FRESH_FOR`).
@@ -19,17 +21,37 @@ UNUSED_FOR = timedelta(days=30)
 _BATCH = 1000
 
 
-def remove_job(store: Store, job: str) -> None:
+def remove_job(store: Store, job: str, by: str = "a person") -> None:
     """Delete everything of a job that has ended and whose machines are gone; the caller has checked both.
 
-    The tombstone comes first and stays: from then on there is no such job for any reader, whatever is still there or
-    lands late, and no governor launches anything for it. Safe to repeat after a crash.
+    The removal is appended to the log first, so that it and a `resume` cannot both win, however late one of them lands.
+    Then comes the tombstone, which stays: from then on there is no such job for any reader, whatever is still there
+    or lands late, and no governor launches anything for it. Safe to repeat after a crash. Raises UserError when the job
+    was resumed meanwhile.
     """
+    if not log.is_removed(store, job):
+        _append_removal(store, job, by)
     store.create(layout.removed(job), b"")
     _delete_below(store, f"{layout.WORK}{job}/")
     forget_removed(store, job)
     _delete_below(store, layout.log_prefix(job))
     store.delete([layout.spec(job)])
+
+
+def _append_removal(store: Store, job: str, by: str) -> None:
+    def wanted(state: JobState | None) -> tuple[Event, str] | None:
+        if state is None or state.removal_at is not None:
+            return None
+        if state.ended is None:
+            raise UserError(f"{job} is active: it was resumed meanwhile; `stoker stop {job}` first")
+        return RemovalAsked(by=by), f"removed by {by}"
+
+    try:
+        log.append_next(store, job, None, wanted, by)
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except StoreError:
+        return  # Its log makes no sense: nothing can resume it.
 
 
 def forget_removed(store: Store, job: str) -> None:

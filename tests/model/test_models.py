@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import outputs
+import tombstone
 from checker import explore
 from objects import Blobs, Chunks, Orphans
 from removal import IndexOnly, Removal, Rules
@@ -71,4 +72,16 @@ def test_the_last_version_of_an_output_counts() -> None:
 @pytest.mark.parametrize("left_out", ["versions", "boots_are_ordered", "number_for_every_try"])
 def test_each_rule_of_outputs_is_missed(left_out: str) -> None:
     found = explore(outputs.Outputs(replace(outputs.Rules(), **{left_out: False})))
+    assert found.counterexample is not None
+
+
+def test_a_job_is_resumed_or_removed_and_never_both() -> None:
+    found = explore(tombstone.Tombstone(tombstone.Rules()))
+    assert found.counterexample is None, str(found.counterexample)
+    assert found.states > 100
+
+
+@pytest.mark.parametrize("left_out", ["removal_in_log", "resume_looks_again"])
+def test_each_rule_of_tombstones_is_missed(left_out: str) -> None:
+    found = explore(tombstone.Tombstone(replace(tombstone.Rules(), **{left_out: False})))
     assert found.counterexample is not None

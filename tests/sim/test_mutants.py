@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import facts, index, layout, log
+from stoker import facts, index, layout, log, removing
 from stoker.core import decide, gate, orphans, retiring, retry, tending
 from stoker.core.look import Look
 from stoker.core.policy import Policy
@@ -187,6 +187,10 @@ def removed_jobs_are_read_like_others(patch: Patch) -> None:
     patch.setattr(index, "removed_jobs", lambda store: frozenset())
 
 
+def a_removal_is_not_in_the_log(patch: Patch) -> None:
+    patch.setattr(removing, "_append_removal", lambda store, job, by: None)
+
+
 MUTANTS: dict[Callable[[Patch], None], str] = {
     older_claims_do_not_matter: "two attempts train",
     absence_is_gone: "closed, and",
@@ -207,6 +211,7 @@ MUTANTS: dict[Callable[[Patch], None], str] = {
     nobody_looks_for_tombstones: "which was removed",
     a_record_is_put_over_the_one_before: "the index tells",
     removed_jobs_are_read_like_others: "",
+    a_removal_is_not_in_the_log: "counts as removed",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from stoker import client, index, layout, log, removing
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
-from stoker.errors import NoSuchJob, UserError
+from stoker.errors import NoSuchJob, StoreUnavailable, UserError
 from stoker.finding import all_jobs, find_job
 from stoker.fold import JobState
 from stoker.governor.apply import Applier
@@ -19,7 +19,7 @@ from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.index import IndexRecord
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Instance, Record
+from stoker.model import Claimed, Ended, Event, Instance, Record, ResumeAsked
 from stoker.providers.base import Request
 from stoker.reading.accounts import read_accounts
 from stoker.reading.jobs import list_jobs
@@ -236,3 +236,72 @@ def test_what_was_bought_while_the_job_was_removed_is_given_back_at_once(store: 
     applier.apply(Plan((Launch(job, claim, "first"),)))
     assert cloud.sold == [job] and cloud.ended == ["i-1"]
     assert log.read(store, job) is None
+
+
+# ── A removal that lands after a resume ───────────────────────────────────────────────────────────────────────────────
+
+
+class Holding:
+    """A store that gives up creates of keys with `part` in them, and lets them land later."""
+
+    def __init__(self, store: Store, part: str) -> None:
+        self.store = store
+        self.part = part
+        self.late: list[tuple[str, bytes]] = []
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self.part in key:
+            self.late.append((key, data))
+            raise StoreUnavailable("the reply was lost")
+        return self.store.create(key, data)
+
+    def land(self) -> None:
+        for key, data in self.late:
+            self.store.create(key, data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("part", ["/log/", layout.REMOVED])
+def test_a_removal_that_lands_late_never_removes_a_job_that_was_resumed(store: Store, part: str) -> None:
+    job = submit(store)
+    end(store, job)
+    holding = Holding(store, part)
+    with pytest.raises(StoreUnavailable):
+        client.remove(job, holding)  # type: ignore[arg-type]
+    assert holding.late
+    try:
+        client.resume(job, store)
+        resumed = True
+    except UserError as error:
+        resumed = False
+        assert f"`stoker rm {job}` finishes that" in str(error)
+    holding.land()
+    # What was asked for first in the log counts, and nothing else.
+    assert resumed == (part == "/log/") == (not log.is_removed(store, job))
+    if resumed:
+        assert read(store, job).ended is None
+        assert job in all_jobs(store)
+    else:
+        assert log.read(store, job) is None
+
+
+def test_a_job_that_is_resumed_just_before_its_removal_is_not_removed(store: Store) -> None:
+    job = submit(store)
+    end(store, job)
+    append(store, job, ResumeAsked(by="jane"))
+    with pytest.raises(UserError, match="is active"):
+        removing.remove_job(store, job)
+    assert read(store, job).ended is None and not log.is_removed(store, job)
+
+
+def test_a_resume_that_was_overtaken_by_the_removal_is_refused(store: Store) -> None:
+    """Its number is free again: create-if-absent does not remember what was deleted."""
+    job = submit(store)
+    end(store, job)
+    plan = client.prepare_resume(job, store)
+    client.remove(job, store)
+    with pytest.raises(UserError, match="removed meanwhile"):
+        client.ask_to_resume(plan, store)
+    assert job not in all_jobs(store)

@@ -19,6 +19,7 @@ from stoker.model import (
     Launched,
     Offering,
     Opaque,
+    RemovalAsked,
     ResumeAsked,
     StopAsked,
     Submitted,
@@ -215,6 +216,8 @@ def describe(event: Event, state: JobState | None) -> str:
             return f"resume asked for, from {name_of(key, state)}"
         case ResumeAsked():
             return "resume asked for"
+        case RemovalAsked():
+            return "removal asked for"
         case Warned():
             return "warned"
         case Ended(outcome=outcome, rule=rule):
@@ -245,7 +248,7 @@ def news(entry: Entry, state: JobState | None) -> str | None:
             return f"{_attempt(state, claim)} {outcome_text(outcome, entry.reason)}"
         case Ended(outcome=outcome):
             return outcome_text(outcome, entry.reason)
-        case Draining() | StopAsked() | ResumeAsked() | Warned():
+        case Draining() | StopAsked() | ResumeAsked() | RemovalAsked() | Warned():
             return entry.reason
 
 

@@ -282,6 +282,10 @@ class World:
 
         log.append_next(self.store, job.name, None, decide, "jane", mark)
 
+    def resume(self, job: SimJob) -> None:
+        if not self.quiet:
+            self._append(job, lambda s: ResumeAsked("jane") if s and s.ended and not s.removal_at else None)
+
     # ── Incidents ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def strike(self, what: str) -> None:
@@ -296,8 +300,7 @@ class World:
             case "stop":
                 self._append(job, lambda s: StopAsked("jane") if s and not s.ended and not s.stop else None)
             case "resume":
-                wanted = not job.removing
-                self._append(job, lambda s: ResumeAsked("jane") if wanted and s and s.ended else None)
+                self.resume(job)
             case "outage":
                 self.note("the store is out for an hour")
                 self.outage_until_s = self.now_s + 3600.0

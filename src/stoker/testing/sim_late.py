@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker import layout
-from stoker.errors import StoreUnavailable
+from stoker.errors import StoreUnavailable, UserError
 from stoker.removing import remove_job
 from stoker.testing.memory import Fault, Landing
 from stoker.testing.sim_scenario import SimJob
@@ -81,20 +81,26 @@ class Remover:
         if job.removed_at_s is None and list(world.store.list(f"{layout.ACTIVE}{job.name}/")):
             world.after(_ASK_AGAIN_S, lambda: self._remove(job))
             return
-        job.removing = True
         try:
             remove_job(self.store, job.name)
             world.note(f"{job.name} is removed")
+        except UserError as error:
+            world.note(f"not removed: {error}")
         except StoreUnavailable:
             world.note(f"the removal of {job.name} is cut short")
             if self.random.random() < 0.5:
                 world.after(_ASK_AGAIN_S, lambda: self._remove(job))
+            else:
+                # The person thinks better of it.
+                world.after(self.random.uniform(0.0, _ASK_AGAIN_S), lambda: world.resume(job))
         self.notice(job)
 
     def notice(self, job: SimJob) -> None:
         """The tombstone may land late, too."""
         if job.removed_at_s is None and self.world.store.holds(layout.removed(job.name)):
             job.removed_at_s = self.world.now_s
+            if job.state is not None and job.state.ended is None:
+                self.world.checks.fail(f"{job.name} goes on, and counts as removed")
 
     def _faults(self, operation: str, key: str) -> Fault | None:
         if not self.world.quiet and self.random.random() < self.world.scenario.late:

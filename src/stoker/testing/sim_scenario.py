@@ -58,8 +58,7 @@ class SimJob:
     durable: list[tuple[str, int]] = field(default_factory=list)
     restored_by: int = 0
     succeeded: dict[int, set[int]] = field(default_factory=dict)
-    # A person has asked for its removal, and since when its tombstone is there.
-    removing: bool = False
+    # Since when its tombstone is there.
     removed_at_s: float | None = None
 
     def is_poisoned(self, key: str | None) -> bool:
