@@ -8,6 +8,7 @@ from datetime import datetime
 
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.hold import hold_of
+from stoker.core.kept_work import is_about_training, kept_part, lost_everything
 from stoker.fold import Claim, JobState
 from stoker.model import (
     CheckpointRef,
@@ -79,6 +80,7 @@ class AttemptSummary:
     rule: str | None = None
     reason: str | None = None
     restored_from: str | None = None
+    restored_step: int | None = None
     exit_code: int | None = None
     trained_s: float = 0.0
     step: int | None = None
@@ -197,7 +199,7 @@ def summarize(
         params=spec.params,
         code=submission.code,
         at_risk_s=_at_risk_s(phase, current, now),
-        warnings=tuple(dict.fromkeys(text for beat in current for text in beat.warnings)),
+        warnings=_warnings(state, current, checkpoint),
         origin=submission.origin,
         checkpoint_dir=as_written(spec.checkpoints.dir),
         held=_held(state, spec, facts, now),
@@ -205,6 +207,18 @@ def summarize(
         # What the last attempt left out is named first.
         outputs=_add_outputs([attempt.outputs for attempt in reversed(attempts)]),
     )
+
+
+def _warnings(state: JobState, current: list[Heartbeat], checkpoint: CheckpointRef | None) -> tuple[str, ...]:
+    """What the nodes of the last attempt warn of; and that the attempt before it left nothing to go on from."""
+    told = list(dict.fromkeys(text for beat in current for text in beat.warnings))
+    if state.ended is not None:
+        return tuple(text for text in told if not is_about_training(text))
+    before = next((claim for claim in reversed(state.attempts) if claim.closed), None)
+    unsaved = before is not None and checkpoint is None and lost_everything(before.closed_reason)
+    if before is not None and unsaved and not any(is_about_training(text) for text in told):
+        told.append(f"attempt {before.attempt}: {kept_part(before.closed_reason)}")
+    return tuple(told)
 
 
 def _last_metrics(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> dict[str, float]:
@@ -261,6 +275,7 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
         rule=closed.rule if closed else None,
         reason=claim.closed_reason or None,
         restored_from=closed.restored_from if closed and closed.restored_from else next(iter(restored), None),
+        restored_step=next((one.restored_step for one in said if one.restored_step is not None), None),
         exit_code=closed.exit_code if closed else None,
         trained_s=closed.trained_s if closed else max(trained, default=0.0),
         step=max(steps, default=closed.step if closed else None),

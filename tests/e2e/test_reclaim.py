@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import datetime
 
+import pytest
 from harness import EXAMPLES, PATIENCE_S, World, chain, fields, until
 
 
@@ -156,6 +157,38 @@ def test_a_script_that_saves_elsewhere_is_told_so_and_nothing_is_claimed(world: 
     assert f"{nothing}{advice}; the next attempt starts from the beginning" in told, told
 
 
+@pytest.mark.parametrize("killed", ["training", "agent", "supervisor", "stop"])
+def test_however_it_ends_nothing_is_claimed_of_a_script_that_saves_elsewhere(world: World, killed: str) -> None:
+    """A lost machine says nothing more: its last heartbeat need not know the files."""
+    world.write(
+        "import pathlib, time\n"
+        "from stoker import train\n"
+        "pathlib.Path('snapshot.pt').write_text('x')\n"
+        "print('saved', flush=True)\n"
+        "time.sleep(600 if train.attempt() == 1 else 0)\n"
+    )
+    job = world.submit()
+    until(lambda: "saved" in world.lines(job), "it saves")
+    if killed == "stop":
+        assert world.cli("stop", job).returncode == 0
+    else:
+        assert world.kill(killed)
+    summary = world.ended(job)
+    assert summary.phase == ("stopped" if killed == "stop" else "succeeded"), world.story(job)
+    nothing = "nothing was saved: no file was written to checkpoints/"
+    advice = '; snapshot.pt looks like a save: write `checkpoints: {dir: "snapshot.pt"}` in the job file'
+    head = {"training": "cut off", "agent": "cut off", "supervisor": "lost", "stop": "stopped"}[killed]
+    shown, told, lines = world.cli("show", job).stdout, world.cli("explain", job).stdout, world.lines(job)
+    assert f"    {head} → {nothing}" in shown and "durable" not in shown, shown
+    if killed != "supervisor":
+        assert f"[stoker] {nothing}{advice}" in lines, lines
+        assert f"{nothing}{advice}" in shown and f"{nothing}{advice}" in told, shown + told
+    if killed != "stop":
+        assert f"{nothing}" in told and "; the next attempt starts from the beginning" in told, told
+        assert "[stoker] attempt 2, starting from the beginning: there is no checkpoint" in lines, lines
+    assert "would lose everything" not in shown, "it has ended"
+
+
 def test_a_machine_that_is_taken_in_the_middle_of_a_save(world: World) -> None:
     """The script has no handler: it dies of SIGTERM with its file half written."""
     world.write(
@@ -185,5 +218,5 @@ def test_a_machine_that_is_taken_in_the_middle_of_a_save(world: World) -> None:
     assert [line for line in world.lines(job) if line.startswith("from")] == ["from 0", "from 1"]
     told = [line for line in world.lines(job) if "is not part of the checkpoint" in line]
     assert told == [
-        "[stoker] model.json is not part of the checkpoint: its JSON is cut off; the checkpoint stays at model"
+        "[stoker] model.json is not part of the checkpoint: its JSON is cut off; the checkpoint stays at model (1.1)"
     ]

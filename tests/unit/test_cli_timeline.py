@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
-from stoker.cli.timeline import attempt_line, checkpoint_name, describe, handover_line, news, outcome_text, timeline
+from stoker.cli.timeline import attempt_line, describe, handover_line, news, outcome_text, timeline
 from stoker.model import (
     CheckpointRef,
     Claimed,
@@ -104,7 +104,34 @@ def test_what_is_not_known_yet_is_left_out() -> None:
 
 def test_a_loss_without_a_notice_is_told_too() -> None:
     lost = replace(RECLAIMED, outcome="lost", noticed_at=None, save=None)
-    assert handover_line(lost, SECOND) == "lost → attempt 2 at 413, gap 0.6 s"
+    kept = "the store has step-412 (1.3)"
+    assert handover_line(lost, SECOND, attempts={2: 1}) == f"lost → {kept} → attempt 2 at 413, gap 0.6 s"
+    stored = replace(RECLAIMED.checkpoint, committed_at=START + timedelta(seconds=10))  # type: ignore[type-var]
+    assert "412 (1.3), stored 3.0 s before → " in handover_line(replace(lost, checkpoint=stored), SECOND, "c", {2: 1})
+    again = replace(lost, checkpoint=None, restored_from="00000001/000002-ckpt", restored_step=7)
+    told = handover_line(replace(again, outcome="infrastructure"), SECOND, "c", {1: 1})
+    assert told.startswith("cut off → nothing new was saved: the store has ckpt (1.2), step 7 → attempt 2")
+    nothing = replace(lost, checkpoint=None, saves_elsewhere=("out/x.pt",))
+    assert "nothing was saved: no file was written to ck/; out/x.pt looks" in handover_line(nothing, SECOND, "ck")
+    never = replace(nothing, trained_s=0.0)
+    assert handover_line(never, SECOND) == "lost → attempt 2 at 413, gap 0.6 s"
+
+
+def test_a_stop_tells_what_became_of_its_work() -> None:
+    stopped = replace(RECLAIMED, outcome="stopped", noticed_at=None, reason="stopped by me; in the store: step 412")
+    assert handover_line(stopped, None) == "stopped → saved 412 → durable 0.2 s"
+    empty = replace(stopped, checkpoint=None)
+    assert handover_line(empty, None).startswith("stopped → nothing was saved: no file was written to checkpoints/")
+    assert attempt_line(stopped).endswith(" · stopped by me")
+
+
+def test_checkpoints_of_one_name_are_told_apart() -> None:
+    first = replace(RECLAIMED, outcome="failed", noticed_at=None, save=None)
+    second = replace(SECOND, restored_from="00000002/000003-ckpt", restored_step=60, first_step=None)
+    assert handover_line(first, second, attempts={2: 1}) == ("failed → attempt 2 from ckpt (1.3), step 60, gap 0.6 s")
+    assert "· from ckpt (1.3), step 60 ·" in attempt_line(second, {2: 1})
+    ref = CheckpointRef("00000002/000003-ckpt", "ckpt", 60, START)
+    assert "ckpt (1.3), step 60, stored" in job_text(replace(SUMMARY, last_checkpoint=ref))
 
 
 def test_clocks_that_differ_make_no_negative_gap() -> None:
@@ -254,11 +281,6 @@ def test_an_outcome_is_not_said_twice() -> None:
 def test_the_clock_tells_the_date_of_another_day() -> None:
     assert len(clock(START, START + timedelta(seconds=1))) == len("12:00:00")
     assert clock(START, START + timedelta(days=2)).startswith("2026-11-1")
-
-
-def test_checkpoint_names_are_short() -> None:
-    assert checkpoint_name("00000007/000002-step-900") == "step-900"
-    assert checkpoint_name("odd") == "odd"
 
 
 # ── On one's own computer, where nothing is paid for ──────────────────────────────────────────────────────────────────

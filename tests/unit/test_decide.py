@@ -338,7 +338,7 @@ def test_a_marker_of_a_later_opening_stays() -> None:
 
 
 def test_a_spot_job_without_checkpoints_is_warned_about_once() -> None:
-    told = make_facts(2, beat=make_beat(2000, trained_s=1900.0))
+    told = make_facts(2, beat=make_beat(2000, trained_s=1900.0, checkpoint_files=1))
     assert entry(make_snapshot(make_state(*RUNNING), told), 2001) == Warned("no-checkpoint:2")
     assert act(make_snapshot(make_state(*RUNNING, Warned("no-checkpoint:2")), told), 2001) == []
     paid = (Claimed(replace(SPOT_B, spot=False), 1), Launched(2, nodes(2)))

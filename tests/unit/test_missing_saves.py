@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stoker.agent.health import missing_saves
 from stoker.agent.health.missing_saves import MissingSaves, find_saves
@@ -19,14 +20,22 @@ from stoker.cli.report import job_text
 from stoker.cli.timeline import handover_line, news
 from stoker.core.cases import Case
 from stoker.core.decide import decide_job
-from stoker.core.kept_work import nothing_saved, nothing_saved_yet, save_folder
+from stoker.core.kept_work import (
+    cause_of_end,
+    kept_part,
+    lost_everything,
+    nothing_saved,
+    nothing_saved_yet,
+    save_entry,
+    with_step,
+)
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import verdict
 from stoker.core.snapshot import Append
-from stoker.model import CheckpointRef, Claimed, Closed, Entry, Event, Launched, SaveTimes, Warned
-from stoker.path_patterns import PathFilter
+from stoker.model import CheckpointRef, Claimed, Closed, Ended, Entry, Event, Launched, NodeFacts, SaveTimes, Warned
+from stoker.path_patterns import PathFilter, entries_of
 from stoker.spec import Submission
-from stoker.summary import summarize
+from stoker.summary import Summary, summarize
 from stoker.testing.sim_data import (
     JOB,
     ON_DEMAND,
@@ -92,19 +101,43 @@ def test_what_was_lost_or_killed_without_a_checkpoint_says_so_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paths", "folder"),
+    ("paths", "entry"),
     [
         (("out/ckpt.pt",), "out"),
         (("out/checkpoint-500/", "out/checkpoint-1000/"), "out"),
         (("runs/a/x.pt", "runs/b/y.pt"), "runs"),
-        (("model.pt",), None),
-        (("out/x.pt", "y.pt"), None),
+        (("lightning_logs/version_0/checkpoints/epoch=1-step=20.ckpt",), "lightning_logs"),
+        (("outputs/2026-11-18/04-02-11/last.ckpt",), "outputs"),
+        (("model.pt",), '"model.pt"'),
+        (("model-1.h5", "model-2.h5"), '"model-*.h5"'),
+        (("checkpoint-500/", "checkpoint-1000/"), '"checkpoint-*"'),
+        (("out/deep/x.pt", "y.pt"), '[out, "y.pt"]'),
     ],
 )
-def test_the_folder_to_name_is_where_the_saves_lie(paths: tuple[str, ...], folder: str | None) -> None:
-    assert save_folder(paths) == folder
-    assert ("{dir: " in nothing_saved("checkpoints", paths)) == (folder is not None)
-    assert all(path in nothing_saved_yet("checkpoints", 300.0, paths) for path in paths)
+def test_what_to_write_is_where_the_saves_lie(paths: tuple[str, ...], entry: str) -> None:
+    assert save_entry(paths) == entry
+    for told in (nothing_saved("checkpoints", paths), nothing_saved_yet("checkpoints", 300.0, paths)):
+        assert told.endswith(f"write `checkpoints: {{dir: {entry}}}` in the job file")
+        assert all(path in told for path in paths)
+    written = yaml.safe_load(f"{{dir: {entry}}}")["dir"]
+    takes = PathFilter(entries_of(written)).takes
+    assert all(takes(path.rstrip("/")) or path.startswith(f"{written}/") for path in paths)
+
+
+def test_a_reason_is_parted_into_the_cause_and_what_the_store_has() -> None:
+    for found in (case(), case(restored_from="00000002/000001-step-7"), case(checkpoint=KEPT)):
+        reason = verdict(found).reason
+        assert cause_of_end(reason) == "reclaimed after a notice at step 40"
+        assert f"{cause_of_end(reason)}; {kept_part(reason)}" == reason
+    assert lost_everything(verdict(case()).reason) and not lost_everything(verdict(case(checkpoint=KEPT)).reason)
+    assert (cause_of_end("it broke; twice"), kept_part("it broke; twice")) == ("it broke; twice", "")
+
+
+def test_a_title_has_the_step_unless_its_name_tells_it() -> None:
+    assert with_step("ckpt (1.3)", 900) == "ckpt (1.3), step 900"
+    assert with_step("ckpt (1.3)", 3) == "ckpt (1.3), step 3", "a reference is no step"
+    assert with_step("step-900 (1.3)", 900) == "step-900 (1.3)"
+    assert with_step("last", None) == "last"
 
 
 # ── The timeline ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +153,7 @@ def line(save: SaveTimes | None, beat: dict[str, Any] | None = None, **left: Any
         *RUNNING, Closed(2, "reclaimed", "notice", restart=True, restored_from=left.get("restored_from"))
     )
     found = summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(60))
-    return handover_line(found.attempts[0], None, found.checkpoint_dir)
+    return handover_line(found.attempts[0], None, found.checkpoint_dir, {2: 1})
 
 
 GRACE = SaveTimes(saved_s=0.0, durable_s=0.0, ended_s=0.1)
@@ -135,7 +168,7 @@ def test_the_timeline_claims_no_save_without_one() -> None:
     torn = line(replace(GRACE, commits=0), beat={"checkpoint_files": 1})
     assert torn == "notice → nothing was saved: what was written to checkpoints/ was not whole in time"
     again = line(replace(GRACE, commits=0), restored_from="00000002/000001-step-7")
-    assert again == "notice → nothing new was saved: the store has step-7"
+    assert again == "notice → nothing new was saved: the store has step-7 (1.1)"
     assert "durable 0.0 s" not in again
 
 
@@ -182,8 +215,9 @@ def test_a_folder_that_stays_empty_is_warned_of_after_the_first_minutes() -> Non
     assert warned(400.0, checkpoint=CheckpointRef("00000002/000001-x", "x")) is None
 
 
-def test_on_demand_only_what_is_saved_elsewhere_is_warned_of() -> None:
-    assert warned(4000.0, spot=False) is None
+def test_an_empty_folder_is_warned_of_on_demand_too() -> None:
+    assert "checkpoints/ is empty, and losing the machine would lose everything" in str(warned(400.0, spot=False))
+    assert warned(4000.0, spot=False, checkpoint_files=1) is None
     assert "out/ckpt.pt" in str(warned(4000.0, spot=False, saves_elsewhere=("out/ckpt.pt",)))
 
 
@@ -205,11 +239,16 @@ def test_after_a_reclaim_that_saved_nothing_people_are_told_once_the_next_machin
         "the next attempt starts from the beginning"
     )
     assert news(Entry(7, at(100), action.reason, action.event), None) == action.reason, "followers see it"
+    for outcome in ("lost", "infrastructure", "abandoned"):
+        events = (*RUNNING, replace(closed, outcome=outcome), Claimed(SPOT_A, 1), Launched(5, nodes(5)))
+        (action,) = decide_job(make_snapshot(make_state(*events)), DEFAULT, at(100)).actions
+        assert isinstance(action, Append) and action.event == Warned("no-checkpoint:2"), "however it ended"
     for other in (
         replace(closed, checkpoint="00000002/000001-x"),
         replace(closed, restored_from="00000001/000001-x"),
         replace(closed, trained_s=0.0),
         replace(closed, outcome="dry"),
+        replace(closed, outcome="failed"),
     ):
         events = (*RUNNING, other, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
         assert not decide_job(make_snapshot(make_state(*events)), DEFAULT, at(100)).actions
@@ -223,6 +262,27 @@ def test_ps_shows_the_warning_of_an_agent() -> None:
     summary = summarize(state, Submission(JOB, make_spec(), "jane"), {2: (make_facts(2, beat=beat),)}, at(400))
     assert note(summary, {JOB}, at(400)).startswith("warning: nothing has been saved")
     assert "nothing has been saved" in job_text(summary)
+    ended = make_state(*RUNNING, Closed(2, "stopped", "stop"), Ended("stopped", "stop", 2))
+    over = summarize(ended, Submission(JOB, make_spec(), "jane"), {2: (make_facts(2, beat=beat),)}, at(400))
+    assert "has been saved" not in job_text(over), "an ended job has nothing to lose"
+
+
+def test_ps_and_show_tell_that_the_attempt_before_left_nothing_until_there_is_a_checkpoint() -> None:
+    closed = Closed(2, "infrastructure", "killed", restart=True, trained_s=50.0)
+    reason = f"the training was killed from outside (SIGKILL); {NOTHING}; out/x.pt looks like a save"
+    state = make_state(*RUNNING, closed, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
+    state = replace(state, claims=(replace(state.claims[0], closed_reason=reason), *state.claims[1:]))
+
+    def look(**told: Any) -> Summary:
+        beat = make_beat(90.0, training_since=at(80), **told)
+        facts: dict[int, tuple[NodeFacts, ...]] = {2: (make_facts(2),), 5: (make_facts(5, beat=beat),)}
+        return summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(100))
+
+    assert look().warnings == (f"attempt 1: {NOTHING}; out/x.pt looks like a save",)
+    assert note(look(), {JOB}, at(100)).startswith(f"warning: attempt 1: {NOTHING}")
+    assert look(checkpoint=CheckpointRef("00000005/000001-x", "x")).warnings == ()
+    own = ("nothing has been saved in 5 min of training: …",)
+    assert look(warnings=own).warnings == own, "said once"
 
 
 @pytest.fixture
@@ -291,9 +351,12 @@ def watch(code: Path) -> tuple[MissingSaves, list[str]]:
 
 def test_the_agent_says_it_once_and_keeps_it_in_its_warnings(code: Path) -> None:
     missing, said = watch(code)
-    missing.look(SyncStatus(), 299.0)
+    missing.look(SyncStatus(), 10.0)
     missing.settle()
-    assert not said and missing.warning is None
+    assert missing.elsewhere == ()
+    missing.look(SyncStatus(), 20.0)
+    missing.settle()
+    assert missing.elsewhere and not said and missing.warning is None, "a machine that is lost has told its files"
     for trained_s in (301.0, 350.0, 700.0):
         missing.look(SyncStatus(), trained_s)
         missing.settle()
@@ -301,8 +364,16 @@ def test_the_agent_says_it_once_and_keeps_it_in_its_warnings(code: Path) -> None
         len(said) == 1 and said[0].startswith("warning: nothing has been saved in 5 min") and "out/ckpt.pt" in said[0]
     )
     assert missing.warning is not None and "11 min" in missing.warning
+    missing.conclude(701.0)
+    assert [missing.warning, bool(missing.elsewhere)] == [None, True], "it trains no longer"
     missing.look(SyncStatus(last=CheckpointRef("k", "n")), 800.0)
-    assert missing.warning is None and missing.elsewhere == ()
+    assert missing.elsewhere == ()
+
+
+def test_what_was_saved_elsewhere_is_found_at_the_end(code: Path) -> None:
+    missing, said = watch(code)
+    missing.conclude(0.5)
+    assert missing.elsewhere and not said and missing.warning is None
 
 
 def test_a_notice_is_a_reason_to_say_it_at_once(code: Path) -> None:

@@ -109,7 +109,7 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
         "lost",
         "gone",
         True,
-        f"the machine of rank 1 is gone and left no exit; {NOTHING}",
+        f"the machine of node 1 is gone, and nothing says how its training ended; {NOTHING}",
     ),
     (make_case(None, beat=BEAT, events=(Draining(2, "lost", "gang"),)), "lost", "gang", True, "draining at 4"),
     (make_case(make_exit("infrastructure", "agent")), "infrastructure", "agent", True, "the agent crashed"),
@@ -215,9 +215,14 @@ def on_checkpoint(key: str = KEY, **told: Any) -> Exit:
 def test_a_checkpoint_that_attempts_fail_on_is_tried_twice_then_the_one_before() -> None:
     first = verdict(make_case(on_checkpoint()))
     assert (first.rule, first.restart, first.counted) == ("checkpoint", True, False)
-    assert first.reason == "failed on checkpoint step-10 (1.1) before any progress, 1×"
+    assert (
+        first.reason
+        == "failed on checkpoint step-10 (1.1) before any progress; after 2 such failures it is passed over"
+    )
     once = past(1, suspects_checkpoint=True, restored_from=KEY)
-    assert verdict(make_case(on_checkpoint(), history=once)).reason.endswith(" before any progress, 2×")
+    assert verdict(make_case(on_checkpoint(), history=once)).reason.endswith(
+        " before any progress, 2 times: it is passed over from now on"
+    )
     assert poisoned(make_state(*once), DEFAULT) == frozenset()
     assert poisoned(make_state(*past(2, suspects_checkpoint=True, restored_from=KEY)), DEFAULT) == {KEY}
 

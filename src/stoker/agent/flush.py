@@ -12,6 +12,7 @@ from stoker import layout
 from stoker.agent import folders
 from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
+from stoker.agent.health.missing_saves import find_saves
 from stoker.agent.logcopy import open_copy
 from stoker.agent.logs import LogPump
 from stoker.agent.metrics import MetricsPump
@@ -19,13 +20,16 @@ from stoker.agent.node import FLUSH_LIMIT_S, Node, patient, utcnow
 from stoker.agent.notices import Notices
 from stoker.agent.output_files import Baseline
 from stoker.agent.outputs import OutputSync
+from stoker.agent.snapshot import Selection
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
+from stoker.core.kept_work import nothing_saved
 from stoker.facts import read_fact
 from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.manifests import NOTHING, trust_of
 from stoker.model import CheckpointRef, Exit, Heartbeat, KeptOutputs, Known
+from stoker.path_patterns import as_written
 from stoker.processes.unmounting import unmount_below
 from stoker.spec import Submission
 
@@ -76,7 +80,7 @@ def _flush(node: Node, notices: Notices) -> None:
     closing = Closing(FLUSH_LIMIT_S, notices.look)
     if _exit_is_written(node, closing.exit_by_s()):
         return
-    node.say("the agent was restarted: saving what is there")
+    node.say("the agent was restarted: looking for what can still be saved")
     beat = Beat(node.store, node.key, lambda beat: beat)
     before = _last_words(node)
     if before is not None:
@@ -96,6 +100,7 @@ def _flush(node: Node, notices: Notices) -> None:
         metrics.start()
         if _is_awaited(node, state):
             status = _flush_checkpoints(node, state, submission, closing)
+    elsewhere = _say_what_is_kept(node, submission, status, before)
     logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
     if metrics is not None:
         metrics.drain(closing.share_s(1 / 2), closing.rest_by_s)
@@ -118,6 +123,7 @@ def _flush(node: Node, notices: Notices) -> None:
         checkpoint=(status.last if status else None) or (before.checkpoint if before else None),
         commits=status.commits if status else 0,
         tail=logs.tail(),
+        saves_elsewhere=elsewhere,
         waste=before.waste if before else None,
         outputs=kept,
     )
@@ -128,12 +134,39 @@ def _flush(node: Node, notices: Notices) -> None:
 
 def _reason(status: SyncStatus | None, before: Heartbeat | None) -> str:
     """What this agent found to save. Whether there is any checkpoint at all is said by the verdict."""
+    found = _found(status, before)
+    return f"the agent died; {found}" if found else "the agent died"
+
+
+def _found(status: SyncStatus | None, before: Heartbeat | None) -> str:
+    """What is in the store of this attempt; empty where nothing is."""
     saved = status.last if status is not None and status.commits else None
     if saved is not None:
-        return f"the agent died; the next one saved {_title(saved)}"
+        return f"the next one saved {_title(saved)}"
     if before is not None and before.checkpoint is not None:
-        return f"the agent died; {_title(before.checkpoint)} was saved before"
-    return "the agent died"
+        return f"{_title(before.checkpoint)} was saved before"
+    return ""
+
+
+def _say_what_is_kept(
+    node: Node, submission: Submission | None, status: SyncStatus | None, before: Heartbeat | None
+) -> tuple[str, ...]:
+    """Say in the job's log what the store has of the training. Answers files elsewhere that look like its saves, where
+    it has nothing."""
+    if before is None or before.training_since is None:
+        return ()
+    found = _found(status, before)
+    if found:
+        node.say(found)
+    if found or before.restored_from is not None or submission is None or node.config.rank != 0:
+        return ()
+    spec, baseline = submission.spec, Baseline.read(node.paths.baseline) or Baseline()
+    folder, chosen = folders.checkpoint_folder(node.paths, spec), folders.checkpoint_filter(spec)
+    selection = Selection(takes=chosen.takes) if chosen is not None else None
+    elsewhere = find_saves(node.paths.code, folder, before.training_since.timestamp(), baseline, selection)
+    written = status is not None and status.files > 0
+    node.say(nothing_saved(as_written(spec.checkpoints.dir), elsewhere, written=written))
+    return elsewhere
 
 
 def _title(ref: CheckpointRef) -> str:

@@ -46,7 +46,7 @@ from stoker.agent.witnessing import Witness
 from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
-from stoker.core.kept_work import attempts_of, checkpoint_title, nothing_saved
+from stoker.core.kept_work import attempts_of, checkpoint_title, nothing_saved, with_step
 from stoker.core.policy import DEFAULT as POLICY
 from stoker.core.spans import span_text
 from stoker.errors import StoreError, StoreUnavailable, UserError
@@ -318,10 +318,11 @@ class Life:
         # The last look before the start: whatever was read since the gate counts.
         self._leave_if_told()
         known = attempts_of(self.watch.state) if self.watch.state is not None else {}
-        resumed = f", resuming from {checkpoint_title(agreement.checkpoint, known)}" if agreement.checkpoint else ""
-        if agreement.checkpoint is None and attempt > 1:
-            resumed = ", starting from the beginning: there is no checkpoint"
-        self.node.say(f"attempt {attempt}{resumed}")
+        begins = ", starting from the beginning: there is no checkpoint" if attempt > 1 else ""
+        if agreement.checkpoint is not None:
+            step = self.trained.restored.step if self.trained.restored is not None else None
+            begins = f", resuming from {with_step(checkpoint_title(agreement.checkpoint, known), step)}"
+        self.node.say(f"attempt {attempt}{begins}")
         try:
             self.training.start(replace(command, main=True), self.paths.train_log)
         except OSError as error:
@@ -433,7 +434,8 @@ class Life:
         if status.held_back is not None:
             restored = self.trained.restored
             last = status.last.key if status.last else restored.key if restored else None
-            kept = f"the checkpoint stays at {last.partition('-')[2]}" if last else "there is no checkpoint yet"
+            known = attempts_of(self.watch.state) if self.watch.state is not None else {}
+            kept = f"the checkpoint stays at {checkpoint_title(last, known)}" if last else "there is no checkpoint yet"
             self.node.say(f"{status.held_back}; {kept}")
         return status.unsynced_bytes == 0
 
@@ -481,15 +483,17 @@ class Life:
         self.watch.stop()
 
     def _say_what_is_kept(self, left: Exit) -> Exit:
-        """In the job's log, where the training was asked to go and nothing of it is in the store."""
+        """Say in the job's log that nothing of the training is in the store, where it was asked to go or was killed, or
+        saved elsewhere. A script that failed by itself and saved nowhere has nothing to be told."""
         if self.missing is None or self.sync is None or self._spec is None:
             return left
         status, ended = self.sync.status(), self.trained.ended
-        if status.last is not None or self.trained.restored is not None or ended is None or ended.ending is None:
+        if status.last is not None or self.trained.restored is not None or ended is None or left.outcome == "succeeded":
             return left
-        self.missing.settle()
+        self.missing.conclude(ended.trained_s)
         elsewhere = self.missing.elsewhere
-        self.node.say(nothing_saved(as_written(self._spec.checkpoints.dir), elsewhere, written=status.files > 0))
+        if elsewhere or ended.ending is not None or ended.signal is not None or left.outcome == "infrastructure":
+            self.node.say(nothing_saved(as_written(self._spec.checkpoints.dir), elsewhere, written=status.files > 0))
         return replace(left, saves_elsewhere=elsewhere)
 
     def _flush_rest(self, left: Exit, closing: Closing) -> Exit:

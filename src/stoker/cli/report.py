@@ -27,7 +27,7 @@ from stoker.cli.printing import (
     whole,
 )
 from stoker.cli.timeline import MOST_REASON, rule_text, timeline
-from stoker.core.kept_work import checkpoint_title
+from stoker.core.kept_work import checkpoint_title, is_about_training, with_step
 from stoker.fold import JobState
 from stoker.store import Store
 from stoker.summary import Held, NodeSummary, Summary
@@ -129,7 +129,7 @@ def _safety(summary: Summary) -> str:
         text = "none" if summary.ended_at is not None else "none in the store yet"
     else:
         title = checkpoint_title(found.key, {attempt.claim: attempt.n for attempt in summary.attempts})
-        text = f"{title}, stored {ago(found.committed_at)}"
+        text = f"{with_step(title, found.step)}, stored {ago(found.committed_at)}"
     if summary.at_risk_s is None:
         return text
     attempt = summary.attempts[-1] if summary.attempts else None
@@ -148,8 +148,12 @@ def outputs_text(summary: Summary) -> str:
     told = [attempt for attempt in summary.attempts if attempt.outputs is not None and attempt.outputs.files]
     if not found.files:
         return "none kept"
-    of = f" of {len(told)} attempts, merged" if len(told) > 1 else ""
-    return f"{counted(found.files, 'file')}, {size(found.size)} kept{of}; `stoker pull {summary.id} --outputs`"
+    pull = f"`stoker pull {summary.id} --outputs`"
+    if len(told) > 1:
+        # A file that several attempts wrote counts for each of them, and is pulled once.
+        each = f"{counted(found.files, 'file')}, {size(found.size)} kept in {len(told)} attempts"
+        return f"{each}; {pull} merges them"
+    return f"{counted(found.files, 'file')}, {size(found.size)} kept; {pull}"
 
 
 def left_out_lines(summary: Summary) -> list[str]:
@@ -221,7 +225,9 @@ def _node_warnings(summary: Summary) -> list[str]:
     if not summary.attempts:
         return []
     found = [text for node in summary.attempts[-1].nodes for text in node.warnings]
-    return [text for text in dict.fromkeys(found) if text not in summary.warnings]
+    over = summary.ended_at is not None
+    told = [text for text in dict.fromkeys(found) if text not in summary.warnings]
+    return [text for text in told if not (over and is_about_training(text))]
 
 
 def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from types import MappingProxyType
 
 from stoker import facts, index
 from stoker.cli.printing import ago, as_of, dollars, duration, legible, number, one_line, width
-from stoker.cli.timeline import checkpoint_name
 from stoker.core.costs import job_cost
+from stoker.core.kept_work import attempts_of, checkpoint_title, with_step
 from stoker.core.placement import next_try
 from stoker.core.policy import DEFAULT
 from stoker.errors import UserError
@@ -77,7 +79,7 @@ def status_of(store: Store, job: str, state: JobState) -> Status:
         parts += dry_parts(state, now) or ([Part(one_line(waiting, _MOST_WAITING), spare=2)] if waiting else [])
     if state.attempts:
         parts.append(Part(f"attempt {len(state.attempts)}", spare=3))
-    parts += beat_parts([beat.value for beat in heard], now)
+    parts += beat_parts([beat.value for beat in heard], now, attempts_of(state))
     old = as_of(max((beat.modified for beat in heard), default=None), now)
     if old:
         parts.append(Part(old, spare=2))
@@ -110,8 +112,11 @@ def dry_parts(state: JobState, now: datetime) -> list[Part]:
     return [Part("no machine to be had"), Part(f"next try in {duration(left_s)}" if left_s > 0 else "tries again")]
 
 
-def beat_parts(beats: list[Heartbeat], now: datetime) -> list[Part]:
-    """What the node that trained longest tells: its step, its metrics, and what of it is safe."""
+def beat_parts(beats: list[Heartbeat], now: datetime, attempts: Mapping[int, int] = MappingProxyType({})) -> list[Part]:
+    """What the node that trained longest tells: its step, its metrics, and what of it is safe.
+
+    `attempts` are the job's, by their claims.
+    """
     if not beats:
         return []
     # While one attempt saves and the next waits, the one that trained tells more.
@@ -125,9 +130,10 @@ def beat_parts(beats: list[Heartbeat], now: datetime) -> list[Part]:
         for place, (name, value) in enumerate(shown[:_MOST_METRICS])
     ]
     if beat.checkpoint is not None:
-        parts.append(Part(f"checkpoint {beat.checkpoint.name} {ago(beat.checkpoint.committed_at, now)}", spare=5))
+        name = with_step(beat.checkpoint.name, beat.checkpoint.step)
+        parts.append(Part(f"checkpoint {name} {ago(beat.checkpoint.committed_at, now)}", spare=5))
     elif beat.restored_from is not None:
-        parts.append(Part(f"from {checkpoint_name(beat.restored_from)}", spare=5))
+        parts.append(Part(f"from {checkpoint_title(beat.restored_from, attempts)}", spare=5))
     elif beat.trained_s > 0:
         parts.append(Part("no checkpoint yet", spare=5))
     return parts

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from stoker.checkpoint_refs import name_of
 from stoker.cli.printing import dollars, duration, one_line, zone_text
-from stoker.core.kept_work import checkpoint_title, nothing_saved
+from stoker.core.kept_work import cause_of_end, checkpoint_title, nothing_saved, with_step
 from stoker.fold import JobState
 from stoker.model import (
     Claimed,
@@ -31,6 +31,11 @@ from stoker.summary import AttemptSummary, Summary
 ARROW = " → "
 # Of a reason, where the whole of it is told elsewhere.
 MOST_REASON = 100
+_NO_ATTEMPTS: Mapping[int, int] = MappingProxyType({})
+# Ends for which the training was asked to save.
+_ASKED = frozenset({"stopped", "limit"})
+# How an end that is no reclaim begins its line.
+_HEADS = {"infrastructure": "cut off", "limit": "at its limit"}
 # A governor that has another offering to try does so well before.
 _NEXT_OFFERING_S = 5.0
 
@@ -42,57 +47,66 @@ def timeline(summary: Summary) -> list[str]:
     for number, attempt in enumerate(summary.attempts):
         following = summary.attempts[number + 1] if number + 1 < len(summary.attempts) else None
         lines.append(attempt_line(attempt, attempts))
-        told = handover_line(attempt, following, summary.checkpoint_dir)
+        told = handover_line(attempt, following, summary.checkpoint_dir, attempts)
         if told:
             lines.append(f"  {told}")
     return lines
 
 
-def attempt_line(attempt: AttemptSummary, attempts: Mapping[int, int] = MappingProxyType({})) -> str:
+def attempt_line(attempt: AttemptSummary, attempts: Mapping[int, int] = _NO_ATTEMPTS) -> str:
     """`attempt 1  local this-computer spot $0.32/h · trained 12 s to step 412 · reclaimed: …`.
 
     `attempts` are the job's, by their claims.
     """
     parts = [f"attempt {attempt.n}  {where(attempt)}"]
     if attempt.restored_from:
-        parts.append(f"from {checkpoint_title(attempt.restored_from, attempts)}")
+        parts.append(f"from {_restored(attempt, attempts)}")
     to_step = f" to step {attempt.step}" if attempt.step is not None else ""
     parts.append(f"trained {duration(attempt.trained_s)}{to_step}")
     if attempt.outcome is None:
         parts.append(", ".join(dict.fromkeys(node.phase or "booting" for node in attempt.nodes)))
     else:
-        # What was saved of one that was given notice stands in the line below.
-        told = (attempt.reason or "").partition("; ")[0] if attempt.noticed_at is not None else attempt.reason
+        # What the store has of it stands in the line below.
+        told = cause_of_end(attempt.reason or "")
         parts.append(one_line(outcome_text(attempt.outcome, told), MOST_REASON))
     return " · ".join(parts)
 
 
-def handover_line(attempt: AttemptSummary, following: AttemptSummary | None, folder: str = "checkpoints") -> str:
+def handover_line(
+    attempt: AttemptSummary,
+    following: AttemptSummary | None,
+    folder: str = "checkpoints",
+    attempts: Mapping[int, int] = _NO_ATTEMPTS,
+) -> str:
     """`notice → saved 412 → durable 0.2 s → attempt 2 at 413, gap 0.6 s`; empty when there is nothing to tell.
 
-    `folder` is where checkpoints are looked for.
+    `folder` is where checkpoints are looked for; `attempts` are the job's, by their claims.
     """
     parts = []
     if attempt.noticed_at is not None:
         grace = attempt.save.grace_s if attempt.save is not None else None
         parts.append("notice" if grace is None else f"notice ({duration(grace)})")
-        parts += _save_parts(attempt, folder)
-    elif following is None or attempt.outcome in (None, "stopped", "succeeded"):
+        parts += _save_parts(attempt, folder, attempts)
+    elif attempt.outcome in _ASKED and attempt.save is not None:
+        parts += [_HEADS.get(attempt.outcome, attempt.outcome), *_save_parts(attempt, folder, attempts)]
+    elif following is None or attempt.outcome in (None, "stopped", "limit", "succeeded"):
         return ""
+    else:
+        parts.append(_HEADS.get(attempt.outcome, attempt.outcome))
+        if attempt.outcome != "failed" and attempt.trained_s > 0.0:
+            parts.append(_kept(attempt, folder, attempts))
     if following is not None:
-        parts.append(_next_part(attempt, following))
-    return ARROW.join(parts if attempt.noticed_at is not None else [attempt.outcome or "", *parts])
+        parts.append(_next_part(attempt, following, attempts))
+    return ARROW.join(parts)
 
 
-def _save_parts(attempt: AttemptSummary, folder: str) -> list[str]:
+def _save_parts(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int]) -> list[str]:
     """What became of its work: only what is in the store counts as saved."""
     save, kept = attempt.save, attempt.checkpoint
     if save is None:
-        return ["saving"] if attempt.outcome is None else ["left no word of its save"]
+        return ["saving"] if attempt.outcome is None else ["nothing says how its save went", *_left(attempt)]
     if kept is None:
-        if attempt.restored_from:
-            return [f"nothing new was saved: the store has {checkpoint_name(attempt.restored_from)}"]
-        return [nothing_saved(folder, attempt.saves_elsewhere, written=attempt.wrote_checkpoint_files)]
+        return [_kept(attempt, folder, attempts)]
     if save.commits == 0:
         before = ""
         if attempt.noticed_at is not None and kept.committed_at is not None:
@@ -103,6 +117,28 @@ def _save_parts(attempt: AttemptSummary, folder: str) -> list[str]:
     return [f"saved {_saved(attempt)}", durable]
 
 
+def _left(attempt: AttemptSummary) -> list[str]:
+    return [f"the store has {_saved(attempt)}"] if attempt.checkpoint is not None else []
+
+
+def _kept(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int]) -> str:
+    """What the store has of an attempt, by the facts of its nodes."""
+    kept = attempt.checkpoint
+    if kept is not None and kept.key != attempt.restored_from:
+        before = ""
+        if kept.committed_at is not None and attempt.left_at is not None:
+            before = f", stored {duration(max(0.0, (attempt.left_at - kept.committed_at).total_seconds()))} before"
+        return f"the store has {with_step(checkpoint_title(kept.key, attempts), kept.step)}{before}"
+    if attempt.restored_from:
+        return f"nothing new was saved: the store has {_restored(attempt, attempts)}"
+    return nothing_saved(folder, attempt.saves_elsewhere, written=attempt.wrote_checkpoint_files)
+
+
+def _restored(attempt: AttemptSummary, attempts: Mapping[int, int]) -> str:
+    assert attempt.restored_from is not None
+    return with_step(checkpoint_title(attempt.restored_from, attempts), attempt.restored_step)
+
+
 def _saved(attempt: AttemptSummary) -> str:
     """What was kept: the checkpoint by its step, or its name where the script tells none. Of several nodes, some may
     have come a step further."""
@@ -111,14 +147,14 @@ def _saved(attempt: AttemptSummary) -> str:
     return str(kept.step) if kept.step is not None else kept.name
 
 
-def _next_part(attempt: AttemptSummary, following: AttemptSummary) -> str:
+def _next_part(attempt: AttemptSummary, following: AttemptSummary, attempts: Mapping[int, int]) -> str:
     text = f"attempt {following.n}"
     if following.restored_from is None and following.training_since is not None:
         text += " from the beginning"
     elif following.first_step is not None:
         text += f" at {following.first_step}"
     elif following.restored_from:
-        text += f" from {checkpoint_name(following.restored_from)}"
+        text += f" from {_restored(following, attempts)}"
     gap = gap_s(attempt, following)
     return text if gap is None else f"{text}, gap {duration(gap)}"
 
@@ -162,11 +198,6 @@ def _terms(spot: bool, price: float | None, nodes: int) -> str:
     return f", {'spot' if spot else 'on-demand'} {rate(price, nodes)}"
 
 
-def checkpoint_name(key: str) -> str:
-    """`step-900` of `00000007/000002-step-900`."""
-    return key.rpartition("/")[2].partition("-")[2] or key
-
-
 # What a rule means, where its name alone says little to who has not read how Stoker works.
 _RULES = {
     "AuthDenied": "a permission is missing",
@@ -174,7 +205,7 @@ _RULES = {
     "Misnamed": "the job names what is not there",
     "QuotaExceeded": "the account may not have more",
     "boot-failed": "the machine could not start its agent",
-    "gone": "the machine is gone, and left no word",
+    "gone": "the machine is gone",
     "no-capacity": "no machine to be had now",
     "no-offering": "nothing that is on offer can be launched",
     "partial-gang": "not all nodes came",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 
 from stoker.core.cases import Case
@@ -13,6 +14,16 @@ from stoker.path_patterns import as_written, is_pattern
 
 # How many files a sentence names.
 _NAMED = 3
+# How sentences about what the store has begin, behind the reason for an end; the last one is of a job that trains.
+_IN_STORE, _NOTHING, _NOTHING_NEW, _NOTHING_YET = (
+    "in the store: ",
+    "nothing was saved: ",
+    "nothing new was saved: ",
+    "nothing has been saved",
+)
+_NUMBER = re.compile(r"\d+")
+# Folders that scripts make anew for each run.
+_OF_ONE_RUN = re.compile(r"(?:version|run|exp)[_-]?\d+|\d[\d_.:-]*", re.ASCII)
 
 
 def kept_of(case: Case) -> str:
@@ -27,16 +38,48 @@ def kept_of(case: Case) -> str:
         assert ref is not None
         what = f"step {ref.step}" if ref.step is not None else ref.name
         if ref.committed_at is None:
-            return f"in the store: {what}"
+            return f"{_IN_STORE}{what}"
         # Both by the same agent's clock.
         age_s = max(0.0, (newest.at - ref.committed_at).total_seconds())
-        return f"in the store: {what}, saved {span_text(age_s)} before"
+        return f"{_IN_STORE}{what}, saved {span_text(age_s)} before"
     if case.restored_from is not None:
         title = checkpoint_title(case.restored_from, attempts_of(case.state))
-        return f"nothing new was saved: the store has {title}, from which it began"
+        return f"{_NOTHING_NEW}the store has {title}, from which it began"
     elsewhere = next((one.saves_elsewhere for one in told if one.saves_elsewhere), ())
     written = any(beat.checkpoint_files > 0 for beat in beats)
     return nothing_saved(as_written(case.spec.checkpoints.dir), elsewhere, written=written)
+
+
+def cause_of_end(reason: str) -> str:
+    """The reason for an end without what `kept_of` added to it."""
+    return _split(reason)[0]
+
+
+def kept_part(reason: str) -> str:
+    """What `kept_of` added to the reason for an end; empty where it added nothing."""
+    return _split(reason)[1]
+
+
+def _split(reason: str) -> tuple[str, str]:
+    places = [reason.find(f"; {begin}") for begin in (_IN_STORE, _NOTHING, _NOTHING_NEW)]
+    place = min((each for each in places if each >= 0), default=len(reason))
+    return reason[:place], reason[place + 2 :]
+
+
+def lost_everything(reason: str) -> bool:
+    """Whether a reason for an end says that the store has no checkpoint."""
+    return kept_part(reason).startswith(_NOTHING)
+
+
+def is_about_training(warning: str) -> bool:
+    """Whether a warning is about a job that trains, and means nothing once it has ended."""
+    return warning.startswith(_NOTHING_YET)
+
+
+def with_step(title: str, step: int | None) -> str:
+    """`ckpt (2.3), step 900`; the title alone where it has the number already."""
+    known = step is None or str(step) in _NUMBER.findall(title.rpartition(" (")[0] or title)
+    return title if known else f"{title}, step {step}"
 
 
 def _key(ref: CheckpointRef | None) -> str:
@@ -62,32 +105,48 @@ def nothing_saved(folder: str, elsewhere: Sequence[str] = (), *, written: bool =
     """Why there is no checkpoint, and what to do. `written`: there are files in the folder, and none was committed."""
     shown = folder if is_pattern(folder) else folder.rstrip("/") + "/"
     if written:
-        return f"nothing was saved: what was written to {shown} was not whole in time"
-    return f"nothing was saved: no file was written to {shown}{_advice(elsewhere, shown)}"
+        return f"{_NOTHING}what was written to {shown} was not whole in time"
+    return f"{_NOTHING}no file was written to {shown}{_advice(elsewhere)}"
 
 
 def nothing_saved_yet(folder: str, trained_s: float, elsewhere: Sequence[str] = ()) -> str:
     """The same of an attempt that trains."""
     shown = folder if is_pattern(folder) else folder.rstrip("/") + "/"
     after = f" in {span_text(trained_s)} of training" if trained_s >= 1.0 else ""
-    lost = f"{shown} is empty, and a reclaim would lose everything"
-    return f"nothing has been saved{after}: {lost}{_advice(elsewhere, shown)}"
+    lost = f"{shown} is empty, and losing the machine would lose everything"
+    return f"{_NOTHING_YET}{after}: {lost}{_advice(elsewhere)}"
 
 
-def _advice(elsewhere: Sequence[str], shown: str) -> str:
+def _advice(elsewhere: Sequence[str]) -> str:
     if not elsewhere:
         return "; `checkpoints.dir` in the job file names the folder that the script saves to"
     named = ", ".join(elsewhere[:_NAMED])
     look = "looks like a save" if len(elsewhere) == 1 else "look like saves"
-    folder = save_folder(elsewhere)
-    if folder is None:
-        return f"; {named} {look}: let the script save to {shown}, or name its folder in `checkpoints.dir`"
-    return f"; {named} {look}: write `checkpoints: {{dir: {folder}}}` in the job file"
+    return f"; {named} {look}: write `checkpoints: {{dir: {save_entry(elsewhere)}}}` in the job file"
 
 
-def save_folder(paths: Sequence[str]) -> str | None:
-    """The folder that would have been right: where these files or `checkpoint-*` folders lie. None: the code's own."""
-    parents = [posixpath.dirname(path.rstrip("/")) for path in paths]
-    if not parents or not all(parents):
-        return None
-    return posixpath.commonpath(parents) or None
+def save_entry(paths: Sequence[str]) -> str:
+    """What `checkpoints.dir` should have been: the folder where these files or `checkpoint-*` folders lie; of what lies
+    beside the code a pattern, as a job file has it."""
+    parents = [_lasting(posixpath.dirname(path.rstrip("/"))) for path in paths]
+    folder = posixpath.commonpath(parents) if all(parents) else ""
+    if folder:
+        return folder
+    entries = sorted(
+        {parent.partition("/")[0] if parent else _similar(path) for path, parent in zip(paths, parents, strict=True)}
+    )
+    written = [f'"{entry}"' if is_pattern(entry) else entry for entry in entries]
+    return written[0] if len(written) == 1 else f"[{', '.join(written)}]"
+
+
+def _lasting(folder: str) -> str:
+    """The folder above one that another run of the script would call differently, such as `version_0` or a date."""
+    parts = folder.split("/")
+    kept = next((parts[:place] for place, part in enumerate(parts) if place and _OF_ONE_RUN.fullmatch(part)), parts)
+    return "/".join(kept)
+
+
+def _similar(path: str) -> str:
+    """A pattern for this file and the next ones of its kind: `checkpoint-*` of `checkpoint-500/`."""
+    stem, dot, ending = path.rstrip("/").rpartition(".") if not path.endswith("/") else (path.rstrip("/"), "", "")
+    return f"{_NUMBER.sub('*', stem)}{dot}{ending}"

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from stoker.core import market, spot
 from stoker.core.costs import known_cost
+from stoker.core.kept_work import cause_of_end
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.spans import span_text
@@ -77,7 +78,7 @@ def wants_claim(job: JobSnapshot) -> str | None:
         if state.open_claims:
             # The one that saves is still there, and its replacement found no place: try again.
             return _handover(job) if len(state.open_claims) == 1 else None
-        return f"after attempt {last.attempt}: {last.closed_reason}" if last.attempt else "next offering"
+        return f"after attempt {last.attempt}: {cause_of_end(last.closed_reason)}" if last.attempt else "next offering"
     if len(state.open_claims) == 1:
         return _handover(job)
     return None

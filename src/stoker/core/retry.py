@@ -176,12 +176,17 @@ def _lost(case: Case) -> Verdict | None:
     if not missing:
         return None
     drain = case.claim.drain
-    ranks = ", ".join(map(str, missing))
     if not any(case.heartbeats):
         return Verdict("lost", "boot", "the machine was gone before its agent said anything", restart=True)
     if drain is not None and len(missing) == case.claim.nodes:
         return Verdict(drain.outcome, drain.rule, drain.reason, restart=drain.outcome in RESTARTING)
-    return Verdict("lost", "gone", f"the machine of rank {ranks} is gone and left no exit", restart=True)
+    which = "the machine" if case.claim.nodes == 1 else f"the machine of {_ranks_text(missing)}"
+    return Verdict("lost", "gone", f"{which} is gone, and nothing says how its training ended", restart=True)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """`node 1`, `nodes 1, 3`."""
+    return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _no_room(case: Case) -> Verdict | None:
@@ -294,7 +299,16 @@ def _bad_checkpoint(case: Case) -> Verdict | None:
     if sum(1 for _ in in_a_row) >= case.policy.poison_after * (case.policy.most_poisoned + 1):
         return None  # Whatever they restored.
     title = checkpoint_title(key, attempts_of(case.state))
-    return Verdict("failed", "checkpoint", f"failed on checkpoint {title} before any progress, {failures}×", True)
+    return Verdict(
+        "failed", "checkpoint", f"failed on checkpoint {title} before any progress{_times(case, failures)}", True
+    )
+
+
+def _times(case: Case, failures: int) -> str:
+    """Which failure on a checkpoint this is, and what follows from it."""
+    if failures < case.policy.poison_after:
+        return f"; after {case.policy.poison_after} such failures it is passed over"
+    return f", {failures} times: it is passed over from now on"
 
 
 def _user_error(case: Case) -> Verdict | None:

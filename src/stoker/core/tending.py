@@ -21,6 +21,8 @@ from stoker.path_patterns import as_written
 # with a word again.
 _WORD_COUNTS = timedelta(minutes=10)
 _LONGEST_S = 1e8
+# Ends of attempts that others follow, and that are no fault of the script.
+_UNSAVED: frozenset[AttemptOutcome] = frozenset({"reclaimed", "lost", "infrastructure", "abandoned"})
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def _warn_unsafe(look: Look, claim: Claim) -> bool:
     # Two heartbeats more: the agent looks for saves elsewhere first.
     empty = beat.restored_from is None and beat.checkpoint_files == 0
     overdue = beat.trained_s >= look.policy.empty_folder_s + 2 * span_s(beat.interval_s)
-    if empty and overdue and (claim.offering.spot or beat.saves_elsewhere):
+    if empty and overdue:
         return look.append(Warned(code=code), nothing_saved_yet(folder, beat.trained_s, beat.saves_elsewhere))
     if not claim.offering.spot or beat.trained_s < look.policy.checkpoint_warning_s:
         return False
@@ -206,11 +208,11 @@ def _warn_unsafe(look: Look, claim: Claim) -> bool:
 
 
 def warn_unsaved(look: Look) -> bool:
-    """After a reclaim from which nothing was saved, and which was not warned about before: the next attempt starts from
-    the beginning."""
+    """Warn after an attempt that ended by no fault of the script and left no checkpoint, unless that was warned of
+    before: the next attempt starts from the beginning."""
     claim = next((claim for claim in reversed(look.state.attempts) if claim.closed), None)
     closed = claim.closed if claim is not None else None
-    if claim is None or closed is None or closed.outcome != "reclaimed" or closed.trained_s <= 0.0:
+    if claim is None or closed is None or closed.outcome not in _UNSAVED or closed.trained_s <= 0.0:
         return False
     code = f"no-checkpoint:{closed.claim}"
     if closed.checkpoint is not None or closed.restored_from is not None or code in look.state.warned:

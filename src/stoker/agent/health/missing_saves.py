@@ -14,8 +14,10 @@ from stoker.agent.sync import SyncStatus
 from stoker.core.kept_work import nothing_saved_yet
 from stoker.core.policy import DEFAULT as POLICY
 
-# How often files are looked for, while there is no checkpoint.
-_AGAIN_S = 300.0
+# When files are first looked for, without a word: should the machine be lost, its heartbeat has told where they are.
+_FIRST_S = 15.0
+# How often they are looked for, while there is no checkpoint.
+_AGAIN_S = 60.0
 # The training's disk and processor are for the training: a look ends after so much time, or so many names.
 _LOOK_S = 0.5
 _MOST_NAMES = 20_000
@@ -59,7 +61,7 @@ class MissingSaves:
         self._say = say
         self._since = time.time()
         self._said = False
-        self._next_s = 0.0
+        self._next_s = _FIRST_S
         self._thread: threading.Thread | None = None
         # Recent files that look like saves, relative to the code.
         self.elsewhere: tuple[str, ...] = ()
@@ -71,23 +73,32 @@ class MissingSaves:
         if status.last is not None or status.files:
             self.warning, self.elsewhere = None, ()
             return
-        due = trained_s >= max(POLICY.empty_folder_s, self._next_s) or leaving or (noticed and not self._said)
+        due = trained_s >= self._next_s or leaving or (noticed and not self._said)
         if not due or (self._thread is not None and self._thread.is_alive()):
             return
-        self._next_s = trained_s + _AGAIN_S
-        arguments = (trained_s, not leaving)
-        self._thread = threading.Thread(target=self._search, args=arguments, name="missing-saves", daemon=True)
+        self._next_s = max(trained_s, self._next_s) + _AGAIN_S
+        warns = (noticed or trained_s >= POLICY.empty_folder_s) and not leaving
+        self._thread = threading.Thread(target=self._search, args=(trained_s, warns), name="missing-saves", daemon=True)
         self._thread.start()
+
+    def conclude(self, trained_s: float) -> None:
+        """Look for the last time, when the training is over. What became of its work is said by the caller."""
+        self.settle()
+        if not self.elsewhere:
+            self._search(trained_s, warns=False)
+        self.warning = None
 
     def settle(self, timeout_s: float = 2 * _LOOK_S) -> None:
         """Wait for a search that is under way."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _search(self, trained_s: float, aloud: bool) -> None:
+    def _search(self, trained_s: float, warns: bool) -> None:
         self.elsewhere = find_saves(self._code, self._folder, self._since - _SLACK_S, self._baseline, self._selection)
+        if not warns:
+            return
         self.warning = nothing_saved_yet(self._shown, trained_s, self.elsewhere)
-        if aloud and not self._said:
+        if not self._said:
             self._said = True
             self._say(f"warning: {self.warning}")
 
