@@ -430,6 +430,8 @@ class Activity:
     # Since its step last changed; None where it never reported one. And the longest time between two of its steps.
     stepped_s: float | None = None
     longest_step_s: float = 0.0
+    # It has reported a single step so far: what makes all others may still be compiled.
+    first_step: bool = False
     # Since its checkpoint folder last changed or was being sent; None where that never was.
     saving_s: float | None = None
     # For how long a process of it has been stopped, or traced by a debugger; None where none is. And how long ago the

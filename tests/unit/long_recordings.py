@@ -13,6 +13,7 @@ from typing import Any
 from stoker import facts, layout
 from stoker.agent.activity import ActivityRecorder, Look
 from stoker.agent.beat import FAR_INTERVAL_S, Beat, is_calm
+from stoker.agent.health.step_count import StepCount
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append
@@ -80,6 +81,8 @@ class LongJob:
     limits: Limits = field(default_factory=Limits)
     # Its heartbeats are rare while all is calm.
     calm: bool = True
+    # Its steps begin anew after so many; 0: never.
+    counted_in: int = 0
     now_s: int = 0
     told: list[tuple[int, Event, str]] = field(default_factory=list)
 
@@ -100,6 +103,7 @@ class LongJob:
         ]
         self.cpu_s = self.moved = 0.0
         self.step: int | None = None
+        self.count = StepCount()
         self.ended_at: int | None = None
 
     def live(
@@ -112,9 +116,13 @@ class LongJob:
         steps: bool = True,
         saves: bool = False,
         debugged: bool = False,
+        repeats: tuple[int, ...] = (),
+        heard: bool = True,
     ) -> LongJob:
         """Go on with an activity. `line_every_s`: a side thread logs; `twitch_every_s`: one core works for a second;
-        `steps`: as recorded; `saves`: its checkpoint folder grows; `debugged`: a person has stopped it."""
+        `steps`: as recorded; `saves`: its checkpoint folder grows; `debugged`: a person has stopped it; `repeats`: side
+        threads report the last step less so much, again and again; not `heard`: its heartbeats do not reach the store.
+        """
         for number, second in zip(range(seconds), seconds_of(name), strict=False):
             if self.ended_at is not None:
                 break
@@ -123,13 +131,18 @@ class LongJob:
             self.cpu_s += 1.0 if twitches else 0.0 if debugged else second.cpu_s
             self.moved += 0.0 if debugged else second.moved
             self.recorder.take(Look((second.gpu,), self.cpu_s, self.moved, debugged=debugged))
-            if second.steps and steps and not debugged:
-                self.step = (self.step or 0) + second.steps
+            for _ in range(second.steps if steps and not debugged else 0):
+                self.step = 0 if self.step is None else self.step + 1
+                if self.counted_in:
+                    self.step %= self.counted_in
+                self.count.note(self.step, {})
+            for less in repeats:
+                self.count.note((self.step or 0) - less, {"waits": 1.0})
             if (second.lines and not debugged) or (line_every_s and number % line_every_s == 0):
                 self.recorder.heard(b"still syncing\n")
             if saves:
                 self.recorder.saved(self.now_s)
-            if self.now_s % LOOKED_EVERY_S == 0:
+            if self.now_s % LOOKED_EVERY_S == 0 and heard:
                 self.beat.tick()
             if self.now_s % GOVERNED_EVERY_S == 0:
                 self._govern()
@@ -139,7 +152,9 @@ class LongJob:
         return [at_s for at_s, event, _ in self.told if isinstance(event, Warned) and event.code.startswith(code)]
 
     def _refresh(self, beat: Heartbeat) -> Heartbeat:
-        self.recorder.stepped(self.step)
+        if self.step is not None and not self.count.moves:
+            self.count.note(self.step, {})
+        self.recorder.stepped(self.step, self.count.moves)
         return replace(beat, step=self.step, trained_s=float(self.now_s), activity=self.recorder.fact())
 
     def _is_calm(self, beat: Heartbeat) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -62,6 +63,54 @@ def test_what_cannot_be_read_is_not_debugged(text: str, tmp_path: Path) -> None:
     assert not is_debugged({10}, tmp_path, AGENT)
     (tmp_path / "10" / "status").write_text(text)
     assert not is_debugged({10}, tmp_path, AGENT)
+
+
+def ask(proc: Path, pid: int, call: str, stdin: str = "/dev/pts/3", program: str = "/usr/bin/python3.11") -> None:
+    folder = proc / str(pid)
+    (folder / "fd").mkdir()
+    (folder / "fd" / "0").symlink_to(stdin)
+    (folder / "exe").symlink_to(program)
+    (folder / "syscall").write_text(call)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls differ")
+@pytest.mark.parametrize(
+    ("call", "stdin", "program", "told"),
+    [
+        ("0 0x0 0x7f 0x400 0x0 0x0 0x0 0x7ffd 0x7f12", "/dev/pts/3", "/usr/bin/python3.11", True),
+        ("270 0x1 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f12", "/dev/pts/3", "/usr/bin/python3.11", True),  # By readline.
+        ("0 0x5 0x7f 0x400 0x0 0x0 0x0 0x7ffd 0x7f12", "/dev/pts/3", "/usr/bin/python3.11", False),
+        ("270 0x9 0x7ffd 0x0 0x0 0x0 0x0 0x7ffd 0x7f12", "/dev/pts/3", "/usr/bin/python3.11", False),
+        ("0 0x0 0x7f 0x400 0x0 0x0 0x0 0x7ffd 0x7f12", "/dev/null", "/usr/bin/python3.11", False),
+        ("0 0x0 0x7f 0x400 0x0 0x0 0x0 0x7ffd 0x7f12", "pipe:[123]", "/usr/bin/python3.11", False),
+        ("0 0x0 0x7f 0x400 0x0 0x0 0x0 0x7ffd 0x7f12", "/dev/pts/3", "/usr/bin/bash", False),  # A shell in tmux.
+        ("running", "/dev/pts/3", "/usr/bin/python3.11", False),
+    ],
+)
+def test_a_python_that_asks_a_person_at_a_terminal(
+    call: str, stdin: str, program: str, told: bool, tmp_path: Path
+) -> None:
+    add(tmp_path, 10, parent=AGENT)
+    ask(tmp_path, 10, call, stdin, program)
+    assert is_debugged({10}, tmp_path, AGENT) is told
+
+
+@pytest.mark.parametrize("breaks", ["breakpoint()", "input()"])
+def test_a_real_prompt_at_a_terminal(breaks: str) -> None:
+    if os.uname().machine not in ("x86_64", "aarch64"):
+        pytest.skip("numbers of system calls differ")
+    leader, follower = pty.openpty()
+    asked = subprocess.Popen([sys.executable, "-c", breaks], stdin=follower, stdout=follower, stderr=follower)
+    try:
+        if not os.access(f"/proc/{asked.pid}/syscall", os.R_OK):
+            pytest.skip("this machine lets nobody look")
+        sight = Sight(lambda: (), lambda: {asked.pid}, shared=True)
+        wait_for(lambda: sight().debugged)
+    finally:
+        asked.kill()
+        asked.wait()
+        os.close(leader)
+        os.close(follower)
 
 
 @pytest.fixture

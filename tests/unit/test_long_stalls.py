@@ -87,6 +87,47 @@ def test_a_job_whose_steps_are_long_has_twice_its_longest() -> None:
     found_after(job, 3 * 1720, 3400)
 
 
+def test_a_first_step_may_compile_all_others() -> None:
+    """It reports step 0, compiles for half an hour and more, and then trains."""
+    job = LongJob("stall: {steps: 30m}")
+    job.step = 0
+    job.live("compiling", 90 * 60).live("steady", HOUR_S)
+    assert job.ended_at is None, job.told
+    stuck = LongJob("stall: {steps: 30m, working: 1h}")
+    stuck.step = 0
+    found_after(stuck.live("spinning", 3 * HOUR_S), 0, 90 * 60)
+
+
+@pytest.mark.parametrize("length", [5, 10, 60])
+def test_epochs_that_show_the_same_step_at_every_look_move(length: int) -> None:
+    """They count anew, as long as the time between two heartbeats: each look finds the same step."""
+    job = LongJob("stall: {steps: 30m}", Limits(stall_s=900.0), counted_in=length)
+    job.live("steady", 3 * HOUR_S)
+    assert job.ended_at is None and job.told == [], job.told
+    found_after(job.live("deadlock", HOUR_S), 3 * HOUR_S, 900)
+
+
+def test_ranks_that_repeat_their_steps_in_a_hang_do_not_hide_it() -> None:
+    job = LongJob().live("steady", HOUR_S)
+    found_after(job.live("deadlock", HOUR_S, repeats=(0, 1)), HOUR_S, 900)
+
+
+def test_an_evaluation_is_no_hang_where_the_rule_allows_for_it() -> None:
+    job = LongJob("stall: {steps: 1h}").live("steady", HOUR_S)
+    for _ in range(3):
+        job.live("evaluating", 40 * 60, steps=False).live("steady", 20 * 60)
+    assert job.ended_at is None and job.told == [], job.told
+
+
+@pytest.mark.parametrize("name", ["steady", "evaluating"])
+def test_a_store_that_was_away_says_nothing_of_the_training(name: str) -> None:
+    job = LongJob("stall: {steps: 30m}", Limits(stall_s=1800.0)).live("steady", HOUR_S)
+    for _ in range(10):
+        job.live(name, 150, heard=False).live("steady", 15)
+    job.live("steady", HOUR_S)
+    assert job.ended_at is None and job.told == [], job.told
+
+
 def test_a_save_is_no_hang_and_is_not_given_for_ever() -> None:
     rule = "stall: {steps: 30m, working: 1h}"
     job = LongJob(rule).live("steady", HOUR_S).live("spinning", 85 * 60, saves=True).live("steady", HOUR_S)

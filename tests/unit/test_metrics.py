@@ -235,6 +235,17 @@ def test_reports_are_sent_without_being_asked(tmp_path: Path) -> None:
     assert pump.progress.first_step == pump.progress.last_step == 1
 
 
+def test_moves_are_counted_though_the_step_is_the_same_at_every_look(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    pump = MetricsPump(PlainStore(), folder(NODE), path)
+    pump.start()
+    for step in (*range(5), *range(5)):
+        report(path, step=step)
+    assert pump.drain(PATIENCE_S)
+    pump.stop()
+    assert (pump.progress.last_step, pump.progress.moves) == (4, 10)
+
+
 def test_a_restarted_agent_goes_on_where_the_last_one_got_to(tmp_path: Path) -> None:
     store, path = PlainStore(), tmp_path / "metrics.jsonl"
     first = MetricsPump(store, folder(NODE), path)

@@ -83,7 +83,8 @@ class ActivityRecorder:
         self._moved_s = 0.0
         self._looked_s = 0.0
         self._waited_s: float | None = None
-        self._step: int | None = None
+        self._told_step: tuple[int | None, int] | None = None
+        self._first_step = False
         self._stepped_s: float | None = None
         self._longest_step_s = 0.0
         self._saving_s: float | None = None
@@ -112,15 +113,19 @@ class ActivityRecorder:
         if any(line.strip() and not line.startswith(PREFIX.encode()) for line in data.splitlines()):
             self._move()
 
-    def stepped(self, step: int | None) -> None:
-        """The newest step of the training. Any other step than the last is progress: some count anew each epoch."""
+    def stepped(self, step: int | None, moves: int = 0) -> None:
+        """The newest step of the training, and how often it moved on (`StepCount`). Each move is progress, whatever the
+        step is by now: some count anew each epoch."""
         with self._lock:
-            if step is None or step == self._step:
+            told = (step, moves) if not moves else (None, moves)
+            if step is None or told == self._told_step:
                 return
+            self._first_step = self._told_step is None and moves <= 1
+            self._told_step = told
             now = self._monotonic()
             if self._stepped_s is not None:
                 self._longest_step_s = max(self._longest_step_s, now - self._stepped_s)
-            self._step, self._stepped_s, self._moved_s = step, now, now
+            self._stepped_s = self._moved_s = now
 
     def saved(self, state: Hashable) -> None:
         """The state of its checkpoint folder, in any terms: a change means that it saves."""
@@ -156,6 +161,7 @@ class ActivityRecorder:
                 waits=self._waited_s is not None and now - self._waited_s < 3 * self._period_s,
                 stepped_s=_since(now, self._stepped_s),
                 longest_step_s=round(self._longest_step_s, 3),
+                first_step=self._first_step,
                 saving_s=_since(now, self._saving_s),
                 debugged_s=_since(now, self._debugged_s) if seen else None,
                 released_s=_since(now, self._released_s),

@@ -592,7 +592,7 @@ class Life:
             progress = self.metrics.progress
             changes |= {"step": progress.last_step, "first_step": progress.first_step}
             changes |= {"metrics": progress.values, "trends": progress.trends}
-            self.activity.stepped(progress.last_step)
+            self.activity.stepped(progress.last_step, progress.moves)
             self.activity.reported(progress.values)
         status = self.sync.status() if self.sync is not None else None
         if status is not None:

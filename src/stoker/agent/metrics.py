@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker import layout
+from stoker.agent.health.step_count import StepCount
 from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.scan import MetricScanner
 from stoker.agent.tail import FileTail
@@ -61,6 +62,8 @@ class Progress:
     last_step: int | None = None
     values: dict[str, float] = field(default_factory=dict)
     trends: dict[str, Trend] = field(default_factory=dict)
+    # How often it moved on by its steps.
+    moves: int = 0
 
 
 def parse_report(raw: bytes, now: float) -> Sample | None:
@@ -208,6 +211,7 @@ class MetricsPump:
         self._lines_bytes = 0
         self._first_step: int | None = None
         self._last_step: int | None = None
+        self._steps = StepCount()
         self._values: dict[str, float] = {}
         self._bests: dict[str, _Best] = {}
         self._thread = PumpThread("metrics-pump", self._turn, _POLL_S)
@@ -217,7 +221,7 @@ class MetricsPump:
         with self._lock:
             now_s = time.monotonic()
             trends = {name: best.told(now_s) for name, best in self._bests.items()}
-            return Progress(self._first_step, self._last_step, dict(self._values), trends)
+            return Progress(self._first_step, self._last_step, dict(self._values), trends, self._steps.moves)
 
     @property
     def error(self) -> str | None:
@@ -259,6 +263,7 @@ class MetricsPump:
             if self._first_step is None:
                 self._first_step = sample.step
             self._last_step = sample.step
+            self._steps.note(sample.step, sample.values)
         for name, value in sample.values.items():
             if name in self._values or name in self._named or len(self._values) < MAX_NAMES:
                 self._values[name] = value

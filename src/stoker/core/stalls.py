@@ -236,8 +236,11 @@ def _stuck(wanted: Stall, ranks: Sequence[_Rank]) -> str | None:
     """As a hang in which accelerators or processors spin: steps were reported, and there are no more, on any rank."""
     if wanted.steps_s is None or not ranks[0].by_steps:
         return None
+    # A job that has reported a single step may still compile what makes the next.
+    began = all(rank.activity.first_step for rank in ranks if rank.activity.stepped_s is not None)
     for rank in ranks:
         longest_s = max(wanted.steps_s, _STEP_FACTOR * rank.activity.longest_step_s)
+        longest_s += wanted.working_s if began else 0.0
         if not rank.trains or not rank.beat.trained_s >= wanted.after_s or not rank.progress_s >= longest_s:
             return None
     if _saves(ranks, wanted.steps_s, wanted.window_s, wanted):

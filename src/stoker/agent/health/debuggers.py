@@ -8,12 +8,17 @@ from pathlib import Path
 
 # States of /proc/PID/stat: stopped by its tracer, and stopped by a signal (Ctrl-Z, SIGSTOP).
 _TRACED, _STOPPED = "t", "T"
+# System calls by which a process waits for its standard input alone, by the kind of machine: the number of `read`, and
+# those of `select` with its variants, as readline calls them.
+_CALLS = {"x86_64": (0, (23, 270)), "aarch64": (63, (72,))}
 # Deeper chains of parents are no agent's.
 _MOST_PARENTS = 32
 
 
 def is_debugged(members: Collection[int], proc: Path = Path("/proc"), agent: int | None = None) -> bool:
-    """Return whether a process of the training is stopped, or traced from outside of the training.
+    """Return whether a process of the training is stopped, traced from outside of the training, or asks a person.
+
+    A Python that waits for a line from a terminal is at the prompt of `pdb` or of `input()`.
 
     A tracer that belongs to the training itself (`strace python train.py`, a sampling profiler) counts only while it
     keeps a process stopped. Stacks that the agent collects (a py-spy that it started) never count. A process that
@@ -32,7 +37,21 @@ def _is_debugged(pid: int, members: Collection[int], proc: Path, agent: int) -> 
     tracer = _tracer(proc, pid)
     if tracer and _is_below(proc, tracer, agent) and tracer not in members:
         return False
-    return state == _TRACED or bool(tracer and tracer not in members)
+    return state == _TRACED or bool(tracer and tracer not in members) or _asks(proc, pid)
+
+
+def _asks(proc: Path, pid: int, machine: str | None = None) -> bool:
+    folder = proc / str(pid)
+    try:
+        if not os.readlink(folder / "fd" / "0").startswith(("/dev/pts/", "/dev/tty")):  # noqa: PTH115
+            return False
+        if "python" not in os.path.basename(os.readlink(folder / "exe")):  # noqa: PTH115, PTH119
+            return False
+        call, first, *_ = (folder / "syscall").read_text().split()
+        read, selects = _CALLS[machine or os.uname().machine]
+        return (int(call) == read and int(first, 16) == 0) or (int(call) in selects and int(first, 16) == 1)
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _state(proc: Path, pid: int) -> str | None:

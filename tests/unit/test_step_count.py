@@ -1,0 +1,45 @@
+"""Moves of a training by its steps: counted anew in each epoch, by several ranks, and repeated by side threads."""
+
+from __future__ import annotations
+
+from stoker.agent.health.step_count import StepCount
+
+
+def moves_of(*reports: tuple[int, dict[str, float]], before: int = 200) -> int:
+    """How many of these are moves, after so many ordinary steps."""
+    count = StepCount()
+    for step in range(before):
+        count.note(step, {"loss": 1.0 / (step + 1)})
+    began = count.moves
+    for step, values in reports:
+        count.note(step, values)
+    return count.moves - began
+
+
+def test_every_new_step_is_a_move_and_the_same_again_is_none() -> None:
+    assert moves_of(before=200) == 0
+    assert moves_of((200, {}), (200, {}), (200, {"temperature": 50.0}), (201, {})) == 2
+
+
+def test_a_training_that_goes_back_to_an_older_checkpoint_moves() -> None:
+    assert moves_of(*((step, {"loss": 0.5}) for step in range(100, 200))) == 100
+
+
+def test_short_epochs_that_count_anew_move() -> None:
+    for length in (5, 10, 30):
+        told = [(step, {"loss": 1.0 / (1 + epoch)}) for epoch in range(40) for step in range(length)]
+        assert moves_of(*told) == len(told)
+        silent = [(step, {}) for _ in range(40) for step in range(length)]
+        assert moves_of(*silent) >= 0.9 * len(silent)
+
+
+def test_ranks_that_train_report_out_of_order_and_move() -> None:
+    told = [(step + late, {}) for step in range(200, 300) for late in (0, 2, 1, 0)]
+    assert moves_of(*told) >= 100
+
+
+def test_ranks_that_hang_at_different_steps_and_repeat_them_do_not_move() -> None:
+    told = [(step, {"waited": 1.0}) for _ in range(500) for step in (199, 198)]
+    assert moves_of(*told) <= 32
+    three = [(step, {}) for _ in range(500) for step in (199, 197, 198)]
+    assert moves_of(*three) <= 32
