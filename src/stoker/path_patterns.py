@@ -45,6 +45,11 @@ def is_pattern(entry: str) -> bool:
     return entry.startswith("!") or _MAGIC.search(entry) is not None or (bool(ending[0]) and ending[2] in _FILE_ENDINGS)
 
 
+def has_wildcard(entry: str) -> bool:
+    """Whether an entry may match more than one name."""
+    return _MAGIC.search(entry) is not None
+
+
 def base_of(entry: str) -> str:
     """The folder below which everything lies that an entry can match: `out` of `out/*.pt`, itself of a plain folder."""
     if not is_pattern(entry):

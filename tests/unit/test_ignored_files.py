@@ -89,3 +89,26 @@ def test_counting_ends(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = ignored(code)
     assert not found.whole
     assert "at least 10 files" in left_out_text(found)
+
+
+def test_large_products_of_runs_are_a_plain_line(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may begin with the weights in them."""
+    monkeypatch.setattr(ignored_files, "_WORTH_TELLING_BYTES", 5000)
+    put(code / ".gitignore", b"results\n*.bin\nlogs\nvenv\n")
+    put(code / "results/pretrained.pt", b"1" * 7000)
+    data, products = ignored(code)
+    assert data.by_accident and not products.by_accident
+    assert left_out_text(products) == ".gitignore leaves out 1 file, 7.0 kB: results/ (7.0 kB)"
+
+
+def test_a_link_to_a_dataset_is_told(code: Path, tmp_path: Path) -> None:
+    put(tmp_path / "disk/train.npy", b"1" * 9000)
+    put(code / ".gitignore", b"images\n/data\nvenv\n")
+    (code / "images").symlink_to(tmp_path / "disk")
+    (found,) = ignored(code)
+    assert ".gitignore leaves out 2 files, 5.5 kB: data/ (5.5 kB) and the link images." in left_out_text(found)
+    put(code / ".gitignore", b"images\nvenv\n")
+    (alone,) = ignored(code)
+    assert left_out_text(alone) == (
+        ".gitignore leaves out the link images. If the script needs what is behind, name that under `inputs`"
+    )

@@ -76,6 +76,19 @@ def test_the_last_attempt_that_wrote_a_file_counts(store: Store, job: str, tmp_p
     assert pulled(store, job, tmp_path / "second", 2) == {"events2": "2", "last": "2"}
 
 
+def test_a_file_of_several_attempts_is_told(
+    store: Store, job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One disk would have the lines of both in it, where the script appends."""
+    put(store, job, 2, log="1", only="1")
+    put(store, job, 4, log="2")
+    assert type_in("pull", job, str(tmp_path / "all"), "--outputs") == 0
+    told = capsys.readouterr().err
+    assert "1 file, such as log, was written by several attempts: the last one's is taken; --attempt 1 gives" in told
+    assert type_in("pull", job, str(tmp_path / "one"), "--outputs", "--attempt", "1") == 0
+    assert "written by several" not in capsys.readouterr().err
+
+
 def test_a_folder_in_the_place_of_a_file(store: Store, job: str, tmp_path: Path) -> None:
     put(store, job, 2, a="file", b__c="folder")
     put(store, job, 4, a__x="folder", b="file")
@@ -164,6 +177,16 @@ def test_rm_does_not_ask_whoever_agrees(store: Store, over: str, monkeypatch: py
     be_a_terminal(monkeypatch)
     assert type_in("rm", "-y", over) == 0
     assert store.head(layout.spec(over)) is None
+
+
+def test_rm_deletes_nothing_where_the_question_cannot_be_seen(
+    store: Store, over: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `stoker rm JOB 2>log`, typed by a person."""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert type_in("rm", over) == 2
+    assert "-y agrees to delete" in capsys.readouterr().err
+    assert store.head(layout.spec(over)) is not None
 
 
 def test_rm_in_a_script_deletes_what_it_names(store: Store, over: str) -> None:

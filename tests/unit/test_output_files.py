@@ -189,6 +189,71 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
     }
 
 
+def test_declared_files_that_cannot_be_kept_are_told_as_well(paths: NodePaths) -> None:
+    job = spec(outputs=["artifacts", "*.png"])
+    write(paths.code / "old.png.tmp", "packed with the code")
+    baseline = began(paths, job)
+    write(paths.code / "artifacts/fine", "1")
+    (paths.code / "artifacts/latest").symlink_to("fine")
+    os.mkfifo(paths.code / "artifacts/pipe")
+    write(paths.code / "artifacts/model.pt.tmp", "half")
+    write(paths.code / "artifacts/part.partial", "half")
+    (paths.code / "artifacts/null").symlink_to("/dev/null")
+    os.mkfifo(paths.code / "pipe.png")
+    write(paths.code / "beside.tmp", "half")
+    write(paths.code / "run.pyc", "made again")
+    sync = OutputSync(memory_store(), JOB, 1, 0, folders.output_files(paths, job, baseline))
+    assert sync.final(LIMIT_S)
+    report = sync.report()
+    unfinished = "its name says that it is unfinished"
+    assert {one.path: one.why for one in report.named} == {
+        "artifacts/pipe": "not a regular file",
+        "artifacts/model.pt.tmp": unfinished,
+        "artifacts/part.partial": unfinished,
+        "artifacts/null": "a link out of the folder",
+        "pipe.png": "not a regular file",
+        "beside.tmp": unfinished,
+    }
+    assert (report.files, report.left_out) == (2, 6)
+
+
+def test_of_an_output_folder_everything_but_what_cannot_be_is_kept(paths: NodePaths) -> None:
+    baseline = began(paths, spec())
+    write(paths.code / "outputs/env/pyvenv.cfg", "x")
+    write(paths.code / "outputs/.git/config", "x")
+    os.mkfifo(paths.code / "outputs/pipe")
+    sync = OutputSync(memory_store(), JOB, 1, 0, folders.output_files(paths, spec(), baseline))
+    assert sync.final(LIMIT_S)
+    report = sync.report()
+    assert report.files == 2 and [one.path for one in report.named] == ["pipe"]
+
+
+@pytest.mark.parametrize(
+    ("saves", "outputs", "expected"),
+    [
+        ("checkpoints", "checkpoints/best.pt", {"checkpoints/best.pt"}),
+        ("checkpoints", "checkpoints/*.pt", {"checkpoints/best.pt", "checkpoints/last.pt"}),
+        ("checkpoints", ["checkpoints/*.pt", "!checkpoints/last*"], {"checkpoints/best.pt"}),
+        ("checkpoints", "**/*.pt", set()),
+        ("checkpoints", "**", set()),
+        (["*.ckpt", "checkpoints/**"], "model.ckpt", {"model.ckpt"}),
+        (["*.ckpt", "checkpoints/**"], "*.ckpt", set()),
+    ],
+)
+def test_a_checkpoint_that_outputs_names_is_kept_as_an_output_too(
+    paths: NodePaths, saves: str | list[str], outputs: str | list[str], expected: set[str]
+) -> None:
+    job = spec(
+        outputs=outputs if isinstance(outputs, str) else tuple(outputs),
+        checkpoints=Checkpoints(dir=saves if isinstance(saves, str) else tuple(saves)),
+    )
+    baseline = began(paths, job)
+    for name in ("checkpoints/best.pt", "checkpoints/last.pt", "checkpoints/log", "model.ckpt"):
+        write(paths.code / name, name)
+    found = set(kept(paths, job, baseline)) - ({"model.ckpt"} if saves == "checkpoints" else set())
+    assert found == expected
+
+
 def test_the_report_of_the_end(tmp_path: Path) -> None:
     store = memory_store()
     work = tmp_path / "work"

@@ -109,6 +109,26 @@ def test_other_ranks_have_their_own_folder(tmp_path: Path, store: Store) -> None
     assert stored(store) == {"rank-3/a": b"1"}
 
 
+def test_no_node_replaces_the_files_of_another(tmp_path: Path, store: Store) -> None:
+    """Scripts have folders of these names, too."""
+    for rank in (0, 1):
+        for name in ("a", "rank-1/a", "rank-0", "rank-12x/a"):
+            write(tmp_path / f"{rank}" / name, f"{name} of {rank}")
+        sync = OutputSync(store, JOB, 1, rank, tmp_path / f"{rank}", nodes=2)
+        assert sync.final(60.0)
+    found = {path: data.decode() for path, data in stored(store).items()}
+    assert found == {
+        "a": "a of 0",
+        "rank-0/rank-1/a": "rank-1/a of 0",
+        "rank-0/rank-0": "rank-0 of 0",
+        "rank-12x/a": "rank-12x/a of 0",
+        "rank-1/a": "a of 1",
+        "rank-1/rank-1/a": "rank-1/a of 1",
+        "rank-1/rank-0": "rank-0 of 1",
+        "rank-1/rank-12x/a": "rank-12x/a of 1",
+    }
+
+
 def test_links_are_read_and_names_that_cannot_be_kept_are_left_out(node: Node, store: Store) -> None:
     write(node.folder / "real" / "a", "1")
     (node.folder / "link").symlink_to("real/a")

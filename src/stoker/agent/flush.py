@@ -100,6 +100,9 @@ def _flush(node: Node, notices: Notices) -> None:
         metrics.start()
         if _is_awaited(node, state):
             status = _flush_checkpoints(node, state, submission, closing)
+            if status is not None:
+                # Else the verdict would say that no file was written.
+                beat.change(checkpoint_files=status.files)
     elsewhere = _say_what_is_kept(node, submission, status, before)
     logs.drain(closing.share_s(1 / 2), closing.rest_by_s)
     if metrics is not None:
@@ -247,7 +250,9 @@ def _flush_outputs(node: Node, submission: Submission, closing: Closing) -> Kept
     if baseline is None:
         return None
     files = folders.output_files(node.paths, submission.spec, baseline, folders.confinement(node, submission.spec))
-    boot = len(node.earlier)
-    outputs = OutputSync(node.store, node.config.job, node.config.claim, node.config.rank, files, boot=boot)
+    config = node.config
+    outputs = OutputSync(
+        node.store, config.job, config.claim, config.rank, files, nodes=config.nodes, boot=len(node.earlier)
+    )
     outputs.final(closing.share_s(), until_s=closing.rest_by_s)
     return outputs.report()

@@ -23,7 +23,7 @@ from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline, OutputFiles, Source, without_caches
 from stoker.agent.snapshot import Files, Selection, scan
 from stoker.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
-from stoker.path_patterns import PathFilter, base_of, below, common_base, entries_of, is_pattern
+from stoker.path_patterns import PathFilter, base_of, below, common_base, entries_of, has_wildcard, is_pattern
 from stoker.providers.base import Contained
 from stoker.spec import Checkpoints, Spec
 
@@ -143,8 +143,10 @@ def output_files(
         sources.append(Source(top, whole=top.is_relative_to(paths.root)))
     else:
         chosen = PathFilter(relative if _plain_outputs(spec) else (OUTPUTS, *relative))
-        saved = _saved_filter(paths, spec)
-        sources.append(Source(paths.code, takes=lambda path: chosen.takes(path) and not saved.takes(path)))
+        saved, both = _saved_filter(paths, spec), _named_among_checkpoints(spec)
+        sources.append(
+            Source(paths.code, takes=lambda path: chosen.takes(path) and (both.takes(path) or not saved.takes(path)))
+        )
         if not top.is_relative_to(paths.code):
             sources.append(Source(top, f"{OUTPUTS}/", whole=True))
     if len(entries) > 1 or any(is_pattern(entry) for entry in entries):
@@ -181,6 +183,23 @@ def _saved_filter(paths: NodePaths, spec: Spec) -> PathFilter:
     entries = entries_of(spec.checkpoints.dir)
     kept = tuple(f"!{entry}" for entry in _plain_outputs(spec) if entry != "." and "." in entries)
     return PathFilter((*(entry for entry in entries if not entry.startswith("/")), *kept))
+
+
+def _named_among_checkpoints(spec: Spec) -> PathFilter:
+    """Which checkpoints the job keeps as outputs as well: those that `outputs` names, such as `checkpoints/best.pt`.
+
+    A pattern that only happens to match checkpoints, such as `**`, does not name them.
+    """
+    saved = entries_of(spec.checkpoints.dir)
+    folders = [entry for entry in saved if entry != "." and not is_pattern(entry)]
+
+    def named(entry: str) -> bool:
+        base = base_of(entry)
+        inside = any(base == folder or base.startswith(f"{folder}/") for folder in folders)
+        return is_pattern(entry) and (inside or not has_wildcard(entry))
+
+    entries = entries_of(spec.outputs)
+    return PathFilter(tuple(entry for entry in entries if not entry.startswith(("!", "/")) and named(entry)))
 
 
 def _plain_outputs(spec: Spec) -> tuple[str, ...]:

@@ -47,7 +47,9 @@ _CACHES = frozenset(
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 _CORE = re.compile(r"core(\.\d+)?")
 _CORE_MAGIC = b"\x7fELF"
-_PASSING = re.compile("|".join(translate(name) for name in (*IGNORED, "*.pyc")))
+# Stoker's own, and what Python makes again: left out without a word.
+_UNTOLD = re.compile("|".join(translate(name) for name in (".stoker-*", "*.pyc")))
+_UNFINISHED = re.compile("|".join(translate(name) for name in IGNORED))
 # Where there is not room for everything, this comes last.
 _LESS_WORTH = frozenset({"cache", "caches", "tmp", "temp"})
 
@@ -160,6 +162,27 @@ class OutputFiles:
                     found.setdefault(source.prefix + path, Output(real, source.folder / target))
         return found
 
+    def unkept(self, declared: Mapping[str, Output]) -> list[LeftOut]:
+        """What lies among the declared files and cannot be kept, and why."""
+        found: dict[str, LeftOut] = {}
+        for source in self._sources:
+            for path, status, problem in _walk(source.folder, self._confinement, everything=source.whole):
+                target, size = source.prefix + path, status.st_size if status is not None else 0
+                if target in declared or not source.takes(path):
+                    continue
+                if status is not None and self._is_no_news(source, path, status):
+                    continue
+                why = problem or (_problem_of(source.folder / path, status) if status is not None else None)
+                if why is not None:
+                    found[target] = LeftOut(target, size, why)
+        return list(found.values())
+
+    def _is_no_news(self, source: Source, path: str, status: os.stat_result) -> bool:
+        """Whether it lay there before, or is a link whose target is kept by its own name."""
+        if not source.whole and self._baseline.has(source.folder, path, status.st_size, status.st_mtime_ns):
+            return True
+        return stat.S_ISLNK(status.st_mode) and _leads_inside(source.folder, path)
+
     def beside(self, declared: Mapping[str, Output]) -> tuple[dict[str, Output], list[LeftOut]]:
         """What the training made beside its code, as much as there is room for, and what is left out."""
         if self._work is None:
@@ -245,8 +268,11 @@ def _worth_less(path: str) -> bool:
 Walked = tuple[str, os.stat_result | None, str | None]
 
 
-def _walk(folder: Path, confinement: Confinement | None = None) -> Iterator[Walked]:
-    """Every file below a folder, with its status, or with why it cannot be kept. Follows no link, crosses no mount."""
+def _walk(folder: Path, confinement: Confinement | None = None, *, everything: bool = False) -> Iterator[Walked]:
+    """Every file below a folder, with its status, or with why it cannot be kept. Follows no link.
+
+    Crosses no mount, and leaves out caches and Python environments, unless `everything` is wanted.
+    """
     try:
         handle = os.open(folder, FOLDER) if confinement is None else confinement.open(folder)
     except FileNotFoundError:
@@ -255,30 +281,32 @@ def _walk(folder: Path, confinement: Confinement | None = None) -> Iterator[Walk
         yield ".", None, _unreadable(error)
         return
     try:
-        yield from _walk_in(handle, "", os.fstat(handle).st_dev)
+        yield from _walk_in(handle, "", None if everything else os.fstat(handle).st_dev)
     finally:
         os.close(handle)
 
 
-def _walk_in(handle: int, below: str, device: int) -> Iterator[Walked]:
-    """By handles: a folder that is replaced by a link meanwhile leads nowhere else."""
+def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
+    """By handles: a folder that is replaced by a link meanwhile leads nowhere else. No `device`: everything counts."""
     with os.scandir(handle) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
-        if entry.name in _CACHES or _PASSING.match(entry.name):
+        if _UNTOLD.match(entry.name) or (device is not None and entry.name in _CACHES):
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
-            if not stat.S_ISDIR(status.st_mode):
+            if _UNFINISHED.match(entry.name):
+                yield path, None if stat.S_ISDIR(status.st_mode) else status, "its name says that it is unfinished"
+            elif not stat.S_ISDIR(status.st_mode):
                 yield path, status, None
-            elif status.st_dev != device:
+            elif device is not None and status.st_dev != device:
                 yield path, None, "lies on another disk"
             else:
                 yield from _walk_folder(handle, entry.name, path, device)
 
 
-def _walk_folder(parent: int, name: str, path: str, device: int) -> Iterator[Walked]:
+def _walk_folder(parent: int, name: str, path: str, device: int | None) -> Iterator[Walked]:
     try:
         handle = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     except FileNotFoundError:
@@ -287,7 +315,7 @@ def _walk_folder(parent: int, name: str, path: str, device: int) -> Iterator[Wal
         yield path, None, _unreadable(error)
         return
     try:
-        if any(_is_there(handle, mark) for mark in _ENVIRONMENT_MARKS):
+        if device is not None and any(_is_there(handle, mark) for mark in _ENVIRONMENT_MARKS):
             yield path, None, "a Python environment"
         else:
             yield from _walk_in(handle, path, device)

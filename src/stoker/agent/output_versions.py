@@ -8,6 +8,7 @@ tools that look into the bucket themselves, and decides nothing where a file was
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,31 +16,43 @@ from stoker import layout
 from stoker.errors import StoreError
 from stoker.store import Store
 
+# How the folders of other nodes' outputs are called.
+_OF_A_RANK = re.compile(r"rank-[0-9]+(/|$)")
+
 
 class OutputWriter:
-    """The outputs of one node. One writer a boot; a later boot's numbers are higher."""
+    """The outputs of one node. One writer a boot; a later boot's numbers are higher.
 
-    def __init__(self, store: Store, job: str, claim: int, rank: int, boot: int = 0) -> None:
+    Of several `nodes`, what rank 0 itself has in a folder called `rank-<r>` lies in `rank-0/`: the others' are there.
+    """
+
+    def __init__(self, store: Store, job: str, claim: int, rank: int, boot: int = 0, *, nodes: int = 1) -> None:
         self._store = store
         self._job, self._claim, self._boot = job, claim, boot
         self._folder = f"rank-{rank}/" if rank else ""
-        self._plain = layout.outputs(job, claim) + self._folder
+        self._clashes = nodes > 1 and rank == 0
+        self._plain = layout.outputs(job, claim)
         self._number = 0
         # Paths whose plain name was, or may have been, written.
         self._begun: set[str] = set()
-        # Keys of versions that are, or may be, in the store, by path.
+        # Keys of versions that are, or may be, in the store, by path there.
         self._versions: dict[str, set[str]] | None = {} if boot == 0 else None
         # Large files whose plain name holds an older version.
         self.behind: set[str] = set()
 
     def plain_key(self, path: str) -> str:
         """The name of a file's first version."""
-        return self._plain + path
+        return self._plain + self._stored(path)
+
+    def _stored(self, path: str) -> str:
+        """The path in the claim's outputs."""
+        below = "rank-0/" if self._clashes and _OF_A_RANK.match(path) else ""
+        return f"{self._folder}{below}{path}"
 
     def write(self, path: str, data: bytes) -> int:
         """Make a file durable that fits into memory. Answers its bytes, however often they went. Raises StoreError."""
         sent = self._place(path, lambda key: len(data) if self._store.create(key, data) else None)
-        if path in self._known():
+        if self._stored(path) in self._known():
             self._store.put(self.plain_key(path), data)
             self.behind.discard(path)
         return sent
@@ -52,7 +65,7 @@ class OutputWriter:
             return sent.moved if sent.moved or not sent.size else None
 
         sent = self._place(path, send)
-        if path in self._known():
+        if self._stored(path) in self._known():
             self.behind.add(path)
         return sent
 
@@ -63,7 +76,7 @@ class OutputWriter:
 
     def _place(self, path: str, send: Callable[[str], int | None]) -> int:
         """Write to a name that was never written before. `send` answers None where something is there already."""
-        known = self._known()
+        known, stored = self._known(), self._stored(path)
         if self._boot == 0 and path not in self._begun:
             self._begun.add(path)
             sent = send(self.plain_key(path))
@@ -72,15 +85,15 @@ class OutputWriter:
         while True:
             # A new number for every try: an earlier one may yet land.
             self._number += 1
-            key = layout.output_version(self._job, self._claim, self._boot, self._number, self._folder + path)
-            lower = known.setdefault(path, set())
-            known[path] = lower | {key}
+            key = layout.output_version(self._job, self._claim, self._boot, self._number, stored)
+            lower = known.setdefault(stored, set())
+            known[stored] = lower | {key}
             sent = send(key)
             if sent is not None:
                 break
         try:
             self._store.delete(sorted(lower))
-            known[path] = {key}
+            known[stored] = {key}
         except StoreError:
             pass  # The highest counts. They are deleted with the next version, or with the job.
         return sent
@@ -93,6 +106,6 @@ class OutputWriter:
             for meta in self._store.list(prefix):
                 version = layout.read_output_version(meta.key[len(prefix) :])
                 if version is not None and version[2].startswith(self._folder):
-                    found.setdefault(version[2].removeprefix(self._folder), set()).add(meta.key)
+                    found.setdefault(version[2], set()).add(meta.key)
             self._versions = found
         return self._versions

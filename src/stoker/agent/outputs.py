@@ -53,7 +53,10 @@ class OutputStatus:
 
 
 class OutputSync:
-    """One node's outputs. Rank 0's lie directly under the claim, the others' in `rank-<r>/`."""
+    """One node's outputs. Rank 0's lie directly under the claim, the others' in `rank-<r>/`.
+
+    `nodes` is how many there are: no node replaces the files of another (see `OutputWriter`).
+    """
 
     def __init__(
         self,
@@ -64,12 +67,13 @@ class OutputSync:
         outputs: Path | OutputFiles,
         *,
         boot: int = 0,
+        nodes: int = 1,
         settle_s: float = SETTLE_S,
         busy_s: float = BUSY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._writer = OutputWriter(store, job, claim, rank, boot)
+        self._writer = OutputWriter(store, job, claim, rank, boot, nodes=nodes)
         self._outputs = OutputFiles([Source(outputs, whole=True)]) if isinstance(outputs, Path) else outputs
         self._settle_s = settle_s
         self._busy_s = busy_s
@@ -216,7 +220,8 @@ class OutputSync:
         began, now = time.thread_time(), self._monotonic()
         found: dict[str, Output] = self._outputs.declared()
         if final:
-            beside, self._left_out = self._outputs.beside(found)
+            beside, left_out = self._outputs.beside(found)
+            self._left_out = [*self._outputs.unkept(found), *left_out]
             # Declared ones first: there may not be time for everything.
             found = {**found, **beside}
         before, self._files = self._files, {path: output.file for path, output in found.items()}

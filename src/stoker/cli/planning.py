@@ -64,10 +64,16 @@ def show_plan(prepared: Prepared) -> None:
 def left_out_text(left_out: Ignored) -> str:
     """`.gitignore leaves out 3 files, 1.2 GB, such as data/train.bin (1.1 GB); …`."""
     names = ", ".join(f"{name} ({size(each)})" for name, each in left_out.largest)
+    links = ", ".join(left_out.links)
     least = "" if left_out.whole else "at least "
-    text = f"{left_out.by} leaves out {least}{counted(left_out.files, 'file')}, {size(left_out.size)}: {names}"
+    counted_text = f"{least}{counted(left_out.files, 'file')}, {size(left_out.size)}: {names}"
+    linked = f"{'links' if len(left_out.links) > 1 else 'the link'} {links}" if links else ""
+    what = " and ".join(part for part in (counted_text if left_out.files else "", linked) if part)
+    text = f"{left_out.by} leaves out {what}"
     if not left_out.by_accident:
         return text
+    if not left_out.files:
+        return f"{text}. If the script needs what is behind, name that under `inputs`"
     back = f"`{left_out.take_back}` in .stokerignore packs it"
     return f"{text}. If the script needs that, name it under `inputs`; {back} with the code"
 

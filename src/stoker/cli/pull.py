@@ -69,7 +69,7 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
 
 
 def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> None:
-    from stoker.cli.printing import counted, say, size
+    from stoker.cli.printing import counted, legible, say, size
     from stoker.cli.progress import progress_bar
     from stoker.reading.outputs import list_outputs, pull_outputs
 
@@ -79,3 +79,9 @@ def _pull_outputs(store: Store, job: str, target: Path, attempt: int | None) -> 
     attempts = {file.attempt for file in files}
     of = f" of {len(attempts)} attempts" if len(attempts) > 1 else ""
     say(f"outputs{of}: {counted(number, 'file')}, {size(total)} in {target}")
+    several = [file for file in files if file.replaces]
+    if several:
+        others = ", ".join(f"--attempt {n}" for n in sorted({n for file in several for n in file.replaces})[:3])
+        what = f"{counted(len(several), 'file')}, such as {legible(several[0].path)},"
+        verb = "was" if len(several) == 1 else "were"
+        say(f"{what} {verb} written by several attempts: the last one's is taken; {others} gives the others")

@@ -71,13 +71,18 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
 
 
 def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
-    """Ask on a terminal. Without one, jobs that were named are deleted: a script that names them means it."""
+    """Ask on a terminal. Without one, jobs that were named are deleted: a script that names them means it.
+
+    A person who sends away what this command says is still at a terminal, but cannot see the question.
+    """
     from stoker.cli.printing import counted, say
     from stoker.errors import UserError
 
     if not jobs or yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if sys.stdin.isatty():
+            raise UserError("the question cannot be shown: stderr is not a terminal; -y agrees to delete")
         if named:
             return
         raise UserError(

@@ -7,7 +7,7 @@ counts; files that only an earlier attempt wrote are there as well.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -35,6 +35,8 @@ class OutputFile:
     attempt: int
     # Below which later versions of it appear.
     versions: str = ""
+    # Earlier attempts whose file of this path is not taken.
+    replaces: tuple[int, ...] = ()
 
 
 def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[OutputFile, ...]:
@@ -49,6 +51,7 @@ def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[Ou
     merged: dict[str, OutputFile] = {}
     for number, claim in claims:
         found = _newest_versions(store, job, claim, number)
+        found = {path: replace(file, replaces=_replaced(merged.get(path))) for path, file in found.items()}
         merged = _without_clashes(merged, found) | found
     if not merged:
         whose = f"attempt {attempt} of {job}" if attempt is not None else job
@@ -118,6 +121,10 @@ def highest(store: Store, prefix: str) -> dict[str, Meta]:
             boot, n, path = version
             versions[path] = max(versions.get(path, ((-1, -1), meta)), ((boot, n), meta), key=lambda one: one[0])
     return {path: meta for path, (_, meta) in versions.items()}
+
+
+def _replaced(older: OutputFile | None) -> tuple[int, ...]:
+    return (*older.replaces, older.attempt) if older is not None else ()
 
 
 def _claims(state: JobState, attempt: int | None, job: str) -> list[tuple[int, int]]:

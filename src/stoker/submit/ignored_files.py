@@ -11,13 +11,17 @@ from pathlib import Path, PurePosixPath
 # A folder with a million images is not counted to its end before each run.
 MOST_COUNTED = 20_000
 _MOST_NAMED = 3
-# Made by programs and runs, and made again by them: nothing that a script reads at its start.
-_UNNEEDED = (
+# Made by programs, and made again by them: nothing that a script reads at its start.
+_MADE_AGAIN = (
     *(".*", "*.egg-info", "*.log", "*.o", "*.pyc", "*.swp", "*.tmp", "*~", "Thumbs.db"),
     *("__pycache__", "build", "dist", "env", "htmlcov", "node_modules", "site-packages", "venv"),
+)
+# Products of earlier runs, as a rule; sometimes the weights that a script begins with. Small ones are no news.
+_PRODUCTS = (
     *("checkpoint*", "ckpt*", "lightning_logs", "log", "logs", "mlruns", "out", "out-*", "output", "outputs"),
     *("result", "results", "runs", "tmp", "wandb"),
 )
+_WORTH_TELLING_BYTES = 1000**2
 
 
 @dataclass(frozen=True)
@@ -31,40 +35,53 @@ class Ignored:
     take_back: str
     # False: there is more than was counted.
     whole: bool = True
+    # Its names are those of products of earlier runs.
+    products: bool = False
+    # Links, which are not looked behind.
+    links: tuple[str, ...] = ()
 
     @property
     def by_accident(self) -> bool:
         """Whether it may not be meant: .gitignore was written for git, not for Stoker."""
-        return self.by == ".gitignore"
+        return self.by == ".gitignore" and not self.products
 
 
 def weigh(root: Path, ignored: Iterable[tuple[str, str]]) -> tuple[Ignored, ...]:
     """Sum up what was left out below `root`: names of files and folders, each with the ignore file that says so."""
-    found: dict[str, list[tuple[str, list[int]]]] = {}
+    found: dict[tuple[bool, str], list[tuple[str, list[int]]]] = {}
+    links: dict[tuple[bool, str], list[str]] = {}
     budget = [MOST_COUNTED]
     for name, by in ignored:
-        if _is_unneeded(name):
+        if _is_named(name, _MADE_AGAIN):
+            continue
+        kind = (_is_named(name, _PRODUCTS), by)
+        if (root / name).is_symlink():
+            links.setdefault(kind, []).append(name)
             continue
         sizes = list(_sizes(root / name, budget))
         if sum(sizes):
-            found.setdefault(by, []).append((f"{name}/" if (root / name).is_dir() else name, sizes))
-    return tuple(_sum_up(by, items, whole=budget[0] > 0) for by, items in sorted(found.items()))
+            found.setdefault(kind, []).append((f"{name}/" if (root / name).is_dir() else name, sizes))
+    kinds = sorted(found.keys() | links.keys())
+    summed = (_sum_up(kind, found.get(kind, []), links.get(kind, []), whole=budget[0] > 0) for kind in kinds)
+    return tuple(one for one in summed if not one.products or one.size >= _WORTH_TELLING_BYTES)
 
 
-def _sum_up(by: str, items: list[tuple[str, list[int]]], *, whole: bool) -> Ignored:
+def _sum_up(kind: tuple[bool, str], items: list[tuple[str, list[int]]], links: list[str], *, whole: bool) -> Ignored:
     items = sorted(items, key=lambda item: (-sum(item[1]), item[0]))
     return Ignored(
-        by=by,
+        by=kind[1],
         files=sum(len(sizes) for _, sizes in items),
         size=sum(sum(sizes) for _, sizes in items),
         largest=tuple((name, sum(sizes)) for name, sizes in items[:_MOST_NAMED]),
-        take_back=f"!{items[0][0]}",
+        take_back=f"!{items[0][0]}" if items else "",
         whole=whole,
+        products=kind[0],
+        links=tuple(links[:_MOST_NAMED]),
     )
 
 
-def _is_unneeded(name: str) -> bool:
-    return any(fnmatch(part, pattern) for part in PurePosixPath(name).parts for pattern in _UNNEEDED)
+def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(part, pattern) for part in PurePosixPath(name).parts for pattern in patterns)
 
 
 def _sizes(path: Path, budget: list[int]) -> Iterator[int]:
@@ -84,5 +101,5 @@ def _sizes(path: Path, budget: list[int]) -> Iterator[int]:
         if budget[0] <= 0:
             return
         budget[0] -= 1
-        if not _is_unneeded(entry.name):
+        if not _is_named(entry.name, _MADE_AGAIN):
             yield from _sizes(Path(entry.path), budget)
