@@ -182,7 +182,8 @@ class Lock:
         self._timeout_s = timeout_s
 
     def __enter__(self) -> None:
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        # The agent opens it, too, and follows no link that leads out of a container.
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             self._take()
         except BaseException:

@@ -481,3 +481,69 @@ except OSError as error:
         story.count("[stoker] warning: x is left out: it is a link to") == 1
         and "scratch: Read-only file system" in story
     ), story
+
+
+def test_a_container_cannot_have_the_agent_write_or_delete_outside(world: World, engine: Docker) -> None:
+    """Links in the place of everything that the agent opens by name, in all that the container can write to."""
+    machine = world.root / "of-the-machine"
+    machine.mkdir()
+    for name in ("00000001.json", "keep.json", "notice.json", "save", "victim"):
+        (machine / name).write_text("of the machine")
+    before = {path.name: path.read_bytes() for path in machine.iterdir()}
+    world.write(
+        f"""
+import os, signal, time
+from pathlib import Path
+machine, channel = Path({str(machine)!r}), Path(os.environ["STOKER_CHANNEL"])
+node, truth = channel.parent, Path(os.environ["TRUTH"])
+if os.environ["STOKER_ATTEMPT"] != "1":
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, lambda *_: None)
+refused = []
+own = sorted(path.name for path in node.iterdir())
+for name in (*own, "left", "baseline.json", ".baseline.json.tmp", "container.json", "door/alive", "lib/x"):
+    path = node / name
+    for attack in (lambda: path.rename(node / "gone"), lambda: path.symlink_to(machine / "victim"), path.unlink):
+        try:
+            attack()
+        except OSError:
+            continue
+        refused.append(name)
+for name in ("notice.json", ".notice.json.tmp", "save", ".save.tmp", "metrics.jsonl", ".stoker-lock", "commits.next"):
+    (channel / name).unlink(missing_ok=True)
+    (channel / name).symlink_to(machine / "victim")
+for name in ("commits", "commits.done"):
+    (channel / name).symlink_to(machine)
+for _ in range(3):
+    try:
+        Path("/run/stoker/more").touch()
+        refused.append("/run/stoker")
+    except OSError:
+        pass
+(truth / "written").write_text(" ".join(refused))
+(truth / "ready").touch()
+while (channel / "notice.json").is_symlink():
+    time.sleep(0.05)
+(truth / "noticed").write_text((channel / "notice.json").read_text())
+"""
+    )
+    job = world.submit(environment=contained(world))
+    until(lambda: (world.truth / "ready").exists(), "it has laid its links")
+    world.interrupt(job, 20.0)
+    ended = world.ended(job)
+    assert ended.outcome == "succeeded", world.story(job)
+    assert (world.truth / "written").read_text() == ""
+    assert '"reason"' in (world.truth / "noticed").read_text()
+    assert {path.name: path.read_bytes() for path in machine.iterdir()} == before
+
+
+def test_a_setup_cannot_have_a_checkpoint_restored_outside(world: World, engine: Docker) -> None:
+    outside = world.root / "of-the-machine"
+    outside.mkdir()
+    (outside / "kept").write_text("of the machine")
+    world.write("raise SystemExit(1)")
+    setup = f"rm -rf checkpoints && ln -s {outside} checkpoints"
+    ended = world.run(environment=contained(world, user="1234:1234"), setup=setup)
+    assert ended.outcome == "failed" and "checkpoints.dir: checkpoints is not a folder, or is a link" in ended.reason
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert (outside.stat().st_uid, (outside / "kept").stat().st_uid) == (os.getuid(), os.getuid())

@@ -1,4 +1,4 @@
-"""A container cannot make the agent, which runs outside, read files of the machine."""
+"""A container cannot make the agent, which runs outside, read, write or delete files of the machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from checkpoint_world import JOB, World, content, memory_store, restored_content
 
 from stoker import layout
 from stoker.agent import folders
+from stoker.agent.commits import CommitQueue
 from stoker.agent.config import NodePaths
 from stoker.agent.confinement import Confinement
+from stoker.agent.environ import ask_to_save, write_notice
+from stoker.agent.logs import last_lines, say
 from stoker.agent.output_files import Baseline, OutputFiles, Source
 from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import Selection, hold, scan
+from stoker.agent.tail import FileTail
 from stoker.spec import Spec
 from stoker.store import FileChanged
 
@@ -143,3 +147,78 @@ def test_an_output_folder_that_is_a_link_is_not_followed(node: Path, secret: Pat
     link(node / "code/outputs", secret.parent)
     confinement = Confinement([node], lambda _line: None)
     assert kept(OutputFiles([Source(node / "code/outputs", whole=True)], confinement=confinement)) == {}
+
+
+# ── What the agent writes and reads beside the training ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["notice.json", ".notice.json.tmp", "save", ".save.tmp"])
+def test_what_the_training_is_told_is_not_written_through_a_link(node: Path, secret: Path, name: str) -> None:
+    channel = node / "channel"
+    link(channel / name, secret)
+    write_notice(channel / "notice.json", 30.0, 100.0, "notice")
+    ask_to_save(channel / "save", 7)
+    assert content(secret.parent) == {"shadow": b"root:secret"}
+    assert (channel / "save").read_text() == "7" and '"grace_s": 30.0' in (channel / "notice.json").read_text()
+
+
+def test_requests_behind_a_link_are_neither_read_nor_removed_nor_answered(node: Path, secret: Path) -> None:
+    request = '{"sequence": 1, "name": "one", "number": 1}'
+    write(secret.parent / "00000001.json", request)
+    for number in range(120):
+        write(secret.parent / f"{number + 100}.json", "not a request")
+    before = content(secret.parent)
+    channel, folder = node / "channel", node / "code/checkpoints"
+    folder.mkdir()
+    for name in ("commits", "commits.done", "commits.next", ".stoker-lock"):
+        link(channel / name, secret.parent if "." not in name[1:] or name == "commits.done" else secret)
+    queue = CommitQueue(channel, folder, Confinement([node], lambda _text: None))
+    assert queue.waiting() == []
+    write(node / "elsewhere/commits/00000001.json", request)
+    (asked,) = CommitQueue(node / "elsewhere", folder).waiting()
+    assert queue.holds(asked) is None
+    with pytest.raises(NotADirectoryError):
+        queue.answer(asked, key="k")
+    queue.tidy(1)
+    assert content(secret.parent) == before
+
+
+def test_no_save_is_removed_behind_a_checkpoint_folder_that_is_a_link(node: Path, secret: Path) -> None:
+    for number in range(5):
+        write(secret.parent / f"save-{number}/.stoker-checkpoint.json", f'{{"number": {number}}}')
+    before = content(secret.parent)
+    (node / "channel").mkdir()
+    link(node / "code/checkpoints", secret.parent)
+    CommitQueue(node / "channel", node / "code/checkpoints", Confinement([node], lambda _text: None)).tidy(1)
+    assert content(secret.parent) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_or_pipe_in_the_place_of_a_log_is_never_opened(node: Path, secret: Path, kind: str) -> None:
+    log = node / "train.log"
+    if kind == "link":
+        link(log, secret)
+    else:
+        os.mkfifo(log)
+    tail = FileTail(log)
+    assert (tail.waiting(), tail.read(100), last_lines(log)) == (0, b"", ())
+    tail.forget(1 << 30)
+    say(log, "a message")
+    assert secret.read_text() == "root:secret"
+
+
+def test_a_file_that_becomes_a_pipe_between_two_looks_does_not_hold_the_reader_up(node: Path) -> None:
+    log = node / "metrics.jsonl"
+    write(log, "line")
+    tail = FileTail(log)
+    waiting = tail.waiting
+
+    def swap() -> int:
+        found = waiting()
+        log.unlink()
+        os.mkfifo(log)
+        return found
+
+    tail.waiting = swap  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="plain file"):
+        tail.read(100)

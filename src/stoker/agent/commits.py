@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker import codec
+from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
 from stoker.errors import CodecError
 from stoker.layout import safe_name
-from stoker.saves import MARKER, Lock, numbered, open_at_once, read_json, remove, write_json
+from stoker.saves import MARKER, Lock, numbered, read_json, remove
 
 log = logging.getLogger(__name__)
 
 _REQUEST_BYTES = 64 * 1024
+_REQUESTS = "commits"
+_ANSWERS = "commits.done"
 # Answers that are kept: the script looks for the newest one only.
-_ANSWERS = 100
+_MOST_ANSWERS = 100
 # The script holds the lock for moments; longer only if it is stopped.
 _LOCK_S = 0.5
 
@@ -39,13 +44,16 @@ class CommitRequest:
 
 
 class CommitQueue:
-    """Requests in `<channel>/commits`, answered in `<channel>/commits.done`."""
+    """Requests in `<channel>/commits`, answered in `<channel>/commits.done`.
 
-    def __init__(self, channel: Path, folder: Path) -> None:
+    The script may put anything there: links are not followed, and pipes not waited for. With `confinement` no link
+    leads out of the checkpoint folder, either.
+    """
+
+    def __init__(self, channel: Path, folder: Path, confinement: Confinement | None = None) -> None:
         self._channel = channel
         self._folder = folder
-        self._requests = channel / "commits"
-        self._answers = channel / "commits.done"
+        self._confinement = confinement
         self._counter = str(channel / "commits.next")
         self._used = False
 
@@ -53,33 +61,18 @@ class CommitQueue:
     def used(self) -> bool:
         """Whether the script ever asked for a commit in this attempt."""
         # Asked several times a second as long as the training lasts: a string, and no more once it is known.
-        self._used = self._used or os.path.exists(self._counter)  # noqa: PTH110
+        self._used = self._used or os.path.lexists(self._counter)
         return self._used
 
     def waiting(self) -> list[CommitRequest]:
         """In the order they were made. The script may write anything here: what is no request is removed."""
         try:
-            names = sorted(entry.name for entry in os.scandir(self._requests) if entry.name.endswith(".json"))
+            with opened_folder(self._channel, _REQUESTS) as requests:
+                names = _json_files(requests)
+                found = [_read(requests, name) for name in names]
         except OSError:
             return []
-        found = []
-        for name in names:
-            path = self._requests / name
-            try:
-                # A pipe must not block the saving.
-                with open(path, "rb", opener=open_at_once) as file:
-                    request = codec.loads(CommitRequest, file.read(_REQUEST_BYTES))
-                if not safe_name(request.name) or name != f"{request.sequence:08d}.json":
-                    raise CodecError("name", "cannot be")
-            except FileNotFoundError:
-                continue
-            except (OSError, CodecError) as error:
-                log.warning("commit request %s is left out: %s", name, error)
-                with suppress(OSError):
-                    remove(path)
-                continue
-            found.append(request)
-        return sorted(found, key=lambda request: request.sequence)
+        return sorted((request for request in found if request is not None), key=lambda request: request.sequence)
 
     def holds(self, request: CommitRequest) -> bool | None:
         """Whether the folder is what was saved then. None: not yet; False: never again, it was replaced or removed."""
@@ -89,31 +82,79 @@ class CommitQueue:
             # The script holds the lock from the request until the folder has its name.
             with Lock(self._folder, self._channel, _LOCK_S):
                 return self._number(request) == request.number
-        except TimeoutError:
+        except OSError:  # A lock that is held raises TimeoutError, which is one.
             return None
 
     def _number(self, request: CommitRequest) -> object:
-        return (read_json(self._folder / request.name / MARKER) or {}).get("number")
+        try:
+            with self._opened() as folder:
+                return (read_json(folder / request.name / MARKER) or {}).get("number")
+        except OSError:
+            return None  # There is no such folder.
 
     def answer(self, request: CommitRequest, *, key: str | None, note: str = "") -> None:
-        """The request is dealt with: durable as `key`, or not needed any more for the reason in `note`."""
-        self._answers.mkdir(exist_ok=True)
+        """The request is dealt with: durable as `key`, or not needed any more for the reason in `note`.
+
+        Raises OSError where the script put something else in the place of these folders.
+        """
         number = f"{request.sequence:08d}.json"
-        write_json(self._answers / number, {"sequence": request.sequence, "key": key, "note": note})
-        (self._requests / number).unlink(missing_ok=True)
-        for old in sorted(self._answers.glob("*.json"))[:-_ANSWERS]:
-            old.unlink(missing_ok=True)
+        told = json.dumps({"sequence": request.sequence, "key": key, "note": note}).encode()
+        with opened_folder(self._channel, _ANSWERS, make=True) as answers:
+            replace_plain(answers, number, told)
+            for old in _json_files(answers)[:-_MOST_ANSWERS]:
+                _unlink(answers, old)
+        with opened_folder(self._channel, _REQUESTS) as requests:
+            _unlink(requests, number)
 
     def tidy(self, keep: int) -> None:
         """Remove the script's saves from the folder but the newest `keep` and those that wait."""
         discarded = []
-        with suppress(TimeoutError), Lock(self._folder, self._channel, _LOCK_S):
-            # Under the lock no save takes a name and no request is made: what is removed is what was looked at.
-            busy = {request.name for request in self.waiting()}
-            for _, name in sorted(numbered(self._folder))[:-keep]:
-                if name not in busy:
-                    out_of_sight = Path(tempfile.mkdtemp(prefix=".tmp-removed-", dir=self._folder))
-                    (self._folder / name).rename(out_of_sight / name)
-                    discarded.append(out_of_sight)
-        for path in discarded:
-            remove(path)
+        with suppress(OSError), self._opened() as folder:
+            with suppress(OSError), Lock(folder, self._channel, _LOCK_S):
+                # Under the lock no save takes a name and no request is made: what is removed is what was looked at.
+                busy = {request.name for request in self.waiting()}
+                for _, name in sorted(numbered(folder))[:-keep]:
+                    if name not in busy:
+                        out_of_sight = Path(tempfile.mkdtemp(prefix=".tmp-removed-", dir=folder))
+                        (folder / name).rename(out_of_sight / name)
+                        discarded.append(out_of_sight)
+            for path in discarded:
+                remove(path)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Path]:
+        """The checkpoint folder: in a container by its handle, so that a link in its place leads nowhere."""
+        if self._confinement is None:
+            yield self._folder
+            return
+        handle = self._confinement.open(self._folder)
+        try:
+            yield Path(f"/proc/self/fd/{handle}")
+        finally:
+            os.close(handle)
+
+
+def _read(requests: int, name: str) -> CommitRequest | None:
+    """The request in a file of the open folder; what is none is removed."""
+    try:
+        with os.fdopen(open_plain(name, os.O_RDONLY, requests), "rb") as file:
+            request = codec.loads(CommitRequest, file.read(_REQUEST_BYTES))
+        if not safe_name(request.name) or name != f"{request.sequence:08d}.json":
+            raise CodecError("name", "cannot be")
+    except FileNotFoundError:
+        return None
+    except (OSError, CodecError) as error:
+        log.warning("commit request %s is left out: %s", name, error)
+        _unlink(requests, name)
+        return None
+    return request
+
+
+def _json_files(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+
+
+def _unlink(folder: int, name: str) -> None:
+    with suppress(OSError):
+        remove(Path(f"/proc/self/fd/{folder}", name))

@@ -10,6 +10,7 @@
 <node>/agent.log        the agent's own words
 <node>/baseline.json    what lay in the working folder before the training
 <node>/scratch/         copies of files that are still being written to
+<node>/environments/    environments that are this node's alone
 <node>/channel/         between the training and its agent (see stoker.train)
     notice.json  save  metrics.jsonl  commits/  commits.done/
 """
@@ -93,6 +94,11 @@ class NodePaths:
     def scratch(self) -> Path:
         """The agent's own, for copies of files that are still being written to."""
         return self.root / "scratch"
+
+    @property
+    def environments(self) -> Path:
+        """Environments that no other node uses: commands of the set-up install into them."""
+        return self.root / "environments"
 
     @property
     def notice(self) -> Path:

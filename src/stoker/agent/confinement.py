@@ -1,17 +1,70 @@
-"""Keep what the agent reads for a container inside the folders that the container may write to.
+"""Keep what the agent reads and writes for a container inside the folders that the container may write to.
 
 A link that a process in a container makes names a path of the container. The agent runs outside, where the same path is
 another file, such as /etc/shadow of the machine. So for jobs in containers no link is followed out of those folders.
+
+The functions here serve files that any training may replace (its log of metrics, its requests), in a container or not.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A pipe that has a file's name would keep its reader waiting for ever.
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_plain(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
+    """A handle of a plain file. Follows no link and waits for no pipe. Raises OSError for anything else."""
+    handle = os.open(path, flags | _PLAIN, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a plain file", str(path))
+    return handle
+
+
+def replace_plain(folder: int, name: str, data: bytes, mode: int = 0o666) -> None:
+    """Put a small file into an open folder, in the place of what has that name. It appears whole.
+
+    A link of that name, or of the draft's, is replaced and never written through. Raises OSError.
+    """
+    draft = f".{name}.tmp"
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=folder)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, mode, dir_fd=folder)
+    try:
+        while data:
+            data = data[os.write(handle, data) :]
+    finally:
+        os.close(handle)
+    os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextmanager
+def opened_folder(path: Path, below: str | None = None, *, make: bool = False) -> Iterator[int]:
+    """A handle of a folder, or of the folder `below` in it, which must not be a link. Raises OSError."""
+    handle = os.open(path, _FOLDER)
+    try:
+        if below is None:
+            yield handle
+            return
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(below, dir_fd=handle)
+        inner = os.open(below, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+    finally:
+        os.close(handle)
+    try:
+        yield inner
+    finally:
+        os.close(inner)
 
 
 class Confinement:
@@ -28,12 +81,15 @@ class Confinement:
         self._lock = threading.Lock()
         self._said = False
 
-    def open(self, folder: Path) -> int:
+    def open(self, folder: Path, *, make: bool = False) -> int:
         """A handle on a folder, reached without following a link below its anchor. Raises OSError."""
         anchor = min((one for one in self._anchors if folder.is_relative_to(one)), key=lambda one: len(one.parts))
         handle = os.open(anchor, _FOLDER)
         for name in folder.relative_to(anchor).parts:
             try:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=handle)
                 inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
             except NotADirectoryError:
                 self._leave_out_folder(handle, name, folder)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stoker
+from stoker.agent.confinement import opened_folder, replace_plain
 from stoker.command import input_variable, params_json
 from stoker.spec import Submission
 
@@ -129,13 +130,15 @@ def lay_library(target: Path) -> Path:
 
 def ask_to_save(path: Path, request: int) -> None:
     """Ask the training to save and go on. `request` counts up, so that each one is heard once."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(str(request))
-    draft.replace(path)
+    _tell(path, str(request))
 
 
 def write_notice(path: Path, grace_s: float, deadline_s: float, reason: str) -> None:
     """Tell the training how long it has. Monotonic time is shared by the processes of one machine."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps({"grace_s": grace_s, "deadline_monotonic": deadline_s, "reason": reason}))
-    draft.replace(path)
+    _tell(path, json.dumps({"grace_s": grace_s, "deadline_monotonic": deadline_s, "reason": reason}))
+
+
+def _tell(path: Path, text: str) -> None:
+    """The training may write to the same folder, and from inside a container: a link there is never written through."""
+    with opened_folder(path.parent) as channel:
+        replace_plain(channel, path.name, text.encode())

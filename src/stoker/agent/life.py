@@ -254,7 +254,7 @@ class Life:
         claim = state.claim(self.config.claim)
         assert claim is not None
         self.trust = trust_of(state, own=claim.number, imported=spec.resume_from is not None)
-        folder = RestoreFolder.open(self.paths, spec, self.config.job)
+        folder = RestoreFolder.open(self.paths, spec, self.config.job, folders.confinement(self.node, spec))
         gang = Gang(self.store, self.config.job, claim, self.config.rank, self.beat, self._wait_for_others)
         address = self.node.machine.address()
 
@@ -386,7 +386,9 @@ class Life:
             named = as_written(spec.checkpoints.dir)
             self.missing = MissingSaves(place.code, place.checkpoints, named, self.node.say, baseline, selection)
         files = folders.output_files(self.paths, spec, baseline, confinement)
-        self.outputs = OutputSync(self.store, self.config.job, self.config.claim, self.config.rank, files)
+        self.outputs = OutputSync(
+            self.store, self.config.job, self.config.claim, self.config.rank, files, nodes=self.config.nodes
+        )
         self.outputs.start()
 
     def _reason_to_end(self, grace_s: float) -> Ending | None:

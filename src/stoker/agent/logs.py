@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker import layout
+from stoker.agent.confinement import open_plain
 from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.tail import FileTail
 from stoker.chunks import (
@@ -26,7 +27,6 @@ from stoker.chunks import (
     last_chunk,
     parse_segments,
 )
-from stoker.saves import open_at_once
 from stoker.store import Store
 
 PREFIX = "[stoker] "
@@ -160,7 +160,7 @@ def say(path: Path, text: str) -> None:
     """
     lines = "".join(f"{PREFIX}{line}\n" for line in text.splitlines() or [""])
     try:
-        with path.open("a+b", buffering=0) as file:
+        with open(path, "a+b", buffering=0, opener=open_plain) as file:
             size = os.fstat(file.fileno()).st_size
             # A line that the training has not ended yet is ended here, or the message would hide at its end.
             glued = size > 0 and os.pread(file.fileno(), 1, size - 1) not in (b"\n", b"")
@@ -176,7 +176,7 @@ def last_lines(path: Path, n_lines: int = 20, max_bytes: int = 16 * 1024, since:
     """
     try:
         # The training may have put a pipe in its place: opening that would never end, nor would the agent.
-        with open(path, "rb", buffering=0, opener=open_at_once) as file:
+        with open(path, "rb", buffering=0, opener=open_plain) as file:
             size = os.fstat(file.fileno()).st_size
             start = max(since, size - max_bytes)
             data = os.pread(file.fileno(), max(0, size - start), start)

@@ -62,13 +62,16 @@ def can_mask(value: str) -> bool:
 
 
 @contextmanager
-def open_output(log: Path, secrets: Mapping[str, str], pipe: Path | None = None) -> Iterator[Output]:
+def open_output(
+    log: Path, secrets: Mapping[str, str], pipe: Path | None = None, *, piped: bool = False
+) -> Iterator[Output]:
     """The output of a command that is started within the block: at the end of `log`, without these secrets' values.
 
-    `pipe` is a named one, for a command that inherits nothing and opens its output itself. Raises OSError.
+    `pipe` is a named one, for a command that inherits nothing and opens its output itself. `piped`: the command may not
+    write to `log`, with or without secrets. Raises OSError.
     """
     values = [os.fsencode(value) for value in secrets.values() if can_mask(value)]
-    if not values:
+    if not values and not piped:
         with log.open("ab", buffering=0) as file:
             yield Output(file.fileno())
         return

@@ -81,8 +81,7 @@ def restore(
         missing = sorted(set(checkpoint.manifests[0].ranks) - set(checkpoint.manifests))
         raise RestoreError(f"{key} is incomplete: nothing from rank {', '.join(map(str, missing))}")
     wanted = parts(checkpoint, rank)
-    # Through a link, the folder it leads to is replaced, not the link.
-    folder = folder.resolve()
+    folder = _real(folder)
     folder.mkdir(parents=True, exist_ok=True)
     staging = make_staging(folder)
     try:
@@ -98,7 +97,12 @@ def clear_folder(
     store: Store, job: str, folder: Path, record: FolderRecord, chosen: Callable[[str], bool] = lambda _path: True
 ) -> list[str]:
     """Where there is no checkpoint: take away what earlier attempts left in the folder, as `restore` does."""
-    return place(None, folder.resolve(), record, lambda: stored_digests(store, job), chosen)
+    return place(None, _real(folder), record, lambda: stored_digests(store, job), chosen)
+
+
+def _real(folder: Path) -> Path:
+    """Through a link, the folder it leads to is replaced, not the link. The path of a handle stays what it is."""
+    return folder if folder.is_relative_to("/proc/self/fd") else folder.resolve()
 
 
 def stored_digests(store: Store, job: str) -> frozenset[tuple[int, str]]:

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import struct
 import subprocess
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from typing import Any
 from stoker import hyperparameters
 from stoker.agent import folders
 from stoker.agent.config import NodePaths
+from stoker.agent.confinement import open_plain, opened_folder
 from stoker.agent.enclosure import Command, Enclosure, Mount
 from stoker.agent.environ import Place
 from stoker.agent.masker import Masker
@@ -31,6 +31,7 @@ from stoker.agent.prepare import SetupFailed
 from stoker.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
 from stoker.processes import NotMounted
 from stoker.spec import Input, Spec, Submission
+from stoker.stores.extraction import Extraction
 
 CONTRACT: tuple[tuple[str, str], ...] = (
     ("SM_MODEL_DIR", "`/opt/ml/model`: what is saved here is the job's output"),
@@ -195,10 +196,11 @@ def failure(paths: NodePaths, secrets: Mapping[str, str]) -> str:
     """What the training wrote about its failure, in one line and without secrets; empty where it wrote nothing."""
     try:
         # The training's own: it may have put a pipe there, or a link to what only an agent may read.
-        path = folders.outside(paths, f"{ML}/output/failure")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
-            data = file.read(_MOST_READ) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        with (
+            opened_folder(folders.sources(paths)[ML], "output") as folder,
+            os.fdopen(open_plain("failure", os.O_RDONLY, folder), "rb") as file,
+        ):
+            data = file.read(_MOST_READ)
     except OSError:
         return ""
     masker = Masker(os.fsencode(value) for value in secrets.values() if can_mask(value))
@@ -211,14 +213,19 @@ def failure(paths: NodePaths, secrets: Mapping[str, str]) -> str:
 
 def lay(paths: NodePaths, spec: Spec, place: Place, machine: Machine, job: str) -> None:
     """The files of `/opt/ml`, and the names of the hosts. What is there already is replaced."""
-    config = folders.outside(paths, _CONFIG)
     own, framework = _parameters(spec, job)
     script = hyperparameters.entry_point(spec) is not None
     encoded = {name: hyperparameters.encode(value, script=script) for name, value in own.items()}
     encoded |= {name: hyperparameters.encode(value) for name, value in framework.items()}
-    _write(config / "hyperparameters.json", encoded)
-    _write(config / "resourceconfig.json", _resource_config(place, machine))
-    _write(config / "inputdataconfig.json", _input_config(spec))
+    config = {
+        "hyperparameters.json": encoded,
+        "resourceconfig.json": _resource_config(place, machine),
+        "inputdataconfig.json": _input_config(spec),
+    }
+    # Commands of the set-up ran before this, perhaps in a container: a link that they left here is not followed.
+    with Extraction(folders.sources(paths)[ML]) as tree:
+        for name, value in config.items():
+            tree.write(f"{_CONFIG[len(ML) + 1 :]}/{name}", json.dumps(value).encode())
     _write_names(paths, dict(zip(_hosts(place), place.addresses, strict=True)))
 
 
@@ -232,12 +239,6 @@ def _write_names(paths: NodePaths, names: Mapping[str, str]) -> None:
     text = known.read_text(encoding="utf-8", errors="surrogateescape") if known.exists() else "127.0.0.1\tlocalhost\n"
     lines = [f"{address}\t{name}\n" for name, address in names.items()]
     _names(paths).write_text("".join([*lines, text]), encoding="utf-8", errors="surrogateescape")
-
-
-def _write(path: Path, value: object) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps(value), encoding="utf-8")
-    draft.replace(path)
 
 
 # ── The variables ─────────────────────────────────────────────────────────────────────────────────────────────────────

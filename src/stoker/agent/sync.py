@@ -169,7 +169,7 @@ class CheckpointSync:
         self._watch = FolderWatch(
             folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic, selection=selection
         )
-        self._queue = CommitQueue(channel, folder)
+        self._queue = CommitQueue(channel, folder, selection.confinement if selection is not None else None)
         self._requested = RequestedCommits(
             self._queue,
             folder,

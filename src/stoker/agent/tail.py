@@ -1,10 +1,16 @@
-"""Read a file that somebody else appends to, and give its disk back behind what was read."""
+"""Read a file that somebody else appends to, and give its disk back behind what was read.
+
+A training may put a link or a pipe in the place of its file, and from inside a container: neither is ever opened.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import stat
 from pathlib import Path
+
+from stoker.agent.confinement import open_plain
 
 # Punching is a system call and a journal entry: worth it for this much.
 PUNCH_STEP_BYTES = 4 * 1024 * 1024
@@ -34,9 +40,12 @@ class FileTail:
     def waiting(self) -> int:
         """Bytes that were not read yet. A file that is not there has none."""
         try:
-            size = self._path.stat().st_size
+            status = self._path.lstat()
         except FileNotFoundError:
             return 0
+        if not stat.S_ISREG(status.st_mode):
+            return 0
+        size = status.st_size
         place = self.offset - self._shift
         if size < place:
             # At the first look a crash has taken back the end of a file that was sent already, and what is left may be
@@ -52,8 +61,11 @@ class FileTail:
         count = min(limit, self.waiting())
         if count <= 0:
             return b""
-        with self._path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), count, self.offset - self._shift)
+        handle = open_plain(self._path, os.O_RDONLY)
+        try:
+            data = os.pread(handle, count, self.offset - self._shift)
+        finally:
+            os.close(handle)
         self.offset += len(data)
         return data
 
@@ -75,7 +87,10 @@ class FileTail:
 def _punch(path: Path, start: int, length: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    with path.open("r+b", buffering=0) as file:
-        if libc.fallocate(file.fileno(), _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, length) != 0:
+    handle = open_plain(path, os.O_RDWR)
+    try:
+        if libc.fallocate(handle, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, length) != 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
+    finally:
+        os.close(handle)

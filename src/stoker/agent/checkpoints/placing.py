@@ -34,6 +34,8 @@ from stoker.stores.extraction import Extraction
 # Of files in a checkpoint folder, those that are Stoker's own. They are never committed (`snapshot.IGNORED`).
 OWN = ".stoker-folder."
 _STAGING = ".tmp-restoring-"
+# Where files are moved that must not be lost, if there is no place beside the folder.
+REPLACED = ".tmp-replaced"
 _CHUNK = 1024 * 1024
 
 Digests = Collection[tuple[int, str]]
@@ -157,7 +159,7 @@ class _Aside:
             self._move(path)
         except OSError:
             # The folder is a mount point: then inside it, under a name that is never committed.
-            self.folder = self._of / ".tmp-replaced"
+            self.folder = self._of / REPLACED
             self._move(path)
         self.moved.append(path)
 
@@ -220,7 +222,7 @@ def _files(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]
 
 
 def _is_own(name: str) -> bool:
-    return name.startswith((OWN, _STAGING)) or name in (LOCK, ".tmp-replaced")
+    return name.startswith((OWN, _STAGING)) or name in (LOCK, REPLACED)
 
 
 def _drop_empty(folder: Path, record: FolderRecord, chosen: Callable[[str], bool]) -> None:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.agent import folders
-from stoker.agent.checkpoints.placing import OWN, FolderInUse, FolderRecord, hold_folder
+from stoker.agent.checkpoints.placing import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
 from stoker.agent.config import NodePaths
+from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored, clear_folder, restore
 from stoker.checkpoints import Progress
 from stoker.manifests import Trust
+from stoker.path_patterns import as_written
 from stoker.spec import Spec
 from stoker.store import Store
 
@@ -26,16 +28,26 @@ class RestoreFolder:
 
     job: str
     folder: Path
+    # The same folder, whatever has its name meanwhile.
+    target: Path
     record: FolderRecord
     chosen: Callable[[str], bool]
     # Files that were in no checkpoint, and were moved aside.
     aside: list[str] = field(default_factory=list)
 
     @classmethod
-    def open(cls, paths: NodePaths, spec: Spec, job: str) -> RestoreFolder:
-        """Make the folder, and hold one that is not this node's own against other jobs. Raises SetupFailed."""
+    def open(cls, paths: NodePaths, spec: Spec, job: str, confinement: Confinement | None = None) -> RestoreFolder:
+        """Make the folder, and hold one that is not this node's own against other jobs. Raises SetupFailed.
+
+        With `confinement` commands of the set-up ran in a container before: a link that they put in the folder's place
+        leads out of it, and is refused.
+        """
         folder = folders.checkpoint_folder(paths, spec)
-        folder.mkdir(parents=True, exist_ok=True)
+        target = folder
+        if confinement is None:
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            target = _by_handle(folder, confinement, as_written(spec.checkpoints.dir))
         chosen = folders.checkpoint_filter(spec)
         own = folder.is_relative_to(paths.root)
         if not own:
@@ -46,7 +58,7 @@ class RestoreFolder:
                 problem = f"{folder} is used by {error.job} at the moment; give each job a folder of its own"
                 raise SetupFailed(f"checkpoints.dir: {problem}", user=True) from None
         record = FolderRecord.open(paths.root / "checkpoint-folder.json" if own else folder / f"{OWN}{job}.json")
-        return cls(job, folder, record, chosen.takes if chosen is not None else lambda _path: True)
+        return cls(job, folder, target, record, chosen.takes if chosen is not None else lambda _path: True)
 
     def restore(self, store: Store, rank: int, key: str, trust: Trust, progress: Progress | None) -> Restored:
         """As `restore.restore`."""
@@ -55,7 +67,7 @@ class RestoreFolder:
             self.job,
             rank,
             key,
-            self.folder,
+            self.target,
             record=self.record,
             chosen=self.chosen,
             trust=trust,
@@ -66,15 +78,25 @@ class RestoreFolder:
 
     def clear(self, store: Store) -> None:
         """As `restore.clear_folder`: there is no checkpoint."""
-        self.aside += clear_folder(store, self.job, self.folder, self.record, self.chosen)
+        self.aside += clear_folder(store, self.job, self.target, self.record, self.chosen)
 
     @property
     def aside_text(self) -> str:
         """Which files were moved aside, and where to."""
         folder = self.folder.resolve()
+        to = folder / REPLACED if self.target != self.folder else folder.with_name(f".{folder.name}.replaced")
         more = f" and {len(self.aside) - _MOST_NAMED} more" if len(self.aside) > _MOST_NAMED else ""
         names = ", ".join(self.aside[:_MOST_NAMED])
-        return f"{names}{more}: in no checkpoint, moved from {folder} to {folder.with_name(f'.{folder.name}.replaced')}"
+        return f"{names}{more}: in no checkpoint, moved from {folder} to {to}"
+
+
+def _by_handle(folder: Path, confinement: Confinement, shown: str) -> Path:
+    """A path of the folder's handle, which this agent keeps open."""
+    try:
+        return Path(f"/proc/self/fd/{confinement.open(folder, make=True)}")
+    except NotADirectoryError:
+        problem = "is not a folder, or is a link; the agent outside the container follows none"
+        raise SetupFailed(f"checkpoints.dir: {shown} {problem}; save into the folder itself", user=True) from None
 
 
 def take_baseline(paths: NodePaths, spec: Spec, restored: Restored | None) -> Baseline:

@@ -25,7 +25,7 @@ from stoker.agent.container.links import MOST_LOOKED_AT, Leads
 from stoker.agent.container.refusal import complaint
 from stoker.agent.container.registry import Login
 from stoker.agent.container.sweep import Record, container_name, remove, write_record
-from stoker.agent.enclosure import Command, Mount, View
+from stoker.agent.enclosure import Command, View
 from stoker.agent.gang import sleep_interruptibly
 from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
@@ -65,7 +65,6 @@ class Container:
         self._wants_gpus = submission.spec.resources.gpus is not None
         self._node = node
         self._root = node.paths.root
-        self._scratch = node.paths.scratch
         self._ask = ask
         self._pause = partial(sleep_interruptibly, check=check)
         self._engine = Engine(spec.engine, check, node.say, here=node.config.provider == "local")
@@ -153,11 +152,13 @@ class Container:
     def enter(self, view: View) -> None:
         """Make it and start it, with the node's folder and this. Raises SetupFailed."""
         self._door.open()
-        self._written = (self._root, *view.written)
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        # What lies in another one goes with that, and a link in its place is not followed.
+        self._written = tuple(create.outermost((self._root, *view.written)))
         if not self._around.privileged:
-            self._home.mkdir(exist_ok=True)
             self._look_for_own_daemon()
+        for folder in self._writable():
+            if folder != self._node.paths.train_log:
+                folder.mkdir(parents=True, exist_ok=True)
         plan = self._with_links(self._blueprint(view), view.in_place)
         self._make(create.arguments(plan, self._around))
         started = self._engine.ask("start", self._name)
@@ -218,12 +219,18 @@ class Container:
             image=self._image.id if self._image is not None else self._spec.image,
             door=self._door.folder,
             labels=labels,
-            folders=(self._root, *view.written, *((view.environments,) if view.environments else ())),
-            read=view.read,
-            # The agent's own copies of files, which it reads and writes by name.
-            mounts=(*view.mounts, Mount(self._scratch, str(self._scratch), read_only=True)),
+            folders=(*self._writable(), *view.written, *((view.environments,) if view.environments else ())),
+            # The node's own files are the agent's, which opens them by name: what made it, its records, its drafts.
+            read=(self._root, *view.read),
+            mounts=view.mounts,
             run=self._spec.run,
         )
+
+    def _writable(self) -> tuple[Path, ...]:
+        """What of the node's folder commands write to. Their log is a mount of its own, which cannot be replaced."""
+        paths = self._node.paths
+        found = (paths.code, paths.channel, paths.inputs, paths.environments)
+        return (*found, paths.train_log, *(() if self._around.privileged else (self._home,)))
 
     def _inspect(self) -> tuple[str, int] | None:
         """What the engine calls it, and its first process; None where it is gone already."""
@@ -281,7 +288,12 @@ class Container:
         self._give_away()
         entrance = self._door.entrance()
         try:
-            with open_output(log, command.secrets, entrance.out) as output, tempfile.TemporaryFile() as complaints:
+            # Of the node's own files it may write to this one alone.
+            piped = log != self._node.paths.train_log
+            with (
+                open_output(log, command.secrets, entrance.out, piped=piped) as output,
+                tempfile.TemporaryFile() as complaints,
+            ):
                 out = inside(entrance.out) if output.masked else str(log)
                 words = [inside(entrance.words), out, inside(entrance.reply), *argv]
                 user = ("--user=0",) if command.root else ()

@@ -26,9 +26,9 @@ class Blueprint:
     image: str
     door: Path
     labels: Mapping[str, str] = field(default_factory=dict)
-    # Where commands write, under the path that it has here.
+    # Where commands write, under the path that it has here. A file is one, too.
     folders: Sequence[Path] = ()
-    # Somebody's data, under the path that it has here.
+    # Somebody's data, and what the agent keeps for itself, under the path that it has here.
     read: Sequence[Path] = ()
     mounts: Sequence[Mount] = ()
     run: Mapping[str, Any] = field(default_factory=dict)
@@ -49,9 +49,9 @@ def arguments(plan: Blueprint, around: Surroundings, script: str = IDLE) -> list
         "--pull=never",
         # The training writes its log itself; the engine would keep a second copy of it.
         "--log-driver=none",
-        _bind(plan.door, INSIDE),
-        *(_bind(folder, str(folder)) for folder in _outermost(plan.folders)),
-        *(_bind(folder, str(folder), read_only=True) for folder in _beside(plan.read, plan.folders)),
+        # Pipes can be written to where nothing can be made, renamed or removed.
+        _bind(plan.door, INSIDE, read_only=True),
+        *_seen_alike(plan),
         *(_bind(mount.source, mount.target, read_only=mount.read_only) for mount in plan.mounts),
         *_defaults(plan, around),
         *flags(plan.run, plan.engine),
@@ -137,12 +137,22 @@ def _quoted(part: str) -> str:
     return '"' + part.replace('"', '""') + '"' if set(part) & {",", '"'} else part
 
 
+def _seen_alike(plan: Blueprint) -> list[str]:
+    """What is seen under the path that it has here. What lies in something else comes after it."""
+    written, read = outermost(plan.folders), _beside(plan.read, plan.folders)
+    found = [(folder, False) for folder in written] + [(folder, True) for folder in read]
+    return [
+        _bind(folder, str(folder), read_only=read_only)
+        for folder, read_only in sorted(found, key=lambda each: len(each[0].parts))
+    ]
+
+
 def _beside(folders: Sequence[Path], others: Sequence[Path]) -> list[Path]:
     """Those that are not seen already as part of the others."""
-    return [folder for folder in _outermost(folders) if not any(folder.is_relative_to(other) for other in others)]
+    return [folder for folder in outermost(folders) if not any(folder.is_relative_to(other) for other in others)]
 
 
-def _outermost(folders: Sequence[Path]) -> list[Path]:
+def outermost(folders: Sequence[Path]) -> list[Path]:
     """Each folder once, and none that is part of another."""
     kept: list[Path] = []
     for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.parts)):

@@ -170,9 +170,10 @@ class Conda:
 
     def _build(self, file: Path, program: Program, prefix: Path) -> None:
         self._node.say(f"{self._wishes.conda}: making an environment with {program.path} ({program.version})")
-        scratch = self._node.paths.root / ".conda"
+        # Where commands in a container may write.
+        scratch = self._node.paths.environments / ".conda"
         shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(mode=0o755)
+        scratch.mkdir(mode=0o755, parents=True)
         beside = file.with_name(f".stoker-{file.name}")
         try:
             command, private = self._creating(file, beside, program, prefix, scratch)

@@ -66,7 +66,7 @@ class Making:
         self.here = isinstance(node.machine, KeepsEnvironments)
         # Commands of the set-up may install into it: then it is this node's alone where others would find it.
         own = self.here and submission.spec.setup is not None
-        self._own = Shelf(node.paths.root / "environments")
+        self._own = Shelf(node.paths.environments)
         self._shelf = self._own if own else Shelf(node.environments)
         self._cache = Cache(node.store, submission.job)
         self._held: list[Held] = []

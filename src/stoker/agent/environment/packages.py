@@ -124,7 +124,7 @@ class Packages:
 
     def _layer(self, base: Python, wanted: str | None) -> dict[str, str]:
         """An environment of this node's alone, with all that its base has: what is installed goes there."""
-        folder = self._node.paths.root / "environments" / "setup"
+        folder = self._node.paths.environments / "setup"
         # Left by an agent that was killed, maybe half made.
         shutil.rmtree(folder, ignore_errors=True)
         venv = Venv(folder, base, self._uv(), system=True)
