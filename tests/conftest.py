@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatable")
+
+# A shell that starts a run in the background lets it ignore Ctrl-C, and every command that a test starts inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports it: its asserts then say what was compared.
 pytest.register_assert_rewrite("stoker.testing.store_contract")

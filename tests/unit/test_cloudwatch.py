@@ -251,6 +251,16 @@ def test_lines_arrive_in_order_and_the_group_forgets(service: CloudWatchLogs, ga
     assert made["retentionInDays"] == cloudwatch.RETENTION_DAYS
 
 
+def test_a_stream_is_made_once(service: CloudWatchLogs, gate: Gate, group: str) -> None:
+    with pumping(service, group) as pump:
+        for line in range(3):
+            pump.feed(b"line %d\n" % line, NOW + line)
+            until(lambda line=line: gate.calls.count("PutLogEvents") > line, "the line was sent")  # type: ignore[misc]
+        assert pump.drain(PATIENCE_S)
+    assert gate.calls.count("PutLogEvents") == 3
+    assert gate.calls.count("CreateLogStream") == 2, "once in vain, and once after the group was made"
+
+
 def test_a_group_of_somebody_elses_keeps_its_retention(service: CloudWatchLogs, gate: Gate, group: str) -> None:
     boto(gate).create_log_group(logGroupName=group)
     boto(gate).put_retention_policy(logGroupName=group, retentionInDays=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from foreign_world import (
@@ -181,3 +181,26 @@ def test_rules_that_cannot_be_read_cause_nothing() -> None:
     looked = world.governor.wake(REGION, "bert")
     assert "update this one" in looked.problems["policy"] and world.account.calls == []
     assert "update this one" in world.governor.tick().problems["policy"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "minutes"),
+    [
+        ("tags: {team: any}", 15),
+        ("max_cost: 500", 5),
+        ("metric: {name: loss, above: 9}", 5),
+        ("max_runtime: 1h10m", 10),
+    ],
+)
+def test_a_rule_that_time_can_break_is_looked_at_sooner(
+    rule: str, minutes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = Price(10.0, "the test", date(2026, 11, 1))
+    monkeypatch.setattr("stoker.providers.sagemaker.prices.on_demand", lambda _region, _name: price)
+    world = World(f"- {rule}")
+    world.account.start(training_s=HOUR_S)
+    world.wake()
+    world.governor.tick()
+    due = index.read(world.store, REGION).rows["bert"].look_at
+    assert due is not None
+    assert due - world.account.clock.now() == timedelta(minutes=minutes)

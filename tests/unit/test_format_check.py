@@ -146,6 +146,13 @@ def test_what_no_format_explains_is_unknown(tmp_path: Path, name: str, data: byt
     assert check_format(tmp_path / name).state == "unknown"
 
 
+def test_an_archive_without_members_is_no_save(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "ckpt.pt", "w"):
+        pass
+    found = check_format(tmp_path / "ckpt.pt")
+    assert (found.state, found.reason) == ("broken", "its zip archive is empty")
+
+
 def test_hdf5_says_when_it_was_not_closed(tmp_path: Path) -> None:
     path = tmp_path / "model.h5"
     hdf5_file(path, version=3)

@@ -71,6 +71,8 @@ def test_a_reclaim_says_what_is_in_the_store_of_which_step_and_when() -> None:
     assert verdict(case(checkpoint=ref)).reason == (
         "reclaimed after a notice at step 40; in the store: step 38, saved 12 s before"
     )
+    late = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(103.0))
+    assert verdict(case(checkpoint=late)).reason.endswith("step 38, saved 0 s before"), "a clock that went back"
     unnumbered = CheckpointRef("00000002/000003-ckpt", "ckpt")
     assert verdict(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt")
 

@@ -83,6 +83,13 @@ def test_spot_that_was_given_up_is_taken_while_all_else_is_dry_or_refused() -> N
     assert choose(all_dry, offerings=(SPOT_A, ON_DEMAND), now_s=101) == Dry(at(102), f"no capacity: {ON_DEMAND.title}")
 
 
+def test_spot_that_was_given_up_is_waited_for_where_on_demand_is_refused() -> None:
+    refused = (Claimed(offering=ON_DEMAND, nodes=1), (Closed(14, "refused", "QuotaExceeded"), 100.0))
+    state = given_up(*refused, CLAIM, closed(16, "dry", 100.5))
+    dry = Dry(at(102.5), f"no capacity: {SPOT_A.title}")
+    assert choose(state, offerings=(SPOT_A, ON_DEMAND), now_s=101) == dry
+
+
 def test_nothing_fits() -> None:
     assert isinstance(choose(make_state(), offerings=()), Impossible)
     assert isinstance(choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)), Impossible)

@@ -136,6 +136,14 @@ def test_a_storm_is_a_few_lines() -> None:
     assert len(lines) == MOST_LINES + 2 and lines[-2] == f"and {1000 - MOST_LINES} more"
 
 
+def test_three_alike_are_all_named() -> None:
+    three = tuple(Told("reclaimed", f"job-{n}", at(n), "notice", seq=3, zone="a") for n in range(3))
+    others = tuple(Told("failed", f"odd-{n}", at(n), "it broke", seq=5, zone=f"z{n}") for n in range(MOST_LINES))
+    assert compose("id", "s", (*three, *others)).text.splitlines()[0] == (
+        "3 jobs were reclaimed in a: job-0, job-1, job-2"
+    )
+
+
 def test_a_reason_is_one_line_and_no_novel() -> None:
     state = make_state(Ended(outcome="failed", rule="x"))
     (_, entry) = entries([Submitted(spec_digest="0" * 64, submitter="j"), Ended(outcome="failed", rule="x")])
