@@ -38,6 +38,7 @@ class TrainingWorld:
     def __init__(self, root: Path, store: Store, *, settle_s: float = 1.0) -> None:
         self.root, self.store, self.settle_s = root, store, settle_s
         self.busy_s = BUSY_S
+        self.spacing_s: float | None = 0.1
         self.claim = 0
         self.env: dict[str, str] = {}
         self.folder = root / "nowhere"
@@ -65,7 +66,7 @@ class TrainingWorld:
             restored=restored,
             settle_s=self.settle_s,
             busy_s=self.busy_s,
-            spacing_s=0.1,
+            spacing_s=self.spacing_s,
             writing=lambda: open_for_writing(self.group.members(), self.folder),
         )
         self.sync.start()

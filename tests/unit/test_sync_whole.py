@@ -266,14 +266,16 @@ def test_a_folder_that_lacks_a_file_of_earlier_saves_counts_once_the_next_one_ha
 
 def test_shards_of_one_save_are_not_taken_for_the_next_save(memory: MemoryStore, tmp_path: Path) -> None:
     world = World(tmp_path, memory).begin()
+    now_s = time.time() - 60
     for shard in range(4):
-        write_json(world, f"shard-{shard}.json", 1)
-    write_json(world, "index.json", 1)
+        write_json(world, f"shard-{shard}.json", 1, at_s=now_s + shard / 100)
+    write_json(world, "index.json", 1, at_s=now_s + 1)
     world.settle()
+    now_s += 10
     for shard in range(4):
-        write_json(world, f"shard-{shard}.json", 2)
+        write_json(world, f"shard-{shard}.json", 2, at_s=now_s + shard / 100)
         world.tick(rounds=20)
         assert set(steps(memory, tmp_path / f"back-{shard}").values()) == {1}
-    write_json(world, "index.json", 2)
+    write_json(world, "index.json", 2, at_s=now_s + 1)
     world.tick(rounds=12)
     assert set(steps(memory, tmp_path / "back").values()) == {2}

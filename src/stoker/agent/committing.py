@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
-from stoker.agent.checkpoints.folder_watcher import Choice, FolderWatch
+from stoker.agent.checkpoints.choice import Choice
+from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.commits import CommitQueue, CommitRequest
 from stoker.agent.confinement import Confinement
@@ -275,7 +276,7 @@ class FolderCommits:
         others could not know which of the two they join.
         """
         choice = self._watch.choose_final(self._end())
-        if choice is None or not self._pressed or self._ranks() != (0,):
+        if choice is None or choice.kept or not self._pressed or self._ranks() != (0,):
             return choice
         while (earlier := self._watch.before_newest(choice)) is not None:
             choice = earlier
@@ -305,12 +306,17 @@ class FolderCommits:
             outgoing = [self._outgoing(file, choice, copies) for file in choice.files.values()]
             self._check_closed(choice, members)
             # What stays as it was is older than what is new.
-            return choice.carried | self._sender.send(outgoing)
+            blobs = choice.carried | self._sender.send(outgoing)
+            if not all(kept.is_intact() for kept in choice.kept.values()):
+                raise Unstable("written while it was sent")
+            return blobs
         finally:
             shutil.rmtree(copies, ignore_errors=True)
 
     def _outgoing(self, file: File, choice: Choice, copies: Path) -> Outgoing:
-        source = self._folder / file.path
+        source, kept = self._folder / file.path, choice.kept.get(file.path)
+        if kept is not None:
+            return Outgoing(file, kept.path, kept.copied_ns)
         if file.path not in choice.copies or file.link is not None:
             return Outgoing(file, source)
         copies.mkdir(parents=True, exist_ok=True)

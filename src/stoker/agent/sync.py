@@ -140,7 +140,7 @@ class CheckpointSync:
         self._last_restored, self._restored, self._recovering = last_restored, restored, recovering
         self._settle_s = settle_s
         self._monotonic = monotonic
-        self._stamp = scratch / "alive"
+        self._scratch, self._stamp = scratch, scratch / "alive"
         keep = max(1, keep)
         self._sender = BlobSender(
             store,
@@ -225,6 +225,9 @@ class CheckpointSync:
     def start(self) -> None:
         """Take the folder as it is for what was restored, and begin to watch it."""
         self.begin()
+        if self._nodes == 1:
+            # Of several nodes, all would have to keep the same save.
+            self._watch.keep_copies(self._scratch / "saves")
         self._thread = threading.Thread(target=self._run, name="checkpoint-sync", daemon=True)
         self._thread.start()
 
@@ -300,6 +303,7 @@ class CheckpointSync:
     def close(self) -> None:
         """Stop without a last commit, between two calls to the store."""
         self._closing = True
+        self._watch.drop_copies()
         self._wake.set()
 
     def begin(self) -> None:
@@ -383,6 +387,8 @@ class CheckpointSync:
     def _advance(self, *, final: bool) -> bool:
         self._publisher.resume()
         commits = self._requested if self._queue.used or self._queue.waiting() else self._watched
+        if self._queue.used:
+            self._watch.drop_copies()
         done = commits.advance(final=final)
         if self._publisher.commits != self._committed:
             self._committed, self._prune_due = self._publisher.commits, True

@@ -11,15 +11,16 @@ A unit that is not whole stays as it was in the last commit, or is left out if i
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
+from stoker.agent.checkpoints.choice import Choice, before_newest, from_copies
 from stoker.agent.checkpoints.format_check import UNKNOWN, FormatCheck, check_format
+from stoker.agent.checkpoints.generations import newest_of_each_kind
+from stoker.agent.checkpoints.save_copies import OpenNow, SaveCopies
 from stoker.agent.checkpoints.save_cycles import SaveCycles
 from stoker.agent.checkpoints.save_shape import TICK_NS, SaveShapes
 from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
@@ -39,30 +40,6 @@ CALM_S = 0.25
 _CALM_BYTES = 256 * 1024 * 1024
 # Looking at the folder before the training is told must not keep it waiting longer than this.
 _MARK_S = 1.0
-
-_NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What to commit: files of the folder, those of them to copy first, and what stays as it was committed.
-
-    `streams` are the logs among them, which say nothing about what was saved. `held` are the units that are not taken
-    as they lie there.
-    """
-
-    files: Files
-    copies: frozenset[str]
-    carried: dict[str, BlobRef]
-    streams: frozenset[str]
-    held: tuple[Held, ...] = ()
-
-
-class OpenNow(NamedTuple):
-    """As `Writing`, by relative path."""
-
-    files: dict[str, OpenFile]
-    members: frozenset[int]
 
 
 class FolderWatch:
@@ -106,6 +83,30 @@ class FolderWatch:
         # The newest sentence about what is held back; None: nothing is.
         self.held_back: str | None = None
         self._look_cost_s = self._poll_at = 0.0
+        # Copies of the last whole save, where they are made; the logs, as of the last look.
+        self.copies: SaveCopies | None = None
+        self._logs: Collection[str] = ()
+        self._committed_as_of = float("-inf")
+
+    def keep_copies(self, scratch: Path) -> None:
+        """From now on keep a copy of the last whole save, for a program that saves faster than this settles."""
+        self.copies = SaveCopies(
+            self._folder,
+            scratch,
+            scan=lambda: self._selection.scan(self._folder),
+            open_now=self.open_now,
+            logs=lambda: self._logs,
+            committed=lambda: self.committed,
+            longest_s=self._settle_s / 2,
+            monotonic=self._monotonic,
+        )
+        self.copies.start()
+
+    def drop_copies(self) -> None:
+        """Keep no copies any more."""
+        copies, self.copies = self.copies, None
+        if copies is not None:
+            copies.drop()
 
     # ── Looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -124,7 +125,8 @@ class FolderWatch:
             since = now if self._dirty_since is None else self._dirty_since
             self._dirty_since = since if self._dirty else None
             history = self.history
-            skip = history.open.keys() | history.logs() | history.died_open()
+            self._logs = history.logs()
+            skip = history.open.keys() | self._logs | history.died_open()
             self._cycles.note(self.files, skip, lambda path: self._check(path).state == "whole")
 
     def mark(self) -> None:
@@ -191,8 +193,20 @@ class FolderWatch:
         news = self.dirty().keys() - streams
         if not news:
             return None
-        choice = self.settled() or self._choose_calm(streams) or self._choose_busy(streams)
-        return choice if choice is not None and news & choice.files.keys() else None
+        choice = self.settled() or self._choose_calm(streams)
+        if choice is None and self._dirty_s() >= self._settle_s:
+            choice = self._choose_kept(streams)
+        choice = choice or self._choose_busy(streams)
+        return choice if choice is not None and (choice.kept or news & choice.files.keys()) else None
+
+    def _choose_kept(self, logs: Collection[str]) -> Choice | None:
+        """The last whole save, from its copies, if it is newer than the last commit."""
+        save = self.copies.newest() if self.copies is not None else None
+        if save is None or save.taken_at <= self._committed_as_of:
+            return None
+        with self._lock:
+            grown = {path: file for path, file in self.files.items() if path in logs}
+            return from_copies(save, self._folder, self.committed, self.last, grown)
 
     def _choose_calm(self, streams: set[str]) -> Choice | None:
         """Copies of a save that its shape shows to be whole, of a program that leaves no time to settle.
@@ -200,12 +214,9 @@ class FolderWatch:
         Only small ones, which are copied in no time: large ones wait for longer.
         """
         with self._lock:
-            looked_at = self.history.looked_at
-            since = looked_at if self._dirty_since is None else self._dirty_since
             hot = self._moving(streams)
             # The shape says that the save has ended; a few ticks of the clock show that its files did.
-            ticks_ns = min(time.time_ns() - self.files[path].signature.modified_ns for path in hot) if hot else 0
-            if looked_at - since < self._settle_s or self.dirty_bytes > _CALM_BYTES or 0 <= ticks_ns < 3 * TICK_NS:
+            if self._dirty_s() < self._settle_s or self.dirty_bytes > _CALM_BYTES or self._calm_ns(hot) < 3 * TICK_NS:
                 return None
             judge = self._judge(streams)
             if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot, self._cycles.shrank):
@@ -213,10 +224,20 @@ class FolderWatch:
             choice = Choice(dict(self.files), frozenset((hot | streams) & self.files.keys()), {}, frozenset(streams))
         return self._without_broken(choice, judge)
 
+    def _dirty_s(self) -> float:
+        return 0.0 if self._dirty_since is None else self.history.looked_at - self._dirty_since
+
+    def _calm_ns(self, hot: Collection[str]) -> float:
+        """For how long none of these was written. The time that a file says may be of another clock, or set at will."""
+        calm_s = self.copies.calm_s() if self.copies is not None else None
+        if calm_s is not None:
+            return calm_s * 1e9
+        return min((time.time_ns() - self.files[path].signature.changed_ns for path in hot), default=0)
+
     def _choose_busy(self, streams: set[str]) -> Choice | None:
         with self._lock:
             looked_at = self.history.looked_at
-            waited_s = 0.0 if self._dirty_since is None else looked_at - self._dirty_since
+            waited_s = self._dirty_s()
             if waited_s < self._busy_s:
                 return None
             hot = self._moving(streams)
@@ -248,34 +269,22 @@ class FolderWatch:
     def choose_final(self, end: TrainingEnd, *, anyway: bool = False) -> Choice | None:
         """What to commit when the training has ended. None when there is nothing new, unless it is wanted `anyway`."""
         self.history.end()
+        if self.copies is not None:
+            self.copies.finish()
         logs = self.history.logs()
         held = self._judge(logs).at_end(end)
         self._tell(held)
         choice = self._leave_units(Choice(dict(self.files), frozenset(), {}, frozenset(logs)), held)
+        kept = self._choose_kept(logs) if held else None
+        news = self._dirty.keys() & choice.files.keys() - logs
+        if kept is not None and all(kept.files.get(path) == choice.files[path] for path in news):
+            # What is held back was whole a save ago, and all else that is new was there.
+            return replace(kept, copies=frozenset(), held=choice.held)
         return choice if anyway or self.dirty().keys() & choice.files.keys() else None
 
     def before_newest(self, choice: Choice) -> Choice | None:
-        """A final choice without the newest save, if the folder was like that before the save began; None: unknown.
-
-        Only where saves are known to have a folder each, numbered upwards (one such was committed before), all that is
-        new lies in such folders, and nothing else was touched since the newest was begun: then the script had moved on
-        from what is left. And only if that is something new.
-        """
-        news = {unit_of(path) for path in self._dirty.keys() & choice.files.keys() - choice.streams}
-        numbers = {unit: _number_of(unit) for unit in news}
-        kinds = {found[0] if found else None for found in numbers.values()}
-        before = {found[0] for path in self.last if (found := _number_of(unit_of(path)))}
-        if len(news) < 2 or len(kinds) != 1 or not kinds <= before:
-            return None
-        newest = max(news, key=lambda unit: (numbers[unit] or ("", 0))[1])
-        inside = [file for path, file in choice.files.items() if unit_of(path) == newest]
-        begun_ns = min(file.signature.modified_ns for file in inside)
-        rest = {path: file for path, file in choice.files.items() if unit_of(path) != newest}
-        touched = any(
-            file.signature.modified_ns >= begun_ns for path, file in rest.items() if path not in choice.streams
-        )
-        rewritten = any(unit_of(path) in news for path in self.last)
-        return None if touched or rewritten else replace(choice, files=rest)
+        """A final choice without the newest save, if the folder was like that before the save began; None: unknown."""
+        return before_newest(choice, self._dirty, self.last)
 
     def committed_now(self, choice: Choice, blobs: Mapping[str, BlobRef]) -> None:
         """A commit is done."""
@@ -287,6 +296,7 @@ class FolderWatch:
                 path: file.signature for path, file in choice.files.items()
             }
             self.last = dict(blobs)
+            self._committed_as_of = min(choice.as_of, self.history.looked_at)
             self._compare()
             self._dirty_since = self._monotonic() if self._dirty else None
             present = {file.signature for file in self.files.values()}
@@ -383,19 +393,3 @@ class FolderWatch:
             except ValueError:
                 continue
         return found
-
-
-def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
-    """Of units that are numbered, those with the highest number; of others, all files."""
-    newest: dict[str, tuple[int, str]] = {}
-    for unit in {unit_of(path) for path in blobs}:
-        kind, number = _number_of(unit) or (unit, 0)
-        newest[kind] = max(newest.get(kind, (-1, "")), (number, unit))
-    units = {unit for _, unit in newest.values()}
-    return {path: blob for path, blob in blobs.items() if unit_of(path) in units}
-
-
-def _number_of(unit: str) -> tuple[str, int] | None:
-    """`checkpoint-200` is number 200 of its kind. None: not exactly one number, or no folder."""
-    found = _NUMBERED.fullmatch(unit)
-    return (f"{found[1]}#{found[3]}", int(found[2])) if found else None

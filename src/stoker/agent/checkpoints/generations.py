@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from stoker.agent.snapshot import unit_of
+from stoker.model import BlobRef
 
 _DIGITS = re.compile(r"[0-9]+")
+_NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")
+_FRACTION = re.compile(r"[0-9]+[.][0-9]+")
 # Words that count time, and words for a save. The latter are also given to parts: `ckpt_0.pt` may be that of rank 0.
 _TIMES = "epochs?|global_?steps?|steps?|iterations?|iters?|updates?|rounds?"
 _SAVES = "checkpoints?|ckpts?|saves?|snapshots?"
@@ -34,6 +39,20 @@ def counts_time(path: str) -> bool:
     return any(found[1] for found in _COUNTED.finditer(path))
 
 
+def hide_generations(path: str, parts: int) -> str:
+    """The path with every number replaced that counts saves for certain: not one that may be of `parts` of a save.
+
+    Numbers with a fraction beside one, such as a loss, are replaced as well.
+    """
+
+    def hide(found: re.Match[str]) -> str:
+        counts = bool(found[1]) or int(found[3]) > parts
+        return found[0][: -len(found[3])] + "#" if counts else found[0]
+
+    hidden = _COUNTED.sub(hide, path)
+    return hidden if hidden == path else _FRACTION.sub("#", hidden)
+
+
 def newest_counts(paths: Iterable[str]) -> Counter[str]:
     """How many files of each role there are; where a number counts time, of the newest generation alone."""
     newest: dict[str, Generation] = {}
@@ -44,3 +63,19 @@ def newest_counts(paths: Iterable[str]) -> Counter[str]:
             newest[role], counts[role] = generation, 0
         counts[role] += generation == newest[role]
     return counts
+
+
+def newest_of_each_kind(blobs: Mapping[str, BlobRef]) -> dict[str, BlobRef]:
+    """Of units that are numbered, those with the highest number; of others, all files."""
+    newest: dict[str, tuple[int, str]] = {}
+    for unit in {unit_of(path) for path in blobs}:
+        kind, number = number_of(unit) or (unit, 0)
+        newest[kind] = max(newest.get(kind, (-1, "")), (number, unit))
+    units = {unit for _, unit in newest.values()}
+    return {path: blob for path, blob in blobs.items() if unit_of(path) in units}
+
+
+def number_of(unit: str) -> tuple[str, int] | None:
+    """`checkpoint-200` is number 200 of its kind. None: not exactly one number, or no folder."""
+    found = _NUMBERED.fullmatch(unit)
+    return (f"{found[1]}#{found[3]}", int(found[2])) if found else None
