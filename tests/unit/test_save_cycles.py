@@ -164,6 +164,17 @@ def test_a_program_that_never_rests_is_committed_after_a_few_seconds(
     assert steps(store, tmp_path / "again") == found
 
 
+@pytest.mark.parametrize("away_s", [-1_000_000.0, 1_000_000.0])
+def test_times_of_another_clock_show_no_calm(saver: Saver, store: Store, away_s: float) -> None:
+    """Written between any two looks, by a program that sets the times of its files, as `cp -p` and rsync do."""
+    saver.now_s = time.time() + away_s
+    for step in range(1, 30):
+        saver.save("model.json", step=step, looks=1)
+    assert checkpoints(store) == []
+    saver.world.tick(2)
+    assert checkpoints(store)
+
+
 def test_a_commit_of_many_saves_teaches_the_shape_of_one(saver: Saver, store: Store, tmp_path: Path) -> None:
     for n in (1, 2, 3):
         saver.save(f"epoch-{n}.json", step=n, looks=1)

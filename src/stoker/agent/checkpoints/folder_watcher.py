@@ -38,6 +38,8 @@ BUSY_S = 30.0
 CALM_S = 0.25
 # … or sooner, if a save is shown to be whole and changed no more bytes than this.
 _CALM_BYTES = 256 * 1024 * 1024
+# … and nothing was written for a few ticks of that clock.
+_REST_S = 3 * TICK_NS / 1e9
 # Looking at the folder before the training is told must not keep it waiting longer than this.
 _MARK_S = 1.0
 
@@ -216,7 +218,7 @@ class FolderWatch:
         with self._lock:
             hot = self._moving(streams)
             # The shape says that the save has ended; a few ticks of the clock show that its files did.
-            if self._dirty_s() < self._settle_s or self.dirty_bytes > _CALM_BYTES or self._calm_ns(hot) < 3 * TICK_NS:
+            if self._dirty_s() < self._settle_s or self.dirty_bytes > _CALM_BYTES or self._calm_s(hot) < _REST_S:
                 return None
             judge = self._judge(streams)
             if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot, self._cycles.shrank):
@@ -227,12 +229,12 @@ class FolderWatch:
     def _dirty_s(self) -> float:
         return 0.0 if self._dirty_since is None else self.history.looked_at - self._dirty_since
 
-    def _calm_ns(self, hot: Collection[str]) -> float:
+    def _calm_s(self, hot: Collection[str]) -> float:
         """For how long none of these was written. The time that a file says may be of another clock, or set at will."""
         calm_s = self.copies.calm_s() if self.copies is not None else None
-        if calm_s is not None:
-            return calm_s * 1e9
-        return min((time.time_ns() - self.files[path].signature.changed_ns for path in hot), default=0)
+        if calm_s is not None and hot:
+            return calm_s
+        return min((self.history.looked_at - self.history.changed_at[path] for path in hot), default=0.0)
 
     def _choose_busy(self, streams: set[str]) -> Choice | None:
         with self._lock:

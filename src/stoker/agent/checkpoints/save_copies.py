@@ -34,7 +34,7 @@ _FREE_PART = 0.1
 # Handles that are held at most.
 _MOST_HANDLES = 64
 # What copying may take of a core.
-_SHARE = 0.03
+_SHARE = 0.05
 # Events are read together that come within this time: a large file is written in many pieces.
 _GATHER_S = 0.01
 # While files are open or mapped, they are looked at again after so long, and later and later.
@@ -116,6 +116,8 @@ class SaveCopies:
         self._whole: KeptSave | None = None
         self._candidate: KeptSave | None = None
         self._count = 0
+        # How many bursts of writes were seen to end.
+        self.bursts = 0
         self._files: Files = {}
         self._forget()
 
@@ -256,6 +258,7 @@ class SaveCopies:
 
         if not self._bursts.close(files, changed, is_whole, suspect=suspect):
             return
+        self.bursts += 1
         if self._candidate is not None and self._bursts.was_whole():
             self._whole = self._candidate
         self._files, self._kept = files, kept or {}

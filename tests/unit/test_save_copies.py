@@ -1,0 +1,194 @@
+"""Copies of the last whole save, made by a real thread that hears real events; and those events."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_world import World, checkpoints, memory_store, restored_content
+
+from stoker.agent.checkpoints import save_copies
+from stoker.agent.checkpoints.folder_events import Event, FolderEvents, Unobserved
+from stoker.agent.checkpoints.save_copies import SaveCopies
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.store import Store
+
+DIED = TrainingEnd("died")
+LIMIT_S = 60.0
+NEVER_S = 10_000.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def store() -> Store:
+    return memory_store()
+
+
+@pytest.fixture
+def world(tmp_path: Path, store: Store) -> Iterator[World]:
+    """The folder never settles, and is never busy for long enough."""
+    world = World(tmp_path, store, monotonic=time.monotonic, settle_s=NEVER_S, busy_s=NEVER_S)
+    world.sync = world.make()
+    world.sync.start()
+    until(lambda: copies_of(world).calm_s() is not None)
+    yield world
+    world.sync.close()
+
+
+def copies_of(world: World) -> SaveCopies:
+    copies = world.sync._watch.copies
+    assert copies is not None
+    return copies
+
+
+def save(world: World, **files: bytes) -> None:
+    """One save, and a pause that is long enough for whatever watches."""
+    seen = copies_of(world).bursts
+    for name, content in files.items():
+        (world.folder / f"{name}.bin").write_bytes(content)
+    until(lambda: copies_of(world).bursts > seen)
+
+
+def die(world: World) -> None:
+    world.alive = False
+    world.sync.final(LIMIT_S, DIED)
+
+
+def newest(world: World, back: Path) -> dict[str, bytes]:
+    return restored_content(world.store, back) if checkpoints(world.store) else {}
+
+
+def content(step: int) -> bytes:
+    return bytes([step]) * 1000
+
+
+def test_a_program_that_is_killed_in_a_save_goes_on_from_the_one_before(world: World, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(world, model=content(step), optimizer=content(step))
+    (world.folder / "model.bin").write_bytes(content(4)[:500])
+    die(world)
+    assert newest(world, tmp_path / "back") == {"model.bin": content(3), "optimizer.bin": content(3)}
+
+
+def test_a_program_that_is_killed_between_saves_loses_one_at_most(world: World, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(world, weights=content(step))
+    die(world)
+    assert newest(world, tmp_path / "back") == {"weights.bin": content(2)}
+
+
+def test_a_program_that_is_killed_in_its_second_save_has_none_that_is_known(world: World, tmp_path: Path) -> None:
+    save(world, weights=content(1))
+    (world.folder / "weights.bin").write_bytes(content(2)[:500])
+    die(world)
+    assert newest(world, tmp_path / "back") == {}
+
+
+def test_nothing_is_copied_while_a_file_is_open(world: World, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(world, weights=content(step))
+    seen = copies_of(world).bursts
+    world.open = {"weights.bin"}
+    (world.folder / "weights.bin").write_bytes(content(4)[:500])
+    time.sleep(0.3)
+    assert copies_of(world).bursts == seen
+    world.open = set()
+    (world.folder / "weights.bin").write_bytes(content(4))
+    until(lambda: copies_of(world).bursts > seen)
+    (world.folder / "weights.bin").write_bytes(content(5)[:500])
+    die(world)
+    assert newest(world, tmp_path / "back") == {"weights.bin": content(4)}
+
+
+def test_a_file_that_is_renamed_into_its_place_is_not_copied(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large it is."""
+    monkeypatch.setattr(save_copies, "MOST_BYTES", 10)
+    for step in (1, 2, 3):
+        seen = copies_of(world).bursts
+        part = world.folder / f"random-{os.urandom(4).hex()}"
+        part.write_bytes(content(step))
+        part.replace(world.folder / "weights.bin")
+        until(lambda seen=seen: copies_of(world).bursts > seen)
+    (world.folder / "weights.new").write_bytes(content(4))
+    (world.folder / "weights.new").replace(world.folder / "weights.bin")
+    (world.folder / "weights.new").write_bytes(content(5)[:10])
+    die(world)
+    assert newest(world, tmp_path / "back") == {"weights.bin": content(3)}
+
+
+def test_a_save_that_is_too_large_to_copy_is_not_kept(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_copies, "MOST_BYTES", 1500)
+    for step in (1, 2, 3):
+        save(world, model=content(step), optimizer=content(step))
+    (world.folder / "model.bin").write_bytes(content(4)[:500])
+    die(world)
+    assert newest(world, tmp_path / "back") == {}
+
+
+def test_copies_take_no_more_than_two_saves(world: World) -> None:
+    for step in range(1, 9):
+        save(world, weights=content(step))
+    saves = world.scratch / "saves"
+    assert 1 <= len(list(saves.iterdir())) <= 3
+    world.sync.close()
+    assert not list(saves.iterdir())
+
+
+def test_a_folder_that_never_settles_is_committed_from_copies(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, monotonic=time.monotonic, settle_s=1.0, busy_s=NEVER_S, spacing_s=0.0)
+    world.sync = world.make()
+    world.sync.start()
+    until(lambda: copies_of(world).calm_s() is not None)
+    step = 0
+    while not checkpoints(store):
+        step = step % 200 + 1
+        save(world, model=content(step), optimizer=content(step))
+    world.sync.close()
+    found = newest(world, tmp_path / "back")
+    assert found["model.bin"] == found["optimizer.bin"]
+
+
+def test_events_tell_of_writes_renames_and_new_folders(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    events = FolderEvents(tmp_path)
+    (tmp_path / "old" / "a").write_bytes(b"1")
+    assert {event.path for event in events.read()} == {"old/a"}
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "b").write_bytes(b"1")
+    assert {"new", "new/b"} <= {event.path for event in events.read()}
+    (tmp_path / "new").rename(tmp_path / "step-1")
+    assert events.read() == [Event("new", gone=True), Event("step-1", "new"), Event("step-1/b")]
+    (tmp_path / "step-1" / "b").write_bytes(b"2")
+    assert {event.path for event in events.read()} == {"step-1/b"}
+    (tmp_path / "step-1" / "b").unlink()
+    assert events.read() == [Event("step-1/b", gone=True)]
+    assert not events.wait(0)
+    events.interrupt()
+    assert events.wait(None)
+    events.close()
+
+
+def test_events_of_a_folder_that_is_gone_are_not_heard(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    events = FolderEvents(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(Unobserved):
+        events.read()
+    events.close()
+    with pytest.raises(FileNotFoundError):
+        FolderEvents(folder)
