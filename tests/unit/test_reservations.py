@@ -100,6 +100,11 @@ class House:
         closing = Closed(claim=claim, outcome="succeeded", rule="finished", trained_s=60.0)
         self.jobs[job][0].append((Ended("succeeded", "finished", claim, closing=closing), self.now_s))
 
+    def reclaim(self, job: str) -> None:
+        claim = self.state(job).open_claims[0].number
+        closed = Closed(claim, outcome="reclaimed", rule="notice", restart=True, trained_s=60.0)
+        self.jobs[job][0].append((closed, self.now_s))
+
     def running(self) -> list[str]:
         return [job for job in self.jobs if self.state(job).open_claims]
 

@@ -65,6 +65,12 @@ def period_of(budget: Budget, now: datetime) -> Period:
     return Period(first, (first + timedelta(days=31)).replace(day=1))
 
 
+def spans_of(budget: Budget, now: datetime) -> tuple[float, float]:
+    """Seconds that are left of its present period, and that the next one has."""
+    over_at = period_of(budget, now).over_at
+    return (over_at - now).total_seconds(), (period_of(budget, over_at).over_at - over_at).total_seconds()
+
+
 @dataclass(frozen=True)
 class Standing:
     """One budget in its present period: of a rule, and of one value of its tag where it has one for each."""
@@ -194,11 +200,12 @@ def _standings(
     now: datetime,
 ) -> dict[tuple[str, str], Standing]:
     period = period_of(budget, now)
-    left_s = (period.over_at - now).total_seconds()
+    left_s, next_s = spans_of(budget, now)
     reserved: dict[str, list[Reserved]] = {}
     for kept in kept_for:
         if in_scope(rule, kept.tags):
-            amount = Reserved(kept.job, kept.at, kept.need.within(left_s), kept.since, kept.idle, kept.begun)
+            now_, later = kept.need.within(left_s), kept.need.after(left_s, next_s)
+            amount = Reserved(kept.job, kept.at, now_, kept.since, kept.idle, kept.begun, later)
             reserved.setdefault(value_of(rule, kept.tags), []).append(amount)
     spent: dict[str, float] = {}
     unpriced: dict[str, set[str]] = {}

@@ -21,6 +21,7 @@ from stoker.core.books import (
     code_of,
     keeps_back,
     period_of,
+    spans_of,
     value_of,
 )
 from stoker.core.costs import in_dollars
@@ -224,7 +225,7 @@ def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: date
     # Each amount was rounded to a millionth.
     inexact = len(others) + len(ahead) + 2
     if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it + inexact:
-        return None
+        return None if begun else _lacks_later(rule, others, subject, ask, now)
     whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
     needs = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}"
     behind = f"; {_jobs([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
@@ -237,6 +238,27 @@ def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: date
     # What is spent comes back with the next period alone.
     until = period.over_at
     return Held(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
+
+
+def _lacks_later(rule: Rule, others: list[Reserved], subject: Subject, ask: Ask, now: datetime) -> Held | None:
+    """What keeps a launch back that fits into this period, and goes on in the next: jobs that run are not ended when
+    that begins, and may then cost more than there is."""
+    budget = rule.budget
+    assert budget is not None
+    wants = ask.need.after(*spans_of(budget, now))
+    taken = sum(each.later for each in others)
+    if not wants or taken + wants <= micro(budget.dollars) + len(others) + 2:
+        return None
+    period, value = period_of(budget, now), value_of(rule, subject.spec.tags)
+    whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
+    whole += f" from {period.over_at:%Y-%m-%d %H:%M} UTC"
+    reserved = f"{_exactly(taken)} is reserved then"
+    reserved += f" for {_jobs([each.job for each in others if each.later])}" if taken else ""
+    reason = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}: {reserved}"
+    waits = f"{_title(rule)}: waits for {_exactly(wants)} of {whole}: {reserved}"
+    # In the queue it stands for what it needs now.
+    amount = ask.need.within((period.over_at - now).total_seconds())
+    return Held(code_of(rule), reason, period.over_at, rule.action == "refuse", waits, amount)
 
 
 def _never(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: datetime) -> Held | None:

@@ -128,15 +128,15 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "disk-full",
         "machine",
-        re.compile(r"\b(?:No space left on device|Disk quota exceeded)\b", re.IGNORECASE),
+        re.compile(r"\b(?:No space left on device|Disk quota exceeded|database or disk is full)\b", re.IGNORECASE),
         ("OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: '/scratch/x'"),
     ),
     Pattern(
         "io",
         "machine",
         re.compile(
-            r"\bInput/output error\b|\bStale (?:NFS )?file handle\b|\bTransport endpoint is not connected\b"
-            r"|\bRemote I/O error\b|\bPytorchStreamWriter failed writing file\b"
+            r"\bInput/output error\b|\bRemote I/O error\b|\bStale (?:NFS )?file handle\b"
+            r"|\b[Tt]ransport endpoint (?:is not connected|shutdown)\b|\bPytorchStreamWriter failed writing file\b"
         ),
         (
             "OSError: [Errno 5] Input/output error: '/media/project/L0550_RCA_sagital.pkl'",
@@ -168,7 +168,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "service",
         "machine",
         re.compile(
-            r"\b(?:429 Client|5\d\d Server) Error\b|\bHTTP Error (?:429|5\d\d)\b"
+            r"\b(?:429 Client|5\d\d Server) Error\b|\b(?:HTTP Error|HTTP response code|Error code:) (?:429|5\d\d)\b"
             r"|\btoo many (?:429|5\d\d) error responses\b"
             r"|\b(?:429|500|502|503|504),? (?:message='|Too Many|Internal Server|Bad Gateway|Service |Gateway )"
             r"|\((?:SlowDown|Throttl\w{1,40}|RequestLimitExceeded|TooManyRequests\w{0,20}|ServiceUnavailable\w{0,20}"
@@ -176,7 +176,9 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|\b(?:ReadTimeout|ConnectTimeout|ReadError|RemoteDisconnected|ServerDisconnected|IncompleteRead"
             r"|ChunkedEncoding|RemoteProtocol|ServerTimeout)(?:Error)?\b"
             r"|\b[Rr]ead timed out\b|\bConnect timeout on endpoint URL\b|\bConnection (?:aborted|timed out)\b"
-            r"|\bConnectionResetError\("
+            r"|\bConnectionResetError\(|\bConnection was closed before we received\b"
+            r"|\bEOF occurred in violation of protocol\b|\bGeneric \w{1,10} error: Error after \d{1,4} retries\b"
+            r"|\bAn error happened while trying to locate the file on the Hub\b"
             r"|\bTemporary failure in name resolution\b|\bWe couldn't connect to 'http"
             r"|\bCommError: (?:Run initialization has timed out|Error communicating with wandb)"
             r"|^google\.api_core\.exceptions\.(?:ServiceUnavailable|InternalServerError|TooManyRequests|BadGateway"
@@ -243,7 +245,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "peer",
         re.compile(
             r"\bWatchdog caught collective operation timeout\b|\bDistBackendError\b|\bNCCL [Ee]rror\b"
-            r"|\bwatchdog got stuck\b|\bSome NCCL operations have failed or timed out\b"
+            r"|\bwatchdog (?:got stuck|hang)\b|\bSome NCCL operations have failed or timed out\b"
             r"|\bnccl(?:System|Remote|Internal|UnhandledCuda)Error\b|\bNCCL communicator was aborted\b"
             r"|\bNCCL timeout\b|\bNCCL operation \w{1,60}\(\) failed\b"
         ),
@@ -272,7 +274,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|\bRendezvous(?:Connection|Timeout|Closed|GracefulExit|State)Error\b|\bgot error: Socket Timeout\b"
             r"|\bThe (?:client|server) socket has (?:timed out|failed to (?:connect|listen))\b"
             r"|\bsendBytes failed\b|\bTimed out waiting \d+ms for (?:recv|send) operation\b"
-            r"|\b[Ff]ailed to recv, got 0 bytes\b|\bin store based barrier\b"
+            r"|\b[Ff]ailed to recv, got 0 bytes\b|\bin store based barrier\b|\bfailed to pass monitoredBarrier\b"
             r"|\bTCPStore\b[^:]{0,80}\b(?:timed out|timeout|shut ?down|Broken pipe)\b"
             r"|\bgloo/transport/\S{1,80}\].{0,120}\b(?:Connection (?:refused|timed out)|(?:Read|Write) error"
             r"|Broken pipe|No route to host)"

@@ -72,6 +72,8 @@ _PREFIXES = (
 )
 # At the end of a line: a progress bar may stand before it.
 _TRACEBACK = re.compile(r"\bTraceback \(most recent call last\):\s{0,8}$")
+# The same in torchrun's table, where all of it is indented.
+_IN_TABLE = re.compile(r"\s{1,8}traceback\s{0,8}: Traceback ")
 # Python prints what these are about and goes on: at the end of a process, or in a destructor.
 _IGNORED = re.compile(r"Exception ignored in\b|Error in atexit\._run_exitfuncs|Error in sys\.excepthook")
 # A thread that ends so does not end the process: an error above may have ended both.
@@ -160,6 +162,8 @@ class _Reader:
     thread: bool = False
     # In torchrun's list of the workers that it ended itself after the first one failed.
     others: bool = False
+    # In a traceback that stands in its table.
+    table: bool = False
     found: list[_Found | _Plain] = field(default_factory=list)
 
     def read(self, lines: Sequence[str]) -> list[_Found | _Plain]:
@@ -174,10 +178,13 @@ class _Reader:
             self.found.append("part")
             return
         text = _bare(_cut(_ESCAPES.sub("", line[: 2 * _LINE_CHARS] + line[2 * _LINE_CHARS :][-_LINE_CHARS:])))
+        if self.table and text.startswith("  "):
+            text = text[2:]
         self.ignored = self.ignored or _IGNORED.match(text) is not None
         self.thread = self.thread or _THREAD.match(text) is not None
         if _TRACEBACK.search(text):
             self.inside += 1
+            self.table = _IN_TABLE.match(text) is not None
             self.found.append("part")
             return
         if text in ("Failures:", "Other Failures:") or text.startswith("Root Cause"):
@@ -200,7 +207,7 @@ class _Reader:
         # Of lines that stand between, one is let pass: the traceback may have been cut off.
         self.inside = max(0, self.inside - 1)
         if ends:
-            self.ignored = self.thread = False
+            self.ignored = self.thread = self.table = False
 
 
 def _plain(text: str) -> _Plain:

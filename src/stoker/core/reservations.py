@@ -38,15 +38,22 @@ def micro(dollars: float) -> int:
 
 @dataclass(frozen=True)
 class Need:
-    """Dollars that a job may still cost, the dollars a second of its machines, and how that is known."""
+    """Dollars that a job may still cost, the dollars a second of its machines, and how that is known. `rolling`: it has
+    no bound, and may cost as much from any later moment on."""
 
     dollars: float
     per_s: float
     why: str
+    rolling: bool = False
 
     def within(self, seconds: float) -> int:
         """Millionths of a dollar that it may cost in so many seconds."""
         return micro(min(self.dollars, self.per_s * max(0.0, seconds)))
+
+    def after(self, seconds: float, length_s: float) -> int:
+        """Millionths of a dollar that are left to cost in `length_s`, if it runs for so many seconds before."""
+        gone = 0.0 if self.rolling else self.per_s * max(0.0, seconds)
+        return micro(min(self.dollars - gone, self.per_s * max(0.0, length_s)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What of a reservation falls into the present period of one budget, in millionths of a dollar."""
+    """What of a reservation falls into the present period of one budget, and into the next, in millionths of a
+    dollar."""
 
     job: str
     at: datetime
@@ -73,6 +81,7 @@ class Reserved:
     since: datetime
     idle: bool = False
     begun: bool = False
+    later: int = 0
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,8 @@ def _need(bounds: Bounded, rate: float, spent: float, trained_s: float, start_s:
         why = f"an estimate, {span_text(UNBOUNDED_S)} at {in_dollars(rate * 3600)}/h: limits.max_cost is not set"
         found.append((UNBOUNDED_S * rate, why))
     dollars, why = min(found)
-    return Need(dollars if math.isfinite(dollars) else 1e12, rate, why)
+    rolling = limits.max_cost is None and limits.max_runtime_s is None
+    return Need(dollars if math.isfinite(dollars) else 1e12, rate, why, rolling)
 
 
 def _still(bounds: Bounded, state: JobState, held: Iterable[Claim], now: datetime) -> Need | None:
@@ -219,7 +229,7 @@ def _still(bounds: Bounded, state: JobState, held: Iterable[Claim], now: datetim
     need = _need(bounds, own, known_cost(state, now), trained_s, start_s)
     # An older attempt that still saves beside it is paid for, too.
     beside = max(0.0, rate - own) * _save_s(spec) if spec.limits.max_cost is None else 0.0
-    return Need(max(need.dollars + beside, least), max(rate, own), need.why)
+    return Need(max(need.dollars + beside, least), max(rate, own), need.why, need.rolling)
 
 
 def _ends(claim: Claim) -> bool:
