@@ -1,0 +1,125 @@
+"""A store in memory and a cloud whose every answer a test decides, for tests of a governor's single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker import codec, layout, log
+from stoker.fold import JobState
+from stoker.governor.apply import Applier
+from stoker.governor.fleet import Fleet
+from stoker.governor.govern import Governor
+from stoker.governor.observe import Memory
+from stoker.index import read_submission
+from stoker.model import Capabilities, Event, Instance, InstanceState, Leftover, Offering, Record, Submitted
+from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
+from stoker.spec import Resources, Spec, Submission
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_data import CAPABILITIES, OFFERINGS, at, make_spec
+
+
+@dataclass
+class ScriptedCloud:
+    """A provider. `errors` names a method and what it raises; `calls` lists what was asked for."""
+
+    name: str = "sim"
+    capabilities: Capabilities = CAPABILITIES
+    machines: dict[str, Instance] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    leftovers: list[Leftover] = field(default_factory=list)
+    consoles: dict[str, str] = field(default_factory=dict)
+    endings: dict[str, Gone] = field(default_factory=dict)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def called(self, method: str) -> list[Any]:
+        return [argument for name, argument in self.calls if name == method]
+
+    def offerings(self, resources: Resources) -> tuple[Offering, ...]:
+        self._enter("offerings", resources)
+        return OFFERINGS
+
+    def build(self, order: LaunchOrder) -> tuple[Request, ...]:
+        self._enter("build", order)
+        return (Request("sim", "launch", {"order": order}),)
+
+    def launch(self, requests: tuple[Any, ...]) -> tuple[Instance, ...]:
+        order: LaunchOrder = requests[0].params["order"]
+        self._enter("launch", order)
+        made = [
+            Instance(f"i-{order.token}-{rank}", "sim", order.job, order.claim, rank, "running", at(self.now_s))
+            for rank in range(order.nodes)
+        ]
+        return tuple(self.machines.setdefault(each.id, each) for each in made)
+
+    def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:
+        self._enter("list_instances", region)
+        return tuple(self.machines.values())
+
+    def state(self, ids: Iterable[str], region: str | None = None) -> Mapping[str, InstanceState]:
+        wanted = list(ids)
+        self._enter("state", wanted)
+        return {each: self.machines[each].state if each in self.machines else "unheard-of" for each in wanted}
+
+    def terminate(self, instance: str, region: str | None = None) -> Terminated:
+        self._enter("terminate", instance)
+        if instance in self.machines:
+            self.machines[instance] = replace(self.machines[instance], state="gone")
+        return "gone"
+
+    def list_leftovers(self, region: str | None = None) -> tuple[Leftover, ...]:
+        self._enter("list_leftovers", region)
+        return tuple(self.leftovers)
+
+    def remove(self, leftover: Leftover) -> None:
+        self._enter("remove", leftover.id)
+
+    def why_gone(self, instance: str, region: str | None = None) -> Gone | None:
+        self._enter("why_gone", instance)
+        return self.endings.get(instance)
+
+    def console(self, instance: str, region: str | None = None) -> str:
+        self._enter("console", instance)
+        return self.consoles.get(instance, "")
+
+    def _enter(self, method: str, argument: object) -> None:
+        self.calls.append((method, argument))
+        error = self.errors.get(method)
+        if error is not None:
+            raise error
+
+
+class ScriptedWorld:
+    """The store, the cloud, and a clock that moves when a test moves it."""
+
+    def __init__(self, *, near: bool = True) -> None:
+        self.cloud = ScriptedCloud()
+        self.store = MemoryStore(lambda: at(self.cloud.now_s), near=near)
+        self.fleet = Fleet(self.store.url, connect=lambda _name: self.cloud)
+
+    def submit(self, job: str, *events: Event, spec: Spec | None = None) -> JobState:
+        """A job whose log has these events after its submission."""
+        data = codec.dumps(Submission(job=job, spec=spec or make_spec(), submitter="jane"))
+        self.store.put(layout.spec(job), data)
+        self.store.put(layout.active(job, 1), b"")
+        for seq, event in enumerate((Submitted(codec.digest(data), "jane"), *events), start=1):
+            assert log.append(self.store, job, seq, Record(log.new_token(), "test", f"entry {seq}", event))
+        return self.state(job)
+
+    def state(self, job: str) -> JobState:
+        found = log.read(self.store, job)
+        assert found is not None
+        return found
+
+    def governor(self) -> Governor:
+        return Governor(self.store, self.fleet, name="g", monotonic=lambda: self.cloud.now_s)
+
+    def applier(self) -> Applier:
+        """One that has observed every job in the store."""
+        memory = Memory()
+        for job in self.store.folders(layout.JOBS):
+            memory.states[job] = self.state(job)
+            memory.submissions[job] = read_submission(self.store, memory.states[job])
+        return Applier(self.store, self.fleet, memory, "g")
