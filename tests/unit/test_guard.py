@@ -136,9 +136,7 @@ def test_time_that_is_over_is_no_negative_wait(pipe: tuple[int, int], monkeypatc
     assert waits == [None, 0.0]
 
 
-def test_the_guard_closes_its_pipe_before_it_takes_over(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_guard_closes_its_pipe_before_it_takes_over(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was only stopped notices by that, and starts another guard."""
     reader, writer = pipe
     taken: list[tuple[str, tuple[str, ...]]] = []
