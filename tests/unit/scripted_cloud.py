@@ -13,7 +13,7 @@ from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory
 from stoker.index import read_submission
-from stoker.model import Capabilities, Event, Instance, InstanceState, Leftover, Offering, Record, Submitted
+from stoker.model import Capabilities, Claimed, Event, Instance, InstanceState, Leftover, Offering, Record, Submitted
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
 from stoker.spec import Resources, Spec, Submission
 from stoker.testing.memory import MemoryStore
@@ -104,6 +104,9 @@ class ScriptedWorld:
         data = codec.dumps(Submission(job=job, spec=spec or make_spec(), submitter="jane"))
         self.store.put(layout.spec(job), data)
         self.store.put(layout.active(job, 1), b"")
+        for event in events:
+            if isinstance(event, Claimed):
+                self.store.put(layout.place(event.offering.provider, event.offering.region), b"")
         for seq, event in enumerate((Submitted(codec.digest(data), "jane"), *events), start=1):
             assert log.append(self.store, job, seq, Record(log.new_token(), "test", f"entry {seq}", event))
         return self.state(job)

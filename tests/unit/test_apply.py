@@ -115,6 +115,7 @@ def test_what_was_dry_for_longer_than_a_day_is_forgotten(world: ScriptedWorld) -
 def test_a_launch_is_written_down_and_its_place_remembered_before(world: ScriptedWorld) -> None:
     offering = replace(SPOT_A, region="r1")
     world.submit(A, Claimed(offering, 2), spec=make_spec(2))
+    world.store.delete([layout.place("sim", "r1")])
     apply(world, Launch(A, 2, "launch"))
     claim = last_claim(world)
     assert [(node.rank, node.instance) for node in claim.launched or ()] == [(0, "i-a-aaaa-2-0"), (1, "i-a-aaaa-2-1")]
