@@ -43,6 +43,10 @@ class Account:
     read_timeouts: list[float | None] = field(default_factory=list)
     # Calls at once that no function of the account has reserved.
     unreserved: int = 1000
+    # Alarms that ring, rules that somebody switched off, and events that wait in the queue.
+    ringing: set[str] = field(default_factory=set)
+    disabled: set[str] = field(default_factory=set)
+    undelivered: int = 0
     # What comes of a call: the error that the function ends with, if any.
     answers: Callable[[Any], dict[str, str] | None] = lambda _told: None
 
@@ -122,6 +126,33 @@ class Client:
         found = {"Payload": io.BytesIO(json.dumps(error or {}).encode())}
         return found | ({"FunctionError": "Unhandled"} if error else {})
 
+    def _resources(self, kind: str, name: str) -> dict[str, Any]:
+        """What the stack of this region has of a kind, by its name."""
+        stack = self.account.stacks.get(self.region)
+        resources = stack["Template"]["Resources"].values() if stack else ()
+        made = [each["Properties"] for each in resources if each["Type"] == kind]
+        return {each[name]: each for each in made if name in each}
+
+    def _get_function_configuration(self, FunctionName: str) -> Any:
+        if FunctionName not in self._resources("AWS::Lambda::Function", "FunctionName"):
+            raise refused("ResourceNotFoundException", "no such function")
+        return {"State": "Active", "LastUpdateStatus": "Successful"}
+
+    def _describe_rule(self, Name: str) -> Any:
+        rules = self._resources("AWS::Events::Rule", "Name")
+        if Name not in rules:
+            raise refused("ResourceNotFoundException", "no such rule")
+        return {"State": "DISABLED" if Name in self.account.disabled else rules[Name].get("State", "ENABLED")}
+
+    def _get_queue_url(self, QueueName: str) -> Any:
+        if QueueName not in self._resources("AWS::SQS::Queue", "QueueName"):
+            raise refused("AWS.SimpleQueueService.NonExistentQueue", "no such queue")
+        return {"QueueUrl": f"https://sqs/{QueueName}"}
+
+    def _get_queue_attributes(self, QueueUrl: str, AttributeNames: list[str]) -> Any:
+        assert AttributeNames == ["ApproximateNumberOfMessages"]
+        return {"Attributes": {"ApproximateNumberOfMessages": str(self.account.undelivered)}}
+
     def _get_account_settings(self) -> Any:
         return {"AccountLimit": {"UnreservedConcurrentExecutions": self.account.unreserved}}
 
@@ -148,7 +179,16 @@ class Client:
     def _list_topics(self) -> Any:
         return {"Topics": []}
 
-    def _describe_alarms(self) -> Any:
+    def _describe_alarms(self, AlarmNames: list[str] | None = None) -> Any:
+        if AlarmNames is not None:
+            made = self._resources("AWS::CloudWatch::Alarm", "AlarmName")
+            found = [name for name in AlarmNames if name in made]
+            ringing = self.account.ringing
+            return {
+                "MetricAlarms": [
+                    {"AlarmName": name, "StateValue": "ALARM" if name in ringing else "OK"} for name in found
+                ]
+            }
         names = self.account.alarms.get(self.region, [])
         return {"MetricAlarms": [{"AlarmName": name, "AlarmActions": []} for name in names]}
 

@@ -20,7 +20,7 @@ from stoker.cli.deploying import (
     tell_lacking,
     tell_unasked,
 )
-from stoker.cli.options import help_alone, opened_store
+from stoker.cli.options import help_alone, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.store import Store
@@ -133,6 +133,7 @@ def aws(
 @click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
 @click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
 @kept_option("--notify", "notify", "TO", f"Let it read this secret that is an address, as gcp-sm:NAME. {_POLICYS}")
+@kept_option("--alert", "alerts", "EMAIL", "Who is mailed when the governor itself fails, or is not called any more.")
 @kept_option(
     "--service-account", "accounts", "EMAIL", "An account that jobs give their machines, beside that of `stoker iam`."
 )
@@ -142,6 +143,8 @@ def gcp(
     project: str | None,
     notify: tuple[str, ...],
     no_notify: bool,
+    alerts: tuple[str, ...],
+    no_alerts: bool,
     accounts: tuple[str, ...],
     no_accounts: bool,
     dry_run: bool,
@@ -174,7 +177,8 @@ def gcp(
         told = channels(store, "Google Cloud", kept(notify, before.notify, give_up=no_notify), no_notify)
     named = tuple(identity.checked(whose, each, "--service-account") for each in accounts)
     acted = kept(named, before.identities, give_up=no_accounts)
-    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), told, acted)
+    mailed = kept(_checked_mails(alerts), before.alerts, give_up=no_alerts)
+    plan = planning.planned(store.url, whose, where, built.digest, store_environ(store.url), told, acted, mailed)
     if remove:
         if dry_run:
             print_steps(planning.all_removals(plan, (plan.region,)), "remove", as_json=as_json)
@@ -192,7 +196,7 @@ def gcp(
         return
     tell_lacking(built)
     tell_given_up(before.notify, told)
-    tell_given_up(before.identities, acted)
+    tell_given_up((*before.identities, *before.alerts), (*acted, *mailed))
     agree(f"Deploy the governor of {store.url} to {where} of {whose}, as {plan.name}?", yes=yes)
     deployed = deploying.deploy(store, plan, built, submitter(), say, forgotten=forget)
     tell_deployed(deployed, as_json=as_json)
@@ -268,6 +272,52 @@ def _check_named(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
         # An alias may stand for another key tomorrow, so that no policy goes by one.
         if re.fullmatch(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+", each) is None:
             raise UserError(f"--kms-key: {each!r} is no key; give its ARN, as arn:aws:kms:REGION:ACCOUNT:key/ID")
+
+
+@command.command("status")
+@json_option
+@store_option
+def status(as_json: bool) -> int:
+    """Tell whether the deployed governor is alive, when it last passed, and whether undelivered events wait.
+
+    The exit code is 0 where all is well, and 1 where something is not.
+    """
+    from stoker.cli.printing import duration, legible, print_json, table, whole
+    from stoker.deploying import status as looking
+    from stoker.errors import UserError
+
+    found = looking.look(opened_store())
+    if not found:
+        raise UserError(
+            "no governor is deployed for this store; `stoker deploy aws` or `stoker deploy gcp` puts one up"
+        )
+    if as_json:
+        print_json([{**whole(each), "alive": each.alive, "well": each.well} for each in found])
+        return 0 if all(each.well for each in found) else 1
+    colours = {"good": "green", "bad": "red", "unknown": "yellow"}
+    for health in found:
+        deployed = health.deployed
+        ago = "it has never passed" if health.passed_ago_s is None else f"passed {duration(health.passed_ago_s)} ago"
+        word = click.style("alive", fg="green") if health.alive else click.style("silent", fg="red")
+        if deployed.state != "there":
+            word = click.style(f"{deployed.state}, not relied on", fg="red")
+        click.echo(f"{click.style(deployed.name, bold=True)} on {deployed.cloud} in {deployed.region}: {word}, {ago}")
+        rows = [
+            [f"  {check.what}", click.style(legible(check.text), fg=colours[check.state])] for check in health.checks
+        ]
+        click.echo(table((), rows))
+    return 0 if all(each.well for each in found) else 1
+
+
+def _checked_mails(named: tuple[str, ...]) -> tuple[str, ...]:
+    import re
+
+    from stoker.errors import UserError
+
+    for each in named:
+        if re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", each) is None:
+            raise UserError(f"--alert: {each!r} is no address; write one such as me@example.com")
+    return named
 
 
 def _check_region(flag: str, named: str | None) -> None:

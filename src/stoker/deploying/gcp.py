@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker import layout
-from stoker.deploying import project, record
+from stoker.deploying import gcp_alerts, project, record
 from stoker.deploying.bindings import bind, policy_of, send, unbind
 from stoker.deploying.package import Package
 from stoker.deploying.project import ADDRESS, CLOUD, Bound, Made, Plan
@@ -60,6 +60,7 @@ def deploy(
         project=plan.project,
         notify=plan.notify,
         identities=plan.accounts,
+        alerts=plan.alerts,
     )
     begun = record.forgetting(record.begun(wanted, before), forgotten)
     record.write(store, begun)
@@ -69,6 +70,7 @@ def deploy(
     _make(api, plan, say)
     wanted = replace(wanted, leaving=_give_up(api, plan, begun.leaving, say))
     _unbind_others(api, plan, begun, say)
+    gcp_alerts.make(api, plan, say)
     switch = Switch(store, SchedulerJob(plan.clock, api))
     if switch.begin():
         say("its clock is on: there may be jobs to govern")
@@ -222,6 +224,7 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
                 continue
             left.append(f"perhaps {what} ({error})")
             say(f"{what}: not removed")
+    left += _remove_alerts(api, plan, say)
     left = left or left_over(api, plan, regions)
     if left:
         raise ProviderError(
@@ -231,6 +234,18 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
     store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
     # Last: it says where to look.
     store.delete([layout.deployed(CLOUD)])
+
+
+def _remove_alerts(api: Api, plan: Plan, say: Say) -> list[str]:
+    """Answers what may be left."""
+    try:
+        say(f"alerts: {'removed' if gcp_alerts.remove(api, plan) else 'were not there'}")
+    except AuthDenied as error:
+        # An older Stoker made none, and its deployers may not look for any.
+        say(f"alerts: perhaps still there ({error})")
+    except ProviderError as error:
+        return [f"perhaps alerts ({error})"]
+    return []
 
 
 def _take_away(api: Api, made: Made) -> str:

@@ -25,6 +25,8 @@ class Plan:
     notify: tuple[str, ...] = ()
     # Accounts that machines may have, beside the one of `stoker iam`: addresses.
     accounts: tuple[str, ...] = ()
+    # Addresses that are mailed when the governor itself is in trouble.
+    alerts: tuple[str, ...] = ()
 
     @property
     def account(self) -> str:

@@ -3,7 +3,7 @@
 One door: Cloud Scheduler's tick, agents and people publish to one topic of Pub/Sub's, whose only subscription pushes to
 the function. The function runs as an account of its own, and the push as another that may call the function and nothing
 else. A second clock ticks every 15 minutes for ever, so that a lost message loses nothing; messages that the function
-failed on until the last try are kept.
+failed on until the last try are kept. Alert policies tell when it is in trouble (`gcp_alerts`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker import layout
+from stoker.deploying import gcp_alerts
 from stoker.deploying.gcp_plan import Bound as Bound
 from stoker.deploying.gcp_plan import Made as Made
 from stoker.deploying.gcp_plan import Plan as Plan
@@ -83,6 +84,7 @@ def everything(plan: Plan, package: Package) -> tuple[Made | Bound | HttpRequest
         recorded,
         HttpRequest("storage", "PUT", f"/{plan.bucket}/{plan.object}", {"bytes": package.described}),
         *steps(plan),
+        *gcp_alerts.requests(plan),
         # Where no job is active.
         HttpRequest("cloudscheduler", "POST", f"/v1/{plan.clock}:pause"),
         HttpRequest("pubsub", "POST", f"/v1/{plan.topic}:publish", {"messages": [{"data": _TICK}]}),
@@ -272,6 +274,7 @@ def planned(
     environ: Mapping[str, str],
     notify: tuple[str, ...] = (),
     accounts: tuple[str, ...] = (),
+    alerts: tuple[str, ...] = (),
 ) -> Plan:
     """The plan for a store. `accounts` are addresses. Raises UserError for a store that is not on Cloud Storage."""
     if not store_url.startswith("gs://"):
@@ -290,6 +293,7 @@ def planned(
         environ=environ,
         notify=notify,
         accounts=accounts,
+        alerts=alerts,
     )
 
 
@@ -324,4 +328,4 @@ def removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound,
 def all_removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound, ...]:
     """All that removing changes, in order: also what is in the bucket."""
     objects = HttpRequest("storage", "DELETE", f"/{plan.bucket}/{plan.folder}{layout.DEPLOYED}*")
-    return (*removals(plan, regions), objects)
+    return (*removals(plan, regions), *gcp_alerts.removals(plan), objects)

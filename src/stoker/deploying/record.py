@@ -46,6 +46,8 @@ class Deployed:
     identities: tuple[str, ...] = ()
     # Keys of the account's own, with which its bucket, topics, secrets and volumes are encrypted.
     keys: tuple[str, ...] = ()
+    # Addresses that are mailed when it is in trouble.
+    alerts: tuple[str, ...] = ()
     # Only one that is there is relied on. Of the others something may be there, in the regions that are named.
     state: Literal["there", "making", "removing"] = "there"
 
@@ -101,6 +103,7 @@ def begun(wanted: Deployed, before: Deployed | None) -> Deployed:
         notify=tuple(dict.fromkeys((*wanted.notify, *before.notify))),
         identities=tuple(dict.fromkeys((*wanted.identities, *before.identities))),
         keys=tuple(dict.fromkeys((*wanted.keys, *before.keys))),
+        alerts=tuple(dict.fromkeys((*wanted.alerts, *before.alerts))),
         state="there" if before.state == "there" else "making",
     )
 

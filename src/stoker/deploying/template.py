@@ -74,6 +74,11 @@ def tick_name(name: str) -> str:
     return f"{name}-tick"
 
 
+def net_name(name: str) -> str:
+    """The clock that never rests."""
+    return f"{name}-net"
+
+
 def template(plan: Plan) -> dict[str, Any]:
     """The whole stack."""
     # Those of this region come through the topic.
@@ -104,7 +109,7 @@ def template(plan: Plan) -> dict[str, Any]:
     rules["Net"] = {
         "Type": "AWS::Events::Rule",
         "Properties": {
-            "Name": f"{plan.name}-net",
+            "Name": net_name(plan.name),
             "Description": f"Looks at {plan.store} every 15 minutes, always: what was lost is found by it"[:512],
             "ScheduleExpression": monitoring.NET,
             "State": "ENABLED",

@@ -28,6 +28,7 @@ _VERSIONS = {
     "cloudresourcemanager": "v1",
     "storage": "v1",
     "secretmanager": "v1",
+    "monitoring": "v3",
 }
 Json = dict[str, Any]
 
@@ -55,6 +56,8 @@ class GoogleProject:
     nowhere: tuple[str, ...] = ()
     # How often a binding for a new account is refused, as long as it is not known everywhere.
     unknown_accounts: int = 0
+    # How many messages wait that were never delivered, as Monitoring counts them.
+    undelivered: int = 0
     # What comes of a message.
     pushed: Callable[[], None] = lambda: None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,7 +73,7 @@ class GoogleProject:
                 if f"{method} {parts.path}".startswith(start):
                     raise self.trouble.pop(start)
             self._check_location(service, parts.path)
-            where = parts.path.removeprefix("/storage").removeprefix("/v1/").removeprefix("/v2/")
+            where = parts.path.removeprefix("/storage").removeprefix("/v1/").removeprefix("/v2/").removeprefix("/v3/")
             if service == "storage":
                 return self._policy(where.removesuffix("/iam"), body if method == "PUT" else None)
             if ":" in where.rpartition("/")[2]:
@@ -90,6 +93,8 @@ class GoogleProject:
     # ── Things ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _thing(self, service: str, method: str, where: str, query: dict[str, list[str]], body: Any) -> Json:
+        if method == "GET" and service == "monitoring" and where.count("/") == 2:
+            return self._labelled(where, query)
         if method == "GET":
             return self._found(where)
         if method == "DELETE":
@@ -133,10 +138,29 @@ class GoogleProject:
             return f"{where}/{query['functionId'][0]}", body
         if service == "cloudscheduler":
             return str(body["name"]), body
+        if service == "monitoring":
+            # Numbers of its own: the same policy can be made twice.
+            number = len(self.asked)
+            return f"{where}/{number}", body
         if service == "iam":
             project = where.split("/")[1]
             return f"{where}/{body['accountId']}@{project}.iam.gserviceaccount.com", body.get("serviceAccount", {})
         return where, body
+
+    def _labelled(self, where: str, query: dict[str, list[str]]) -> Json:
+        """A list of what carries the label that is asked for. A page holds two."""
+        if where.endswith("/timeSeries"):
+            point = {"value": {"int64Value": str(self.undelivered)}}
+            return {"timeSeries": [{"points": [point]}]} if self.undelivered else {}
+        label = query["filter"][0].removeprefix('user_labels.stoker="').removesuffix('"')
+        found = [
+            thing
+            for name, thing in sorted(self.things.items())
+            if name.startswith(f"{where}/") and thing.get("userLabels", {}).get("stoker") == label
+        ]
+        start = int(query.get("pageToken", ["0"])[0])
+        more = {"nextPageToken": str(start + 2)} if len(found) > start + 2 else {}
+        return {where.rpartition("/")[2]: found[start : start + 2], **more}
 
     def _found(self, where: str) -> Json:
         if where not in self.things:

@@ -24,6 +24,7 @@ Service = Literal[
     "cloudscheduler",
     "iam",
     "logging",
+    "monitoring",
     "pubsub",
     "run",
     "secretmanager",
