@@ -158,6 +158,23 @@ def test_a_file_that_only_the_first_saves_write() -> None:
         program.rest(0.1)
 
 
+@pytest.mark.parametrize("waits_after", ["epoch", "last"])
+def test_a_program_that_has_to_wait_in_the_middle_of_a_save(waits_after: str) -> None:
+    """That save is not known to be whole; later ones are."""
+    program = Program()
+    for step in range(1, 21):
+        program.half = True
+        for name in ("epoch", "last", *(("best",) if step % 3 == 0 else ())):
+            program.write(f"{name}.bin")
+            if step == 12 and name == waits_after:
+                program.rest(0.07)
+        program.half = False
+        program.rest(0.1)
+    assert program.halves
+    assert not program.was & program.halves
+    assert program.whole == program.count - 1
+
+
 def test_files_that_are_written_at_times_of_their_own_show_nothing() -> None:
     """One thread saves with a pause, another writes that it is alive."""
     program = Program()

@@ -90,7 +90,9 @@ class SaveBursts:
 
     @property
     def quiet_s(self) -> float:
-        """How long nothing has to be written for a burst to have ended."""
+        """How long nothing has to be written for a burst to have ended. One pause alone says nothing."""
+        if sum(map(len, self._gaps.values())) < 2:
+            return PAUSE_S
         usual = max(map(_usual, self._gaps.values()), default=0.0)
         return min(max(PAUSE_S, _SHARE * usual), self._longest_s)
 
@@ -167,10 +169,13 @@ class SaveBursts:
             return False
         always = frozenset.intersection(*self._whole)
         optional = names - always
-        if optional and self._optional is None:
+        if optional and always <= names and self._optional is None:
             self._optional = optional
         comparable = always <= names or names < always
-        return not comparable or (bool(optional) and optional != self._optional)
+        if comparable:
+            return bool(optional) and optional != self._optional
+        # A program that had to wait in the middle of a save writes the rest later.
+        return self.last is None or self.last.names | names not in self._whole
 
     def has_come_round(self) -> bool:
         """Whether the burst under way begins like the last one, and shows that this was a whole save."""
