@@ -60,10 +60,10 @@ def from_copies(
 
     Of its files, those that look as they do in the last commit are taken from there.
     """
-    carried = {
-        path: last[path] for path, file in save.files.items() if committed.get(path) == file.signature if path in last
-    }
-    files = {path: file for path, file in save.files.items() if path not in carried}
+    same = [path for path, file in save.files.items() if committed.get(path) == file.signature and path not in logs]
+    carried = {path: last[path] for path in same if path in last}
+    # A file may have turned out to be a log since then.
+    files = {path: file for path, file in save.files.items() if path not in carried and path not in logs}
     kept = {path: one for path, one in save.kept.items() if path in files}
     if not kept or not all(one.is_intact() for one in kept.values()):
         return None

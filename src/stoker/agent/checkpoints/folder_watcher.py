@@ -98,6 +98,7 @@ class FolderWatch:
             scan=lambda: self._selection.scan(self._folder),
             open_now=self.open_now,
             logs=lambda: self._logs,
+            takes=self._selection.takes,
             committed=lambda: self.committed,
             longest_s=self._settle_s / 2,
             monotonic=self._monotonic,

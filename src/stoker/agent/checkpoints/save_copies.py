@@ -35,8 +35,8 @@ _FREE_PART = 0.1
 _MOST_HANDLES = 64
 # What copying may take of a core.
 _SHARE = 0.05
-# Events are read together that come within this time: a large file is written in many pieces.
-_GATHER_S = 0.01
+# Events are read together that come within this time: a large file is written in many pieces. In a long burst, later.
+_GATHER_S, _MOST_GATHER_S = 0.01, 0.05
 # While files are open or mapped, they are looked at again after so long, and later and later.
 _RETRY_S, _MOST_RETRY_S = 0.05, 0.5
 # A folder that cannot be watched is tried again after so long.
@@ -88,8 +88,8 @@ class OpenNow(NamedTuple):
 class SaveCopies:
     """Copies of one folder, made by a thread of their own. `newest`, `calm_s` and `finish` may be called by others.
 
-    `scan` and `open_now` look at the folder; `logs` are files that are whole wherever they end; `committed` is how the
-    files of the last commit looked.
+    `scan` and `open_now` look at the folder; `takes` says of a path whether they see it. `logs` are files that are
+    whole wherever they end; `committed` is how the files of the last commit looked.
     """
 
     def __init__(
@@ -100,12 +100,14 @@ class SaveCopies:
         scan: Callable[[], Files],
         open_now: Callable[[], OpenNow],
         logs: Callable[[], Collection[str]],
+        takes: Callable[[str], bool],
         committed: Callable[[], Mapping[str, Signature]],
         longest_s: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._scratch = folder, scratch
-        self._scan, self._open_now, self._logs, self._committed = scan, open_now, logs, committed
+        self._scan, self._open_now, self._takes = scan, open_now, takes
+        self._logs, self._committed = logs, committed
         self._longest_s = longest_s
         self._monotonic = monotonic
         self._stop = threading.Event()
@@ -189,17 +191,19 @@ class SaveCopies:
         self._renamed: set[str] = set()
         self._seen: dict[int, int] = {}
         self._look_at: float | None = None
+        self._begun_at: float | None = None
         self._not_before = float("-inf")
         self._retry_s = _RETRY_S
 
     def _round(self, events: FolderEvents) -> None:
         if events.wait(None if self._look_at is None else self._look_at - self._monotonic()):
-            self._stop.wait(_GATHER_S)
+            begun_s = self._monotonic() - (self._begun_at or self._monotonic())
+            self._stop.wait(min(max(_GATHER_S, begun_s / 100), _MOST_GATHER_S))
             self._note(events.read())
         elif self._look_at is not None and self._monotonic() >= self._look_at:
             began_s = time.thread_time()
             if self._take(events):
-                self._look_at, self._retry_s = None, _RETRY_S
+                self._look_at, self._begun_at, self._retry_s = None, None, _RETRY_S
                 self._not_before = self._monotonic() + (time.thread_time() - began_s) / _SHARE
             elif not self._stop.is_set():
                 self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
@@ -208,10 +212,11 @@ class SaveCopies:
     def _note(self, found: list[Event]) -> bool:
         """Events came. Whether they say that something was written besides logs."""
         logs = self._logs()
-        found = [event for event in found if event.path not in logs]
+        found = [event for event in found if event.path not in logs and self._takes(event.path)]
         if not found:
             return False
         now = self._wrote_at = self._monotonic()
+        self._begun_at = self._begun_at or now
         self._bursts.note(found, now)
         for event in found:
             (self._renamed.add if event.source is not None else self._renamed.discard)(event.path)
