@@ -14,8 +14,10 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile("search" if os.environ.get("STOKER_SEARCH") else "repeatable")
 
-# A shell that starts a run in the background lets it ignore Ctrl-C, and every command that a test starts inherits that.
+# A run that was started in the background or with `nohup` ignores these signals, and every command that a test starts
+# would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Before anything imports it: its asserts then say what was compared.
 pytest.register_assert_rewrite("stoker.testing.store_contract")
