@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_reservations import FIVE, HOUR, House, policy, spec
 
@@ -81,3 +83,20 @@ def test_one_that_has_begun_goes_on_at_midnight() -> None:
     house.reclaim("job-1")
     house.look("job-1")
     assert "job-1" in house.running()
+
+
+def test_one_that_takes_dearer_machines_needs_more_of_the_next_period_too() -> None:
+    cheap = replace(ON_DEMAND, price=1.0, on_demand_price=1.0)
+    house = House(policy("name: money, budget: {dollars: 30, period: day}"), (cheap,))
+    house.now_s = LATE_S
+    for n in range(2):
+        house.submit(f"job-{n}", spec(hours=14.0))
+        house.look(f"job-{n}")
+    assert house.running() == ["job-0", "job-1"]
+    house.reclaim("job-0")
+    house.offerings = (ON_DEMAND,)
+    waits = house.look("job-0").waiting["job-0"]
+    assert house.running() == ["job-1"] and "of $30.00 a day from 2026-01-02 00:00 UTC" in waits
+    house.offerings = (cheap,)
+    house.look("job-0")
+    assert house.running() == ["job-0", "job-1"]

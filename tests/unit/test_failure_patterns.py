@@ -234,6 +234,8 @@ def test_a_hostile_log_costs_no_time() -> None:
         "x-" * 50_000 + ": ",
         "(" * 9999,
         "NCCL error in" + "x" * 99_999,
+        "\r" * 20_000,
+        "\x1b[0;" * 5000 + "\x1b]" * 5000,
     ] * 40
     began = time.process_time()
     diagnose(lines)

@@ -225,7 +225,8 @@ def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: date
     # Each amount was rounded to a millionth.
     inexact = len(others) + len(ahead) + 2
     if not wants or taken + sum(each.amount for each in ahead) + wants <= all_of_it + inexact:
-        return None if begun else _lacks_later(rule, others, subject, ask, now)
+        own = next((each.later for each in standing.reserved if begun and each.job == subject.job), 0)
+        return _lacks_later(rule, others, own, subject, ask, now)
     whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"
     needs = f"{_title(rule)}: needs {_exactly(wants)} ({ask.need.why}) of {whole}"
     behind = f"; {_jobs([each.job for each in ahead])} {'is' if len(ahead) == 1 else 'are'} before it" if ahead else ""
@@ -240,14 +241,16 @@ def _lacks(rule: Rule, standing: Standing, subject: Subject, ask: Ask, now: date
     return Held(code_of(rule), reason, until, rule.action == "refuse", waits, wants)
 
 
-def _lacks_later(rule: Rule, others: list[Reserved], subject: Subject, ask: Ask, now: datetime) -> Held | None:
+def _lacks_later(
+    rule: Rule, others: list[Reserved], own: int, subject: Subject, ask: Ask, now: datetime
+) -> Held | None:
     """What keeps a launch back that fits into this period, and goes on in the next: jobs that run are not ended when
-    that begins, and may then cost more than there is."""
+    that begins, and may then cost more than there is. `own` is reserved there for the job already."""
     budget = rule.budget
     assert budget is not None
     wants = ask.need.after(*spans_of(budget, now))
     taken = sum(each.later for each in others)
-    if not wants or taken + wants <= micro(budget.dollars) + len(others) + 2:
+    if wants <= own or taken + wants <= micro(budget.dollars) + len(others) + 2:
         return None
     period, value = period_of(budget, now), value_of(rule, subject.spec.tags)
     whole = f"{in_dollars(budget.dollars)} a {budget.period}{_whose(budget, value)}"

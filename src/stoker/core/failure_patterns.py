@@ -26,6 +26,9 @@ _QUOTED_CHARS = 300
 # training went on: that error was handled.
 _ORDINARY_LINES = 40
 
+# Of a progress bar, as many of its last states are looked at.
+_MOST_STATES = 50
+
 # What an agent may say. Another name would become a rule of that name.
 NAMES = frozenset({"exception", "refused", *(pattern.name for pattern in PATTERNS)})
 
@@ -169,7 +172,9 @@ class _Reader:
     def read(self, lines: Sequence[str]) -> list[_Found | _Plain]:
         """What each line says of a failure. Of those that say nothing: what they are."""
         for line in lines:
-            for state in line.split("\r") if "\r" in line else (line,):
+            # A progress bar: an error may stand between two of its states.
+            states = [state for state in line.split("\r") if state.strip()] if "\r" in line else [line]
+            for state in states[-_MOST_STATES:] or ("",):
                 self._line(state)
         return self.found
 
