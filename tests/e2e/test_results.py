@@ -104,6 +104,18 @@ def test_results_are_kept_however_it_ends(world: World, tmp_path: Path, way: str
     assert files(tmp_path / "pulled") == {"out/trace.txt": "so far"}
 
 
+@pytest.mark.parametrize("folder", ["checkpoints", "."])
+def test_a_last_save_that_is_no_checkpoint_is_kept_as_an_output(world: World, tmp_path: Path, folder: str) -> None:
+    """A script that saves its model and then fails: nobody knows whether the save is whole, and it is not deleted."""
+    world.write(f"open({f'{folder}/final.bin'!r}, 'w').write('the model')\nraise SystemExit(3)")
+    summary = world.run(checkpoints={"dir": folder})
+    assert summary.outcome == "failed"
+    assert client.checkpoints(summary.id, store=world.url) == []
+    assert "kept as outputs, perhaps unfinished, since no checkpoint has them: final.bin" in world.story(summary.id)
+    pulled = files(client.pull_outputs(summary.id, tmp_path / "pulled", store=world.url))
+    assert pulled == {"final.bin" if folder == "." else "checkpoints/final.bin": "the model"}
+
+
 def test_outputs_of_all_attempts_are_pulled_as_one_disk(world: World, tmp_path: Path) -> None:
     body = """
 output = pathlib.Path(os.environ["STOKER_OUTPUT_DIR"])

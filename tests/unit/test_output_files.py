@@ -14,6 +14,7 @@ from stoker.agent import folders
 from stoker.agent.config import NodePaths
 from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source
 from stoker.agent.outputs import OutputSync
+from stoker.agent.snapshot import scan
 from stoker.spec import Checkpoints, Environment, Spec
 
 LIMIT_S = 60.0
@@ -252,6 +253,22 @@ def test_a_checkpoint_that_outputs_names_is_kept_as_an_output_too(
         write(paths.code / name, name)
     found = set(kept(paths, job, baseline)) - ({"model.ckpt"} if saves == "checkpoints" else set())
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("saves", "expected"),
+    [("checkpoints", "checkpoints/last.bin"), (".", "last.bin"), ("/absolute", "absolute/last.bin")],
+)
+def test_saves_that_no_commit_has_can_be_kept(paths: NodePaths, tmp_path: Path, saves: str, expected: str) -> None:
+    job = spec(checkpoints=Checkpoints(dir=saves.replace("/absolute", str(tmp_path / "absolute"))))
+    baseline, folder = began(paths, job), folders.checkpoint_folder(paths, job)
+    write(folder / "last.bin", "the model")
+    files = folders.output_files(paths, job, baseline)
+    assert files.beside({}) == ({}, [])
+    files.keep_saves(folder, {"last.bin": scan(folder)["last.bin"]})
+    found, left_out = files.beside({})
+    assert {path: output.source for path, output in found.items()} == {expected: folder / "last.bin"}
+    assert left_out == []
 
 
 def test_the_report_of_the_end(tmp_path: Path) -> None:

@@ -459,6 +459,7 @@ class Life:
             self.node.say(f"if this ends the job, the machine is held for {span} at most; `stoker stop` gives it back")
         else:
             self.enclosure.leave()
+        self._keep_uncommitted(left)
         left = self._flush_rest(left, closing)
         if holding:
             self.beat.change(phase="held")
@@ -497,6 +498,20 @@ class Life:
         if elsewhere or ended.ending is not None or ended.signal is not None or left.outcome == "infrastructure":
             self.node.say(nothing_saved(as_written(self._spec.checkpoints.dir), elsewhere, written=status.files > 0))
         return replace(left, saves_elsewhere=elsewhere)
+
+    def _keep_uncommitted(self, left: Exit) -> None:
+        """Keep the last save of a job that may be over as outputs, where it could not be committed.
+
+        Another attempt would save again: then it is not worth the time.
+        """
+        if self.sync is None or self.outputs is None or self._spec is None:
+            return
+        over = left.outcome in ("succeeded", "failed") or left.why in ("stop", "limit")
+        files = self.sync.uncommitted() if over else {}
+        if files:
+            self.outputs.keep_saves(folders.checkpoint_folder(self.paths, self._spec), files)
+            named = ", ".join(sorted(files)[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+            self.node.say(f"kept as outputs, perhaps unfinished, since no checkpoint has them: {named}")
 
     def _flush_rest(self, left: Exit, closing: Closing) -> Exit:
         """What resumes is safe. With little time left each of the rest gets its share, and the exit keeps its own."""

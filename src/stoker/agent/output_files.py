@@ -5,7 +5,8 @@ Two kinds of files are kept:
 - *declared* ones: in the output folder (STOKER_OUTPUT_DIR), or named by the job's `outputs`. They are synced while the
   training runs, without a bound.
 - files *beside the code*: whatever else the training made or changed in its working folder. They are kept at the end,
-  up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already.
+  up to MOST_FILES and MOST_BYTES. Checkpoints are not among them: they are safe already. But a file of the checkpoint
+  folder that no commit has is kept, where the job may be over: as it is, for people and not to be resumed from.
 
 Files that lay there before the training began, and that it did not change, are nobody's result.
 """
@@ -145,8 +146,18 @@ class OutputFiles:
         self._work = work
         self._baseline = baseline or Baseline()
         self._confinement = confinement
+        self._saves: list[Output] = []
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._most_files = MOST_FILES if most_files is None else most_files
+
+    def keep_saves(self, folder: Path, files: Files) -> None:
+        """Keep files of the checkpoint folder at the end, too: no commit has them."""
+        prefix = f"{folder.name}/"
+        if self._work is not None and folder.is_relative_to(self._work.folder):
+            inside = folder.relative_to(self._work.folder).as_posix()
+            prefix = self._work.prefix + (f"{inside}/" if inside != "." else "")
+        source = Source(folder, prefix)
+        self._saves = [_output(source, path, file) for path, file in files.items()]
 
     def declared(self) -> dict[str, Output]:
         """The files that the job names as its outputs, by their path in the kept tree."""
@@ -188,6 +199,7 @@ class OutputFiles:
         if self._work is None:
             return {}, []
         fitting, left_out = self._look_beside(self._work)
+        fitting += [output for output in self._saves if output.file.path not in declared]
         # Results before caches, the newest first: of several saves it is the last that counts.
         fitting.sort(key=lambda output: (_worth_less(output.file.path), -output.file.signature.modified_ns))
         kept: dict[str, Output] = {}

@@ -138,6 +138,10 @@ class OutputSync:
             self._thread.join(timeout=min(left_s, _JOIN_S))
         return (self._whole or not self._thread.is_alive()) and not self._dirty()
 
+    def keep_saves(self, folder: Path, files: Files) -> None:
+        """Keep these files of the checkpoint folder, too. Call it before `final`."""
+        self._outputs.keep_saves(folder, files)
+
     def report(self) -> KeptOutputs:
         """What of this node is in the store, and what is not, and why. For after `final`."""
         missing = [LeftOut(file.path, file.size, self._error or "there was no time left") for file in self._dirty()]

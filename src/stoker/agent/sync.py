@@ -26,7 +26,7 @@ from stoker.agent.committing import FolderCommits, FollowingCommits, RequestedCo
 from stoker.agent.prune import Pruner
 from stoker.agent.publish import Publisher, utc_now
 from stoker.agent.restore import Restored
-from stoker.agent.snapshot import Selection, Signature
+from stoker.agent.snapshot import Files, Selection, Signature
 from stoker.checkpoints import list_checkpoints
 from stoker.errors import StoreError
 from stoker.manifests import FAR_WORKERS, NEAR_WORKERS, Trust
@@ -299,6 +299,11 @@ class CheckpointSync:
                 break
             self._thread.join(timeout=min(left_s, _JOIN_S))
         return self.status().last
+
+    def uncommitted(self) -> Files:
+        """The files of the folder that are in no commit as they are. For after `final`, and for scripts that save by
+        themselves: saves of `stoker.train` are whole, or not there."""
+        return {} if self._queue.used else {path: file for path, file in self._watch.dirty().items() if not file.link}
 
     def close(self) -> None:
         """Stop without a last commit, between two calls to the store."""
