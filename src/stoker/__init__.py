@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stoker import client, errors, train
     from stoker.client import clone, interrupt, remove, resume, stop, submit, wait
-    from stoker.client_read import compare, jobs, logs, metrics, pull, pull_outputs
+    from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
     from stoker.jobfile.job import Job
 else:
     ModuleType = type(sys)
@@ -30,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Job",
     "__version__",
+    "checkpoints",
     "client",
     "clone",
     "compare",
@@ -52,7 +53,9 @@ __all__ = [
 _LAZY = {
     "Job": "stoker.jobfile.job",
     **dict.fromkeys(("clone", "interrupt", "remove", "resume", "stop", "submit", "wait"), "stoker.client"),
-    **dict.fromkeys(("compare", "jobs", "logs", "metrics", "pull", "pull_outputs"), "stoker.client_read"),
+    **dict.fromkeys(
+        ("checkpoints", "compare", "jobs", "logs", "metrics", "pull", "pull_outputs"), "stoker.client_read"
+    ),
 }
 _MODULES = ("client", "errors", "train")
 

@@ -137,4 +137,5 @@ def _nearest(checkpoints: Sequence[Checkpoint], text: str, state: JobState | Non
     close = [known[word] for word in difflib.get_close_matches(text, known, n=_NEAREST, cutoff=0.5)]
     listed = close or list(known.values())[:_NEAREST]
     shown = list(dict.fromkeys(describe(one, state) for one in listed))
-    return f"{'the nearest are' if close else 'it has'} {', '.join(shown)}" if shown else "it has none that is complete"
+    nearest = "the nearest is" if len(shown) == 1 else "the nearest are"
+    return f"{nearest if close else 'it has'} {', '.join(shown)}" if shown else "it has none that is complete"

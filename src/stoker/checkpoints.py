@@ -60,6 +60,8 @@ class Checkpoint:
     manifests: Mapping[int, Manifest]
     complete: bool
     committed_at: datetime
+    # What `stoker checkpoints` calls it, such as `2.3`, where a person asked for the list.
+    ref: str = ""
 
     @property
     def name(self) -> str:

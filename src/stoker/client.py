@@ -48,7 +48,7 @@ from stoker.jobfile import (
     spec_layer,
 )
 from stoker.keywords import checks_keywords
-from stoker.model import Event, Known, NodeFacts, Offering, ResumeAsked, StopAsked
+from stoker.model import Event, Known, NodeFacts, Offering, Outcome, ResumeAsked, StopAsked
 from stoker.notify import checking
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
@@ -364,7 +364,9 @@ def _check_resumable(state: JobState) -> None:
     if state.ended is None:
         raise UserError(f"{state.job} has not ended; `stoker logs -f {state.job}` follows it")
     if state.ended.outcome == "succeeded":
-        raise UserError(f"{state.job} has succeeded; `stoker clone {state.job}` starts a new job like it")
+        again = f"`stoker clone {state.job}` starts a new job like it"
+        further = f"with `--set resume_from={state.job}`, from its last checkpoint"
+        raise UserError(f"{state.job} has succeeded; {again}, {further}")
 
 
 def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
@@ -434,7 +436,7 @@ def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held
         hold = hold_of(state, index.read_submission(opened, state).spec)
         running = [claim for claim in state.claims if hold is not None and claim.number == hold.claim]
     if not running:
-        raise _no_machine(found)
+        raise _no_machine(found, state.ended.outcome if state.ended is not None else None)
     claim = running[-1]
     instance = claim.instance(node)
     if instance is None:
@@ -443,7 +445,9 @@ def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held
     return OnDuty(found, instance, claim.offering, Fleet(opened.url).provider(claim.offering.provider))
 
 
-def _no_machine(job: str) -> UserError:
+def _no_machine(job: str, ended: Outcome | None = None) -> UserError:
+    if ended is not None:
+        return UserError(f"{job} has ended ({ended}), and has no machine any more")
     return UserError(f"{job} has no machine now; `stoker show {job}` tells where it is")
 
 

@@ -7,10 +7,12 @@ for summary in stoker.jobs(tags=["team=nlp"]):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker import log
+from stoker.checkpoint_refs import reference
 from stoker.checkpoints import Checkpoint, list_checkpoints
 from stoker.errors import UserError
 from stoker.finding import find_job, find_jobs
@@ -79,9 +81,14 @@ def metrics(job: str, store: str | Store | None = None) -> Metrics:
 
 @checks_keywords
 def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
-    """A job's checkpoints, newest first. One that not all ranks have committed is not `complete`."""
+    """A job's checkpoints, newest first. One that not all ranks have committed is not `complete`.
+
+    `ref` (`2.3`) names one of them where names repeat: `pull` and `resume` take it.
+    """
     opened = _opened(store)
-    return list_checkpoints(opened, find_job(opened, job))[::-1]
+    found = find_job(opened, job)
+    state = log.read(opened, found)
+    return [replace(one, ref=reference(one.place, state)) for one in list_checkpoints(opened, found)[::-1]]
 
 
 @checks_keywords

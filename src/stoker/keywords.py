@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -25,6 +26,28 @@ def checks_keywords(function: F) -> F:
         return function(*arguments, **named)
 
     return checked  # type: ignore[return-value]
+
+
+C = TypeVar("C", bound=type)
+
+
+def checks_fields(cls: C) -> C:
+    """The same for the constructor of a dataclass; costs nothing where all is well."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def checked(self: object, *arguments: object, **named: object) -> None:
+        try:
+            init(self, *arguments, **named)
+        except TypeError:
+            known = [field.name for field in dataclasses.fields(cls) if field.init]
+            for name in named:
+                if name not in known:
+                    raise WrongKeyword(f"{cls.__name__}({name}=…): unknown field; {nearest(name, known)}") from None
+            raise
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
 
 
 def nearest(name: str, known: list[str]) -> str:

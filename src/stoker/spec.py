@@ -15,6 +15,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stoker.keywords import checks_fields
+
 # What a parameter's value may be. YAML's own scalar types, kept as they are.
 Scalar = str | int | float | bool | None
 
@@ -57,6 +59,7 @@ def part(
     return dataclasses.field(metadata=metadata)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Gpus:
     """So many accelerators of one kind on each node. `name` is empty when any kind will do.
@@ -69,6 +72,7 @@ class Gpus:
     most: int | None = None
 
 
+@checks_fields
 @dataclass(frozen=True)
 class LocalResources:
     """This computer as a small cloud, with a spot market to practise on."""
@@ -92,6 +96,7 @@ class LocalResources:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Ec2Resources:
     """What only EC2 has."""
@@ -107,6 +112,7 @@ class Ec2Resources:
     overrides: dict[str, Any] = part("merged last into the RunInstances request", form="mapping", factory=dict)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class GceResources:
     """What only Compute Engine has."""
@@ -121,6 +127,7 @@ class GceResources:
     overrides: dict[str, Any] = part("merged last into the instance body", form="mapping", factory=dict)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class SagemakerResources:
     """What only SageMaker has."""
@@ -141,6 +148,7 @@ class SagemakerResources:
     overrides: dict[str, Any] = part("merged last into the CreateTrainingJob request", form="mapping", factory=dict)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Resources:
     """The machines a job runs on."""
@@ -170,6 +178,7 @@ class Resources:
     local: LocalResources | None = part("this computer's capacity and simulated spot market", default=None)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class PackageIndex:
     """Where packages come from instead of the public places."""
@@ -183,6 +192,7 @@ class PackageIndex:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Container:
     """Run the training inside a container; the agent stays outside."""
@@ -201,6 +211,7 @@ class Container:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Environment:
     """What the training finds installed."""
@@ -240,6 +251,7 @@ class Environment:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Input:
     """A data set the training reads."""
@@ -255,6 +267,7 @@ class Input:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Checkpoints:
     """Where the script saves, and how many are kept."""
@@ -271,6 +284,7 @@ class Checkpoints:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Limits:
     """Nothing is unbounded."""
@@ -289,6 +303,7 @@ class Limits:
     )
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Retry:
     """When a job is tried again."""
@@ -322,6 +337,7 @@ class Retry:
     hold_on_failure_s: float = part("keep a failed machine this long", form="duration", default=0.0, least=0)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Logs:
     """Where logs go besides the store."""
@@ -330,6 +346,7 @@ class Logs:
     cloud_logging: str | None = part("name of a log in Google's Cloud Logging, such as `stoker`", default=None)
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Spec:
     """One job, as it was asked for. The layers of settings are already merged in."""
@@ -406,6 +423,7 @@ def is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Code:
     """The packed code folder. `digest` names the archive `code/<digest>.tar.gz`."""
@@ -417,6 +435,7 @@ class Code:
     dirty: bool | None = None
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Wheel:
     """A package for machines without an index. Its file's name and size; `digest` names it in the store."""
@@ -440,6 +459,7 @@ def wheels_target(python: str, arch: str) -> str:
     return f"{version}-{'arm64' if arch == 'aarch64' else arch}"
 
 
+@checks_fields
 @dataclass(frozen=True)
 class Submission:
     """`jobs/<job>/spec.json`: the spec with what was true when it was submitted. Never changes."""

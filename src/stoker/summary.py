@@ -145,11 +145,16 @@ class Summary:
     held: Held | None = None
     # As the job file names it.
     checkpoint_dir: str = "checkpoints"
-    # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken yet: so
-    # old are its step, its metrics and what it does. None for what has ended, which does not grow old.
+    # When its nodes were last heard of, by the store's clock, or the job was looked at where none has spoken: so old
+    # are its step, its metrics and what it does. None for what has ended.
     heard_at: datetime | None = None
     # What all its attempts left in the store as outputs, and what not. A file of several attempts counts for each.
     outputs: KeptOutputs | None = None
+
+    @property
+    def priced(self) -> bool:
+        """Whether any of its machines had a price. Without one, a sum of $0.00 would claim that it was free."""
+        return bool(self.cost) or any(attempt.price_source for attempt in self.attempts)
 
 
 def summarize(
@@ -215,8 +220,8 @@ def _warnings(state: JobState, current: list[Heartbeat], checkpoint: CheckpointR
     if state.ended is not None:
         return tuple(text for text in told if not is_about_training(text))
     before = next((claim for claim in reversed(state.attempts) if claim.closed), None)
-    unsaved = before is not None and checkpoint is None and lost_everything(before.closed_reason)
-    if before is not None and unsaved and not any(is_about_training(text) for text in told):
+    said = checkpoint is not None or any(is_about_training(text) for text in told)
+    if before is not None and lost_everything(before.closed_reason) and not said:
         told.append(f"attempt {before.attempt}: {kept_part(before.closed_reason)}")
     return tuple(told)
 
@@ -237,10 +242,8 @@ def phase_of(state: JobState, facts: dict[int, tuple[NodeFacts, ...]]) -> Phase:
     """Where the job is. Without facts an attempt with machines counts as launching."""
     if state.ended is not None:
         return state.ended.outcome
-    if state.stop is not None:
-        return "stopping"
-    if not state.open_claims:
-        return "queued"
+    if state.stop is not None or not state.open_claims:
+        return "stopping" if state.stop is not None else "queued"
     for claim in state.open_claims:
         beats = _heartbeats(facts.get(claim.number, ()))
         if any(beat.phase in ("training", "saving", "flushing") for beat in beats):
@@ -299,10 +302,8 @@ def _attempt(claim: Claim, facts: tuple[NodeFacts, ...], now: datetime, held_h: 
 
 def _joined(saves: list[SaveTimes]) -> SaveTimes | None:
     """The lowest rank's times, with what all ranks committed."""
-    if not saves:
-        return None
     commits = [save.commits for save in saves if save.commits is not None]
-    return replace(saves[0], commits=sum(commits) if commits else None)
+    return replace(saves[0], commits=sum(commits) if commits else None) if saves else None
 
 
 def _add_outputs(told: Sequence[KeptOutputs | None]) -> KeptOutputs | None:

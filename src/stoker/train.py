@@ -32,9 +32,12 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType, TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., object])
 
 __all__ = [
     "attempt",
@@ -52,6 +55,30 @@ __all__ = [
 ]
 
 _LOOK_EVERY_S = 0.05
+
+
+def _checks_keywords(function: F) -> F:
+    """Let a keyword that `function` does not have raise a TypeError that names the nearest one."""
+
+    def checked(*arguments: object, **named: object) -> object:
+        for name in named:
+            if name not in known:
+                from stoker.errors import WrongKeyword
+                from stoker.keywords import nearest
+
+                told = f"{function.__name__}({name}=…): there is no such argument; {nearest(name, list(known))}"
+                raise WrongKeyword(told)
+        return function(*arguments, **named)
+
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    # Of functools.wraps, what people and editors see; importing it would cost more than all of this.
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(checked, attribute, getattr(function, attribute))
+    checked.__wrapped__ = function  # type: ignore[attr-defined]
+    return checked  # type: ignore[return-value]
+
+
 # How long a save waits to be durable after a SIGTERM that came without a notice file.
 _PATIENCE_S = 30.0
 # Readers leave out longer lines.
@@ -319,6 +346,7 @@ def _channel() -> str | None:
 # ── Checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@_checks_keywords
 def checkpoint(name: str, *, step: int | None = None, sharded: bool = False, writers: int = 1) -> _Checkpoint:
     """Save atomically: `with checkpoint("step-100", step=100) as folder:` and write into `folder`.
 
@@ -336,6 +364,7 @@ def checkpoint(name: str, *, step: int | None = None, sharded: bool = False, wri
     return _Checkpoint(name, step, sharded, writers)
 
 
+@_checks_keywords
 def wait_durable(timeout: float | None = None) -> bool:
     """Wait until what this node committed last is in the store. False when `timeout` seconds were not enough."""
     from pathlib import Path

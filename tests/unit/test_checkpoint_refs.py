@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from stoker import client, layout, log
@@ -78,7 +79,7 @@ def test_a_reference_wins_over_a_name_that_looks_like_one() -> None:
     ("text", "told"),
     [
         ("1.9", "job-1 has no checkpoint '1.9'; the nearest are 1."),
-        ("bset", "the nearest are 2.2 (best, step 25)"),
+        ("bset", "the nearest is 2.2 (best, step 25)"),
         ("zzzz", "it has 2.2 (best, step 25), 2.1 (ckpt, step 30), 1.2 (ckpt, step 20), 1.1 (ckpt, step 10)"),
         ("", "it has 2.2"),
     ],
@@ -128,7 +129,11 @@ def test_completion_knows_references_and_names() -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    # Nothing of this computer's own home, and no process beside this one, has a part in what is tested.
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("stoker.governor.guard._spawn", lambda *_: None)
+    monkeypatch.setattr("stoker.governor.background.ensure_governor", lambda _url: False)
     return open_store((tmp_path / "store").as_uri())
 
 
@@ -240,6 +245,22 @@ def test_the_command_says_what_it_goes_on_from(store: Store, job: str, monkeypat
     assert "from 1.1 (ckpt)" in run(store, "explain", job)[1]
 
 
+def test_a_job_without_a_checkpoint_is_said_to_start_from_the_beginning(store: Store, job: str) -> None:
+    store.delete([layout.manifest(job, one.key) for one in (ONE, TWO, THREE5)])
+    assert client.prepare_resume(job, store).told == ("it starts from the beginning: there is no checkpoint",)
+
+
+def test_a_list_has_no_blanks_at_the_end_of_a_line(store: Store, job: str) -> None:
+    lines = run(store, "checkpoints", job)[1].splitlines()
+    assert len(lines) == 4 and all(line == line.rstrip() for line in lines)
+
+
+def test_python_chooses_by_the_same_references(store: Store, job: str) -> None:
+    found = client.checkpoints(job, store)
+    assert [one.ref for one in found] == ["2.1", "1.2", "1.1"]
+    assert client.prepare_resume(job, store, found[-1].ref).key == ONE.key
+
+
 def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store, job: str) -> None:
     client.resume(job, store, checkpoint="1.1")
     state = append(store, job)
@@ -285,5 +306,10 @@ def test_the_shell_completes_them(store: Store, job: str, monkeypatch: pytest.Mo
     context = click.Context(resume_command)
     context.params["job"] = job
     assert [item.value for item in complete_checkpoint(context, resume_command.params[1], "1")] == ["1.2", "1.1"]
+    # As a shell asks: the option has no value yet.
+    shell = ShellComplete(cli, {}, "stoker", "_STOKER_COMPLETE")
+    for typed in (["resume", job, "--checkpoint"], ["pull", job, "--checkpoint"], ["resume", "--checkpoint"]):
+        expected = ["2.1", "1.2", "1.1", "ckpt"] if job in typed else []
+        assert [item.value for item in shell.get_completions(typed, "")] == expected
     context.params["job"] = "nowhere"
     assert complete_checkpoint(context, resume_command.params[1], "") == []

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from stoker import client, layout, log
-from stoker.cli import main, ps
+from stoker.cli import cli, main, ps
 from stoker.cli.printing import width
 from stoker.governor import background
 from stoker.jobfile import Job
@@ -94,7 +95,7 @@ def test_ps_filters_by_tag_and_name(stoker: Stoker, store: Store) -> None:
     assert listed("--name", "gpt*") == {small, large}
     assert listed("--name", "resnet", "--name", small) == {small, other}
     assert listed("--name", "gpt*", "--phase", "failed") == {large}
-    assert stoker("ps", "--tag", "team=none")[1].splitlines()[-1] == "no such job"
+    assert stoker("ps", "--tag", "team=none")[1].splitlines()[-1] == "no job fits"
     code, _, err = stoker("ps", "--tag", "=nlp")
     assert (code, err.count("\n")) == (2, 1) and "--tag =nlp: write it as name=value" in err
     assert "did you mean running?" in stoker("ps", "--phase", "runing")[2]
@@ -208,6 +209,58 @@ def test_completion_offers_the_jobs_that_a_command_can_work_on(store: Store) -> 
     assert completed("ps", "--phase", "s") == ["stopping", "succeeded", "stopped"]
     assert completed("ps", "--tag", "team=") == ["team=nlp", "team=vision"]
     assert completed("ps", "--name", "fa") == ["failed"]
+    assert completed("costs", "--by", "") == ["day", "job", "provider", "machine", "submitter", "team"]
+    assert completed("logs", running, "--attempt", "") == ["1"]
+    assert completed("logs", "--attempt", "") == [], "of which job?"
+    assert completed("logs", running, "--node", "") == ["0"]
+
+
+def test_completion_knows_providers_fields_and_files() -> None:
+    for words in (("run", "--provider"), ("offers", "--provider"), ("prices", "--provider"), ("check",), ("iam",)):
+        assert {"ec2", "gce", "local", "sagemaker"} <= set(completed(*words, "")), words
+    assert completed("run", "--provider", "l") == ["local"]
+    assert completed("run", "--set", "resou") == ["resources."]
+    assert {"resources.spot=", "resources.local."} <= set(completed("clone", "x", "--set", "resources."))
+    assert completed("run", "--set", "resources.local.pr") == ["resources.local.price="]
+    assert completed("run", "job") == ["job"], "a file, which the shell lists"
+
+
+def test_every_option_that_takes_something_known_completes() -> None:
+    """What is free text, a number, a URL or a moment has nothing to offer; the rest must."""
+    free = {
+        *(
+            "--name",
+            "--nodes",
+            "--env",
+            "--param",
+            "--store",
+            "--limit",
+            "--tail",
+            "--since",
+            "--grace",
+            "-L",
+            "--user",
+        ),
+        *("--older-than", "--note", "--version", "--region", "--events-from", "--notify", "--pass-role", "--kms-key"),
+        *("--forget", "--project", "--service-account", "--bucket", "--job", "--input", "--logs", "--secret", "--via"),
+        *("addresses",),
+    }
+
+    def silent(command: click.Command, path: str) -> list[str]:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+            return [each for name, one in found.items() if one is not None for each in silent(one, f"{path} {name}")]
+        return [
+            f"{path} {param.opts[0]}"
+            for param in command.params
+            if not getattr(param, "is_flag", False)
+            and not isinstance(param.type, (click.Choice, click.Path))
+            and param._custom_shell_complete is None
+            and not free & set(param.opts)
+        ]
+
+    assert silent(cli, "stoker") == ["stoker iam --policy"], "whose names depend on the other arguments"
 
 
 def test_completion_says_nothing_where_it_cannot_know(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

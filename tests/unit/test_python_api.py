@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker import Job, client
+from stoker import Job, client, train
 from stoker.errors import UserError
+from stoker.spec import Resources, Spec
 
 
 def test_every_name_is_there_and_dir_shows_it() -> None:
     assert set(dir(stoker)) == set(stoker.__all__)
     for name in stoker.__all__:
         assert getattr(stoker, name) is not None
-    assert all(callable(getattr(stoker, name)) for name in ("submit", "wait", "jobs", "logs", "metrics", "pull", "Job"))
+    assert all(
+        callable(getattr(stoker, name)) for name in ("submit", "wait", "jobs", "logs", "metrics", "checkpoints", "pull")
+    )
 
 
 def test_type_checkers_and_editors_see_the_same_names() -> None:
@@ -33,7 +36,7 @@ def test_type_checkers_and_editors_see_the_same_names() -> None:
 
 def test_a_subpackage_of_the_same_name_does_not_take_a_functions_place() -> None:
     """`stoker.submit` is a function whatever else was imported."""
-    for name in ("submit", "compare", "logs"):
+    for name in ("submit", "compare", "logs", "checkpoints"):
         try:
             importlib.import_module(f"stoker.{name}")
         except ModuleNotFoundError:
@@ -55,6 +58,10 @@ def test_importing_the_package_imports_nothing_else() -> None:
     [
         (lambda: Job(resource={"spot": True}), "Job(resource=…): unknown field; did you mean resources?"),  # type: ignore[call-arg]
         (lambda: Job(gpus="A100:8"), "Job(gpus=…): unknown field; did you mean resources.gpus?"),  # type: ignore[call-arg]
+        (lambda: Spec(resource={}), "Spec(resource=…): unknown field; did you mean resources?"),  # type: ignore[call-arg]
+        (lambda: Resources(gpu=1), "Resources(gpu=…): unknown field; did you mean gpus?"),  # type: ignore[call-arg]
+        (lambda: train.checkpoint("x", stpe=1), "checkpoint(stpe=…): there is no such argument; did you mean step?"),  # type: ignore[call-arg]
+        (lambda: train.wait_durable(timeouts=1), "did you mean timeout?"),  # type: ignore[call-arg]
         (lambda: Job(script="x.py"), "Job(script=…): unknown field; did you mean run?"),  # type: ignore[call-arg]
         (lambda: Job("python train.py"), "name the field, such as Job(run='python train.py')"),  # type: ignore[misc]
         (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.completing import complete_provider
 from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _SHARED = ("boto3", "stoker[gcp]", "credentials")
 
 
 @click.command("check")
-@click.argument("provider", required=False)
+@click.argument("provider", required=False, shell_complete=complete_provider)
 @set_option
 @json_option
 @store_option

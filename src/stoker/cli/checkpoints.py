@@ -71,8 +71,8 @@ def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> l
     from stoker.cli.printing import ago, size
 
     remarks = [] if one.complete else ["not all ranks have it"]
-    remarks += ["poisoned: attempts failed on it"] if is_poisoned(one, poisoned) else []
-    told = click.style("; ".join(remarks), fg="yellow")
+    remarks += ["poisoned: attempts failed on it before any progress"] if is_poisoned(one, poisoned) else []
+    told = click.style("; ".join(remarks), fg="yellow") if remarks else ""
     told += f"{'; ' if remarks else ''}chosen by `resume`" if _is_chosen(one, state) else ""
     attempt = attempt_of(one.place, state)
     return [

@@ -114,7 +114,7 @@ def _row(job: ComparedJob) -> JobRow:
     summary = job.summary
     final, best = final_and_best(job.metrics.series)
     saved = None
-    if summary.cost is not None and summary.on_demand_cost is not None:
+    if summary.priced and summary.cost is not None and summary.on_demand_cost is not None:
         saved = summary.on_demand_cost - summary.cost
     return JobRow(
         name=summary.id,
@@ -123,7 +123,7 @@ def _row(job: ComparedJob) -> JobRow:
         best=best,
         duration_s=lasted_s(summary),
         attempts=len(summary.attempts),
-        cost=summary.cost,
+        cost=summary.cost if summary.priced else None,
         savings=saved,
     )
 

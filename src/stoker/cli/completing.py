@@ -1,4 +1,4 @@
-"""What a shell offers to complete: jobs that a command can work on, phases, tags, checkpoints, metrics.
+"""What a shell offers to complete: jobs that a command can work on, phases, tags, checkpoints, metrics, fields.
 
 A shell that completes has no place for errors: whatever goes wrong, nothing is offered.
 """
@@ -13,6 +13,7 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from stoker.fold import JobState
     from stoker.store import Store
     from stoker.summary import Summary
 
@@ -36,7 +37,7 @@ def complete_jobs_that(can: Callable[[Summary], bool]) -> Complete:
         from stoker.reading.jobs import list_jobs
 
         def names() -> list[tuple[str, str]]:
-            typed = ctx.params.get("jobs") or ()
+            typed = _typed_jobs(ctx)
             found = [each for each in list_jobs(_store(ctx), _RECENT).summaries if can(each)]
             return [(each.id, each.phase) for each in found if each.id not in typed]
 
@@ -91,19 +92,68 @@ def complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
 def complete_checkpoint(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The checkpoints of the job that was typed before: references, newest first, then names."""
-    from stoker import log
     from stoker.checkpoint_refs import describe, words
     from stoker.checkpoints import list_checkpoints
-    from stoker.finding import find_job
 
     def names() -> list[tuple[str, str]]:
-        store = _store(ctx)
-        job = find_job(store, str(ctx.params["job"]))
-        state = log.read(store, job)
-        known = words([one for one in list_checkpoints(store, job) if one.complete], state)
+        store, state = _typed(ctx)
+        known = words([one for one in list_checkpoints(store, state.job) if one.complete], state)
         return [(word, describe(one, state)) for word, one in known.items()]
 
     return _offered(names, incomplete)
+
+
+def complete_attempt(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The attempts of the job that was typed before, newest first, each with how it ended."""
+
+    def names() -> list[tuple[str, str]]:
+        attempts = _typed(ctx)[1].attempts[::-1]
+        return [(str(one.attempt), one.closed.outcome if one.closed is not None else "") for one in attempts]
+
+    return _offered(names, incomplete)
+
+
+def complete_node(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The nodes of the job that was typed before."""
+    from stoker.index import read_submission
+
+    return _offered(lambda: [str(rank) for rank in range(read_submission(*_typed(ctx)).spec.nodes)], incomplete)
+
+
+def complete_provider(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from stoker.providers import registry
+
+    return _offered(registry.names, incomplete)
+
+
+def complete_grouping(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What `costs` can have rows for: its own kinds, and tags that jobs have."""
+    from stoker.reading.costs import KINDS
+    from stoker.reading.jobs import list_jobs
+
+    def names() -> list[str]:
+        tags = {name for summary in list_jobs(_store(ctx), _RECENT).summaries for name in summary.tags}
+        return [*KINDS, *sorted(tags - set(KINDS))]
+
+    return _offered(names, incomplete) or _offered(lambda: KINDS, incomplete)
+
+
+def complete_field(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`resources.spot=`: the fields of the job file, of a section only once it is typed."""
+    from stoker.jobfile.fields import walk
+
+    def names() -> list[tuple[str, str]]:
+        found = [(dotted, info) for dotted, info in walk() if dotted.count(".") <= incomplete.count(".")]
+        return [(f"{dotted}{'=' if info.section is None else '.'}", info.doc) for dotted, info in found]
+
+    return _offered(names, incomplete)
+
+
+def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files, which the shell itself lists."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
 
 
 def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -113,10 +163,27 @@ def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str
 
     def names() -> list[str]:
         store = _store(ctx)
-        found = [read_summary(store, job) for text in ctx.params.get("jobs") or () for job in find_jobs(store, text)]
+        found = [read_summary(store, job) for text in _typed_jobs(ctx) for job in find_jobs(store, text)]
         return sorted({name for summary in found if summary is not None for name in summary.metrics})
 
     return _offered(names, incomplete)
+
+
+def _typed(ctx: click.Context) -> tuple[Store, JobState]:
+    """The job that was typed before, and its store."""
+    from stoker import log
+    from stoker.finding import find_job
+
+    store = _store(ctx)
+    state = log.read(store, find_job(store, _typed_jobs(ctx)[0]))
+    assert state is not None
+    return store, state
+
+
+def _typed_jobs(ctx: click.Context) -> tuple[str, ...]:
+    """The jobs that were typed before. While the value of an option is missing, click has not told arguments apart."""
+    found = ctx.params.get("jobs") or ctx.params.get("job") or ctx.args
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _store(ctx: click.Context) -> Store:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.completing import complete_grouping
 from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
 @click.option(
     "--by",
     metavar="WHAT",
+    shell_complete=complete_grouping,
     default="day",
     show_default=True,
     help="A row for each day, job, provider, machine, or value of the tag of this name (or tags.NAME).",
@@ -82,6 +84,8 @@ def command(by: str, since: str, as_json: bool) -> None:
     if whole and start is not None:
         told = f"of {counted(len(whole), 'removed job')} all of {start:%Y-%m-%d} is counted"
         say(f"{told}: what they spent is kept by the day")
+    if not found.total.spent.known and not any(record.summary.priced for record in accounts.records):
+        say("no price is set for the machines of these jobs")
     if not all(getattr(found.total, name).complete for name in _names()):
         say("≥: some of it is not known; –: nothing of it is")
 

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from stoker.cli.completing import complete_provider
 from stoker.cli.options import json_option, store_option
 
 # Ends the script; nothing in a policy looks like it.
@@ -13,7 +14,7 @@ _END = "END-OF-STOKER-IAM"
 
 
 @click.command("iam")
-@click.argument("provider")
+@click.argument("provider", shell_complete=complete_provider)
 @click.option(
     "--bucket",
     metavar="URL",

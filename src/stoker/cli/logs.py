@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli import EXIT_INTERRUPTED
+from stoker.cli.completing import complete_attempt, complete_node
 from stoker.cli.options import job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -25,8 +26,12 @@ _MOST_EVIDENCE = 16 * 1024 * 1024
 @click.command("logs")
 @job_argument
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended, across restarts.")
-@click.option("--node", "rank", type=click.IntRange(min=0), metavar="R", help="Only this node.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only this attempt.")
+@click.option(
+    "--node", "rank", type=click.IntRange(min=0), metavar="R", shell_complete=complete_node, help="Only this node."
+)
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="N", shell_complete=complete_attempt, help="Only this attempt."
+)
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines of what is there.")
 @click.option("--evidence", is_flag=True, help="What the processes of a job that stood still were doing.")
 @store_option

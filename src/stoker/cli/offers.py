@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.completing import complete_provider
 from stoker.cli.options import json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _LIMIT = 20
 @click.command("offers")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path))
 @set_option
-@click.option("--provider", metavar="P", help="Who lends the machines.")
+@click.option("--provider", metavar="P", shell_complete=complete_provider, help="Who lends the machines.")
 @click.option("--zones", is_flag=True, help="A line for each zone, instead of the best zone of each machine.")
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=0), default=_LIMIT, help="Most lines; 0 shows all. [default: 20]"

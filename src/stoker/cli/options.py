@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stoker.cli.completing import complete_checkpoint, complete_job
+from stoker.cli.completing import complete_checkpoint, complete_field, complete_job
 from stoker.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def set_option(command: F) -> F:
         "sets",
         multiple=True,
         metavar="FIELD=VALUE",
+        shell_complete=complete_field,
         help="Set a field of the job file, such as params.lr=1e-3.",
     )(command)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.completing import complete_file
 from stoker.cli.options import help_alone, json_option, opened_store, set_option, store_option
 
 if TYPE_CHECKING:
@@ -105,7 +106,12 @@ def history(as_json: bool) -> None:
 
 @command.command(short_help="Tell what the policy would say to a job file.")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--policy", metavar="FILE", help="Not the store's policy, but this one, before it is set.")
+@click.option(
+    "--policy",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Not the store's policy, but this one, before it is set.",
+)
 @set_option
 @json_option
 @store_option

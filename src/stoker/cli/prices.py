@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.completing import complete_provider
 from stoker.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ _SHOWN = 20
 
 
 @click.command("prices")
-@click.option("--provider", metavar="P", help="Whose prices. [default: of all that keep a table]")
+@click.option(
+    "--provider",
+    metavar="P",
+    shell_complete=complete_provider,
+    help="Whose prices. [default: of all that keep a table]",
+)
 @click.option("--region", "regions", metavar="R", multiple=True, help="Only this region; may be repeated.")
 @click.option("--refresh", is_flag=True, help="Ask the provider's price list, and keep the answer on this computer.")
 @json_option

@@ -90,7 +90,7 @@ class View:
             return [*found[1:], "no jobs yet; `stoker run` starts one"]
         if self.shown:
             return [*found, *_table(list(self.shown), set(self.active)).splitlines()]
-        return [*found, "no such job" if self.filtered else "no job can be read"]
+        return [*found, "no job fits" if self.filtered else "no job can be read"]
 
     @property
     def gist(self) -> object:
@@ -265,8 +265,7 @@ def _table(summaries: list[Summary], active: set[str]) -> str:
             str(len(summary.attempts)),
             "–" if summary.step is None else str(summary.step),
             duration(summary.trained_s),
-            # Without any price, a sum would claim that it was free.
-            dollars(summary.cost) if summary.cost or any(one.price_source for one in summary.attempts) else "–",
+            dollars(summary.cost) if summary.priced else "–",
             ago(summary.submitted_at, now),
             legible(note(summary, active, now)),
         ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.completing import complete_attempt
 from stoker.cli.options import checkpoint_option, job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @checkpoint_option("Which one, by its REF of `stoker checkpoints` or its name; the newest by default.")
 @click.option("--outputs", is_flag=True, help="The job's outputs instead, of all attempts as one folder.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="The outputs of this attempt alone.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    shell_complete=complete_attempt,
+    help="The outputs of this attempt alone.",
+)
 @store_option
 def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool, attempt: int | None) -> None:
     """Fetch a checkpoint, or the outputs, as plain files into FOLDER (by default one called as the job).

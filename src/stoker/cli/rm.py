@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.completing import complete_jobs_that, has_ended
 from stoker.cli.options import DURATION, jobs_argument, opened_store, store_option, yes_option
 
@@ -92,7 +93,9 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
         say(f"  {job}  {_contents(store, job)}")
     if len(jobs) > _MOST_TOLD:
         say(f"  and {len(jobs) - _MOST_TOLD} more")
-    click.confirm(f"Delete {counted(len(jobs), 'job')} for good?", abort=True, err=True)
+    if not click.confirm(f"Delete {counted(len(jobs), 'job')} for good?", err=True):
+        say("nothing is deleted")
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
 def _contents(store: Store, job: str) -> str:

@@ -13,6 +13,7 @@ import click
 
 from stoker import layout
 from stoker.cli.attached import follow_governing, leave_detached
+from stoker.cli.completing import complete_file, complete_provider
 from stoker.cli.options import (
     TrailingCommand,
     json_option,
@@ -36,11 +37,11 @@ _MOST_TEXT = 1000
 
 
 @click.command("run", cls=TrailingCommand)
-@click.argument("words", metavar="[JOB.yaml]", nargs=-1)
+@click.argument("words", metavar="[JOB.yaml]", nargs=-1, shell_complete=complete_file)
 @set_option
 @click.option("--name", help="What to call the job.")
 @click.option("--nodes", type=int, metavar="K", help="How many machines train together.")
-@click.option("--provider", metavar="P", help="Who lends the machines.")
+@click.option("--provider", metavar="P", shell_complete=complete_provider, help="Who lends the machines.")
 @click.option("--spot/--no-spot", default=None, help="Spot machines only, or none.")
 @click.option(
     "--env", "variables", multiple=True, metavar="K=V", help="An environment variable; K alone passes yours on."

@@ -29,7 +29,7 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
             asked.append(job)
             state = log.read(store, job)
             ended = state is not None and state.ended is not None
-            say(f"{job} had ended already; its machine is given back" if ended else f"{job} saves and stops")
+            say(f"{job} had ended already; its machine is given back" if ended else f"{job} is asked to save and stop")
         else:
             say(f"{job} had ended already")
     if asked:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from stoker.cli.completing import complete_file, complete_node
+
 if TYPE_CHECKING:
     from stoker.providers.base import Visit, Way
 
@@ -28,9 +30,16 @@ def visit_options(command: F) -> F:
             metavar="WAY",
             help="key, connect or ssm on EC2, key or iap on Compute Engine; default: what is open.",
         ),
-        click.option("--identity", metavar="FILE", help="The private key to use."),
+        click.option("--identity", metavar="FILE", shell_complete=complete_file, help="The private key to use."),
         click.option("--user", metavar="NAME", help="Who logs in; default: the image's own user."),
-        click.option("--node", type=click.IntRange(min=0), default=0, metavar="R", help="Which node; 0 by default."),
+        click.option(
+            "--node",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="R",
+            shell_complete=complete_node,
+            help="Which node; 0 by default.",
+        ),
     ):
         command = option(command)
     return command

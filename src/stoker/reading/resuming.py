@@ -45,7 +45,8 @@ def plan_resume(store: Store, state: JobState, text: str | None) -> ResumePlan:
         why = "the chosen checkpoint is gone" if state.choice is not None else "attempts failed on every checkpoint"
         helps = f"choose one with --checkpoint REF, or start anew with `stoker clone {state.job}`"
         raise UserError(f"{state.job}: {why}; it has {_named(complete, state)}; {helps}")
-    return ResumePlan(state, None, "", ())
+    why = "no checkpoint was committed by all ranks" if listed else "there is no checkpoint"
+    return ResumePlan(state, None, "", (f"it starts from the beginning: {why}",))
 
 
 def _chosen(listed: list[Checkpoint], poisoned: frozenset[str], state: JobState, text: str) -> ResumePlan:
