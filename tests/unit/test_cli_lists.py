@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -286,3 +289,39 @@ def test_a_line_of_wide_characters_is_cropped_to_the_screen(monkeypatch: pytest.
     rows = [row.removesuffix("\x1b[K") for row in drawn.removeprefix("\x1b[H").removesuffix("\x1b[J").splitlines()]
     assert [width(row) for row in rows] == [19, 20, 5]
     assert rows[0] == "失" * 9 + "…"
+
+
+def bash_completes(script: str, *split: str, line: str) -> list[str]:
+    """What bash would put in place of the last of `split`: the words of the line, as it splits them."""
+    words = " ".join(shlex.quote(word) for word in split)
+    call = (
+        f"{script}\ncompopt() {{ :; }}\nCOMP_WORDBREAKS=$' \\t\\n\"\\'><=;|&(:'\nCOMP_LINE={shlex.quote(line)}\n"
+        f"COMP_POINT=${{#COMP_LINE}}\nCOMP_WORDS=({words})\nCOMP_CWORD={len(split) - 1}\n"
+        '_stoker_completion stoker\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash", "-c", call], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+def test_bash_completes_behind_an_equals_sign(
+    stoker: Stoker, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bash splits words at `=` and `:`, too, and replaces the last part alone."""
+    for name, team in (("one", "nlp"), ("two", "vision")):
+        submit(store, name, team=team)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "stoker"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m stoker.cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+    script = stoker("completion", "bash")[1]
+    ask = functools.partial(bash_completes, script)
+    assert ask("stoker", "ps", "--tag", "te", line="stoker ps --tag te") == ["team=nlp", "team=vision"]
+    assert ask("stoker", "ps", "--tag", "team", "=", line="stoker ps --tag team=") == ["nlp", "vision"]
+    assert ask("stoker", "ps", "--tag", "team", "=", "v", line="stoker ps --tag team=v") == ["vision"]
+    assert ask("stoker", "ps", "--tag", "=", "te", line="stoker ps --tag=te") == ["team=nlp", "team=vision"]
+    assert ask("stoker", "ps", "--tag", "=", "team", "=", "v", line="stoker ps --tag=team=v") == ["vision"]
+    assert ask("stoker", "ps", "--phase", "", line="stoker ps --phase ")[:2] == ["queued", "launching"]
+    assert ask("stoker", "run", "--name", '"a b"', "--prov", line='stoker run --name "a b" --prov') == ["--provider"]
