@@ -273,3 +273,12 @@ def test_spot_without_a_price_costs_no_more_than_on_demand() -> None:
     spec = replace(make_spec(), resources=replace(make_spec().resources, max_price=3.0))
     assert choose(make_state(), spec, (unknown,)) == Chosen(unknown, "spot first")
     assert isinstance(choose(make_state(), spec, (replace(unknown, on_demand_price=3.1),)), Impossible)
+
+
+def test_what_is_not_offered_is_named() -> None:
+    assert choose(make_state(), make_spec(spot="only"), (ON_DEMAND,)) == Impossible(
+        "sim has no spot offering that fits"
+    )
+    assert choose(make_state(), make_spec(spot="never"), (SPOT_A,)) == Impossible(
+        "sim has no on-demand offering that fits"
+    )
