@@ -94,6 +94,34 @@ def test_a_program_that_is_killed_in_its_second_save_has_none_that_is_known(worl
     assert newest(world, tmp_path / "back") == {}
 
 
+def test_a_hard_link_that_is_being_replaced(world: World, tmp_path: Path) -> None:
+    """Killed after the old link was removed: the folder lacks what every save has."""
+    for step in (1, 2, 3):
+        seen = copies_of(world).bursts
+        save_linked(world, step)
+        until(lambda seen=seen: copies_of(world).bursts > seen)
+    (world.folder / "step-4.bin").write_bytes(content(4))
+    (world.folder / "last.bin").unlink()
+    die(world)
+    found = newest(world, tmp_path / "back")
+    assert found["last.bin"] == content(3)
+    assert set(found) == {"step-1.bin", "step-2.bin", "step-3.bin", "last.bin"}
+
+
+def save_linked(world: World, step: int) -> None:
+    (world.folder / f"step-{step}.bin").write_bytes(content(step))
+    (world.folder / "last.bin").unlink(missing_ok=True)
+    (world.folder / "last.bin").hardlink_to(world.folder / f"step-{step}.bin")
+
+
+def test_a_file_that_only_some_saves_write_costs_no_save(world: World, tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(world, last=content(step), **({"best": content(step)} if step == 3 else {}))
+    (world.folder / "last.bin").write_bytes(b"")
+    die(world)
+    assert newest(world, tmp_path / "back") == {"last.bin": content(4), "best.bin": content(3)}
+
+
 def test_nothing_is_copied_while_a_file_is_open(world: World, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(world, weights=content(step))
