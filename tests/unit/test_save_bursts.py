@@ -158,6 +158,28 @@ def test_a_file_that_only_the_first_saves_write() -> None:
         program.rest(0.1)
 
 
+def test_a_database_that_begins_with_its_journal() -> None:
+    program = Program()
+    for step in range(1, 6):
+        program.write("state.db-journal")
+        assert program.whole == (step - 1 if step > 2 else 0)
+        program.write("state.db")
+        program.remove("state.db-journal")
+        program.rest(0.1)
+
+
+def test_a_burst_that_does_not_fit_is_forgotten_in_time() -> None:
+    program = Program()
+    for step in range(1, 40):
+        program.write("last.bin")
+        if step == 4:
+            program.rest(0.07)
+            program.write("best.bin")
+        program.rest(0.1)
+        assert program.whole <= 4 or program.count > 12
+    assert program.whole == program.count - 1
+
+
 @pytest.mark.parametrize("waits_after", ["epoch", "last"])
 def test_a_program_that_has_to_wait_in_the_middle_of_a_save(waits_after: str) -> None:
     """That save is not known to be whole; later ones are."""

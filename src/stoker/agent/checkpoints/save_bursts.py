@@ -29,6 +29,8 @@ _FASTER = 3
 # A burst that only the next one repeats is believed if the pause between them was at least this long.
 _SURE_S = 4 * PAUSE_S
 _REMEMBERED = 8
+# After a burst that did not fit, so many times more have to than ever did before one did not.
+_PATIENCE = 4
 # No save has more parts than this that are numbered upwards.
 _MANY = 16
 _NUMBER = re.compile(r"[0-9]+")
@@ -41,9 +43,14 @@ class Sized(Protocol):
 
 @dataclass(frozen=True)
 class Burst:
-    """Files that were written together, by what they are for. `before`: their sizes in the burst before, if known."""
+    """Files that were written together, by what they are for. `before`: their sizes in the burst before, if known.
+
+    `first` is the file that was written first, of those that are still there; `begun` is the first of all, such as the
+    journal of a database.
+    """
 
     first: str
+    begun: str
     sizes: Mapping[str, int]
     before: Mapping[str, int]
     ended_at: float
@@ -74,7 +81,9 @@ class SaveBursts:
         self._whole: set[frozenset[str]] = set()
         # Files that some saves write, and others do not.
         self._optional: frozenset[str] | None = None
-        self._mixed = False
+        # Bursts since one did not fit, and the most that came before another one that did not; None: all did fit.
+        self._fitting = 0
+        self._most_fitting: int | None = None
         self._gaps: dict[_BurstKind, deque[float]] = {}
         self._first_seen: dict[str, int] = {}
         self._counters: dict[str, _Counter] = {}
@@ -133,7 +142,7 @@ class SaveBursts:
         """
         paths = [path for path in self._order if path in files]
         paths += [path for path in changed if path in files and path not in self._order]
-        first, ended_at = self._first() or "", self._noted_at
+        first, begun_first, ended_at = self._first() or "", next(iter(self._order), ""), self._noted_at
         self._order, self._gone, self._short_pauses = {}, set(), 0
         if not paths:
             return False
@@ -153,12 +162,21 @@ class SaveBursts:
         name = self._name(first)
         begun = self._first_seen.get(name, 0 if name not in sizes else len(self._first_seen))
         misordered = name in sizes and any(self._first_seen[other] < begun for other in sizes)
-        self._mixed = self._mixed or self._is_mixed(frozenset(sizes))
-        burst = Burst(name, sizes, before, ended_at, suspect or removed or misordered or self._mixed)
+        doubtful = suspect or removed or misordered or not self._fits(frozenset(sizes))
+        burst = Burst(name, self._name(begun_first), sizes, before, ended_at, doubtful)
         self._known_sizes = {name: size for name, size in self._known_sizes.items() if name in present} | sizes
         self._previous, self.last = self.last, burst
         self._gaps = dict(list(self._gaps.items())[-_REMEMBERED:])
         return True
+
+    def _fits(self, names: frozenset[str]) -> bool:
+        """Whether bursts are like one another, and were for long enough since one was not."""
+        if self._is_mixed(names):
+            self._most_fitting = max(self._most_fitting or 1, self._fitting)
+            self._fitting = 0
+        else:
+            self._fitting += 1
+        return self._most_fitting is None or self._fitting > _PATIENCE * self._most_fitting
 
     def _is_mixed(self, names: frozenset[str]) -> bool:
         """Whether files are written at times of their own: which of them belong together is not known then.
@@ -179,8 +197,11 @@ class SaveBursts:
 
     def has_come_round(self) -> bool:
         """Whether the burst under way begins like the last one, and shows that this was a whole save."""
+        if self.last is None or not self._order:
+            return False
         first = self._first()
-        if self.last is None or first is None or self._name(first) != self.last.first:
+        same = first is not None and self._name(first) == self.last.first
+        if not same and self._name(next(iter(self._order))) != self.last.begun:
             return False
         return self._is_whole(self.last, self._previous, None)
 
