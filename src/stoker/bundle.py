@@ -25,7 +25,6 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -34,8 +33,8 @@ from stoker import layout
 from stoker.errors import UserError
 from stoker.home import home, make_home
 from stoker.providers.imaging import SERVED, Python, newer_image, version_text
-from stoker.removing import COLLECT_AFTER
 from stoker.store import Store
+from stoker.submit import generations
 
 # As the project itself requires it.
 OBSTORE = "obstore>=0.11,<0.13"
@@ -169,17 +168,9 @@ def build(tag: str, *, offline: bool = False) -> Built:
     return Built(tag, hashlib.sha256(archive).hexdigest(), path, len(archive))
 
 
-def send(store: Store, built: Built) -> None:
-    """Put the archive into the store, once. An old one is made young again, so that it is not collected now.
-
-    Idempotent: its name is its digest. It is not taken back when a submission fails: others may rely on it by then.
-    """
-    key = layout.bundle(built.digest)
-    there = store.head(key)
-    if there is None:
-        store.create(key, built.path.read_bytes())
-    elif datetime.now(timezone.utc) - there.modified > COLLECT_AFTER / 2:
-        store.put(key, built.path.read_bytes())
+def send(store: Store, built: Built) -> str:
+    """Put the archive into the store, once, and answer its name there. Idempotent."""
+    return generations.keep(store, layout.BUNDLES, built.digest, layout.bundle, built.path.read_bytes)
 
 
 # ── What goes in ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -351,7 +351,8 @@ def prepare_resume(found: str, opened: Store, checkpoint: str | None = None) -> 
     """Everything of `resume` before the first write. Raises UserError as `resume` does."""
     state = _state(opened, found)
     _check_resumable(state)
-    if state.code_digest is not None and opened.head(layout.code(state.code_digest)) is None:
+    code = index.read_submission(opened, state).code if state.code_digest is not None else None
+    if code is not None and opened.head(layout.code(layout.shared_name(code.digest, code.generation))) is None:
         raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
     plan = plan_resume(opened, state, checkpoint)
     _heed_again(opened, state)

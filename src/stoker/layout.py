@@ -2,11 +2,13 @@
 
     jobs/<job>/spec.json                              submitter, governors
     jobs/<job>/log/<seq, 8 digits>.json
-    code/<digest>.tar.gz                              submitter; shared by jobs with the same code
-    bundles/<digest>.tar.gz                           submitter; agents that machines install, shared by jobs
-    tools/<digest>.gz                                 submitter; programs that machines fetch when they need them
-    wheels/<digest>                                   submitter; packages for machines without an index, shared by jobs
-    inputs/<digest>/…  inputs/<digest>.json           submitter; folders of theirs as plain files, shared by jobs
+    code/<name>.tar.gz                                submitter; shared by jobs with the same code
+    bundles/<name>.tar.gz                             submitter; agents that machines install, shared by jobs
+    tools/<name>.gz                                   submitter; programs that machines fetch when they need them
+    wheels/<name>                                     submitter; packages for machines without an index, shared by jobs
+    inputs/<name>/…                                   submitter; folders of theirs as plain files, shared by jobs
+                                                      (each name is `<digest>`, then `<digest>-2`, …: its generation)
+    collected/<kind>/<name>                           persons, create-only, empty, kept for good: no job may name it
     policy/defaults.yaml                              the house: what job files need not say
     policy/rules/<version, 8 digits>.json             the house, create-only: the rules that every job obeys
     work/<job>/<claim, 8 digits>/<rank>/<boot>/       that node's agent alone
@@ -55,6 +57,7 @@ WORK = "work/"
 ACTIVE = "active/"
 INDEX = "index/"
 REMOVED = "removed/"
+COLLECTED = "collected/"
 GOVERNORS = "governors/"
 DEPLOYED = "deployed/"
 CODE = "code/"
@@ -93,23 +96,43 @@ def spec(job: str) -> str:
     return f"jobs/{job}/spec.json"
 
 
-def code(digest: str) -> str:
-    return f"code/{digest}.tar.gz"
+def shared_name(digest: str, generation: int = 1) -> str:
+    """What something that jobs share is called: its digest, and its generation where that is not the first."""
+    return digest if generation == 1 else f"{digest}-{generation}"
 
 
-def bundle(digest: str) -> str:
+def digest_of(name: str) -> str:
+    """The digest in a name that `shared_name` made."""
+    return name.partition("-")[0]
+
+
+def generation_of(name: str) -> int:
+    """The generation in a name that `shared_name` made."""
+    return int(name.partition("-")[2] or 1)
+
+
+def collected(kind: str, name: str) -> str:
+    """The mark that a name is given up: written before what it names is deleted, and never deleted itself."""
+    return f"{COLLECTED}{kind}{name}"
+
+
+def code(name: str) -> str:
+    return f"code/{name}.tar.gz"
+
+
+def bundle(name: str) -> str:
     """An agent that installs without a package index."""
-    return f"bundles/{digest}.tar.gz"
+    return f"bundles/{name}.tar.gz"
 
 
-def tool(digest: str) -> str:
+def tool(name: str) -> str:
     """A program for machines, compressed; the digest is of what is kept."""
-    return f"{TOOLS}{digest}.gz"
+    return f"{TOOLS}{name}.gz"
 
 
-def wheel(digest: str) -> str:
+def wheel(name: str) -> str:
     """A package, as its index had it."""
-    return f"{WHEELS}{digest}"
+    return f"{WHEELS}{name}"
 
 
 def environments(job: str | None = None) -> str:
@@ -130,14 +153,9 @@ def environment_used(place: str, key: str) -> str:
     return f"{place}{key}/used"
 
 
-def input_files(digest: str) -> str:
+def input_files(name: str) -> str:
     """The folder of an input that a submitter sent: plain files."""
-    return f"{INPUTS}{digest}/"
-
-
-def input_marker(digest: str) -> str:
-    """How old it is says how long nobody has relied on those files."""
-    return f"{INPUTS}{digest}.json"
+    return f"{INPUTS}{name}/"
 
 
 def log_entry(job: str, seq: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 from stoker import index, layout, log
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError, in_words
@@ -13,8 +14,9 @@ from stoker.finding import all_jobs
 from stoker.fold import JobState
 from stoker.model import Event, RemovalAsked
 from stoker.store import Meta, Store
+from stoker.submit.generations import Shared, references
 
-# Twice as long as a submission may rely on code it found (`sending.CODE_FRESH_FOR`).
+# Longer than a submission takes, as a rule. One that takes longer finds out, and sends what it needs again.
 COLLECT_AFTER = timedelta(days=1)
 # An environment that no machine has used for so long.
 UNUSED_FOR = timedelta(days=30)
@@ -95,17 +97,17 @@ def finish_removals(store: Store) -> list[str]:
 
 def collect_code(store: Store) -> int:
     """Delete packed code that no job refers to and that is older than a day. Answers how many archives went."""
-    return _collect(store, layout.CODE, _code_of)
+    return _collect(store, layout.CODE)
 
 
 def collect_bundles(store: Store) -> int:
     """The same for agents that no job's machines install any more."""
-    return _collect(store, layout.BUNDLES, _bundles_of)
+    return _collect(store, layout.BUNDLES)
 
 
 def collect_tools(store: Store) -> int:
     """The same for programs that no job's machines fetch any more."""
-    return _collect(store, layout.TOOLS, _tools_of)
+    return _collect(store, layout.TOOLS)
 
 
 def collect_environments(store: Store) -> int:
@@ -149,21 +151,58 @@ def _parts_of(store: Store, manifest: str) -> set[str] | None:
 
 def collect_wheels(store: Store) -> int:
     """The same for packages that no job's machines install any more."""
-    return _collect(store, layout.WHEELS, _wheels_of)
+    return _collect(store, layout.WHEELS)
 
 
-def _collect(store: Store, prefix: str, needed_by: Callable[[Store, str], set[str]]) -> int:
+def _collect(store: Store, kind: str) -> int:
+    found: dict[str, list[Meta]] = {}
+    for meta in store.list(kind):
+        found.setdefault(meta.key.removeprefix(kind).partition(".")[0], []).append(meta)
+    return sweep(store, kind, {name: partial(list, metas) for name, metas in found.items()})
+
+
+def sweep(store: Store, kind: str, found: Mapping[str, Callable[[], list[Meta]]]) -> int:
+    """Delete those of these names that no job refers to, and that are given up or older than a day. Answers how many.
+
+    `found` gives the objects of a name. A name is given up before the jobs are read anew, and for good: see
+    `submit.generations` for why a submission under way loses nothing. The age only spares it a second try.
+    """
     now = datetime.now(timezone.utc)
-    # A submission makes what it relies on younger than half a day, so what is old here has no job on the way.
-    old = {meta.key: meta.modified for meta in store.list(prefix) if now - meta.modified > COLLECT_AFTER}
-    if not old:
-        return 0
-    needed = {key for job in all_jobs(store) for key in needed_by(store, job)}
-    unneeded = [key for key in old if key not in needed]
-    # Made young again since it was listed: somebody is about to need it.
-    unneeded = [key for key in unneeded if (meta := store.head(key)) is not None and meta.modified == old[key]]
-    store.delete(unneeded)
-    return len(unneeded)
+    given_up = {meta.key.removeprefix(layout.collected(kind, "")) for meta in store.list(layout.collected(kind, ""))}
+    needed = _References(store)
+    unneeded: dict[str, list[Meta]] = {}
+    for name in found.keys() - needed.read(kind) if found else ():
+        metas = found[name]()
+        if metas and (name in given_up or now - max(meta.modified for meta in metas) > COLLECT_AFTER):
+            unneeded[name] = metas
+    for name in unneeded.keys() - given_up:
+        # Either answer means that the mark is there.
+        store.create(layout.collected(kind, name), b"")
+    gone = unneeded.keys() - needed.read(kind) if unneeded else set()
+    for name in sorted(gone):
+        for keys in _batches(meta.key for meta in unneeded[name]):
+            store.delete(keys)
+    return len(gone)
+
+
+class _References:
+    """The shared names that jobs refer to. A spec never changes once it is there: each is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_job: dict[str, frozenset[Shared]] = {}
+
+    def read(self, kind: str) -> set[str]:
+        """The names of one kind that the present jobs refer to. Raises StoreError when a spec cannot be read."""
+        names: set[str] = set()
+        for job in all_jobs(self._store):
+            if job not in self._by_job:
+                found = self._store.get(layout.spec(job))
+                if found is None:
+                    continue
+                self._by_job[job] = references(found.data, self._store.url, found.meta.key)
+            names |= {shared.name for shared in self._by_job[job] if shared.kind == kind}
+        return names
 
 
 def ended_before(store: Store, age: timedelta) -> list[str]:
@@ -178,49 +217,6 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
             found.append((summary.ended_at, job))
     # The index is derived: the verdict is the log's.
     return [job for _, job in sorted(found) if (state := log.read(store, job)) is not None and state.ended is not None]
-
-
-def _code_of(store: Store, job: str) -> set[str]:
-    """The code that a job refers to. Raises StoreError when it cannot be known: then nothing may be collected."""
-    found = store.get(layout.log_entry(job, 1)) or store.get(layout.spec(job))
-    if found is None:
-        return set()
-    try:
-        tree = json.loads(found.data)
-        code = tree["event"].get("code_digest") if "event" in tree else (tree.get("code") or {}).get("digest")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no code is collected") from None
-    return {layout.code(str(code))} if code is not None else set()
-
-
-def _bundles_of(store: Store, job: str) -> set[str]:
-    """The agents that a job refers to. Raises StoreError as above."""
-    return {layout.bundle(digest) for digest in _digests_of(store, job, "bundles", "agent")}
-
-
-def _tools_of(store: Store, job: str) -> set[str]:
-    return {layout.tool(digest) for digest in _digests_of(store, job, "tools", "program")}
-
-
-def _wheels_of(store: Store, job: str) -> set[str]:
-    found = store.get(layout.spec(job))
-    if found is None:
-        return set()
-    try:
-        targets = json.loads(found.data).get("wheels") or {}
-        return {layout.wheel(str(wheel["digest"])) for wheels in targets.values() for wheel in wheels}
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no wheel is collected") from None
-
-
-def _digests_of(store: Store, job: str, field: str, what: str) -> list[str]:
-    found = store.get(layout.spec(job))
-    if found is None:
-        return []
-    try:
-        return [str(digest) for digest in (json.loads(found.data).get(field) or {}).values()]
-    except (ValueError, AttributeError) as error:
-        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no {what} is collected") from None
 
 
 def _delete_below(store: Store, prefix: str) -> None:

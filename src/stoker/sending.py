@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from stoker import codec, layout, log
@@ -16,7 +15,9 @@ from stoker.finding import ID_ALPHABET, SUFFIX_LENGTH
 from stoker.home import home, make_home
 from stoker.model import Record, Submitted
 from stoker.spec import Code, Submission
-from stoker.store import Meta, Store
+from stoker.store import Store
+from stoker.submit import generations
+from stoker.submit.generations import any_given_up, references
 from stoker.submitting import Prepared, submitter
 
 # Called with what is done, and with all there is.
@@ -24,9 +25,8 @@ Progress = Callable[[int, int], None]
 
 # Two jobs of one name share a suffix once in 600,000 times; so many times in a row is another fault.
 _ID_TRIES = 20
-# Removal collects code that is unreferenced and older than a day. What a new job relies on is made younger than half of
-# that, so that it cannot be collected before the job is in the log.
-CODE_FRESH_FOR = timedelta(hours=12)
+# How often a submission starts over because something that it names was given up by a collector meanwhile.
+_COLLECTED_TRIES = 5
 
 
 def check_writable(store: Store) -> None:
@@ -91,24 +91,19 @@ class _Uncertain(StoreError):
 
 def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[int], None]) -> str:
     me = submitter()
-    code = _put_code(prepared, store)
-    _put_programs(prepared, store, told)
-    submission = Submission(
-        job="",
-        spec=prepared.spec,
-        submitter=me,
-        code=code,
-        environ=prepared.environ or {},
-        bundles={built.tag: built.digest for built in prepared.bundles},
-        tools={tool.name: tool.digest for tool in prepared.tools},
-        wheels=prepared.wheels.wheels if prepared.wheels is not None else {},
-        place=prepared.place,
-        defaulted=prepared.told,
-        origin=prepared.origin,
-    )
-    job, data = _put_spec(submission, store, begun)
+    for _ in range(_COLLECTED_TRIES):
+        submission = _put_shared(prepared, store, me, told)
+        job, data = _put_spec(submission, store, begun)
+        # Only now: a collector that gives something up after this look finds the spec, and leaves it alone.
+        if not any_given_up(store, references(data, store.url, layout.spec(job))):
+            break
+        _take_back(store, begun)
+        begun.clear()
+    else:
+        raise StokerError("what the job needs is deleted from the store again and again; submit it once more")
     marker = layout.active(job, 1)
     store.put(marker, b"")
+    code = submission.code
     event = Submitted(
         spec_digest=codec.digest(data), submitter=me, code_digest=code.digest if code is not None else None
     )
@@ -117,12 +112,9 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
     # From here on it is submitted, and a governor may have launched it: nothing is taken back.
     begun.clear()
     try:
-        # A collector or a reindexing may have come between: put back what the job relies on.
+        # A reindexing may have come between.
         if store.head(marker) is None:
             store.put(marker, b"")
-        if code is not None and store.head(layout.code(code.digest)) is None:
-            _put_code(prepared, store)
-        _put_programs(prepared, store)
     except StoreError as error:
         raise _Uncertain(f"{error}; {job} was submitted: look with `stoker show {job}`") from None
     return job
@@ -163,60 +155,64 @@ def _check_readable(data: bytes) -> None:
         raise UserError(f"the job cannot be kept: {error}") from None
 
 
-def _put_code(prepared: Prepared, store: Store) -> Code | None:
-    """Upload the code once. What is there and young enough is left as it is; an old one is made young again."""
-    if prepared.packed is None:
-        if prepared.code is not None:
-            _refresh_code(store, prepared.code)
-        return prepared.code
-    packed = prepared.packed
-    key = layout.code(packed.digest)
-    there = store.head(key)
-    if there is None:
-        # Never taken back: another submission may rely on it by now. Unused, it is collected after a day.
-        store.create(key, packed.path.read_bytes())
-    elif not _is_fresh(there):
-        store.put(key, packed.path.read_bytes())
-    return Code(digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty)
-
-
-def _put_programs(prepared: Prepared, store: Store, told: Callable[[int], None] = lambda _: None) -> None:
+def _put_shared(prepared: Prepared, store: Store, me: str, told: Callable[[int], None]) -> Submission:
+    """Have everything in the store that the job shares with others, each once; and the job, which names it."""
+    spec, bundles, tools, wheels = prepared.spec, {}, {}, {}
+    code = _put_code(prepared, store)
     if prepared.bundles:
         from stoker import bundle
 
-        for built in prepared.bundles:
-            bundle.send(store, built)
+        bundles = {built.tag: bundle.send(store, built) for built in prepared.bundles}
     if prepared.tools:
-        from stoker import tools
+        from stoker import tools as programs
 
-        for tool in prepared.tools:
-            tools.send(store, tool)
-    if prepared.uploads or any(wanted.source.startswith(store.url) for wanted in prepared.spec.inputs.values()):
+        tools = {tool.name: programs.send(store, tool) for tool in prepared.tools}
+    if prepared.uploads or any(wanted.source.startswith(store.url) for wanted in spec.inputs.values()):
         from stoker import uploads
 
-        for upload in prepared.uploads:
-            uploads.send(store, upload, told)
-        uploads.refresh(store, prepared.spec)
+        stored = {upload.name: (upload, uploads.send(store, upload, told)) for upload in prepared.uploads}
+        spec = uploads.named(spec, store.url, stored)
+        uploads.check_there(store, spec)
     if prepared.wheels is not None:
-        from stoker import wheels
+        from stoker import wheels as packages
 
-        wheels.send(store, prepared.wheels)
+        wheels = packages.send(store, prepared.wheels)
+    return Submission(
+        job="",
+        spec=spec,
+        submitter=me,
+        code=code,
+        environ=prepared.environ or {},
+        bundles=bundles,
+        tools=tools,
+        wheels=wheels,
+        place=prepared.place,
+        defaulted=prepared.told,
+        origin=prepared.origin,
+    )
 
 
-def _refresh_code(store: Store, code: Code) -> None:
-    key = layout.code(code.digest)
-    there = store.head(key)
-    if there is not None and _is_fresh(there):
-        return
-    found = store.get(key)
-    if found is None:
-        raise UserError("its code is not in the store any more; submit it again from the folder")
-    store.put(key, found.data)
+def _put_code(prepared: Prepared, store: Store) -> Code | None:
+    """Have the code in the store: packed from this computer, or what another job brought."""
+    packed, code = prepared.packed, prepared.code
+    if packed is not None:
+        code = Code(
+            digest=packed.digest, size=packed.size, files=packed.files, commit=packed.commit, dirty=packed.dirty
+        )
+    if code is None:
+        return None
+    brought = layout.code(layout.shared_name(code.digest, code.generation))
 
+    def read() -> bytes:
+        if packed is not None:
+            return packed.path.read_bytes()
+        found = store.get(brought)
+        if found is None:
+            raise UserError("its code is not in the store any more; submit it again from the folder")
+        return found.data
 
-def _is_fresh(meta: Meta) -> bool:
-    # Two machines' clocks, and hours of margin on both sides: a day and half a day.
-    return datetime.now(timezone.utc) - meta.modified < CODE_FRESH_FOR
+    name = generations.keep(store, layout.CODE, code.digest, layout.code, read)
+    return replace(code, generation=layout.generation_of(name))
 
 
 def _take_back(store: Store, begun: list[str]) -> None:

@@ -426,23 +426,25 @@ def is_port(text: str) -> bool:
 @checks_fields
 @dataclass(frozen=True)
 class Code:
-    """The packed code folder. `digest` names the archive `code/<digest>.tar.gz`."""
+    """The packed code folder. `digest` and `generation` name the archive in the store."""
 
     digest: str
     size: int
     files: int
     commit: str | None = None
     dirty: bool | None = None
+    generation: int = 1
 
 
 @checks_fields
 @dataclass(frozen=True)
 class Wheel:
-    """A package for machines without an index. Its file's name and size; `digest` names it in the store."""
+    """A package for machines without an index: its file's name and size. Digest and generation name it in the store."""
 
     name: str
     digest: str
     size: int
+    generation: int = 1
 
     @property
     def project(self) -> str:
@@ -471,9 +473,10 @@ class Submission:
     # On `local`, the submitter's active environment: PATH, VIRTUAL_ENV, CONDA_PREFIX. Elsewhere, where the store is to
     # be found: its endpoint and region. Nothing secret.
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
-    # The agents that its machines install, by Python and architecture (`cp311-x86_64`), each by its digest.
+    # The agents that its machines install, by Python and architecture (`cp311-x86_64`), each by its name in the store:
+    # its digest, and a generation where that is not the first.
     bundles: dict[str, str] = dataclasses.field(default_factory=dict)
-    # Programs that its machines fetch when they need them, by name and architecture (`uv-x86_64`), each by its digest.
+    # Programs that its machines fetch when they need them, by name and architecture (`uv-x86_64`), named likewise.
     tools: dict[str, str] = dataclasses.field(default_factory=dict)
     # The wheels that its machines install from, by what machines they are for (`3.12-x86_64`).
     wheels: dict[str, tuple[Wheel, ...]] = dataclasses.field(default_factory=dict)

@@ -17,17 +17,16 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
 from stoker import layout
 from stoker.errors import UserError
 from stoker.home import home, make_home
-from stoker.removing import COLLECT_AFTER
 from stoker.requirements import NOTHING
 from stoker.spec import Spec
 from stoker.store import Store
+from stoker.submit import generations
 
 _WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}
 # What their wheels for Linux have been called, and may be: pip takes these names to the letter.
@@ -94,14 +93,9 @@ def build_all(
     return tuple(tools), tuple(missing)
 
 
-def send(store: Store, tool: Tool) -> None:
-    """Put it into the store, once. An old one is made young again, so that it is not collected now. Idempotent."""
-    key = layout.tool(tool.digest)
-    there = store.head(key)
-    if there is None:
-        store.create(key, tool.path.read_bytes())
-    elif datetime.now(timezone.utc) - there.modified > COLLECT_AFTER / 2:
-        store.put(key, tool.path.read_bytes())
+def send(store: Store, tool: Tool) -> str:
+    """Put it into the store, once, and answer its name there. Idempotent."""
+    return generations.keep(store, layout.TOOLS, tool.digest, layout.tool, tool.path.read_bytes)
 
 
 def _kept(program: Program, arch: str) -> Path:

@@ -1,30 +1,26 @@
 """Files and folders of the submitter's that machines elsewhere are to read: sent to the store once, as plain files.
 
-inputs/<digest of the names and contents>/<file>
-inputs/<digest>.json     written before them, and again by every submission that relies on them: how old it is says
-                         how long nobody has
+inputs/<digest of the names and contents>[-<generation>]/<file>
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from stoker import layout
 from stoker.agent.inputs.source import list_files
-from stoker.errors import StoreError, UserError
-from stoker.finding import all_jobs
+from stoker.errors import UserError
 from stoker.model import Capabilities
 from stoker.parallel import run_all
-from stoker.removing import COLLECT_AFTER
+from stoker.removing import sweep
 from stoker.spec import Spec
-from stoker.store import Sent, Store, can_be_key
+from stoker.store import Meta, Sent, Store, can_be_key
+from stoker.submit.generations import Shared, input_name, is_given_up, usable_name
 
 _AT_ONCE = 16
 _HASHED_AT_ONCE = 4
@@ -75,12 +71,24 @@ def gather(spec: Spec, capabilities: Capabilities, url: str, store: Store | None
         if "://" in wanted.source:
             continue
         upload = measure(name, Path(wanted.source))
+        stored = upload.digest
         if store is not None:
-            upload = replace(upload, to_send=sum(file.size for file in _missing(store, upload)))
+            stored = usable_name(store, layout.INPUTS, upload.digest)
+            upload = replace(upload, to_send=sum(file.size for file in _missing(store, upload, stored)))
         uploads.append(upload)
-        single = f"/{upload.files[0].name}" if upload.path.is_file() else ""
-        inputs[name] = replace(wanted, source=f"{url}/{layout.input_files(upload.digest)}".rstrip("/") + single)
+        inputs[name] = replace(wanted, source=_source(url, upload, stored))
     return replace(spec, inputs=inputs), tuple(uploads)
+
+
+def named(spec: Spec, url: str, stored: Mapping[str, tuple[Upload, str]]) -> Spec:
+    """The spec with inputs under the names that `send` answered, by the input's name."""
+    inputs = {name: replace(spec.inputs[name], source=_source(url, *found)) for name, found in stored.items()}
+    return replace(spec, inputs={**spec.inputs, **inputs})
+
+
+def _source(url: str, upload: Upload, stored: str) -> str:
+    single = f"/{upload.files[0].name}" if upload.path.is_file() else ""
+    return f"{url}/{layout.input_files(stored)}".rstrip("/") + single
 
 
 def measure(name: str, path: Path) -> Upload:
@@ -116,22 +124,23 @@ def _measure(name: str, path: Path, one: str) -> UploadFile:
     return UploadFile(path, one, size, digest.hexdigest())
 
 
-def send(store: Store, upload: Upload, told: Callable[[int], None] = lambda _: None) -> None:
-    """Have it in the store. What is there is not sent again. Idempotent: its name is its digest.
+def send(store: Store, upload: Upload, told: Callable[[int], None] = lambda _: None) -> str:
+    """Have it in the store, under the name that is answered. What is there is not sent again. Idempotent.
 
     `told` hears, in several threads, of bytes as they go. The upload is not taken back when a submission fails: others
     may rely on it by then. Raises UserError when a file changed since it was looked at, and what a store raises.
     """
-    # Before them: from here on they are young, and are not collected.
-    _make_young(store, layout.input_marker(upload.digest), {"files": len(upload.files), "bytes": upload.size})
-    run_all([partial(_send, store, upload, file, told) for file in _missing(store, upload)], _AT_ONCE)
+    stored = usable_name(store, layout.INPUTS, upload.digest)
+    missing = _missing(store, upload, stored)
+    run_all([partial(_send, store, upload, stored, file, told) for file in missing], _AT_ONCE)
+    return stored
 
 
-def _send(store: Store, upload: Upload, file: UploadFile, told: Callable[[int], None]) -> None:
+def _send(store: Store, upload: Upload, stored: str, file: UploadFile, told: Callable[[int], None]) -> None:
     def key(digest: str) -> str:
         if digest != file.digest:
             raise UserError(f"inputs.{upload.name}: {file.path} was changed meanwhile; submit again when it rests")
-        return layout.input_files(upload.digest) + file.name
+        return layout.input_files(stored) + file.name
 
     try:
         if isinstance(store, TellsOfBytes):
@@ -142,66 +151,27 @@ def _send(store: Store, upload: Upload, file: UploadFile, told: Callable[[int], 
         raise UserError(f"inputs.{upload.name}: {file.path} cannot be read: {error.strerror}") from None
 
 
-def _missing(store: Store, upload: Upload) -> list[UploadFile]:
-    prefix = layout.input_files(upload.digest)
+def _missing(store: Store, upload: Upload, stored: str) -> list[UploadFile]:
+    prefix = layout.input_files(stored)
     there = {meta.key.removeprefix(prefix): meta.size for meta in store.list(prefix)}
     return [file for file in upload.files if there.get(file.name) != file.size]
 
 
-def refresh(store: Store, spec: Spec) -> None:
-    """Make young again what a job relies on that an earlier one sent. Raises UserError when it is not there now."""
+def check_there(store: Store, spec: Spec) -> None:
+    """Raise UserError unless the uploads of earlier jobs that a job relies on are in the store."""
     for name, wanted in spec.inputs.items():
-        digest = digest_of(store.url, wanted.source)
-        if digest is None:
+        stored = input_name(store.url, wanted.source)
+        if stored is None:
             continue
-        there = store.list(layout.input_files(digest))
-        if store.head(layout.input_marker(digest)) is None or next(iter(there), None) is None:
+        there = next(iter(store.list(layout.input_files(stored))), None) is not None
+        if not there or is_given_up(store, Shared(layout.INPUTS, stored)):
             raise UserError(f"inputs.{name}: its files are not in the store any more; name the folder that they are in")
-        _make_young(store, layout.input_marker(digest), {})
-
-
-def _make_young(store: Store, marker: str, told: dict[str, int]) -> None:
-    there = store.head(marker)
-    if there is None or datetime.now(timezone.utc) - there.modified > COLLECT_AFTER / 2:
-        store.put(marker, json.dumps(told).encode())
 
 
 def collect(store: Store) -> int:
-    """Delete what no job refers to and nobody relied on for a day. Answers how many inputs went."""
-    now = datetime.now(timezone.utc)
-    old: dict[str, datetime | None] = {}
-    for digest in store.folders(layout.INPUTS):
-        marker = store.head(layout.input_marker(digest))
-        # Without it they are the rest of a removal that was cut short.
-        latest = marker or max(store.list(layout.input_files(digest)), key=lambda meta: meta.modified, default=None)
-        if latest is None or now - latest.modified > COLLECT_AFTER:
-            old[digest] = marker.modified if marker is not None else None
-    needed = {digest for job in all_jobs(store) for digest in _digests_of(store, job)} if old else set()
-    gone = 0
-    for digest in old.keys() - needed:
-        marker = store.head(layout.input_marker(digest))
-        if (marker.modified if marker is not None else None) != old[digest]:
-            continue  # Made young again since: somebody is about to need it.
-        store.delete([layout.input_marker(digest)])
-        store.delete([meta.key for meta in store.list(layout.input_files(digest))])
-        gone += 1
-    return gone
+    """Delete uploads that no job refers to and that were not written for a day. Answers how many inputs went."""
 
+    def files_of(name: str) -> list[Meta]:
+        return list(store.list(layout.input_files(name)))
 
-def _digests_of(store: Store, job: str) -> set[str]:
-    """Those that a job refers to. Raises StoreError when it cannot be known: then nothing may be collected."""
-    found = store.get(layout.spec(job))
-    if found is None:
-        return set()
-    try:
-        inputs = json.loads(found.data)["spec"].get("inputs") or {}
-        named = [digest_of(store.url, str(wanted["source"])) for wanted in inputs.values()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{found.meta.key}: cannot be read ({error!r}); no input is collected") from None
-    return {digest for digest in named if digest is not None}
-
-
-def digest_of(url: str, source: str) -> str | None:
-    """Which upload to the store at `url` a source names; None: it is none."""
-    prefix = f"{url}/{layout.INPUTS}"
-    return source.removeprefix(prefix).partition("/")[0] if source.startswith(prefix) else None
+    return sweep(store, layout.INPUTS, {name: partial(files_of, name) for name in store.folders(layout.INPUTS)})

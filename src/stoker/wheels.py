@@ -16,8 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from stoker import layout
 from stoker.errors import UserError
 from stoker.home import home, make_home
 from stoker.parallel import run_all
-from stoker.removing import COLLECT_AFTER
 from stoker.requirements import Requirements
 from stoker.spec import PackageIndex, Wheel, wheels_target
 from stoker.store import Store
+from stoker.submit import generations
 
 FIELD = "environment.wheels"
 # As uv names machines: the C library of every image that is younger than 2018.
@@ -103,29 +102,37 @@ def gather(
     return Gathered(wheels, files)
 
 
-def send(store: Store, gathered: Gathered) -> None:
-    """Put them into the store, each once. Old ones are made young again, so that they are not collected now.
+def send(store: Store, gathered: Gathered) -> dict[str, tuple[Wheel, ...]]:
+    """Put them into the store, each once, and answer them with the generations that are there. Idempotent.
 
-    Idempotent. Raises UserError where one is there no more that only the store had.
+    Raises UserError where one is there no more that only the store had.
     """
-    run_all([partial(_send, store, digest, gathered.files.get(digest)) for digest in gathered.digests], _WORKERS)
+    each = {wheel.digest: wheel for wheels in gathered.wheels.values() for wheel in wheels}
+    sent = run_all(
+        [partial(_send, store, wheel, gathered.files.get(digest)) for digest, wheel in each.items()], _WORKERS
+    )
+    generation = {wheel.digest: wheel.generation for wheel in sent}
+    return {
+        target: tuple(replace(wheel, generation=generation[wheel.digest]) for wheel in wheels)
+        for target, wheels in gathered.wheels.items()
+    }
 
 
-def _send(store: Store, digest: str, path: Path | None) -> None:
-    key = layout.wheel(digest)
-    there = store.head(key)
-    if there is not None and datetime.now(timezone.utc) - there.modified < COLLECT_AFTER / 2:
-        return
-    if there is None and path is not None:
-        store.put_file(path, layout.wheel)
-        return
-    data = path.read_bytes() if path is not None else None
-    if data is None:
-        found = store.get(key)
+def _send(store: Store, wheel: Wheel, path: Path | None) -> Wheel:
+    def read() -> bytes:
+        found = store.get(layout.wheel(layout.shared_name(wheel.digest, wheel.generation)))
         if found is None:
             raise UserError("its wheels are not in the store any more; submit it again from the folder")
-        data = found.data
-    store.put(key, data)
+        return found.data
+
+    if path is None:
+        name = generations.keep(store, layout.WHEELS, wheel.digest, layout.wheel, read)
+        return replace(wheel, generation=layout.generation_of(name))
+    name = generations.usable_name(store, layout.WHEELS, wheel.digest)
+    generation = layout.generation_of(name)
+    if store.head(layout.wheel(name)) is None:
+        store.put_file(path, lambda digest: layout.wheel(layout.shared_name(digest, generation)))
+    return replace(wheel, generation=generation)
 
 
 # ── What is needed ────────────────────────────────────────────────────────────────────────────────────────────────────

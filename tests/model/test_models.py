@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import collection
 import outputs
 import tombstone
 from checker import explore
@@ -84,4 +85,16 @@ def test_a_job_is_resumed_or_removed_and_never_both() -> None:
 @pytest.mark.parametrize("left_out", ["removal_in_log", "resume_looks_again"])
 def test_each_rule_of_tombstones_is_missed(left_out: str) -> None:
     found = explore(tombstone.Tombstone(replace(tombstone.Rules(), **{left_out: False})))
+    assert found.counterexample is not None
+
+
+def test_no_collector_deletes_what_a_job_relies_on() -> None:
+    found = explore(collection.Collection(collection.Rules()))
+    assert found.counterexample is None, str(found.counterexample)
+    assert found.states > 1000
+
+
+@pytest.mark.parametrize("left_out", ["generations", "specs_are_read_again", "mark_is_looked_for", "marks_stay"])
+def test_each_rule_of_collection_is_missed(left_out: str) -> None:
+    found = explore(collection.Collection(replace(collection.Rules(), **{left_out: False})))
     assert found.counterexample is not None

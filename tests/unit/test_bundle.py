@@ -8,7 +8,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -286,22 +286,17 @@ def test_a_line_names_the_image_that_the_provider_takes(
 # ── Into the store ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_is_sent_once_and_kept_young(tmp_path: Path) -> None:
+def test_it_is_sent_once_and_never_under_a_name_that_was_given_up(tmp_path: Path) -> None:
     moment = [datetime.now(timezone.utc)]
     store: Store = MemoryStore(lambda: moment[0])
     path = tmp_path / "a.tar.gz"
     path.write_bytes(b"agent")
     built = Built(HERE, "ab" * 32, path, 5)
-    send(store, built)
+    assert send(store, built) == built.digest
     key = layout.bundle(built.digest)
     first = store.head(key)
-    send(store, built)
+    assert send(store, built) == built.digest
     assert store.head(key) == first
-    # Thirteen hours old: a collector may take it in eleven.
-    old: Store = MemoryStore(lambda: moment[0])
-    moment[0] = datetime.now(timezone.utc) - timedelta(hours=13)
-    send(old, built)
-    moment[0] = datetime.now(timezone.utc)
-    send(old, built)
-    found = old.head(key)
-    assert found is not None and found.modified == moment[0]
+    store.create(layout.collected(layout.BUNDLES, built.digest), b"")
+    assert send(store, built) == f"{built.digest}-2"
+    assert store.head(layout.bundle(f"{built.digest}-2")) is not None

@@ -148,8 +148,9 @@ class Machine:
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
         digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-        self.bundles[TAG] = digest
-        self.bucket.objects[f"bucket/team/stoker/{layout.bundle(digest)}"] = buffer.getvalue()
+        # Of the second generation: the first was collected once.
+        self.bundles[TAG] = layout.shared_name(digest, 2)
+        self.bucket.objects[f"bucket/team/stoker/{layout.bundle(self.bundles[TAG])}"] = buffer.getvalue()
 
 
 @pytest.fixture

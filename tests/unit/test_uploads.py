@@ -219,22 +219,31 @@ def test_what_no_job_refers_to_is_collected(store: MemoryStore, clock: Clock, da
     assert list(store.list(layout.INPUTS)) == []
 
 
-def test_what_a_job_is_about_to_rely_on_is_not_collected(store: MemoryStore, clock: Clock, data: Path) -> None:
+def test_what_was_collected_is_sent_again_under_a_new_name(store: MemoryStore, clock: Clock, data: Path) -> None:
     made, (upload,) = gather(store, data=str(data))
     now = clock.now
     clock.now = now - timedelta(days=2)
-    uploads.send(store, upload)
+    first = uploads.send(store, upload)
     clock.now = now
-    uploads.refresh(store, made)
-    assert uploads.collect(store) == 0
+    assert uploads.collect(store) == 1
+    with pytest.raises(UserError, match="not in the store any more"):
+        uploads.check_there(store, made)
+    again, (upload,) = gather(store, data=str(data))
+    second = uploads.send(store, upload)
+    assert second == f"{first}-2" and upload.to_send == upload.size
+    assert again.inputs["data"].source == f"{store.url}/{layout.INPUTS}{second}"
+    uploads.check_there(store, again)
+    store.put(layout.input_files(first) + "a", b"landed late")
+    assert uploads.collect(store) == 1, "what was given up is never in use"
+    assert {meta.key.split("/")[1] for meta in store.list(layout.INPUTS)} == {second}
 
 
 def test_a_clone_of_what_is_gone_is_refused(store: MemoryStore, data: Path) -> None:
     made, (upload,) = gather(store, data=str(data))
     with pytest.raises(UserError, match=r"^inputs\.data: its files are not in the store any more"):
-        uploads.refresh(store, made)
+        uploads.check_there(store, made)
     uploads.send(store, upload)
-    uploads.refresh(store, made)
+    uploads.check_there(store, made)
 
 
 def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock, data: Path) -> None:
@@ -242,7 +251,7 @@ def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock,
     _, (upload,) = gather(store, data=str(data))
     uploads.send(store, upload)
     store.put(layout.spec("job-1"), json.dumps({"spec": 1}).encode())
-    with pytest.raises(Exception, match="no input is collected"):
+    with pytest.raises(Exception, match="nothing is collected"):
         uploads.collect(store)
 
 

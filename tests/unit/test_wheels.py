@@ -144,7 +144,7 @@ def dates(store: MemoryStore) -> dict[str, datetime]:
     return {meta.key: meta.modified for meta in store.list(layout.WHEELS)}
 
 
-def test_sent_once_and_made_young_again(index: Running, code: Path) -> None:
+def test_sent_once_and_by_a_clone_from_the_store(index: Running, code: Path) -> None:
     clock = Clock()
     store = MemoryStore(clock)
     found = gathered(code, "alpha\n", X86)
@@ -153,15 +153,15 @@ def test_sent_once_and_made_young_again(index: Running, code: Path) -> None:
     assert set(sent) == {layout.wheel(digest) for digest in found.digests}
     send(store, found)
     assert dates(store) == sent
-    # By a clone, which has no files: what nobody refers to now must not be collected under its hands.
-    clock.ahead = -COLLECT_AFTER
-    for key in sent:
-        there = store.get(key)
-        assert there is not None
-        store.put(key, there.data)
-    clock.ahead = timedelta(0)
-    send(store, Gathered(found.wheels))
-    assert min(dates(store).values()) > max(sent.values())
+    # By a clone, which has no files.
+    assert send(store, Gathered(found.wheels)) == found.wheels
+    assert dates(store) == sent
+    # A collector has given them up, and has not deleted them yet.
+    for digest in found.digests:
+        store.create(layout.collected(layout.WHEELS, digest), b"")
+    again = send(store, Gathered(found.wheels))
+    assert {wheel.generation for wheels in again.values() for wheel in wheels} == {2}
+    assert set(dates(store)) - set(sent) == {layout.wheel(f"{digest}-2") for digest in found.digests}
 
 
 def test_a_clone_whose_wheels_are_gone(index: Running, code: Path) -> None:

@@ -40,7 +40,8 @@ def fetch_code(store: Store, state: JobState, submission: Submission, paths: Nod
         paths.code.mkdir(parents=True, exist_ok=True)
         return
     archive = paths.root / "code.tar.gz"
-    if store.get_file(layout.code(state.code_digest), archive) is None:
+    name = layout.shared_name(state.code_digest, submission.code.generation)
+    if store.get_file(layout.code(name), archive) is None:
         raise SetupFailed("the packed code is not in the store any more; submit the job again", user=False)
     shutil.rmtree(paths.code, ignore_errors=True)
     unpack(archive, paths.code, state.code_digest)

@@ -26,9 +26,10 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
 
     Raises SetupFailed, StoreError.
     """
-    digest = tools.get(tool_name(name))
-    if digest is None:
+    stored = tools.get(tool_name(name))
+    if stored is None:
         return None
+    digest = layout.digest_of(stored)
     if not set(digest) <= set("0123456789abcdef"):
         raise SetupFailed(f"{name}: {digest!r} is no digest; submit the job again", user=False)
     program = shelf / "tools" / digest[:32] / name
@@ -36,7 +37,7 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
         program.parent.mkdir(parents=True, exist_ok=True)
         archive = program.with_name(f".{name}-{os.getpid()}.gz")
         try:
-            found = store.get_file(layout.tool(digest), archive)
+            found = store.get_file(layout.tool(stored), archive)
             if found is None:
                 raise SetupFailed(f"{name} is not in the store any more; submit the job again", user=False)
             if found != digest:

@@ -338,10 +338,11 @@ def install(config: "dict[str, Any]", python: str, places: Places, cloud: Cloud)
     say(f"{cloud.instance} in {cloud.zone} is rank {cloud.rank} of {config['node']['job']}")
     if cloud.rank >= config["node"]["nodes"]:
         raise BootFailed(f"rank {cloud.rank} is one too many — the request was changed; launch it again")
-    digest = config["bundles"][config["tag"]]
+    name = config["bundles"][config["tag"]]
     places.home.mkdir(parents=True, exist_ok=True)
     archive = places.home / "agent.tar.gz"
-    fetch(cloud, config["bundle_key"].replace("{digest}", digest), digest, archive)
+    # A name is the digest, and a generation where that is not the first.
+    fetch(cloud, config["bundle_key"].replace("{name}", name), name.partition("-")[0], archive)
     unpack(archive, places.agent)
     archive.unlink()
     check_agent(python, places.agent)

@@ -40,7 +40,7 @@ class Boot:
     job: str
     claim: int
     nodes: int
-    # The agents to choose from, by Python and architecture (`cp311-x86_64`), each by its digest.
+    # The agents to choose from, by Python and architecture (`cp311-x86_64`), each by its name in the store.
     bundles: Mapping[str, str]
     # Where the bucket is to be found. Nothing secret.
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def config_of(boot: Boot) -> dict[str, object]:
     output = layout.node(boot.job, boot.claim, cast(int, "{rank}"), layout.boot("{instance}", 0))
     return {
         "bucket": bucket,
-        "bundle_key": prefix + layout.bundle("{digest}"),
+        "bundle_key": prefix + layout.bundle("{name}"),
         "bundles": dict(boot.bundles),
         "environ": dict(boot.environ),
         "node": codec.dump(node),

@@ -140,7 +140,8 @@ class PackedWheels:
             return
         with Extraction(self._folder, follow=False) as extraction, extraction.staging() as staging:
             with staging.new_file("0") as file:
-                found = self._store.get_file(layout.wheel(wheel.digest), file)
+                stored = layout.wheel(layout.shared_name(wheel.digest, wheel.generation))
+                found = self._store.get_file(stored, file)
             if found is None:
                 raise SetupFailed(f"{wheel.name} is not in the store any more; submit the job again", user=False)
             if found != wheel.digest:

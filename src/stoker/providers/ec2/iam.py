@@ -109,7 +109,9 @@ def _person(place: _Place, store: str) -> Grant:
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
         allow(
-            "Submit", ["s3:PutObject", "s3:AbortMultipartUpload"], place.objects(*_SUBMITTED, _SPENT, layout.REMOVED)
+            "Submit",
+            ["s3:PutObject", "s3:AbortMultipartUpload"],
+            place.objects(*_SUBMITTED, _SPENT, layout.REMOVED, layout.COLLECTED),
         ),
         allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, layout.WORK)),
         *permissions.statements(permissions.PLAN, tag, "Plan"),

@@ -218,7 +218,7 @@ def _node(
 def _person(bucket: _Bucket, account: str) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT, layout.REMOVED),
+        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT, layout.REMOVED, layout.COLLECTED),
         bucket.removes("stoker: remove", *_SUBMITTED, layout.WORK),
         _Binding("project", _PERSON.path),
         _Binding("project", _TUNNEL, _Condition("stoker: ssh", "destination.port == 22")),

@@ -84,8 +84,8 @@ def install(config: "dict[str, Any]", ml: Path, home: Path) -> Path:
     """The agent for this Python, from the channel that SageMaker brought it by."""
     arch = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
     tag = f"cp3{min(sys.version_info[1], 11)}-{arch}"
-    digest = config["bundles"].get(tag)
-    if digest is None:
+    name = config["bundles"].get(tag)
+    if name is None:
         known = ", ".join(sorted(config["bundles"]))
         raise BootFailed(f"there is no agent for {tag}, only for {known}; use an image with such a Python")
     channel = ml / "input/data" / config["channels"][tag]
@@ -100,7 +100,7 @@ def install(config: "dict[str, Any]", ml: Path, home: Path) -> Path:
     with archive.open("rb") as file:
         for chunk in iter(lambda: file.read(_CHUNK), b""):
             found.update(chunk)
-    if found.hexdigest() != digest:
+    if found.hexdigest() != name.partition("-")[0]:
         raise BootFailed("the agent is not the one that was submitted: its digest differs; submit the job again")
     agent = home / "agent"
     shutil.rmtree(str(agent), ignore_errors=True)

@@ -178,13 +178,13 @@ def _channels(order: LaunchOrder) -> list[dict[str, Any]]:
             "DataSource": {
                 "S3DataSource": {
                     "S3DataType": "S3Prefix",
-                    "S3Uri": f"{order.store.rstrip('/')}/{layout.bundle(digest)}",
+                    "S3Uri": f"{order.store.rstrip('/')}/{layout.bundle(name)}",
                     "S3DataDistributionType": "FullyReplicated",
                 }
             },
             "InputMode": "File",
         }
-        for tag, digest in sorted(order.bundles.items())
+        for tag, name in sorted(order.bundles.items())
     ]
 
 

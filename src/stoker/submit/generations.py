@@ -1,0 +1,95 @@
+"""Names of what jobs share in the store: code, agents, programs, wheels and uploaded inputs.
+
+A name is a digest, or from the second generation on `<digest>-<generation>`. Whoever collects a name first gives it up:
+`collected/<kind>/<name>`, create-only and kept for good. Then it reads the jobs anew, and deletes what none refers to.
+A submission writes its spec, which names everything that the job relies on, and then looks for those marks. So either
+the collector finds the spec, or the submission finds the mark and takes the next generation. What is deleted is never
+named again, however late the delete lands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from stoker import layout
+from stoker.errors import StoreError
+from stoker.parallel import run_all
+from stoker.store import Store
+
+_WORKERS = 16
+
+
+class Shared(NamedTuple):
+    """Something that jobs share. `kind` is its folder in the store, such as `layout.CODE`."""
+
+    kind: str
+    name: str
+
+
+def is_given_up(store: Store, shared: Shared) -> bool:
+    """Whether a collector has given this name up. True is for good."""
+    return store.head(layout.collected(*shared)) is not None
+
+
+def any_given_up(store: Store, named: Iterable[Shared]) -> bool:
+    """Whether one of these names was given up: asked by a submission after its spec is in the store."""
+    return any(run_all([partial(is_given_up, store, shared) for shared in sorted(named)], _WORKERS))
+
+
+def usable_name(store: Store, kind: str, digest: str) -> str:
+    """The first generation of this content that was not given up. It may not be there yet."""
+    for generation in itertools.count(1):
+        name = layout.shared_name(digest, generation)
+        if not is_given_up(store, Shared(kind, name)):
+            return name
+    raise AssertionError("generations do not end")
+
+
+def keep(store: Store, kind: str, digest: str, key: Callable[[str], str], read: Callable[[], bytes]) -> str:
+    """Have these bytes in the store, under the name that is answered. What is there already is not sent again.
+
+    Never taken back when a submission fails: others may rely on it by then. Unused, it is collected after a day.
+    """
+    name = usable_name(store, kind, digest)
+    if store.head(key(name)) is None:
+        store.create(key(name), read())
+    return name
+
+
+def references(data: bytes, url: str, where: str) -> frozenset[Shared]:
+    """Everything shared that a spec in the store at `url` names.
+
+    Raises StoreError when it cannot be known: then nothing may be collected.
+    """
+    try:
+        tree = json.loads(data)
+        found = {Shared(layout.BUNDLES, str(name)) for name in (tree.get("bundles") or {}).values()}
+        found |= {Shared(layout.TOOLS, str(name)) for name in (tree.get("tools") or {}).values()}
+        if tree.get("code") is not None:
+            found.add(Shared(layout.CODE, _name_of(tree["code"])))
+        for wheels in (tree.get("wheels") or {}).values():
+            found |= {Shared(layout.WHEELS, _name_of(wheel)) for wheel in wheels}
+        for wanted in (tree["spec"].get("inputs") or {}).values():
+            name = input_name(url, str(wanted["source"]))
+            if name is not None:
+                found.add(Shared(layout.INPUTS, name))
+        return frozenset(found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{where}: cannot be read ({error!r}); nothing is collected") from None
+
+
+def _name_of(tree: dict[str, object]) -> str:
+    generation = tree.get("generation", 1)
+    if not isinstance(generation, int):
+        raise TypeError(f"generation {generation!r}")
+    return layout.shared_name(str(tree["digest"]), generation)
+
+
+def input_name(url: str, source: str) -> str | None:
+    """Which upload to the store at `url` a source names; None: it is none."""
+    prefix = f"{url}/{layout.INPUTS}"
+    return source.removeprefix(prefix).partition("/")[0] if source.startswith(prefix) else None
