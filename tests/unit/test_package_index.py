@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -106,6 +107,11 @@ def test_a_wheel_that_is_missing_or_not_what_was_submitted(tmp_path: Path) -> No
     store.put(layout.wheel("0" * 64), b"another")
     with pytest.raises(SetupFailed, match="is not what was submitted"):
         source.open()
+    later = put(store, tmp_path, "b-1-py3-none-any.whl", b"b")
+    store.put(layout.wheel(f"{later.digest}-2"), b"b")
+    store.delete([layout.wheel(later.digest)])
+    PackedWheels(store, [replace(later, generation=2)], tmp_path / "wheels", lambda question: question()).open()
+    assert (tmp_path / "wheels" / later.name).read_bytes() == b"b"
 
 
 def test_wheels_for_another_machine_are_told() -> None:

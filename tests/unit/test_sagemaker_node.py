@@ -50,7 +50,7 @@ class Box:
         self.config: dict[str, Any] = {
             "training_job": "stoker-0-gpt-7f3k-4x2",
             "node": {"nodes": hosts, "job": "gpt-7f3k", "rank": 0, "instance": ""},
-            "bundles": {TAG: self.digest},
+            "bundles": {TAG: f"{self.digest}-2"},
             "channels": {TAG: "stoker"},
             "environ": {"AWS_REGION": "eu-west-1"},
         }

@@ -90,6 +90,9 @@ def test_what_is_not_what_was_submitted_is_not_run(store: Store, tmp_path: Path)
     with pytest.raises(SetupFailed, match="uv in the store is not what was submitted"):
         find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
     assert not list((tmp_path / "shelf").rglob("uv"))
+    store.put(layout.tool(f"{digest}-2"), data)
+    found = find_program(store, {tool_name("uv"): f"{digest}-2"}, tmp_path / "shelf", copied=False)
+    assert found.read_bytes() == b"#!/bin/sh\n"
 
 
 def test_on_the_submitters_computer_it_is_the_installed_one(store: Store, tmp_path: Path) -> None:
