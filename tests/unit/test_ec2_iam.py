@@ -110,6 +110,7 @@ FACTS = (
     layout.manifest("gpt-ab12", "00000003/000001-step-1"),
     layout.blob("gpt-ab12", 0, "f" * 64),
     f"{layout.outputs('gpt-ab12', 3)}model.bin",
+    layout.output_version("gpt-ab12", 3, 0, 1, "model.bin"),
 )
 DECISIONS = (layout.log_entry("gpt-ab12", 4), layout.active("gpt-ab12", 4), layout.index("gpt-ab12", 4))
 GOVERNED = (
@@ -154,6 +155,16 @@ def test_a_governor_decides_and_a_person_submits() -> None:
         assert not may(grants, "person", "s3:PutObject", key), key
     for action in ("ec2:RunInstances", "ec2:TerminateInstances"):
         assert not list(statements(grants, "person", action))
+
+
+def test_tombstones_are_written_and_never_deleted() -> None:
+    grants = iam.grants(STORE)
+    for key in (layout.removed("gpt-ab12"), layout.collected(layout.CODE, "a" * 64)):
+        assert may(grants, "person", "s3:PutObject", key), key
+        for who in ("person", "governor", "node"):
+            assert not may(grants, who, "s3:DeleteObject", key), key
+        for who in ("governor", "node"):
+            assert not may(grants, who, "s3:PutObject", key), key
 
 
 def test_everybody_may_list_the_store_and_nothing_beside_it() -> None:

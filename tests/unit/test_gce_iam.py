@@ -147,6 +147,16 @@ def test_a_node_writes_facts_and_no_decision() -> None:
         assert own or permission not in policy(grants, "node")["roles"]["stokerNode"]["includedPermissions"]
 
 
+def test_tombstones_are_written_and_never_deleted() -> None:
+    grants = iam.grants(STORE)
+    for key in (layout.removed("gpt-ab12"), layout.collected(layout.CODE, "a" * 64)):
+        assert may(grants, "person", CREATE, key), key
+        for who in ("person", "governor", "node"):
+            assert not may(grants, who, DELETE, key), key
+        for who in ("governor", "node"):
+            assert not may(grants, who, CREATE, key), key
+
+
 def test_a_node_deletes_machines_of_stoker_alone() -> None:
     grants = iam.grants(STORE)
     assert may_delete_machine(grants, "node", "stoker-gpt-ab12-1-0123abcd-0")
