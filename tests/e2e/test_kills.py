@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -129,6 +130,27 @@ def test_everything_on_several_nodes(world: World, seed: int) -> None:
     job = world.submit(detach=False, nodes=2, params=settings, outputs="out", checkpoints={"keep": 3})
     killed = rampage(world, job, rng, ["agent", "training", "governor", "supervisor", "notice", "store"])
     judge(world, job, killed)
+
+
+TRAINS_TWICE = """
+import pathlib, time
+began = pathlib.Path(FOLDER, "began")
+if began.exists():
+    raise SystemExit(0)
+began.touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_script_that_a_person_ends_by_hand_is_started_again(world: World, number: int) -> None:
+    (world.code / "train.py").write_text(TRAINS_TWICE.replace("FOLDER", repr(str(world.root))))
+    job = world.submit()
+    until(lambda: (world.root / "began").exists(), "it trains")
+    assert world.processes("training")[0].signal(number)
+    assert world.ended(job).phase == "succeeded", world.story(job)
+    first = world.state(job).claims[0].closed
+    assert first is not None and (first.outcome, first.rule) == ("infrastructure", "killed"), world.story(job)
 
 
 def test_the_lock_tells_two_trainings_apart_from_one(world: World) -> None:
