@@ -191,3 +191,41 @@ def test_an_alarm_has_the_topic_of_its_own_region_or_none() -> None:
         account = ForeignAccount(region, Clients())  # type: ignore[arg-type]
         account.make_alarm(WantedAlarm("a", "x/algo-1", "stall", 1.0, 300, 3, True, account.told_by_alarms(topic)))
     assert put == [[topic], []]
+
+
+def alarm_of(host: str, region: object = aws_events.REGION) -> dict[str, Any]:
+    metric = {"metricStat": {"metric": {"dimensions": {"Host": host}}}}
+    detail = {"configuration": {"metrics": [metric]}}
+    return {**aws_events.alarm_elsewhere("stoker-any"), "detail": detail, "region": region}
+
+
+@pytest.mark.parametrize(
+    ("host", "region", "woken"),
+    [
+        ("bert/algo-1", "us-east-1", TrainingWake("bert", "us-east-1")),
+        ("bert", "us-east-1", None),
+        ("no job/algo-1", "us-east-1", None),
+        ("bert/algo-1", "no region", None),
+        ("bert/algo-1", None, None),
+    ],
+)
+def test_an_alarm_wakes_only_for_a_host_of_a_training_job(host: str, region: object, woken: Woken | None) -> None:
+    (found,) = of_aws(alarm_of(host, region))
+    assert found == (woken or Nothing("an alarm that is about no training job"))
+
+
+@pytest.mark.parametrize(
+    ("detail", "region"),
+    [({"instance-id": "not one"}, "us-east-1"), ({"instance-id": aws_events.INSTANCE}, "no region"), ({}, "us-east-1")],
+)
+def test_an_event_that_names_no_machine_wakes_nobody(detail: dict[str, Any], region: str) -> None:
+    (found,) = of_aws({**aws_events.spot_warning(), "detail": detail, "region": region})
+    assert isinstance(found, Nothing) and "names no machine" in found.why
+
+
+@pytest.mark.parametrize(
+    ("detail", "region"), [({"TrainingJobName": "not one"}, "us-east-1"), ({"TrainingJobName": "bert"}, "no region")]
+)
+def test_an_event_that_names_no_training_job_wakes_nobody(detail: dict[str, Any], region: str) -> None:
+    (found,) = of_aws({**aws_events.training(), "detail": detail, "region": region})
+    assert isinstance(found, Nothing) and "names no training job" in found.why

@@ -1,0 +1,109 @@
+"""Training jobs of others in short: phases, what is kept, what is looked at again, and how lists sum them up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from stoker import layout, policies
+from stoker.governor.foreign import index
+from stoker.governor.foreign.account import Listed
+from stoker.governor.foreign.index import ForeignIndex, Row, is_due
+from stoker.policyfile import parse_policy
+from stoker.testing.memory import MemoryStore
+
+NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
+HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
+ROW = Row("bert", "us-east-1", "bert", "InProgress", "Training", NOW, NOW, modified_at=NOW, policy=HOUSE.digest)
+LISTED = Listed("bert", "InProgress", "Training", NOW)
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "phase", "outcome"),
+    [
+        ("InProgress", "Training", "running", None),
+        ("InProgress", "Uploading", "running", None),
+        ("InProgress", "Starting", "launching", None),
+        ("InProgress", "Interrupted", "launching", None),
+        ("Stopping", "Training", "stopping", None),
+        ("Deleting", "Training", "stopping", None),
+        ("Completed", "Completed", "succeeded", "succeeded"),
+        ("Failed", "Failed", "failed", "failed"),
+        ("Stopped", "Stopped", "stopped", "stopped"),
+    ],
+)
+def test_a_status_is_told_as_a_phase(status: str, secondary: str, phase: str, outcome: str | None) -> None:
+    row = replace(ROW, status=status, secondary=secondary)
+    found = index.summary(row)
+    assert (row.phase, found.phase, found.outcome) == (phase, phase, outcome)
+
+
+def test_lists_tell_whose_it_is_and_where_it_comes_from() -> None:
+    found = index.summary(replace(ROW, role="jane", note="asked to stop", origin="first", trained_s=5.0, cost=2.0))
+    assert found.reason == "SageMaker us-east-1, jane: asked to stop" and found.origin == "first"
+    assert (found.trained_s, found.cost, found.heard_at, found.submitter) == (5.0, 2.0, NOW, "jane")
+    assert found.attempts[0].n == 1 and found.attempts[0].claim == 0 and found.attempts[0].trained_s == 5.0
+    bare = index.summary(replace(ROW, ended_at=NOW))
+    assert bare.reason == "SageMaker us-east-1" and bare.origin is None and bare.heard_at is None
+
+
+def test_only_regions_that_are_governed_are_told_of_and_not_our_own_jobs() -> None:
+    store = MemoryStore(lambda: NOW)
+    policies.write(store, "sagemaker: {regions: [us-east-1]}", "jane")
+    rows = {"bert": ROW, "mine": replace(ROW, name="mine", own=True)}
+    index.write(store, "us-east-1", rows, NOW)
+    index.write(store, "eu-west-1", {"old": replace(ROW, name="old")}, NOW)
+    assert [each.id for each in index.summaries(store)] == ["bert"]
+    policies.write(store, "rules: []", "jane")
+    assert index.summaries(store) == []
+
+
+def test_an_index_that_cannot_be_read_is_empty() -> None:
+    store = MemoryStore(lambda: NOW)
+    assert index.read(store, "us-east-1") == ForeignIndex()
+    store.put(layout.foreign_index("us-east-1"), b"[]")
+    assert index.read(store, "us-east-1") == ForeignIndex()
+
+
+def test_those_that_ended_long_ago_are_forgotten_beyond_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "_MOST_ENDED", 1)
+    store = MemoryStore(lambda: NOW)
+
+    def ended(name: str, hours: float) -> Row:
+        moment = NOW - timedelta(hours=hours)
+        return replace(ROW, name=name, created_at=moment, modified_at=None, ended_at=moment)
+
+    old = replace(ROW, name="runs", created_at=NOW - timedelta(days=9), modified_at=None)
+    rows = [ended("newest", 30), ended("listed", 31), ended("gone", 40), old]
+    late = [ended("a", 1), ended("b", 25), ended("c", 25.1)]
+    index.write(store, "r", {row.name: row for row in rows}, NOW)
+    assert index.read(store, "r").rows.keys() == {"newest", "runs"}
+    index.write(store, "r", {row.name: row for row in late}, NOW)
+    assert index.read(store, "r").rows.keys() == {"a", "b"}, "what is listed yet is kept, however many"
+
+
+def test_a_row_changed_when_anything_of_it_did() -> None:
+    earlier, later = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
+    assert index._changed_at(replace(ROW, created_at=earlier, modified_at=NOW)) == NOW
+    assert index._changed_at(replace(ROW, created_at=earlier, modified_at=None)) == earlier
+    assert index._changed_at(replace(ROW, ended_at=later)) == later
+
+
+@pytest.mark.parametrize(
+    ("row", "due"),
+    [
+        (None, True),
+        (ROW, True),
+        (replace(ROW, look_at=NOW), True),
+        (replace(ROW, look_at=NOW + timedelta(seconds=1)), False),
+        (replace(ROW, look_at=NOW, settled=True), False),
+        (replace(ROW, settled=True, policy="another"), True),
+        (replace(ROW, settled=True, secondary="Uploading"), True),
+        (replace(ROW, settled=True, status="Stopped"), True),
+        (replace(ROW, settled=True, modified_at=None), True),
+    ],
+)
+def test_a_job_is_looked_at_again_when_it_may_have_changed(row: Row | None, due: bool) -> None:
+    assert is_due(row, LISTED, HOUSE, NOW) is due
