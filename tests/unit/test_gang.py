@@ -1,0 +1,370 @@
+"""The ranks of a gang agree before any of them starts, and hear of each other's end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from agent_world import JOB, AgentWorld
+from plain_store import wait_for
+
+from stoker import codec, layout
+from stoker.agent import gang as gang_module
+from stoker.agent import peers as peers_module
+from stoker.agent.beat import Beat
+from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
+from stoker.agent.peers import PeerLeft, PeerWatch
+from stoker.agent.restore import RestoreError
+from stoker.fold import Claim
+from stoker.model import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
+from stoker.store import Store
+from stoker.testing.memory import Fault, MemoryStore
+
+
+class Told(Exception):
+    """The node must leave."""
+
+
+class Rank:
+    """One rank, whose heartbeat is written at every change."""
+
+    def __init__(self, world: AgentWorld, claim: Claim, rank: int, *, broken: tuple[str, ...] = ()) -> None:
+        self.node = world.node(claim, rank)
+        self.restored: list[str] = []
+        self.pauses: list[float] = []
+        self.tells: list[Heartbeat] = []
+        self.broken = broken
+        self.result: Agreement | BaseException | None = None
+        beat = self.beat = Beat(world.store, self.node.key, lambda found: found)
+        change = beat.change
+
+        def change_and_write(**changes: object) -> None:
+            change(**changes)
+            beat.write()
+            self.tells.append(beat.now)
+
+        beat.change = change_and_write  # type: ignore[method-assign]
+        self.gang = Gang(self.node.store, JOB, claim, rank, beat, self.pause)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        time.sleep(0.01)
+
+    def restore(self, key: str) -> None:
+        if key in self.broken:
+            raise RestoreError(f"{key} is torn")
+        self.restored.append(key)
+
+    def follow(self, address: str) -> threading.Thread:
+        def work() -> None:
+            try:
+                self.result = self.gang.follow(address, self.restore)
+            except Told as error:
+                self.result = error
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> AgentWorld:
+    found = AgentWorld(tmp_path)
+    found.submit("true")
+    return found
+
+
+def ends_soon(rank: Rank) -> None:
+    """A rank whose agreement does not come leaves instead of waiting for ever."""
+    until_s = time.monotonic() + 60.0
+    pause = rank.pause
+
+    def bounded(seconds: float) -> None:
+        pause(seconds)
+        if time.monotonic() > until_s:
+            raise Told
+
+    rank.gang._pause = bounded
+
+
+def agree(world: AgentWorld, ranks: list[Rank], proposals: Iterator[str]) -> Agreement:
+    for rank in ranks:
+        ends_soon(rank)
+    threads = [rank.follow(f"10.0.0.{number}") for number, rank in enumerate(ranks[1:], start=1)]
+    try:
+        return ranks[0].gang.lead("10.0.0.0", 29500, proposals, ranks[0].restore)
+    finally:
+        for rank in ranks:
+            rank.gang._pause = stop if ranks[0].tells and not ranks[0].tells[-1].rendezvous.go else rank.gang._pause  # type: ignore[union-attr]
+        for thread in threads:
+            thread.join(60.0)
+
+
+def stop(_seconds: float) -> None:
+    raise Told
+
+
+def test_every_rank_restores_what_the_first_proposes_and_knows_all_addresses(world: AgentWorld) -> None:
+    claim = world.claim(nodes=3)
+    ranks = [Rank(world, claim, rank) for rank in range(3)]
+    agreement = agree(world, ranks, iter(["new", "old"]))
+    assert agreement == Agreement(("10.0.0.0", "10.0.0.1", "10.0.0.2"), 29500, "new")
+    assert [rank.result for rank in ranks[1:]] == [agreement, agreement]
+    assert [rank.restored for rank in ranks] == [["new"]] * 3
+    assert [rank.beat.now.restored_from for rank in ranks] == ["new"] * 3
+    assert [rank.beat.now.address for rank in ranks[1:]] == ["10.0.0.1", "10.0.0.2"]
+    assert [tell.rendezvous and (tell.rendezvous.round, tell.rendezvous.go) for tell in ranks[0].tells] == [
+        (1, False),
+        (1, True),
+    ]
+    assert [rank.beat.now.ack for rank in ranks[1:]] == [Ack(1, ok=True)] * 2
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_rank_that_cannot_restore_moves_all_back_by_one(world: AgentWorld, failing: int) -> None:
+    claim = world.claim(nodes=2)
+    ranks = [Rank(world, claim, rank, broken=("new",) if rank == failing else ()) for rank in range(2)]
+    agreement = agree(world, ranks, iter(["new", "old", "oldest"]))
+    assert agreement.checkpoint == "old" and ranks[1].result == agreement
+    assert [rank.restored[-1] for rank in ranks] == ["old", "old"]
+    assert ranks[0].beat.now.rendezvous == Rendezvous(2, agreement.addresses, 29500, "old", go=True)
+    if failing == 1:
+        acks = [tell.ack for tell in ranks[1].tells if tell.ack is not None]
+        assert acks[0] == Ack(1, ok=False, error="new is torn") and acks[-1] == Ack(2, ok=True)
+
+
+def test_where_no_checkpoint_can_be_restored_nothing_begins_anew(world: AgentWorld) -> None:
+    claim = world.claim(nodes=2)
+    ranks = [Rank(world, claim, 0, broken=("new",)), Rank(world, claim, 1, broken=("old",))]
+    with pytest.raises(RestoreError) as raised:
+        agree(world, ranks, iter(["new", "old"]))
+    assert raised.value.reason == "no checkpoint could be restored: rank 1: old is torn"
+    assert isinstance(ranks[1].result, Told), "it waited for a word that does not come"
+    assert not any(tell.rendezvous and tell.rendezvous.go for tell in ranks[0].tells)
+
+
+def test_without_any_checkpoint_all_begin_at_the_beginning(world: AgentWorld) -> None:
+    claim = world.claim(nodes=2)
+    ranks = [Rank(world, claim, rank) for rank in range(2)]
+    agreement = agree(world, ranks, iter([]))
+    assert agreement.checkpoint is None and ranks[1].result == agreement
+    assert [rank.restored for rank in ranks] == [[], []]
+
+
+def test_a_rank_alone_agrees_with_itself(world: AgentWorld) -> None:
+    rank = Rank(world, world.claim(), 0)
+    assert rank.gang.lead("here", 1, iter(["new"]), rank.restore) == Agreement(("here",), 1, "new")
+    assert rank.pauses == []
+
+
+def test_a_rank_that_the_log_does_not_name_is_waited_for(world: AgentWorld) -> None:
+    claim = world.claim(nodes=2, launched=False)
+    rank = Rank(world, claim, 1)
+    rank.gang._pause = stop
+    with pytest.raises(Told):
+        rank.gang.follow("10.0.0.1", rank.restore)
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_a_rank_asks_a_store_far_away_less_often(world: AgentWorld, near: bool) -> None:
+    store = MemoryStore(lambda: datetime.now(timezone.utc), near=near)
+    claim = world.claim(nodes=2)
+    rank = Rank(world, claim, 1)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        raise Told
+
+    gang = Gang(store, JOB, claim, 1, rank.beat, pause)
+    with pytest.raises(Told):
+        gang.follow("10.0.0.1", rank.restore)
+    assert pauses == [gang_module.NEAR_POLL_S if near else gang_module.FAR_POLL_S]
+
+
+def test_the_error_of_a_restore_is_told_in_short(world: AgentWorld) -> None:
+    rank = Rank(world, world.claim(), 0)
+
+    def fail(_key: str) -> None:
+        raise RestoreError("x" * 2000)
+
+    with pytest.raises(RestoreError) as raised:
+        rank.gang.lead("here", 1, iter(["new"]), fail)
+    assert 400 < len(raised.value.reason) < 600
+
+
+def test_a_sleep_ends_when_its_time_has_come_or_the_check_says_so() -> None:
+    asked: list[float] = []
+    began_s = time.monotonic()
+    sleep_interruptibly(0.2, lambda: asked.append(time.monotonic()))
+    assert time.monotonic() - began_s >= 0.2 and len(asked) >= 2
+    began_s = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began_s > 0.1:
+            raise Told
+
+    with pytest.raises(Told):
+        sleep_interruptibly(1000.0, check)
+    with pytest.raises(Told):
+        sleep_interruptibly(0.0, stop_now)
+
+
+def stop_now() -> None:
+    raise Told
+
+
+# ── Hearing of each other's end ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Store, Claim, int], tuple[PeerWatch, list[str]]]]:
+    monkeypatch.setattr(peers_module, "NEAR_POLL_S", 0.01)
+    made: list[PeerWatch] = []
+
+    def start(store: Store, claim: Claim, rank: int) -> tuple[PeerWatch, list[str]]:
+        changes: list[str] = []
+        watch = PeerWatch(store, JOB, claim, rank)
+        made.append(watch)
+        watch.start(lambda: changes.append("left"))
+        return watch, changes
+
+    yield start
+    for watch in made:
+        watch.stop()
+
+
+Watches = Callable[[Store, Claim, int], tuple[PeerWatch, list[str]]]
+
+
+def beats(world: AgentWorld, claim: Claim, rank: int, **changes: object) -> str:
+    node = world.node(claim, rank)
+    beat = Beat(world.store, node.key, lambda found: found)
+    beat.change(**{"phase": "training"} | changes)
+    beat.write()
+    return node.key
+
+
+def leaves(world: AgentWorld, key: str, outcome: str, reason: str = "oh") -> None:
+    left = Exit(outcome, "finished", datetime.now(timezone.utc), reason)  # type: ignore[arg-type]
+    world.store.put(layout.exit_(key), codec.dumps(left))
+
+
+def gives_notice(world: AgentWorld, key: str, *, hard: bool) -> None:
+    notice = NoticeFact(hard, "cloud", datetime.now(timezone.utc), 25.0)
+    world.store.put(layout.notice(key), codec.dumps(notice))
+
+
+def looked_again(world: AgentWorld, reads: dict[str, int], times: int = 3) -> None:
+    """Wait until the peers were read some more times."""
+    before = reads.get("get", 0)
+    wait_for(lambda: reads.get("get", 0) > before + times * 8)
+
+
+def test_a_peer_that_fails_ends_the_others(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=3)
+    keys = [beats(world, claim, rank) for rank in range(3)]
+    watch, changes = watches(world.store, claim, 0)
+    looked_again(world, world.store.counts)
+    assert watch.left is None and changes == []
+    leaves(world, keys[2], "failed")
+    wait_for(lambda: watch.left is not None)
+    assert watch.left == PeerLeft(2, "rank 2 left: oh") and watch.left.grace_s is None
+    leaves(world, keys[1], "failed")
+    looked_again(world, world.store.counts)
+    assert watch.left == PeerLeft(2, "rank 2 left: oh") and changes == ["left"], "the first one is the reason"
+
+
+def test_a_peer_that_succeeds_lets_the_others_finish(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=2)
+    keys = [beats(world, claim, rank) for rank in range(2)]
+    lead, _ = watches(world.store, claim, 0)
+    follower, changes = watches(world.store.client(), claim, 1)
+    leaves(world, keys[1], "succeeded")
+    looked_again(world, world.store.counts)
+    assert lead.left is None and not lead.lead_finished and not follower.lead_finished
+    leaves(world, keys[0], "succeeded")
+    wait_for(lambda: follower.lead_finished)
+    assert follower.left is None and changes == []
+
+
+def test_a_notice_of_a_peer_gives_the_others_its_grace(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=2)
+    key = beats(world, claim, 1)
+    watch, changes = watches(world.store, claim, 0)
+    gives_notice(world, key, hard=False)
+    looked_again(world, world.store.counts)
+    assert watch.left is None, "a hint takes nothing away"
+    gives_notice(world, key, hard=True)
+    wait_for(lambda: changes == ["left"])
+    assert watch.left == PeerLeft(1, "rank 1 was given notice", 25.0)
+
+
+def test_a_peer_that_saves_to_leave_has_the_others_save(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=2)
+    beats(world, claim, 0, phase="saving")
+    watch, changes = watches(world.store, claim, 1)
+    wait_for(lambda: changes == ["left"])
+    assert watch.left == PeerLeft(0, "rank 0 is saving to leave")
+
+
+def test_ranks_other_than_the_first_watch_the_first_alone(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=3)
+    keys = [beats(world, claim, rank) for rank in range(3)]
+    leaves(world, keys[2], "failed")
+    watch, _ = watches(world.store, claim, 1)
+    looked_again(world, world.store.counts)
+    assert watch.left is None
+    leaves(world, keys[0], "failed")
+    wait_for(lambda: watch.left is not None)
+    assert watch.left is not None and watch.left.rank == 0
+
+
+def test_a_peer_that_cannot_be_read_has_not_left(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=3)
+    first, second = beats(world, claim, 1), beats(world, claim, 2)
+    reads: list[str] = []
+
+    def faults(_method: str, key: str) -> Fault | None:
+        reads.append(key)
+        if key.startswith(first):
+            raise RuntimeError("a reply that makes no sense")
+        return None
+
+    leaves(world, first, "failed")
+    watch, _ = watches(world.store.client(faults), claim, 0)
+    wait_for(lambda: len(reads) > 30)
+    assert watch.left is None
+    leaves(world, second, "failed")
+    wait_for(lambda: watch.left is not None)
+    assert watch.left is not None and watch.left.rank == 2
+
+
+def test_peers_with_files_are_known(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=4)
+    beats(world, claim, 3, checkpoint_files=2)
+    beats(world, claim, 1, checkpoint_files=1)
+    beats(world, claim, 2)
+    watch, _ = watches(world.store, claim, 0)
+    assert watch.ranks_with_files() == ()
+    wait_for(lambda: watch.ranks_with_files() == (1, 3))
+
+
+def test_a_node_alone_watches_nobody(world: AgentWorld, watches: Watches) -> None:
+    before = threading.active_count()
+    watch, _ = watches(world.store, world.claim(), 0)
+    assert threading.active_count() == before and watch.ranks_with_files() == ()
+
+
+def test_a_watch_that_is_stopped_reads_no_more(world: AgentWorld, watches: Watches) -> None:
+    claim = world.claim(nodes=2)
+    beats(world, claim, 1)
+    store = world.store.client()
+    watch, _ = watches(store, claim, 0)
+    looked_again(world, store.counts)
+    watch.stop()
+    wait_for(lambda: "peers" not in [thread.name for thread in threading.enumerate()])
