@@ -163,6 +163,18 @@ def test_over_the_bound_results_come_before_caches_and_the_newest_first(tmp_path
     assert set(found) == {"new.pt"} and len(left_out) == 3
 
 
+@pytest.mark.parametrize("crowd", ["samples/{}.png", "{}", "samples/{}/image.png", "model-{}.json"])
+def test_a_crowd_of_files_does_not_push_out_the_model(tmp_path: Path, crowd: str) -> None:
+    work = tmp_path / "work"
+    touch_later(work / "out/model.pt", "the model", 1_000_000)
+    touch_later(work / "metrics.csv", "1,2", 1_000_001)
+    for number in range(700):
+        touch_later(work / crowd.format(number), "x", 1_000_010 + number)
+    found, left_out = OutputFiles([], Source(work), most_files=500).beside({})
+    assert {"out/model.pt", "metrics.csv"} <= set(found) and (len(found), len(left_out)) == (500, 202)
+    assert crowd.format(699) in found, "of a crowd the newest come first"
+
+
 def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
     work = tmp_path / "work"
     write(work / "fine", "1")

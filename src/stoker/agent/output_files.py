@@ -19,6 +19,7 @@ import os
 import posixpath
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from stoker.manifests import safe_path
 MOST_BYTES = 20 * 1000**3
 # Each file is a request of its own: at 40 ms each, so many take about three minutes.
 MOST_FILES = 5000
+# More files than this in one folder, or with one ending, are a crowd.
+_CROWD = 100
 # How many files that were left out are named; the rest is counted.
 MOST_NAMED = 20
 
@@ -200,8 +203,7 @@ class OutputFiles:
             return {}, []
         fitting, left_out = self._look_beside(self._work)
         fitting += [output for output in self._saves if output.file.path not in declared]
-        # Results before caches, the newest first: of several saves it is the last that counts.
-        fitting.sort(key=lambda output: (_worth_less(output.file.path), -output.file.signature.modified_ns))
+        fitting = by_worth(fitting)
         kept: dict[str, Output] = {}
         room = self._most_bytes
         folders = {str(parent) for path in declared for parent in PurePosixPath(path).parents}
@@ -271,6 +273,25 @@ def _target_of(files: Files, path: str) -> str | None:
             return path if file is not None else None
         path = posixpath.normpath(posixpath.join(posixpath.dirname(path), file.link))
     return None
+
+
+def by_worth(outputs: Iterable[Output]) -> list[Output]:
+    """Put results before caches, and the newest first: of several saves it is the last that counts.
+
+    Thousands of files of one folder, or of one kind, come after the first of them and after all others: a model must
+    not be left out for the pictures that were drawn after it.
+    """
+    newest = sorted(outputs, key=lambda output: -output.file.signature.modified_ns)
+    folders: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    crowding: dict[str, int] = {}
+    for output in newest:
+        path = PurePosixPath(output.file.path)
+        folder, kind = str(path.parent), path.suffix
+        crowding[output.file.path] = folders[folder] // _CROWD + kinds[kind] // _CROWD
+        folders[folder] += 1
+        kinds[kind] += 1
+    return sorted(newest, key=lambda output: (_worth_less(output.file.path), crowding[output.file.path]))
 
 
 def _worth_less(path: str) -> bool:
