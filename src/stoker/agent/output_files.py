@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from stoker.agent.confinement import Confinement
-from stoker.agent.snapshot import FOLDER, IGNORED, File, Files, Signature, scan
+from stoker.agent.snapshot import FOLDER, IGNORED, MOST_DEEP, File, Files, Signature, scan
 from stoker.manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
@@ -333,6 +333,8 @@ def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
                 yield path, None if stat.S_ISDIR(status.st_mode) else status, "its name says that it is unfinished"
             elif not stat.S_ISDIR(status.st_mode):
                 yield path, status, None
+            elif path.count("/") >= MOST_DEEP:
+                yield path, None, f"lies in more than {MOST_DEEP} folders"
             elif device is not None and status.st_dev != device:
                 yield path, None, "lies on another disk"
             else:

@@ -35,6 +35,7 @@ MAX_LOOK_S = 60.0
 WHOLE_BYTES = 8 * 1024 * 1024
 # What S3 allows for a key, less what comes before the path.
 _PATH_BYTES = 900
+_MOST_STUMBLES = 5
 _BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _POLL_S = 0.2
@@ -195,6 +196,7 @@ class OutputSync:
     def _finish(self) -> None:
         assert self._until is not None
         self._retry_at, self._failures = float("-inf"), 0
+        stumbles = 0
         while self._monotonic() < self._until and not self._closing:
             try:
                 self.tick(final=True)
@@ -202,6 +204,11 @@ class OutputSync:
                 # Nothing may keep the agent from writing how the training ended.
                 log.exception("last output sync")
                 self._note_failure(error)
+                stumbles += 1
+                if stumbles == _MOST_STUMBLES:
+                    # No fault of the store's, which would pass: a machine is not to be paid for until the deadline.
+                    self._left_out.append(LeftOut(".", 0, f"the rest cannot be kept: {self._error}"))
+                    return
             if self._error is None and not self._dirty():
                 self._whole = True
                 self._publish()

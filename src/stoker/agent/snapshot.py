@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 IGNORED = ("*.tmp", ".tmp-*", "*.partial", ".stoker-folder.*", LOCK)
 
+# Folders in folders: a path so deep is a program's mistake, and longer than a name in a store may be.
+MOST_DEEP = 200
+
 _FICLONE = 0x40049409
 _PLAIN_CHARS = 1000
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -109,6 +112,8 @@ def _scan(scan: _Scan, handle: int, below: str) -> Iterator[File]:
         path = f"{below}/{entry.name}" if below else entry.name
         try:
             if entry.is_dir(follow_symlinks=False):
+                if path.count("/") >= MOST_DEEP:
+                    continue
                 inner = os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=handle)
                 try:
                     yield from _scan(scan, inner, path)

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from stoker.agent.snapshot import MOST_DEEP
 from stoker.saves import LOCK
 from stoker.stores.extraction import Extraction
 
@@ -211,7 +212,7 @@ def _files(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]
     except FileNotFoundError:
         return
     for entry in entries:
-        if not below and _is_own(entry.name):
+        if (not below and _is_own(entry.name)) or below.count("/") >= MOST_DEEP:
             continue
         path = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):

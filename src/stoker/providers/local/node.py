@@ -268,13 +268,13 @@ class Supervisor:
 
     def _tidy(self) -> None:
         """Code, inputs and checkpoints are in the store; logs and JSON stay for a while, for people."""
-        import shutil
+        from stoker.processes.tree_removal import remove_tree
 
         for entry in list(self._node.path.iterdir()):
             if entry.suffix in (".json", ".log") or entry.name in ("alive", "boots"):
                 continue
             if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
+                remove_tree(entry)
             else:
                 entry.unlink(missing_ok=True)
 

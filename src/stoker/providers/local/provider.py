@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from stoker.errors import InvalidRequest, NoCapacity, NotFound, Transient, UserError
 from stoker.model import Capabilities, Instance, InstanceState, Offering
+from stoker.processes.tree_removal import remove_tree
 from stoker.providers.base import LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.local import nodes, offers, request
 from stoker.providers.local.capabilities import CAPABILITIES
@@ -96,7 +96,7 @@ class LocalProvider:
         except OSError as error:
             raise Transient(f"this computer cannot start a node: {error}") from error
         for path in trash:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         return tuple(_instance(node, nodes.probe(node)) for node in made)
 
     def list_instances(self, region: str | None = None) -> tuple[Instance, ...]:  # noqa: ARG002 - has no regions
