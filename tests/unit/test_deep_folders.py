@@ -41,7 +41,7 @@ def test_the_rest_is_kept_and_what_is_too_deep_is_told(deep: Path) -> None:
         assert sync.final(60.0)
         report = sync.report()
         assert report.files == 2
-        assert [one.why for one in report.named] == ["lies in more than 200 folders"]
+        assert [one.why for one in report.named] == ["lies deeper than 200 folders"]
     remove_tree(deep)
     assert not deep.exists()
 

@@ -334,7 +334,7 @@ def _walk_in(handle: int, below: str, device: int | None) -> Iterator[Walked]:
             elif not stat.S_ISDIR(status.st_mode):
                 yield path, status, None
             elif path.count("/") >= MOST_DEEP:
-                yield path, None, f"lies in more than {MOST_DEEP} folders"
+                yield path, None, f"lies deeper than {MOST_DEEP} folders"
             elif device is not None and status.st_dev != device:
                 yield path, None, "lies on another disk"
             else:
