@@ -85,7 +85,7 @@ def _targets(
         version = wanted if wanted or contained else _image_python(offering, spec)
         if version is None or not _VERSION.fullmatch(version):
             raise UserError(
-                f"{_FIELD}: nobody knows the version of the Python there, and wheels are for one; set "
+                f"{_FIELD}: the version of the Python there is not known, and wheels are for one; set "
                 "environment.python to it, such as 3.12"
             )
         arches = {_this_arch()} if capabilities.here else architectures((offering,))

@@ -155,7 +155,9 @@ def _check_parts(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     if rule.stall is not None and rule.stall.span_s > LONGEST_S:
         raise _where(reader, layer, f"{path}.stall", "windows", "together are more than 10 years; make them fewer")
     if rule.market is not None and rule.market.over_s > LONGEST_LOOK_BACK_S:
-        raise _where(reader, layer, f"{path}.market", "over", "is more than a week, which nobody looks back on")
+        raise _where(
+            reader, layer, f"{path}.market", "over", "is more than a week, the longest span that is looked back on"
+        )
     for subject in ("providers", "regions", "machines", "images", "tags"):
         if getattr(rule, subject) is not None and not getattr(rule, subject):
             raise _where(reader, layer, path, subject, "allows nothing; leave the rule out, or name what is allowed")
@@ -190,7 +192,7 @@ def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     if rule.stall is not None:
         stall, path = rule.stall, f"{path}.stall"
         if stall.window_s < series.FINEST_S:
-            raise _where(reader, layer, path, "window", "is less than a second, and nobody looks so often")
+            raise _where(reader, layer, path, "window", "is less than a second, and governors do not look so often")
         if stall.windows > series.MOST_WINDOWS:
             raise _where(reader, layer, path, "windows", f"are more than {series.MOST_WINDOWS}; make them longer")
         if stall.span_s > series.LONGEST_S:
@@ -199,7 +201,7 @@ def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     if rule.min_gpu_utilization is not None:
         over_s, path = rule.min_gpu_utilization.over_s, f"{path}.min_gpu_utilization"
         if over_s < series.FINEST_S:
-            raise _where(reader, layer, path, "over", "is less than a second, and nobody looks so often")
+            raise _where(reader, layer, path, "over", "is less than a second, and governors do not look so often")
         if over_s > series.LONGEST_S:
             raise _where(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
         _check_warning(rule.min_gpu_utilization.warn_before_s, path, reader, layer)

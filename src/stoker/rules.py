@@ -161,7 +161,7 @@ class Exemption:
     job: str | None = part("id of the job", default=None)
     submitter: str | None = part("who submits: an identity of the cloud, `*` for any characters in it", default=None)
     until: date = part("the last day, in UTC", form="date")
-    why: str = part("for whoever reads it later")
+    why: str = part("for later readers")
 
     @property
     def whose(self) -> str:
@@ -274,7 +274,7 @@ class House:
     """The policy of a store."""
 
     rules: tuple[Rule, ...] = part("what every job obeys, in this order", form="sections", default=())
-    notify: tuple[Channel, ...] = part("where the house tells what happens", form="sections", default=())
+    notify: tuple[Channel, ...] = part("where the policy sends notifications", form="sections", default=())
     sagemaker: SageMaker | None = part("training jobs of SageMaker that others started", default=None)
     # Of the text that it was read from. Decisions record it.
     digest: str = ""

@@ -128,7 +128,7 @@ def _open_log(store: Store, job: str, record: Record) -> None:
         if isinstance(error, StoreDenied):
             raise
         raise _Uncertain(f"{error}; {job} may have been submitted: look with `stoker show {job}`") from None
-    raise StokerError(f"{job}: somebody else submitted a job under this very id; submit it again")
+    raise StokerError(f"{job}: another job was submitted under this id at the same moment; submit it again")
 
 
 def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[str, bytes]:

@@ -397,7 +397,7 @@ class Spec:
     retry: Retry = part("when it is tried again", factory=Retry)
     logs: Logs = part("where logs go besides the store", factory=Logs)
     notify: tuple[str, ...] = part(
-        "where to tell what happens to it, besides where the house does: sns:ARN, https://…, an Apprise URL, or a "
+        "where to send notifications about it, besides where the policy does: sns:ARN, https://…, an Apprise URL, or a "
         "reference to one: env:NAME, aws-sm:NAME, aws-ssm:NAME, gcp-sm:NAME",
         form="addresses",
         default=(),

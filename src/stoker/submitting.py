@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stoker.wheels import Gathered
 
 Say = Callable[[str], None]
-_HOUSE_NOT_ASKED = "a dry run asks nobody, not for the rules of the house either; `stoker policy test` does"
+_HOUSE_NOT_ASKED = "a dry run asks no server, so the policy is not checked; `stoker policy test` checks it"
 
 
 @runtime_checkable

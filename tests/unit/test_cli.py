@@ -434,10 +434,10 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     assert [summary.id for summary in found] == [jobs[2], jobs[1], jobs[0]], "newest first; the oldest end is left out"
     code, out, _ = stoker("ps", "--json", "--phase", "failed", "--all")
     assert code == 0 and [one["id"] for one in json.loads(out)] == [jobs[3], jobs[2], jobs[1]]
-    assert "nobody governs these jobs" in stoker("ps")[1]
+    assert "no governor looks after these jobs" in stoker("ps")[1]
     store.put(layout.governor("here"), b"{}")
     out = stoker("ps")[1]
-    assert "nobody governs" not in out and "a governor last looked" in out
+    assert "no governor looks after" not in out and "a governor last looked" in out
     assert stoker("ps", "--phase", "flying")[0] == 2
 
 

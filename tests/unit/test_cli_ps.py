@@ -65,7 +65,7 @@ def test_a_machine_that_is_held_comes_first() -> None:
 def test_the_first_line_says_who_looks_after_the_jobs() -> None:
     first, second = map(click.unstyle, ps._governor_lines(None, 2, 0))
     assert first == "2 active jobs; no governor has looked yet"
-    assert second.startswith("nobody governs these jobs: ") and "`stoker govern --watch`" in second
+    assert second.startswith("no governor looks after these jobs, ") and "`stoker govern --watch`" in second
     (only,) = map(click.unstyle, ps._governor_lines(datetime.now(timezone.utc), 0, 1))
     assert only.startswith("0 active jobs (1 ended job watched until its machines are surely gone); a governor last")
 

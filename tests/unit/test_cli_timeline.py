@@ -246,7 +246,7 @@ def test_what_never_got_a_machine_is_told_by_what_was_asked_for() -> None:
     refused = Closed(claim=2, outcome="refused", rule="QuotaExceeded")
     state = make_state(Claimed(offering, nodes=1), refused)
     asked = "the request for n1-standard-4 spot in us-central1-a"
-    assert describe(refused, state) == f"{asked} was refused [QuotaExceeded: the account may not have more]"
+    assert describe(refused, state) == f"{asked} was refused [QuotaExceeded: a quota of the account is reached]"
     assert news(Entry(3, START, "because", refused), state) == f"{asked} was refused: because"
     short = Closed(claim=2, outcome="dry", rule="QuotaExceeded")
     assert news(Entry(3, START, "because", short), state) == f"{asked} came to nothing: because", (

@@ -71,7 +71,7 @@ def test_all_that_is_done_beside_the_stack_is_shown(stoker: Stoker) -> None:
         "lambda Invoke us-east-1",
         "s3 PutObject us-east-1",
     ]
-    assert "nobody was asked" in said and "--sagemaker" in said and "secrets and regions of the policy" in said
+    assert "the cloud was not asked" in said and "--sagemaker" in said and "secrets and regions of the policy" in said
     assert "cloudformation CreateStack in eu-west-1\n" in stoker(*AWS, "--events-from", "eu-west-1")[1]
 
 
@@ -86,16 +86,16 @@ def test_all_that_is_removed_is_shown(stoker: Stoker) -> None:
         "DeleteLogGroup us-east-1",
         "DeleteObject us-east-1",
     ]
-    assert "nobody was asked: regions," in said
+    assert "the cloud was not asked: regions," in said
 
 
 def test_google_is_asked_for_more_than_things_and_bindings(stoker: Stoker) -> None:
     code, told, said = stoker(*GCP, "--json")
     done = [f"{each['method']} {each['path']}" for each in json.loads(told)]
-    assert code == 0 and "nobody was asked" in said
+    assert code == 0 and "the cloud was not asked" in said
     assert done[0] == done[-1] == "PUT /bucket/p/deployed/gcp.json"
     assert done[1].startswith("PUT /bucket/p/deployed/") and done[1].endswith(".zip")
     assert done[-3].endswith(":pause") and done[-2].endswith(":publish")
     code, told, said = stoker(*GCP, "--remove", "--json")
-    assert code == 0 and "nobody was asked: regions" in said
+    assert code == 0 and "the cloud was not asked: regions" in said
     assert json.loads(told)[-1]["path"] == "/bucket/p/deployed/*"

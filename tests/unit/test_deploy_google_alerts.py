@@ -70,7 +70,7 @@ def test_where_they_cannot_be_made_it_is_said_and_the_governor_is_there(
 ) -> None:
     google.trouble[f"GET /v3/projects/{PROJECT}/notificationChannels"] = Refused(403, "PERMISSION_DENIED", "no")
     code, _, said = stoker(*DEPLOY)
-    assert code == 0 and "alerts: not made, so nobody is told when the governor fails" in said
+    assert code == 0 and "alerts: not made, so no message comes when the governor fails" in said
     assert record.find(bucket) is not None
     code, out, _ = stoker("deploy", "status")
     assert code == 1 and "0 of 4 are there and on; deploy again" in out

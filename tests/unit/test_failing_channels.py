@@ -50,7 +50,7 @@ def test_a_channel_that_fails_is_told_of_and_holds_nobody_up(how: str) -> None:
             problems = one_pass(Teller(world.store, "h", open_=open_sender), world.store, at(1), house)
         (name,), (problem,) = problems, problems.values()
         assert name == "notify bad" and "s3cr3t" not in problem and "1 event waits" in problem
-        expected = {"500": "answers with 500: oops", "redirects": "elsewhere", "hangs": "nobody waited"}
+        expected = {"500": "answers with 500: oops", "redirects": "elsewhere", "hangs": "came too late"}
         assert expected.get(how, "does not answer") in problem
 
 

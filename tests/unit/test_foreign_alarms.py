@@ -99,10 +99,13 @@ GROUPS = [
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        ({"InstanceType": "ml.trn1.32xlarge"}, "no alarms: nobody can read the accelerators of ml.trn1.32xlarge"),
-        ({"InstanceType": "ml.x99.huge"}, "no alarms: nobody can read the accelerators of ml.x99.huge"),
+        (
+            {"InstanceType": "ml.trn1.32xlarge"},
+            "no alarms: there is no way to read the accelerators of ml.trn1.32xlarge",
+        ),
+        ({"InstanceType": "ml.x99.huge"}, "no alarms: there is no way to read the accelerators of ml.x99.huge"),
         ({"InstanceGroups": GROUPS}, "no alarms: its hosts are of several types"),
-        ({}, "no alarms: nobody can read the accelerators of its machines"),
+        ({}, "no alarms: there is no way to read the accelerators of its machines"),
         ({"InstanceType": "ml.c5.xlarge"}, ""),
     ],
 )

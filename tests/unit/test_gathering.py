@@ -63,7 +63,7 @@ def test_on_this_computer_its_own() -> None:
 )
 def test_where_nobody_knows_it_is_asked_for(image: str, environment: dict[str, object]) -> None:
     with pytest.raises(
-        UserError, match=r"environment.wheels: nobody knows the version .* set environment.python to it"
+        UserError, match=r"environment.wheels: the version of the Python .* set environment.python to it"
     ):
         planned(spec("ec2", image, **environment), offering("c7i.large"))
 

@@ -362,7 +362,7 @@ def test_it_stays_for_the_verdict_and_leaves_if_that_keeps_no_machine(verdict: J
     time.sleep(0.05)
     assert stay.there, "the verdict is the one that keeps it"
     stay.state = verdict
-    assert stay.left() == "nobody keeps the machine"
+    assert stay.left() == "no job keeps the machine"
 
 
 def test_it_leaves_when_the_machine_is_shut_down() -> None:

@@ -100,7 +100,7 @@ def test_rules_that_cannot_be_read_keep_everybody_waiting_and_end_nobody() -> No
     by = policy("max_nodes: 1", unread="policy version 9 is not for me")
     plan = decide_job(make_snapshot(make_state(), offerings=Known((SPOT_A,))), by, at(10))
     assert plan.actions == ()
-    assert list(plan.waiting.values()) == ["the rules of the house cannot be read: policy version 9 is not for me"]
+    assert list(plan.waiting.values()) == ["the policy cannot be read: policy version 9 is not for me"]
     running = make_snapshot(make_state(*RUNNING), make_facts(2, beat=make_beat(95)))
     assert decide_job(running, by, at(100)).actions == ()
 

@@ -184,7 +184,7 @@ def test_the_plan_has_the_bounds_of_the_house(store: Store, capsys: pytest.Captu
 
 
 def test_a_dry_run_far_away_says_that_the_house_was_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "a dry run asks nobody, not for the rules of the house either; `stoker policy test` does"
+    words = "a dry run asks no server, so the policy is not checked; `stoker policy test` checks it"
     policies.write(store, "rules:\n- {max_nodes: 1}\n", "jane")
     spec = Spec(name="x", run="python train.py")
     with prepare(spec, store, folder=Path(), offline=True) as near:

@@ -244,7 +244,7 @@ NINES = "9" * 400
         ("stall: {windows: 100000000}", "rules[0].stall.windows: together are more than 10 years"),
         ("stall: {window: 5m, windows: 289}", "rules[0].stall.windows: together are more than 24 h, which no machine"),
         ("stall: {window: 1s, windows: 1001}", "rules[0].stall.windows: are more than 1000; make them longer"),
-        ("stall: {window: 0.9s}", "rules[0].stall.window: is less than a second, and nobody looks so often"),
+        ("stall: {window: 0.9s}", "rules[0].stall.window: is less than a second, and governors do not look so often"),
         (
             "min_gpu_utilization: {value: 80%, over: 25h}",
             "rules[0].min_gpu_utilization.over: is more than 24 h, which no machine remembers",

@@ -103,7 +103,7 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
     (make_case(make_exit("interrupted", "limit", reason="24h")), "limit", "max_runtime", False, "24h"),
     (make_case(SAVED, noticed=True), "reclaimed", "notice", True, f"reclaimed after a notice at step 40; {NOTHING}"),
     (make_case(ERROR, noticed=True), "reclaimed", "notice", True, f"reclaimed after a notice at step 40; {NOTHING}"),
-    (make_case(None), "lost", "boot", True, "the machine was gone before its agent said anything"),
+    (make_case(None), "lost", "boot", True, "the machine was gone before it reported anything"),
     (
         make_case(OK, None, beat=BEAT),
         "lost",
@@ -154,7 +154,7 @@ CASES: list[tuple[Case, str, str, bool, str]] = [
         "abandoned",
         "waited",
         True,
-        "waited too long to be allowed to train",
+        "waited too long for the attempt before it to leave",
     ),
     # What a stall's ladder ended is its rule's, for the house as for the job's own bound; a broken gang's is nobody's.
     *(

@@ -116,7 +116,7 @@ def test_words_for_one_event() -> None:
     said = line(replace(audited, reason="too long; audit: nothing is done"))
     assert said.startswith("gpt-7f3k breaks a rule (audit): too long; audit: nothing is done (m1"), "once is enough"
     (removed,) = compose("id", "s", (orphan("gpt-1", "ec2 i-1", "its job is not in the store", at(0)),)).events
-    assert line(removed) == "ec2 i-1 was nobody's, and was removed: its job is not in the store (of gpt-1)"
+    assert line(removed) == "ec2 i-1 belonged to no job, and was removed: its job is not in the store (of gpt-1)"
 
 
 def test_a_storm_is_a_few_lines() -> None:

@@ -64,7 +64,7 @@ def reason(provider: Told, **facts: Any) -> str | None:
 
 def test_a_machine_that_switched_itself_off_before_its_agent_spoke_failed_to_boot() -> None:
     off = Gone(False, "it switched itself off", by_itself=True)
-    assert "switched itself off before its agent" in (reason(Told(off, "a traceback\n")) or "")
+    assert "switched itself off before it reported" in (reason(Told(off, "a traceback\n")) or "")
     # The console's own word is the better one.
     assert "no Python" in (reason(Told(off, "stoker: boot failed: no Python here\n")) or "")
     # One that had an agent ends so each time, and one of which nothing is known may have ended in any way.

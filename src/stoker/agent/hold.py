@@ -59,8 +59,8 @@ def allowed(spec: Spec, number: int, state: JobState | None) -> Stay:
     longest_s = spec.retry.hold_on_failure_s
     claim = state.claim(number) if state is not None else None
     if state is None or claim is None or (claim.open and state.ended is None and state.stop is None):
-        return Stay(longest_s, False, "the hold is over; nobody has judged the attempt yet")
+        return Stay(longest_s, False, "the hold is over; no governor has judged the attempt yet")
     hold = hold_of(state, spec)
     if hold is None or hold.claim != number:
-        return Stay(0.0, True, "nobody keeps the machine")
+        return Stay(0.0, True, "no job keeps the machine")
     return Stay(min(longest_s, hold.longest_s), True, "the hold is over")

@@ -40,7 +40,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "exec": "Run a command on a job's machine, as its training sees it.",
         "rm": "Delete ended jobs with all they stored.",
     },
-    "Keep house": {
+    "Operate": {
         "govern": "Make one pass of the governor, or watch.",
         "deploy": "Put a governor into a cloud, without a machine.",
         "policy": "Set, show and test the rules that every job obeys.",

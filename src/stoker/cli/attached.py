@@ -117,7 +117,7 @@ def _governing(store: Store, guard: Guard) -> Iterator[None]:
             except Exception as error:  # noqa: BLE001 - the edge of the thread: without it nobody would govern the job
                 # The terminal may be what failed.
                 with suppress(OSError, ValueError):
-                    say(f"[stoker] the governor stumbled ({type(error).__name__}: {error}) and goes on")
+                    say(f"[stoker] the governor met an error and goes on ({type(error).__name__}: {error})")
                 enough.wait(1.0)
 
     thread = threading.Thread(target=work, name="governor", daemon=True)
@@ -155,7 +155,7 @@ def leave_detached(store: Store, job: str, *, paid: bool, silent: bool = False) 
     if governed.by is not None:
         say(f"governed by {governed.by}")
         return
-    what = "its governor runs on this computer: while that is off, nobody replaces a reclaimed machine"
+    what = "its governor runs on this computer: while that is off, reclaimed machines are not replaced"
     say(what if governed.problem else f"{what}; `stoker deploy` puts one into the cloud")
 
 

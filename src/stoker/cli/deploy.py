@@ -133,7 +133,9 @@ def aws(
 @click.option("--region", metavar="REGION", help="Where it runs, such as us-central1: near the bucket.")
 @click.option("--project", metavar="PROJECT", help="Whose it is; by default that of your credentials.")
 @kept_option("--notify", "notify", "TO", f"Let it read this secret that is an address, as gcp-sm:NAME. {_POLICYS}")
-@kept_option("--alert", "alerts", "EMAIL", "Who is mailed when the governor itself fails, or is not called any more.")
+@kept_option(
+    "--alert", "alerts", "EMAIL", "The address to mail when the governor itself fails, or is not called any more."
+)
 @kept_option(
     "--service-account", "accounts", "EMAIL", "An account that jobs give their machines, beside that of `stoker iam`."
 )

@@ -35,7 +35,9 @@ def kept_option(flag: str, name: str, metavar: str, about: str) -> Callable[[F],
 
 def common_options(function: F) -> F:
     for option in (
-        click.option("--dry-run", is_flag=True, help="Print everything that would be made or removed; ask nobody."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print everything that would be made or removed, without asking the cloud."
+        ),
         click.option("--remove", is_flag=True, help="Remove it with all that belongs to it."),
         click.option(
             "--forget",
@@ -113,9 +115,11 @@ def tell_unasked(*, remove: bool) -> None:
     from stoker.cli.printing import say
 
     if remove:
-        say("nobody was asked: regions, secrets and accounts that are on record and not named here are not shown")
+        say(
+            "the cloud was not asked: regions, secrets and accounts that are on record and not named here are not shown"
+        )
         return
-    say("nobody was asked: what is kept from before (--events-from, --sagemaker, --notify and so on), and the topics,")
+    say("the cloud was not asked: what is kept from before (--events-from, --sagemaker, --notify), and the topics,")
     say("secrets and regions of the policy are not shown; the clock is switched on where a job is active, else off")
 
 

@@ -24,7 +24,12 @@ _LIMIT = 20
 @click.command("offers")
 @click.argument("job_file", metavar="[JOB.yaml]", required=False, type=click.Path(path_type=Path))
 @set_option
-@click.option("--provider", metavar="P", shell_complete=complete_provider, help="Who lends the machines.")
+@click.option(
+    "--provider",
+    metavar="P",
+    shell_complete=complete_provider,
+    help="Where the machines come from: local, ec2, gce, sagemaker.",
+)
 @click.option("--zones", is_flag=True, help="A line for each zone, instead of the best zone of each machine.")
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=0), default=_LIMIT, help="Most lines; 0 shows all. [default: 20]"

@@ -31,7 +31,7 @@ def command(ctx: click.Context) -> None:
 
 @command.command("set")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--note", metavar="TEXT", default="", help="What changed, for whoever reads the history.")
+@click.option("--note", metavar="TEXT", default="", help="What changed, for readers of the history.")
 @store_option
 def set_(file: str, note: str) -> None:
     """Make FILE (- for standard input) the policy. It is a new version; the ones before are kept."""

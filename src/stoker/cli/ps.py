@@ -185,8 +185,8 @@ def _governor_lines(passed: datetime | None, active: int, watched: int) -> list[
     also = f" ({counted(watched, 'ended job')} watched until {whose} machines are surely gone)" if watched else ""
     found = [click.style(f"{counted(active, 'active job')}{also}; {told}", dim=True)]
     if active + watched and _is_long_ago(passed):
-        what = "nobody governs these jobs: until somebody does, no machine is launched or replaced"
-        found.append(click.style(f"{what}; `stoker govern --watch` does it, on any computer", fg="yellow"))
+        what = "no governor looks after these jobs, so no machine is launched or replaced"
+        found.append(click.style(f"{what}; run `stoker govern --watch`, on any computer", fg="yellow"))
     return found
 
 

@@ -57,7 +57,8 @@ def command(dry_run: bool, as_json: bool) -> None:
             click.secho(f"{name}: {text}", fg="yellow", err=True)
     for instance in young:
         born = f"{instance.created_at:%H:%M:%S} UTC"
-        text = f"{instance.provider} {instance.id}: of no known claim, but made at {born}; too young to be judged"
+        made = f"belongs to no known attempt, but was made at {born}"
+        text = f"{instance.provider} {instance.id}: {made}; too new to be judged"
         click.secho(text, fg="yellow", err=True)
     if not orphans and not things and not alarms.found and not young and not as_json:
         click.echo("everything has its owner")

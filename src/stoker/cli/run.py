@@ -41,7 +41,12 @@ _MOST_TEXT = 1000
 @set_option
 @click.option("--name", help="What to call the job.")
 @click.option("--nodes", type=int, metavar="K", help="How many machines train together.")
-@click.option("--provider", metavar="P", shell_complete=complete_provider, help="Who lends the machines.")
+@click.option(
+    "--provider",
+    metavar="P",
+    shell_complete=complete_provider,
+    help="Where the machines come from: local, ec2, gce, sagemaker.",
+)
 @click.option("--spot/--no-spot", default=None, help="Spot machines only, or none.")
 @click.option(
     "--env", "variables", multiple=True, metavar="K=V", help="An environment variable; K alone passes yours on."

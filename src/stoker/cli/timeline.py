@@ -201,9 +201,9 @@ def _terms(spot: bool, price: float | None, nodes: int) -> str:
 # What a rule means, where its name alone says little to who has not read how Stoker works.
 _RULES = {
     "AuthDenied": "a permission is missing",
-    "InvalidRequest": "the cloud will never take it as it is",
-    "Misnamed": "the job names what is not there",
-    "QuotaExceeded": "the account may not have more",
+    "InvalidRequest": "the cloud refuses this request for good",
+    "Misnamed": "the job names something that does not exist",
+    "QuotaExceeded": "a quota of the account is reached",
     "boot-failed": "the machine could not start its agent",
     "gone": "the machine is gone",
     "no-capacity": "no machine to be had now",
@@ -232,7 +232,7 @@ def describe(event: Event, state: JobState | None) -> str:
         case Launched(claim=claim, nodes=refs):
             return f"launched {_attempt(state, claim)} ({', '.join(ref.instance for ref in refs) or 'no machine'})"
         case Suspected(claim=claim, rank=rank):
-            return f"suspected node {rank} of {_attempt(state, claim)}"
+            return f"node {rank} of {_attempt(state, claim)} is silent"
         case Draining(claim=claim, rule=rule):
             return f"asked {_attempt(state, claim)} to save and leave [{rule_text(rule)}]"
         case Closed(claim=claim, outcome="dry", rule=rule):

@@ -31,7 +31,7 @@ def visit_options(command: F) -> F:
             help="key, connect or ssm on EC2, key or iap on Compute Engine; default: what is open.",
         ),
         click.option("--identity", metavar="FILE", shell_complete=complete_file, help="The private key to use."),
-        click.option("--user", metavar="NAME", help="Who logs in; default: the image's own user."),
+        click.option("--user", metavar="NAME", help="The user to log in as; default: the image's own."),
         click.option(
             "--node",
             type=click.IntRange(min=0),

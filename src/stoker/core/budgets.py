@@ -72,7 +72,7 @@ def judge(
     if not rules:
         return ()
     if not isinstance(books, Known):
-        error = books.error if isinstance(books, Unknown) else "nobody looked"
+        error = books.error if isinstance(books, Unknown) else "no governor has looked"
         return tuple(
             Held(code_of(rule), f"policy {rule.name}: what was spent is not known: {error}", unknown=True)
             for rule in rules
@@ -358,4 +358,4 @@ def _whose(budget: Budget, value: str) -> str:
 def _unpriced(standing: Standing) -> str:
     first, *more = standing.unpriced
     others = f" and {len(more)} more" if more else ""
-    return f"and what nobody knows: {first}{others} had machines without a price"
+    return f"and an unknown amount: {first}{others} had machines without a price"

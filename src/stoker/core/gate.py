@@ -77,9 +77,9 @@ def should_leave(state: JobState | None, number: int, instance: str) -> Leave | 
     if claim is None:
         return None
     if not claim.open:
-        return Leave(f"the claim is closed: {claim.closed_reason}", "closed")
+        return Leave(f"this attempt is closed: {claim.closed_reason}", "closed")
     if claim.launched is not None and all(node.instance != instance for node in claim.launched):
-        return Leave("the log names other machines for this claim", "closed")
+        return Leave("the job's log names other machines for this attempt", "closed")
     if state.stop is not None:
         return Leave(f"stop asked by {state.stop.by}", "stop")
     if claim.drain is not None:

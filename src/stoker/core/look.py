@@ -44,7 +44,7 @@ class Look:
 
     def cannot_read_rules(self) -> bool:
         if self.policy.unread:
-            self.waiting = f"the rules of the house cannot be read: {self.policy.unread}"
+            self.waiting = f"the policy cannot be read: {self.policy.unread}"
         return bool(self.policy.unread)
 
     def tell(self, found: Iterable[governance.Finding]) -> bool:

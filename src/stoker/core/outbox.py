@@ -147,7 +147,7 @@ def sendable_at(box: Outbox, at_most: int, by: str, now: datetime) -> datetime |
 def begun(box: Outbox, token: str, by: str, now: datetime) -> Outbox:
     """Everything that waits is one message, and is being sent. What somebody else left unsent is part of it."""
     if box.sending is not None:
-        box = failed(box, "whoever was sending it is gone", now)
+        box = failed(box, "the governor that was sending it is gone", now)
     if not box.waiting and not box.more:
         return box
     sending = Sending(token, message_id(box), by, now, box.waiting, box.more)

@@ -177,7 +177,7 @@ def _lost(case: Case) -> Verdict | None:
         return None
     drain = case.claim.drain
     if not any(case.heartbeats):
-        return Verdict("lost", "boot", "the machine was gone before its agent said anything", restart=True)
+        return Verdict("lost", "boot", "the machine was gone before it reported anything", restart=True)
     if drain is not None and len(missing) == case.claim.nodes:
         return Verdict(drain.outcome, drain.rule, drain.reason, restart=drain.outcome in RESTARTING)
     which = "the machine" if case.claim.nodes == 1 else f"the machine of {_ranks_text(missing)}"
@@ -263,7 +263,7 @@ def _left_early(case: Case) -> Verdict | None:
     if case.failure is not None:
         return None
     waited = any(found.why == "waited" for found in case.left)
-    reason = "waited too long to be allowed to train" if waited else "was asked to leave before it finished"
+    reason = "waited too long for the attempt before it to leave" if waited else "was asked to leave before it finished"
     drain = case.claim.drain
     if drain is not None and (drain.rule == OWN or drain.rule.startswith(PREFIX)):
         return Verdict(drain.outcome, drain.rule, drain.reason, restart=True)

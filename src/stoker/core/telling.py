@@ -214,7 +214,7 @@ _VERBS: Mapping[EventKind, tuple[str, str]] = {
     "failed": ("failed", "failed"),
     "stopped": ("was stopped", "were stopped"),
     "finished": ("finished", "finished"),
-    "orphan": ("was nobody's, and was removed", "were nobody's, and were removed"),
+    "orphan": ("belonged to no job, and was removed", "belonged to no job, and were removed"),
 }
 # Kinds after which somebody may want to look.
 _LOOK: Mapping[EventKind, str] = {

@@ -58,7 +58,7 @@ def _finish_launch(look: Look, claim: Claim) -> bool:
     """Anyone may finish anyone's claim; the token keeps it from being done twice, while the token lives."""
     if (look.now - claim.at).total_seconds() >= look.job.capabilities.token_lifetime_s:
         closed = Closed(claim=claim.number, outcome="abandoned", rule="token-expired", restart=True)
-        return look.append(closed, "too late to launch it safely")
+        return look.append(closed, "it was not launched in time, and a launch now might be a second one")
     kept_back = _left_behind(look, claim)
     if kept_back is not None:
         closed = Closed(claim=claim.number, outcome="abandoned", rule=kept_back.rule, restart=True)
@@ -88,10 +88,10 @@ def _drain_broken_gang(look: Look, claim: Claim) -> bool:
         if left is None and look.job.exit_unread(claim, rank):
             continue  # It may have finished.
         if left is None and look.job.rank_gone(claim, rank):
-            reason = f"rank {rank} is gone; the others save and the whole resumes"
+            reason = f"node {rank} is gone: the other nodes save, and the job resumes with all of them"
             return look.append(Draining(claim=claim.number, outcome="lost", rule="gang"), reason)
         if left is not None and left.outcome != "succeeded" and look.job.unnoticed(claim):
-            reason = f"rank {rank} left ({left.why}); the others save"
+            reason = f"node {rank} left ({left.why}): the other nodes save"
             return look.append(Draining(claim=claim.number, outcome="infrastructure", rule="gang"), reason)
     return False
 
@@ -106,15 +106,15 @@ def _mind_silence(look: Look, claim: Claim) -> bool:
         limit = timedelta(seconds=look.job.silence_s(beat.value if beat is not None else None))
         if look.blind and etag:  # One that was never heard has nothing to lose.
             look.waiting = (
-                "nodes are silent, but not known to be alone in that: it may be our blindness; nothing is touched"
+                "nodes are silent, and the silence may be this governor's own trouble with the store: nothing is ended"
             )
             continue
         suspicion = claim.suspicions.get(str(rank))
         if suspicion is None or suspicion.etag != etag:
-            reason = f"rank {rank} has not been heard of for {span_text(limit.total_seconds())}"
+            reason = f"node {rank} has sent no heartbeat for {span_text(limit.total_seconds())}"
             return look.append(Suspected(claim=claim.number, rank=rank, etag=etag), reason)
         if look.now - suspicion.at >= limit:
-            look.end_rank(claim, rank, "its agent fell silent, and stayed silent")
+            look.end_rank(claim, rank, "its machine fell silent, and stayed silent")
         else:
             look.wakes.append(suspicion.at + limit)
     return False

@@ -72,8 +72,8 @@ def _debugger(job: JobSnapshot, claim: Claim, house: House, subject: Subject) ->
         return
     if job.spec.limits.stall_s is not None or any(rule.action != "warn" for rule in rules):
         reason = (
-            f"a process of rank {found[0]} is stopped, or in a debugger: until it is let go, it is not held to stand "
-            "still or to waste its machines; max_runtime and max_cost count on"
+            f"a process of node {found[0]} is stopped, or in a debugger: rules about stalls and idle accelerators wait "
+            "until it goes on; max_runtime and max_cost still count"
         )
         yield Sighting(DEBUGGER, reason, "warn", evidence=False)
 

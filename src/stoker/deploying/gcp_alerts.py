@@ -111,7 +111,7 @@ def make(api: Api, plan: Plan, say: Say) -> bool:
         for each in (*before.values(), *obsolete):
             _delete(api, each)
     except ProviderError as error:
-        say(f"alerts: not made, so nobody is told when the governor fails ({error}); `stoker deploy status` shows it")
+        say(f"alerts: not made, so no message comes when the governor fails ({error}); `stoker deploy status` shows it")
         return False
     told = f"mailed to {', '.join(plan.alerts)}" if plan.alerts else "shown in Cloud Monitoring; --alert mails them"
     say(f"alerts: {len(policies(plan))}, {told}")

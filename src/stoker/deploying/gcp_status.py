@@ -57,5 +57,5 @@ def _alerts(api: Api, plan: Plan) -> tuple[State, str]:
     wanted, found = len(gcp_alerts.policies(plan)), gcp_alerts.count(api, plan)
     if found < wanted:
         return "bad", f"{found} of {wanted} are there and on; deploy again"
-    told = f"mailed to {', '.join(plan.alerts)}" if plan.alerts else "shown in Cloud Monitoring, and mailed to nobody"
+    told = f"mailed to {', '.join(plan.alerts)}" if plan.alerts else "shown in Cloud Monitoring, and not mailed"
     return "good", f"{found}, {told}"

@@ -20,7 +20,7 @@ _STUCK = {
     "UPDATE_ROLLBACK_FAILED": "an update of it could not be undone: `aws cloudformation continue-update-rollback` "
     "does, or `stoker deploy aws --remove`, and then deploy it again",
     "DELETE_FAILED": "removing it has failed: `stoker deploy aws --remove` tries again and tells why",
-    "REVIEW_IN_PROGRESS": "it is a change set that somebody made and nobody executed: `stoker deploy aws --remove`, "
+    "REVIEW_IN_PROGRESS": "it is a change set that was made and never executed: `stoker deploy aws --remove`, "
     "and then deploy it again",
 }
 
@@ -45,7 +45,7 @@ def settle(clients: Clients, request: Request) -> str:
     if status in _STUCK:
         raise ProviderError(f"{name} in {request.region}: {status}: {_STUCK[status]}")
     if status.endswith("_IN_PROGRESS"):
-        raise Transient(f"{name}: somebody changes it at this moment; try again")
+        raise Transient(f"{name}: it is being changed at this moment; try again")
     seen = _newest_event(client, name, where)
     try:
         calling(name, lambda: client.update_stack(**request.params))

@@ -271,7 +271,7 @@ def _last_words(provider: Provider, node: NodeFacts, region: str | None) -> Node
             return replace(node, exit=Known(Stamped(left, modified=left.at, etag="")))
     if why is not None and why.by_itself:
         # Nothing but its own boot could have done that, though it found no words for why.
-        return _failed_boot(node, "the machine switched itself off before its agent said anything")
+        return _failed_boot(node, "the machine switched itself off before it reported anything")
     return node
 
 

@@ -240,7 +240,7 @@ class Teller:
         if self.pending or self._flights:
             self.send(now, patience_s)
         for channel in [*self._flights]:
-            self._settle(channel, "nobody waited for its answer", now())
+            self._settle(channel, "its answer came too late to be read", now())
 
     def _is_due(self, channel: str, box: Outbox, now: datetime) -> bool:
         if channel in self._flights or not self._may_send(channel, box):

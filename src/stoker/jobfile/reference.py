@@ -151,7 +151,7 @@ it with [the schema](job-file.schema.json).
 Later ones win; mappings merge, anything else replaces:
 
 1. your own file, `~/.config/stoker/config.yaml` (or under `$XDG_CONFIG_HOME`);
-2. the house's defaults, `policy/defaults.yaml` in the store;
+2. the store's defaults, `policy/defaults.yaml` in the store;
 3. the job file;
 4. `--set a.b=c`, then the other flags.
 

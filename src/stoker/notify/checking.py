@@ -73,7 +73,7 @@ def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, 
                 )
         if to.startswith("env:") and to.removeprefix("env:").partition("#")[0] not in os.environ:
             found.append(
-                f"{where}: {to} is not set here; whoever governs needs it, and `stoker notify` tries whether it has"
+                f"{where}: {to} is not set here; the governor needs it, and `stoker notify` tries whether it has"
             )
         if address.in_clear(to):
             found.append(

@@ -192,7 +192,7 @@ class Catalog(Generic[T]):
                 has = f"{machine.gpus} × {machine.gpu}" if machine.gpus else "no whole GPU"
                 return f"resources.gpus: {machine.name} has {has}, {gpus.name or 'GPU'}:{gpus.count} was asked for"
         elif machine.gpu is not None and not resources.machine:
-            return f"resources.gpus: {machine.name} has GPUs that nobody asked for"
+            return f"resources.gpus: {machine.name} has GPUs that were not asked for"
         own = self.misfit(machine, resources)
         if own:
             return own

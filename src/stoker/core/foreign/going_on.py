@@ -36,7 +36,7 @@ _LATE_S = 86400.0
 _EARLY_S = 60.0
 _WITHIN_S = 300.0
 _BUDGET_S = 300.0
-_BEFORE = "it was over before the house wanted its rules to hold here"
+_BEFORE = "it was over before the policy was about jobs here"
 # Nobody sees a job end and starts it again by hand in less.
 _BY_HAND_S = 300.0
 
@@ -51,7 +51,9 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
         if job.name in family.gave_up:
             return ForeignPlan(settled=True, note=f"does not go on: {family.gave_up[job.name].rule}")
         if not _wanted(house):
-            return _gave_up(sight, "unwanted", f"the house wants no clones any more, and {meant.name} was not made yet")
+            return _gave_up(
+                sight, "unwanted", f"the policy wants no clones any more, and {meant.name} was not made yet"
+            )
         if _is_late(sight, now):
             return _gave_up(sight, "late", f"{meant.name} could not be made for a day")
         return _launched(sight, house, meant, f"{meant.rule}: as {meant.name}", now)
@@ -68,13 +70,15 @@ def after_the_end(sight: Sight, house: House, subject: Subject, now: datetime) -
             case "others":
                 return ForeignPlan(settled=True)
             case "unclear":
-                told = f"it was to be stopped so that it goes on ({stop.rule}), and nobody knows whether that ended it"
+                told = (
+                    f"it was to be stopped so that it goes on ({stop.rule}), and it is not known whether that ended it"
+                )
                 return _gave_up(sight, "unheard", told)
     if stop is None and job.exceeded:
         return _outlasted(sight, house, subject, now)
     if not _wanted(house):
         if stop is not None:
-            return _gave_up(sight, "unwanted", "it was stopped to go on, and the house wants no clones any more")
+            return _gave_up(sight, "unwanted", "it was stopped to go on, and the policy wants no clones any more")
         return ForeignPlan(settled=True)
     if stop is not None and job.status == "Stopped":
         return _as_meant(sight, house, subject, stop, now)
@@ -123,7 +127,7 @@ def _failed(sight: Sight, house: House, subject: Subject, now: datetime, stop: S
         error = f": {sight.tail.error}" if sight.tail is not None else ""
         if _is_late(sight, now):
             return _gave_up(sight, "unread", f"its log could not be read for a day{error}")
-        return ForeignPlan(look_in_s=0.0, note=f"its log cannot be read, so nobody knows why it failed{error}")
+        return ForeignPlan(look_in_s=0.0, note=f"its log cannot be read, so it is not known why it failed{error}")
     cause = diagnose(job.failure, sight.tail.value, governance.that_count(house, subject, "failure"))
     if cause.blame == "script":
         return _gave_up(sight, cause.rule, cause.reason)
@@ -159,7 +163,7 @@ def _launched(sight: Sight, house: House, meant: Cloning, reason: str, now: date
     if not has_room(sight.job.tags):
         return _gave_up(sight, "no-room", f"{NO_ROOM}; {reason}")
     if isinstance(sight.resumed_as, Unknown):
-        told = f"waits to go on: nobody knows whether it was started again by hand: {sight.resumed_as.error}"
+        told = f"waits to go on: it is not known whether it was started again by hand: {sight.resumed_as.error}"
         return ForeignPlan(look_in_s=0.0, note=told)
     if sight.resumed_as is not None and sight.resumed_as.value:
         told = f"{sight.resumed_as.value} goes on from its checkpoints already; {reason}"

@@ -299,8 +299,10 @@ def _unwatched(sight: Sight) -> str:
     if not job.training or sight.gpus is not None:
         return ""
     if len(job.machines) > 1:
-        return "no alarms: its hosts are of several types, and nobody can tell which has what"
-    return f"no alarms: nobody can read the accelerators of {job.machines[0] if job.machines else 'its machines'}"
+        return "no alarms: its hosts are of several types, and which of them has what cannot be told"
+    return (
+        f"no alarms: there is no way to read the accelerators of {job.machines[0] if job.machines else 'its machines'}"
+    )
 
 
 def _asked(family: Family, job: str) -> str:

@@ -170,7 +170,7 @@ def may_leave_spot(sight: Sight, house: House, now: datetime) -> bool:
 def may_go_on(sight: Sight, house: House, subject: Subject) -> str:
     """Why this job may not be cloned, in words; empty where it may, as far as its family goes."""
     if house.sagemaker is None or not house.sagemaker.clone:
-        return "the house wants no clones"
+        return "the policy wants no clones"
     if sight.job.parent:
         return f"{sight.job.parent} started it, and would not know of a clone"
     most = bounds_of(house, subject).spec.retry.resumes

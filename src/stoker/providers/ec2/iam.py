@@ -236,7 +236,7 @@ else
   aws iam create-policy --policy-name (NAME) --policy-document "$DOCUMENT" >/dev/null
 fi
 echo "(WHOM): aws iam attach-user-policy --user-name NAME --policy-arn $POLICY\""""
-_WHOM = {"person": "next, for each person", "governor": "and for whoever governs, as stoker run does"}
+_WHOM = {"person": "next, for each person", "governor": "and for governors, of which stoker run is one"}
 
 
 def managed(name: str, policy: dict[str, Any], whom: str = "") -> str:
@@ -309,14 +309,14 @@ list the names of all objects in the store, and read all packed code.
 _ALWAYS = """\
 Per instance: S3 is told the role and the instance of a request (aws:userid is ROLE-ID:INSTANCE-ID), but tags of an
 instance do not become aws:PrincipalTag, and no variable holds the bare instance id, so that no policy can say `its own
-folder`. A bucket policy can name one instance (StringLike aws:userid *:i-0123456789abcdef0); somebody would have to
-edit it at every launch.
+folder`. A bucket policy can name one instance (StringLike aws:userid *:i-0123456789abcdef0); it would have to be
+edited at every launch.
 
 Credentials that leaked from a machine are useless elsewhere where the VPC has an endpoint for S3 and the bucket's
 policy denies s3:* unless aws:Ec2InstanceSourceVpc equals ${aws:SourceVpc}.
 
-Whoever runs `stoker run`, `stop` or `govern` where no governor is deployed governs: attach stoker-governor beside
-stoker-person.
+Where no governor is deployed, `stoker run`, `stop` and `govern` govern with the rights of the person who runs them:
+attach stoker-governor beside stoker-person.
 
 ssh through SSM also needs `aws iam attach-role-policy --role-name (ROLE)
 --policy-arn arn:(PARTITION):iam::aws:policy/AmazonSSMManagedInstanceCore`.

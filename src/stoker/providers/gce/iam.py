@@ -385,7 +385,7 @@ Machines with this account reach jobs called (JOB), and delete machines of such 
 to (ACCOUNT). A condition knows how names begin: jobs called (JOB)-more are reached as well. They can still list the
 names of all objects in the bucket, and read all packed code.
 
-Whoever governs has to be allowed to use this account, too: run this with GOVERNOR set, and where a governor is
+Governors have to be allowed to use this account, too: run this with GOVERNOR set, and where a governor is
 deployed `stoker deploy gcp --service-account (ACCOUNT)`.
 
 """
@@ -394,7 +394,7 @@ deployed `stoker deploy gcp --service-account (ACCOUNT)`.
 # https://cloud.google.com/storage/docs/access-control/iam-xml which permissions an object's change takes.
 _ALWAYS = """\
 What the governor's role cannot separate: Stoker's machines from others in the project. No condition can ask for a
-label, so whoever governs may delete any machine there. Where that matters, give Stoker a project of its own.
+label, so a governor may delete any machine there. Where that matters, give Stoker a project of its own.
 
 A log's entries are created and never replaced: the governor may not delete there, and to Cloud Storage replacing is
 deleting.
@@ -404,8 +404,8 @@ that Cloud Storage says 403 for what is absent, which says nothing, instead of 4
 
 Conditions need a bucket with uniform bucket-level access, in the same project as these roles.
 
-Whoever runs `stoker run`, `stop` or `govern` where no governor is deployed governs: name them in GOVERNOR beside
-PERSON. An owner of the project needs neither.
+Where no governor is deployed, the person who runs `stoker run`, `stop` or `govern` governs: name them in GOVERNOR
+beside PERSON. An owner of the project needs neither.
 
 Bindings are added, and none is taken away: after a change of options look at the bucket's and the project's policies
 for those whose titles begin with stoker. One store in a project goes by these roles; run it again after an update."""
