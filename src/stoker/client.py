@@ -381,18 +381,21 @@ def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
             return ResumeAsked(by=me), f"resumed by {me}"
         return ResumeAsked(by=me, checkpoint=plan.key), f"resumed by {me} from checkpoint {plan.title}"
 
+    announcements: list[str] = []
+
+    def announce(seq: int) -> None:
+        announcements.append(layout.announcement(found, seq, log.new_token()))
+        opened.put(announcements[-1], b"")
+
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
-    after = log.append_next(
-        opened, found, plan.state, wanted, me, before=lambda seq: opened.put(layout.active(found, seq), b"")
-    )
+    after = log.append_next(opened, found, plan.state, wanted, me, before=announce)
     # Create-if-absent does not remember: the number may have been free because the job was removed meanwhile.
     if log.is_removed(opened, found):
         raise UserError(f"{found} was removed meanwhile")
-    # Somebody may have taken the marker for one that announces nothing, if this was slow.
+    # Announcements are deleted after a while: what stays is the marker of an entry that is in the log.
     if after is not None and after.ended is None:
-        marker = layout.active(found, after.opened_seq)
-        if opened.head(marker) is None:
-            opened.put(marker, b"")
+        opened.put(layout.active(found, after.opened_seq), b"")
+        opened.delete(announcements)
 
 
 def _heed_again(store: Store, state: JobState) -> None:

@@ -24,6 +24,7 @@
         manifest.json  <digest>  used
     told/<channel>/<n, 8 digits>.json                 governors, create-only: what was told through a channel, and waits
     active/<job>/<seq>                                derived, by governors; rebuilt by `stoker reindex`
+    active/<job>/<seq>.<token>                        submitter: announces the entry that opens the job; used once
     index/<job>/<seq of the log, 8 digits>.json       derived, the same; the highest number counts
     removed/<job>                                     persons, create-only, empty, kept for good: the job was removed
     spent/<year-month>/<day>/<job>/<seq>.<µ$>-<µ$ on-demand>-<µ$ that count>.<tags>
@@ -168,6 +169,22 @@ def log_prefix(job: str) -> str:
 
 def active(job: str, seq: int) -> str:
     return f"active/{job}/{number(seq)}"
+
+
+def announcement(job: str, seq: int, token: str) -> str:
+    """A marker for an entry that is about to open the job. `active` follows the entry.
+
+    One that opens nothing is deleted after a while. Its name is never used again: a delete that lands late must not
+    hide a job that was opened meanwhile.
+    """
+    return f"{active(job, seq)}.{token}"
+
+
+def read_marker(key: str) -> tuple[str, int] | None:
+    """The job and the number of a key below `active/`; None for a key that is none."""
+    job, _, name = key.removeprefix(ACTIVE).rpartition("/")
+    seq = name.partition(".")[0]
+    return (job, int(seq)) if job and seq.isascii() and seq.isdigit() else None
 
 
 def index(job: str, seq: int) -> str:

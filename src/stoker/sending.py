@@ -101,8 +101,8 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
         begun.clear()
     else:
         raise StokerError("what the job needs is deleted from the store again and again; submit it once more")
-    marker = layout.active(job, 1)
-    store.put(marker, b"")
+    announcement = layout.announcement(job, 1, log.new_token())
+    store.put(announcement, b"")
     code = submission.code
     event = Submitted(
         spec_digest=codec.digest(data), submitter=me, code_digest=code.digest if code is not None else None
@@ -112,9 +112,9 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
     # From here on it is submitted, and a governor may have launched it: nothing is taken back.
     begun.clear()
     try:
-        # A reindexing may have come between.
-        if store.head(marker) is None:
-            store.put(marker, b"")
+        # A reindexing may have deleted the announcement: what stays is the marker of an entry that is in the log.
+        store.put(layout.active(job, 1), b"")
+        store.delete([announcement])
     except StoreError as error:
         raise _Uncertain(f"{error}; {job} was submitted: look with `stoker show {job}`") from None
     return job
@@ -221,6 +221,7 @@ def _take_back(store: Store, begun: list[str]) -> None:
             # As for a job that is removed: the id is never used again, so a delete that lands late harms none.
             store.create(layout.removed(job), b"")
         # Also without any: a folder then removes what it made for itself.
-        store.delete(key for job in begun for key in (layout.active(job, 1), layout.spec(job)))
+        markers = [meta.key for job in begun for meta in store.list(f"{layout.ACTIVE}{job}/")]
+        store.delete([*markers, *map(layout.spec, begun)])
     except StoreError:
         return  # It does not answer; what is left is a spec without a log, which nobody runs and `reindex` unmarks.

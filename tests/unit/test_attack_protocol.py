@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stoker import client, layout, log
-from stoker.core.snapshot import Unmark
+from stoker.core.snapshot import Plan, Unmark
 from stoker.errors import StoreUnavailable, Transient
 from stoker.governor.clock import governor_name
 from stoker.governor.govern import Governor
@@ -169,7 +169,8 @@ def test_the_marker_of_a_resume_that_died_goes_away(store: Store, tmp_path: Path
     # It may be on its way still.
     Governor(store).run_pass()
     assert active_jobs(store) == {job: (3,)}
-    age(store, tmp_path, layout.active(job, 3), timedelta(hours=2))
+    (announcement,) = [meta.key for meta in store.list(f"{layout.ACTIVE}{job}/")]
+    age(store, tmp_path, announcement, timedelta(hours=2))
     done = Governor(store).run_pass()
     assert any(isinstance(action, Unmark) for action in done.actions)
     assert active_jobs(store) == {}
@@ -184,10 +185,47 @@ def test_a_resume_that_was_slow_puts_its_marker_back(store: Store) -> None:
             return getattr(store, name)
 
         def create(self, key: str, data: bytes) -> bool:
-            store.delete([layout.active(job, 3)])
+            late.extend(meta.key for meta in store.list(layout.ACTIVE))
+            store.delete(late)
             return store.create(key, data)
 
+    late: list[str] = []
     client.resume(job, Slow())
+    assert active_jobs(store) == {job: (3,)}
+    assert late
+    # The delete lands once more.
+    store.delete(late)
+    assert active_jobs(store) == {job: (3,)}
+
+
+def test_a_submission_that_was_slow_is_marked_whatever_lands_late(store: Store) -> None:
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def create(self, key: str, data: bytes) -> bool:
+            late.extend(meta.key for meta in store.list(layout.ACTIVE))
+            store.delete(late)
+            return store.create(key, data)
+
+    late: list[str] = []
+    job = submit(Slow())  # type: ignore[arg-type]
+    assert late
+    store.delete(late)
+    assert active_jobs(store) == {job: (1,)}
+
+
+def test_a_governor_that_stood_still_does_not_unmark_a_job_that_was_resumed(store: Store, tmp_path: Path) -> None:
+    """It decided on an announcement that opened nothing; meanwhile another resume came, of the same number."""
+    job = ended(store)
+    with pytest.raises(StoreUnavailable):
+        client.resume(job, DiesBeforeTheEntry(store))
+    governor = Governor(store)
+    state = log.read(store, job)
+    assert state is not None
+    governor.memory.states[job] = state
+    client.resume(job, store)
+    governor.applier.apply(Plan((Unmark(job, (3,), "test"),)))
     assert active_jobs(store) == {job: (3,)}
 
 

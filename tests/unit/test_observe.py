@@ -251,7 +251,7 @@ def test_markers_beyond_the_end_are_told_with_their_time(world: ScriptedWorld) -
     world.cloud.machines = {"i-2-0": machine(state="gone")}
     world.cloud.now_s = 30.0
     for marker in (3, 4, 5):
-        world.store.put(layout.active(A, marker), b"")
+        world.store.put(layout.announcement(A, marker, "ab"), b"")
     assert look(world).snapshot.jobs[0].announced == {5: at(30)}, "the job ended with entry 4"
     assert observing._announced(world.store, world.state(A), (5, 9)) == {5: at(30)}, "9 is not there any more"
     world.submit(B)

@@ -141,7 +141,7 @@ class Applier:
                 state = self.memory.states.get(job)
                 if state is not None:
                     self.market.complete(state)
-                self.store.delete([layout.active(job, marker) for marker in markers])
+                self._unmark(job, markers, state)
                 self.memory.forget([job])
         applied.done.append(action)
         return True
@@ -261,6 +261,22 @@ class Applier:
         if key not in self._places:
             self.store.create(key, b"")
             self._places.add(key)
+
+    def _unmark(self, job: str, markers: tuple[int, ...], state: JobState | None) -> None:
+        """Delete markers of openings that are over, and announcements of openings that never came.
+
+        The marker that follows an entry has a name that is used again: it is deleted only where the log tells the end
+        of that opening.
+        """
+        last = state.ended.seq if state is not None and state.ended is not None else 0
+        gone = []
+        for meta in self.store.list(f"{layout.ACTIVE}{job}/"):
+            marker = layout.read_marker(meta.key)
+            if marker is None or marker[1] not in markers:
+                continue
+            if marker[1] <= last or meta.key != layout.active(job, marker[1]):
+                gone.append(meta.key)
+        self.store.delete(gone)
 
     def _tell_dry(self, job: str, number: int) -> None:
         """A cloud that takes launches and finds no machines later is dry for all jobs, too."""

@@ -106,9 +106,10 @@ def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> Store
 
 def _stamp(store: Store, key: str, record: PassRecord, monotonic: Callable[[], float]) -> StoreClock:
     store.put(key, codec.dumps(record))
-    # After the reply: a slow one makes this clock late, and ages too small, never too large.
-    base_s = monotonic()
     found = store.head(key)
+    # After both replies: slow ones make this clock late, and ages too small, never too large. Also where a write of an
+    # earlier pass landed between the two.
+    base_s = monotonic()
     if found is None:
         raise StoreUnavailable(f"{key}: written, and then not there")
     return StoreClock(base=found.modified, base_s=base_s, monotonic=monotonic)

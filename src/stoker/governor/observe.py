@@ -108,11 +108,11 @@ class Observation:
 
 def active_jobs(store: Store) -> dict[str, tuple[int, ...]]:
     """The jobs that have a marker, with their markers."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, set[int]] = {}
     for meta in store.list(layout.ACTIVE):
-        job, _, seq = meta.key.removeprefix(layout.ACTIVE).rpartition("/")
-        if job and seq.isdigit():
-            found.setdefault(job, []).append(int(seq))
+        marker = layout.read_marker(meta.key)
+        if marker is not None:
+            found.setdefault(marker[0], set()).add(marker[1])
     return {job: tuple(sorted(markers)) for job, markers in found.items()}
 
 
@@ -291,11 +291,15 @@ def _console_exit(provider: Speaks, instance: str, region: str | None) -> Exit |
 
 
 def _announced(store: Store, state: JobState, markers: tuple[int, ...]) -> dict[int, datetime]:
-    """When the markers beyond the end of an ended job were written."""
-    if state.ended is None:
+    """When the entries beyond the end of an ended job were last announced."""
+    if state.ended is None or not any(marker > state.ended.seq for marker in markers):
         return {}
-    found = {marker: store.head(layout.active(state.job, marker)) for marker in markers if marker > state.ended.seq}
-    return {marker: meta.modified for marker, meta in found.items() if meta is not None}
+    found: dict[int, datetime] = {}
+    for meta in store.list(f"{layout.ACTIVE}{state.job}/"):
+        marker = layout.read_marker(meta.key)
+        if marker is not None and marker[1] > state.ended.seq and marker[1] in markers:
+            found[marker[1]] = max(meta.modified, found.get(marker[1], meta.modified))
+    return found
 
 
 def _places_of(state: JobState) -> set[Place]:

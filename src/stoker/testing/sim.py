@@ -276,11 +276,17 @@ class World:
             event = wanted(state)
             return (event, "a person asked") if event is not None else None
 
+        announced: list[str] = []
+
         def mark(seq: int) -> None:
             if not isinstance(wanted(job.state), StopAsked):
-                self.store.put(layout.active(job.name, seq), b"")
+                announced.append(layout.announcement(job.name, seq, f"{self.counter}"))
+                self.store.put(announced[-1], b"")
 
-        log.append_next(self.store, job.name, None, decide, "jane", mark)
+        after = log.append_next(self.store, job.name, None, decide, "jane", mark)
+        if announced and after is not None:
+            self.store.put(layout.active(job.name, after.opened_seq), b"")
+            self.store.delete(announced)
 
     def resume(self, job: SimJob) -> None:
         if not self.quiet:
