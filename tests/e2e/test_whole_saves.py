@@ -116,6 +116,33 @@ def test_a_handler_that_exits_in_the_middle_of_a_save(world: TrainingWorld) -> N
     assert world.newest() == {"model.bin": b"1" * 4000}
 
 
+def test_a_file_that_is_opened_between_the_last_look_and_the_signal(world: TrainingWorld) -> None:
+    """It is empty, and of no known format; the program exits before it has written anything."""
+    script = """
+quick(C / "model.bin", b"1" * 4000)
+print("saved 1", flush=True)
+while not pathlib.Path("looked").exists(): time.sleep(0.01)
+with open(C / "model.bin", "wb") as file:
+    print("opened", flush=True)
+    time.sleep(600)
+"""
+    begin(world, EXITS + script)
+
+    class OpensLate:
+        watch_writers, before_kill = world.sync.watch_writers, world.sync.before_kill
+
+        @staticmethod
+        def before_signal() -> None:
+            world.sync.before_signal()
+            (world.folder.parent / "looked").touch()
+            world.said("opened")
+
+    world.training.observer = OpensLate()
+    ended = world.tell()
+    assert ended.code == 0
+    assert world.newest() == {"model.bin": b"1" * 4000}
+
+
 def test_a_torch_archive_closed_by_an_exit_lacks_tensors(world: TrainingWorld) -> None:
     script = """
 import torch, torch.serialization

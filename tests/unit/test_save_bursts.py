@@ -257,6 +257,23 @@ def test_a_save_that_is_removed_first_is_not_whole_without_it() -> None:
     assert program.whole == 3
 
 
+def test_a_folder_that_is_half_removed_is_not_kept() -> None:
+    program = Program()
+    for step in range(1, 9):
+        for name in ("model", "optimizer"):
+            program.write(f"step-{step}/{name}.bin")
+        if step > 2:
+            program.half = True
+            program.remove(f"step-{step - 2}/model.bin")
+            program.rest(0.15 if step == 6 else 0.0)
+            program.half = False
+            program.remove(f"step-{step - 2}/optimizer.bin")
+        program.rest(0.2)
+    assert program.halves
+    assert not program.was & program.halves
+    assert program.whole == program.count - 1
+
+
 def test_a_process_that_ended_shows_nothing() -> None:
     program = Program()
     for step in range(5):

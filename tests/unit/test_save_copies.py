@@ -40,7 +40,7 @@ def world(tmp_path: Path, store: Store) -> Iterator[World]:
     world = World(tmp_path, store, monotonic=time.monotonic, settle_s=NEVER_S, busy_s=NEVER_S)
     world.sync = world.make()
     world.sync.start()
-    until(lambda: copies_of(world).calm_s() is not None)
+    until(lambda: copies_of(world).calm_s(0.0) is not None)
     yield world
     world.sync.close()
 
@@ -180,7 +180,7 @@ def test_a_folder_that_never_settles_is_committed_from_copies(tmp_path: Path, st
     world = World(tmp_path, store, monotonic=time.monotonic, settle_s=1.0, busy_s=NEVER_S, spacing_s=0.0)
     world.sync = world.make()
     world.sync.start()
-    until(lambda: copies_of(world).calm_s() is not None)
+    until(lambda: copies_of(world).calm_s(0.0) is not None)
     step = 0
     while not checkpoints(store):
         step = step % 200 + 1
@@ -188,6 +188,23 @@ def test_a_folder_that_never_settles_is_committed_from_copies(tmp_path: Path, st
     world.sync.close()
     found = newest(world, tmp_path / "back")
     assert found["model.bin"] == found["optimizer.bin"]
+
+
+def test_what_was_written_but_not_read_of_yet_is_no_calm(world: World) -> None:
+    copies = copies_of(world)
+    with copies._lock:
+        events = copies._events
+        assert events is not None
+        # Nothing can be read meanwhile.
+        (world.folder / "weights.bin").write_bytes(b"1")
+        assert events.pending()
+    until(lambda: not events.pending())
+    until(lambda: (copies.calm_s(time.monotonic()) or 0.0) > 0.05)
+    written_at = time.monotonic()
+    (world.folder / "weights.bin").write_bytes(b"2")
+    calm_s = copies.calm_s(written_at)
+    assert calm_s is not None
+    assert calm_s <= 0.0
 
 
 def test_events_tell_of_writes_renames_and_new_folders(tmp_path: Path) -> None:
@@ -205,6 +222,7 @@ def test_events_tell_of_writes_renames_and_new_folders(tmp_path: Path) -> None:
     (tmp_path / "step-1" / "b").unlink()
     assert events.read() == [Event("step-1/b", gone=True)]
     assert not events.wait(0)
+    assert not events.pending()
     events.interrupt()
     assert events.wait(None)
     events.close()

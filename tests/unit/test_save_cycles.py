@@ -175,6 +175,23 @@ def test_times_of_another_clock_show_no_calm(saver: Saver, store: Store, away_s:
     assert checkpoints(store)
 
 
+def test_a_folder_that_is_being_removed_is_no_calm(saver: Saver, store: Store) -> None:
+    """Each look sees one more file of an old save gone, while the new one is whole and calm."""
+    for step in range(1, 20):
+        (saver.world.folder / "old").mkdir(exist_ok=True)
+        (saver.world.folder / "old" / f"{step}.json").write_text("{}")
+    saver.world.settle()
+    before = len(checkpoints(store))
+    for step in range(1, 20):
+        if step % 2:
+            saver.write(f"checkpoint-{step}/model.json", step)
+            saver.write(f"checkpoint-{step}/optimizer.json", step)
+        (saver.world.folder / "old" / f"{step}.json").unlink()
+        saver.world.tick()
+        saver.now_s += 0.5
+    assert len(checkpoints(store)) == before
+
+
 def test_a_commit_of_many_saves_teaches_the_shape_of_one(saver: Saver, store: Store, tmp_path: Path) -> None:
     for n in (1, 2, 3):
         saver.save(f"epoch-{n}.json", step=n, looks=1)

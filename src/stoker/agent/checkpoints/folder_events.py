@@ -68,6 +68,12 @@ class FolderEvents:
         # A part of a millisecond is rounded up, or this would be asked again and again.
         return bool(self._poll.poll(None if seconds is None else max(0, int(seconds * 1000) + 1)))
 
+    def pending(self) -> bool:
+        """Whether there are events that were not read. Any thread may ask, as long as it is not closed."""
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        return bool(poll.poll(0))
+
     def interrupt(self) -> None:
         """Let `wait` return, now and from now on. Any thread may call this, as long as it is not closed."""
         os.eventfd_write(self._bell, 1)

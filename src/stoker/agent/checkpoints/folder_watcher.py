@@ -179,8 +179,7 @@ class FolderWatch:
         with self._lock:
             streams = self.history.streams()
             files, judge = dict(self.files), self._judge(streams)
-            removed_s = max(self.history.removed_at.values(), default=float("-inf"))
-            if self._moving(streams) or self.history.looked_at - removed_s < self._settle_s:
+            if self._moving(streams) or self.history.since_removed_s < self._settle_s:
                 return None
             if judge.unfinished():
                 return None
@@ -232,10 +231,12 @@ class FolderWatch:
 
     def _calm_s(self, hot: Collection[str]) -> float:
         """For how long none of these was written. The time that a file says may be of another clock, or set at will."""
-        calm_s = self.copies.calm_s() if self.copies is not None else None
-        if calm_s is not None and hot:
-            return calm_s
-        return min((self.history.looked_at - self.history.changed_at[path] for path in hot), default=0.0)
+        looked_at = self.history.looked_at
+        calm_s = self.copies.calm_s(looked_at) if self.copies is not None else None
+        if calm_s is None:
+            calm_s = min((looked_at - self.history.changed_at[path] for path in hot), default=0.0)
+            calm_s = min(calm_s, self.history.since_removed_s)
+        return calm_s if hot else 0.0
 
     def _choose_busy(self, streams: set[str]) -> Choice | None:
         with self._lock:
@@ -249,6 +250,7 @@ class FolderWatch:
                 return None
             closed = hot - self.history.open.keys() - self.history.died_open() - self.history.shaken()
             moving = any(looked_at - self.history.changed_at[path] < CALM_S for path in closed)
+            moving |= self.history.since_removed_s < CALM_S
             if moving and waited_s < 2 * self._busy_s:
                 return None
             judge = self._judge(streams)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from stoker.agent.checkpoints.folder_events import Event
 from stoker.agent.checkpoints.generations import hide_generations, role_of
+from stoker.agent.snapshot import unit_of
 
 # Writes closer together than this are of one burst.
 PAUSE_S = 0.05
@@ -142,6 +143,7 @@ class SaveBursts:
         """
         paths = [path for path in self._order if path in files]
         paths += [path for path in changed if path in files and path not in self._order]
+        gone = {unit_of(path) for path in self._gone} - {"", *map(unit_of, paths)}
         first, begun_first, ended_at = self._first() or "", next(iter(self._order), ""), self._noted_at
         self._order, self._gone, self._short_pauses = {}, set(), 0
         if not paths:
@@ -159,6 +161,8 @@ class SaveBursts:
         present = {self._name(path) for path in files}
         # A save may be removed before the next one is written.
         removed = any(name not in present for name in self._known_sizes)
+        # A folder that was not written, and of which a part is gone, is being removed.
+        removed |= any(unit_of(path) in gone for path in files)
         name = self._name(first)
         begun = self._first_seen.get(name, 0 if name not in sizes else len(self._first_seen))
         misordered = name in sizes and any(self._first_seen[other] < begun for other in sizes)

@@ -132,10 +132,12 @@ class SaveCopies:
         """The newest save that is known to be whole."""
         return self._whole
 
-    def calm_s(self) -> float | None:
-        """For how long nothing was written; None: that is not known."""
-        wrote_at = self._wrote_at
-        return None if wrote_at is None else self._monotonic() - wrote_at
+    def calm_s(self, at: float) -> float | None:
+        """For how long nothing had been written or removed at that time, nor was since; None: that is not known."""
+        with self._lock:
+            if self._events is None or self._wrote_at is None:
+                return None
+            return 0.0 if self._events.pending() else at - self._wrote_at
 
     def finish(self) -> None:
         """The training has ended: hear what it did last, and stop."""
@@ -176,7 +178,7 @@ class SaveCopies:
             self._wrote_at = self._monotonic()
             while not self._stop.is_set():
                 self._round(events)
-            self._note(events.read())
+            self._note(self._read(events))
         finally:
             with self._lock:
                 self._events = None
@@ -199,7 +201,7 @@ class SaveCopies:
         if events.wait(None if self._look_at is None else self._look_at - self._monotonic()):
             begun_s = self._monotonic() - (self._begun_at or self._monotonic())
             self._stop.wait(min(max(_GATHER_S, begun_s / 100), _MOST_GATHER_S))
-            self._note(events.read())
+            self._note(self._read(events))
         elif self._look_at is not None and self._monotonic() >= self._look_at:
             began_s = time.thread_time()
             if self._take(events):
@@ -209,13 +211,20 @@ class SaveCopies:
                 self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
                 self._look_at = self._monotonic() + self._retry_s
 
+    def _read(self, events: FolderEvents) -> list[Event]:
+        """The events that say that something was written besides logs."""
+        with self._lock:
+            logs = self._logs()
+            found = [event for event in events.read() if event.path not in logs and self._takes(event.path)]
+            if found:
+                self._wrote_at = self._monotonic()
+            return found
+
     def _note(self, found: list[Event]) -> bool:
-        """Events came. Whether they say that something was written besides logs."""
-        logs = self._logs()
-        found = [event for event in found if event.path not in logs and self._takes(event.path)]
+        """Events came. False: none did."""
         if not found:
             return False
-        now = self._wrote_at = self._monotonic()
+        now = self._monotonic()
         self._begun_at = self._begun_at or now
         self._bursts.note(found, now)
         for event in found:
@@ -241,7 +250,7 @@ class SaveCopies:
         except (FileChanged, OSError) as error:
             log.debug("a save changed while it was copied: %s", error)
             return False
-        if self._note(events.read()):
+        if self._note(self._read(events)):
             return False
         after = self._open_now()
         if set(after.files) - logs or not before.members <= after.members:

@@ -123,6 +123,10 @@ class SaveShapes:
     def same_size(self, path: str, size: int) -> bool:
         return size in self._sizes.get(role_of(path), ())
 
+    def never_empty(self, path: str) -> bool:
+        """Whether no file of its role was empty when it was committed."""
+        return 0 not in self._sizes.get(role_of(path), (0,))
+
     def same_form(self, path: str, form: str) -> bool:
         return form in self._forms.get(role_of(path), ())
 

@@ -184,6 +184,8 @@ class UnitJudge:
         died_open = self._history.died_open()
         for path in changed:
             cut_off = path in mark.open if path not in begun else path in died_open and not end.exited(mark, path)
+            # Opened between the last look and the signal: the program has left before it wrote anything.
+            cut_off |= not self._files[path].size and self._shapes.never_empty(path)
             if (cut_off or (path in begun and end.gave_up(mark, path))) and not self._proven(path):
                 return Held(unit, path, "it was being written when the training ended")
         under_way = {path for path in changed if path in mark.hot} - begun

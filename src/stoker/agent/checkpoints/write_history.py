@@ -238,6 +238,11 @@ class WriteHistory:
         begun = {path for path, file in self._files.items() if mark.files.get(path) != file.signature}
         return (mark.hot & self._files.keys()) | begun
 
+    @property
+    def since_removed_s(self) -> float:
+        """How long ago a file was seen to be gone, at the last look."""
+        return self.looked_at - max(self.removed_at.values(), default=float("-inf"))
+
     def removed_lately(self, unit: str) -> bool:
         return self._now - self.removed_at.get(unit, float("-inf")) < self._settle_s
 
