@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 _SCRIPT = """#!/usr/bin/env python3
-import json, os, pathlib, signal, subprocess, sys, time
+import ctypes, json, os, pathlib, signal, subprocess, sys, time
 here = pathlib.Path(sys.argv[0]).parent
 words = sys.argv[1:]
 with (here / "asked").open("a") as file:
@@ -62,7 +62,7 @@ elif verb == "create":
     name = next(word.partition("=")[2] for word in words if word.startswith("--name="))
     if record(name).exists():
         fail(f'Error response from daemon: Conflict. The container name "/{name}" is already in use by another', 125)
-    door = next(word for word in words if word.endswith("target=/run/stoker")).split("source=")[1].split(",")[0]
+    door = next(word for word in words if "target=/run/stoker" in word).split("source=")[1].split(",")[0]
     script = words[words.index("-c"):]
     record(name).write_text(json.dumps({"door": door, "script": script, "words": words}))
 elif verb == "start":
@@ -101,9 +101,16 @@ elif verb == "exec":
     box = load(rest.pop(0))
     if not alive(box):
         fail("Error response from daemon: container is not running", 1)
-    enter = ["nsenter", f"--target={box['pid']}", "--pid", "--mount", "sh", "-c", 'cd "$1" && shift && exec "$@"', "x"]
-    ran = subprocess.run([*enter, folder, *rest])
-    sys.exit(ran.returncode if ran.returncode >= 0 else 128 - ran.returncode)
+    spaces = [os.open(f"/proc/{box['pid']}/ns/{kind}", os.O_RDONLY) for kind in ("pid", "mnt")]
+    for space in spaces:
+        if ctypes.CDLL(None).setns(space, 0):
+            fail("it cannot be entered", 1)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.execvp(rest[0], rest)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.exit(code if code >= 0 else 128 - code)
 elif verb == "rm":
     box = load(words[-1])
     if alive(box):

@@ -223,12 +223,13 @@ def test_the_command_that_makes_it_names_the_node_and_all_that_is_seen(yard: Yar
     assert f"--name={container_name(root)}" in words and "sha256:1" in words and "--env=X=1" in words
     for label in (f"stoker.job={JOB}", f"stoker.node={yard.node.config.instance}", "stoker.rank=0"):
         assert f"--label={label}" in words
-    for folder in (root, tmp_path / "out", tmp_path / "environments"):
-        assert f"--mount=type=bind,source={folder},target={folder}" in words
+    paths = yard.node.paths
+    written = (paths.code, paths.channel, paths.inputs, paths.environments, paths.train_log)
+    for folder in (*written, tmp_path / "out", tmp_path / "environments"):
+        assert f"--mount=type=bind,source={folder},target={folder}" in words and folder.exists()
+    assert f"--mount=type=bind,source={root},target={root},readonly" in words, "the rest is the agent's"
     assert f"--mount=type=bind,source={tmp_path / 'data'},target={tmp_path / 'data'},readonly" in words
     assert f"--mount=type=bind,source={tmp_path / 'data'},target=/opt/data" in words
-    scratch = yard.node.paths.scratch
-    assert f"--mount=type=bind,source={scratch},target={scratch},readonly" in words and scratch.is_dir()
 
 
 def test_links_out_of_an_input_are_seen_inside(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
