@@ -1,0 +1,386 @@
+"""Readers of a store, step by step: lists with heartbeats, accounts, logs from Python, nodes that never booted."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_cloud import ScriptedWorld
+
+from stoker import client_read, codec, index, layout
+from stoker.chunks import MAX_READ_BYTES, Segment, encode_segment
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.index import IndexRecord, write_index
+from stoker.model import Claimed, Ended, Event, Heartbeat, Launched
+from stoker.reading import accounts, jobs, nodes
+from stoker.reading.cursor import NodeCursor
+from stoker.reading.jobs import Filter, list_jobs
+from stoker.reading.logs import NodeLog
+from stoker.spec import Submission
+from stoker.store import Meta
+from stoker.summary import Summary, summarize
+from stoker.testing.memory import MemoryStore
+from stoker.testing.sim_data import SPOT_A, at, make_spec
+from stoker.testing.sim_data import nodes as nodes_of
+
+A, B = "a-aaaa", "b-bbbb"
+RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes_of(2)))
+
+
+def indexed(world: ScriptedWorld, job: str, *events: Event, **changes: Any) -> Summary:
+    """A job with a record in the index."""
+    state = world.submit(job, *events)
+    summary = replace(summarize(state, Submission(job, make_spec(), "jane"), {}, at(0)), **changes)
+    write_index(world.store, IndexRecord(state, summary))
+    return summary
+
+
+class Later(datetime):
+    """The computer's clock, an hour after the beginning."""
+
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+        return at(3600)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> ScriptedWorld:
+    monkeypatch.setattr(jobs, "datetime", Later)
+    return ScriptedWorld(near=False)
+
+
+def beat(world: ScriptedWorld, job: str, at_s: float, **fields: Any) -> None:
+    world.cloud.now_s = at_s
+    told = Heartbeat(beat=1, phase="training", at=at(at_s), interval_s=10.0, **fields)
+    world.store.put(layout.heartbeat(layout.node(job, 2, 0, layout.boot("i-2-0", 0))), codec.dumps(told))
+
+
+# ── Lists ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_old_record_of_a_running_job_is_made_new_from_its_heartbeat(world: ScriptedWorld) -> None:
+    indexed(world, A, *RUNNING, heard_at=at(100), trained_s=50.0, step=7, metrics={"loss": 2.0, "lr": 0.1})
+    beat(world, A, 3000, trained_s=80.0, step=9, metrics={"loss": 1.0})
+    (found,) = list_jobs(world.store).summaries
+    assert (found.heard_at, found.step, found.trained_s) == (at(3000), 9, 130.0)
+    assert found.metrics == {"loss": 1.0, "lr": 0.1}
+
+
+def test_an_older_heartbeat_or_none_changes_nothing(world: ScriptedWorld) -> None:
+    before = indexed(world, A, *RUNNING, heard_at=at(100), step=7)
+    assert list_jobs(world.store).summaries == (before,)
+    beat(world, A, 100, step=9)
+    assert list_jobs(world.store).summaries == (before,), "it is what the record knows"
+
+
+def test_steps_never_go_back_and_training_never_shrinks(world: ScriptedWorld) -> None:
+    indexed(world, A, *RUNNING, heard_at=at(100), trained_s=50.0, step=7)
+    beat(world, A, 3000, trained_s=0.0, step=3)
+    (found,) = list_jobs(world.store).summaries
+    assert (found.step, found.trained_s) == (7, 50.0)
+    beat(world, A, 3001)
+    assert list_jobs(world.store).summaries[0].step == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "near"),
+    [
+        ({"heard_at": at(3541)}, False),
+        ({"heard_at": None}, False),
+        ({"heard_at": at(100), "ended_at": at(200)}, False),
+        ({"heard_at": at(100), "attempts": ()}, False),
+        ({"heard_at": at(100)}, True),
+    ],
+)
+def test_heartbeats_are_read_only_where_a_record_is_old_and_the_store_far(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], near: bool
+) -> None:
+    if near:
+        world.store = MemoryStore(lambda: at(world.cloud.now_s), near=True)
+    before = indexed(world, A, *RUNNING, **changes)
+    beat(world, A, 3550, step=9)
+    monkeypatch.setattr(jobs.facts, "read_node", lambda *_: pytest.fail("it is fresh enough"))
+    assert list_jobs(world.store).summaries == (before,)
+
+
+def test_of_many_running_jobs_no_heartbeats_are_read(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_MOST_HEARD", 1)
+    for job in (A, B):
+        indexed(world, job, *RUNNING, heard_at=at(100))
+    monkeypatch.setattr(jobs.facts, "read_node", lambda *_: pytest.fail("there are too many"))
+    assert len(list_jobs(world.store).summaries) == 2
+
+
+def test_a_job_that_is_not_indexed_yet_is_read_from_its_log(world: ScriptedWorld) -> None:
+    world.submit(A)
+    world.store.put(layout.active(B, 1), b"")
+    found = list_jobs(world.store)
+    assert [each.id for each in found.summaries] == [A] and found.unread == {} and found.active == {A, B}
+
+
+def test_a_job_that_makes_no_sense_is_told_and_hides_no_other(world: ScriptedWorld) -> None:
+    world.submit(A)
+    world.submit(B)
+    world.store.put(layout.spec(A), b"{}")
+    found = list_jobs(world.store)
+    assert [each.id for each in found.summaries] == [B] and found.unread.keys() == {A}
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("did not answer"), StoreDenied("not yours")])
+def test_a_store_that_does_not_answer_is_no_list(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    world.submit(A)
+    monkeypatch.setattr(jobs.log, "read", fail)
+    with pytest.raises(type(error)):
+        list_jobs(world.store)
+
+
+def summary(**changes: Any) -> Summary:
+    world = ScriptedWorld()
+    return replace(indexed(world, A), **changes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        (Filter(), True),
+        (Filter(phases=("queued",)), True),
+        (Filter(phases=("failed",)), False),
+        (Filter(names=("sim",)), True),
+        (Filter(names=("a-*",)), True),
+        (Filter(names=("other", "s?m")), True),
+        (Filter(names=("other",)), False),
+        (Filter(tags=("team",)), True),
+        (Filter(tags=("team=n*",)), True),
+        (Filter(tags=("team=n*", "owner")), False),
+        (Filter(tags=("team=",)), False),
+        (Filter(tags=("owner",)), False),
+        (Filter(phases=("queued",), names=("other",)), False),
+    ],
+)
+def test_a_job_fits_where_every_part_does(wanted: Filter, fits: bool) -> None:
+    assert wanted.fits(summary(tags={"team": "nlp"})) is fits
+
+
+def test_a_part_that_no_job_can_fit_is_refused() -> None:
+    Filter(phases=("queued", "failed"), tags=("team=nlp", "team")).check()
+    with pytest.raises(UserError, match=r"--phase faild: there is no such phase; did you mean failed\?"):
+        Filter(phases=("faild",)).check()
+    with pytest.raises(UserError, match="there is no such phase; choose one of"):
+        Filter(phases=("xyzzy",)).check()
+    with pytest.raises(UserError, match="--tag =nlp"):
+        Filter(tags=("=nlp",)).check()
+
+
+def test_tags_are_told_once_each() -> None:
+    told = [summary(tags={"team": "nlp"}), summary(tags={"team": "nlp", "a": "b"})]
+    assert jobs.tags_of(told) == ["a=b", "team=nlp"]
+
+
+# ── Accounts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_accounts_are_of_jobs_that_may_have_cost_something_since(world: ScriptedWorld) -> None:
+    ended = Ended("failed", "user-error", None)
+    indexed(world, "old-aaaa", ended)
+    indexed(world, "on-aaaa")
+    world.cloud.now_s = 1000.0
+    indexed(world, "new-aaaa", ended)
+    world.submit("raw-aaaa")
+    for job in ("old-aaaa", "new-aaaa"):
+        world.store.delete([layout.active(job, 1)])
+
+    def found(since: datetime | None) -> list[str]:
+        return [record.state.job for record in accounts.read_accounts(world.store, at(2000), since).records]
+
+    assert found(None) == ["new-aaaa", "old-aaaa", "on-aaaa", "raw-aaaa"]
+    assert found(at(1000)) == ["new-aaaa", "on-aaaa", "raw-aaaa"]
+    assert found(at(1001)) == ["on-aaaa", "raw-aaaa"]
+
+
+def test_accounts_name_what_makes_no_sense_and_leave_out_what_is_not_there(world: ScriptedWorld) -> None:
+    world.submit(A)
+    world.store.put(layout.spec(A), b"{}")
+    world.store.put(layout.active(B, 1), b"")
+    found = accounts.read_accounts(world.store, at(0))
+    assert (found.records, found.unread) == ((), (A,))
+
+
+def test_accounts_of_a_store_that_does_not_answer_are_none(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable("did not answer")
+
+    world.submit(A)
+    monkeypatch.setattr(index, "read_index", away)
+    with pytest.raises(StoreUnavailable):
+        accounts.read_accounts(world.store, at(0))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "months"),
+    [
+        ("2026-01-31", "2026-03-01", 3),
+        ("2026-12-31", "2027-01-01", 2),
+        ("2026-05-01", "2026-05-01", 1),
+        ("2026-05-02", "2026-05-01", 1),
+        ("2026-06-01", "2026-05-01", 0),
+    ],
+)
+def test_every_month_is_read_once(first: str, last: str, months: int) -> None:
+    days = [datetime.fromisoformat(day).date() for day in (first, last)]
+    found = accounts._months(*days)
+    assert len(found) == len(set(found)) == months
+
+
+# ── Logs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NODE = NodeLog(attempt=1, claim=2, rank=0, instance="i-2-0")
+FOLDER = layout.node(A, 2, 0, layout.boot("i-2-0", 0))
+
+
+def say(world: ScriptedWorld, text: bytes, chunk: int = 0) -> None:
+    data = encode_segment(Segment(1000, 0, text))
+    world.store.put(f"{FOLDER}/log/{chunk:08d}/{len(data):010d}", data)
+
+
+def test_following_from_python_ends_with_the_job(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = world.submit(A, *RUNNING)
+    watch = client_read._watching(world.store, A, None, None)
+    assert watch() == (client_read.node_logs(state, None, None), False)
+    assert len(watch()[0]) == 1
+    world.store.delete([meta.key for meta in world.store.list(layout.log_prefix(A))])
+    monkeypatch.setattr(client_read.log, "read", lambda *_: None)
+    assert watch() == ([], True), "it was removed meanwhile"
+
+
+def test_a_job_that_has_ended_is_not_watched_any_longer(world: ScriptedWorld) -> None:
+    world.submit(A, *RUNNING, Ended("stopped", "asked", None))
+    assert client_read._watching(world.store, A, None, None)()[1] is True
+    assert client_read._watching(world.store, A, 3, None)()[0] == [], "of one node alone"
+
+
+def test_logs_follow_only_where_that_is_asked_for(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit(A, *RUNNING)
+    called: list[tuple[str, Any]] = []
+    monkeypatch.setattr(client_read, "follow", lambda *_, tail: called.append(("follow", tail)) or iter(()))
+    monkeypatch.setattr(client_read, "read_tail", lambda *given: called.append(("tail", given[3])) or [])
+    monkeypatch.setattr(client_read, "read_lines", lambda *_: called.append(("all", None)) or iter(()))
+    client_read.logs(A, store=world.store)
+    client_read.logs(A, tail=5, store=world.store)
+    client_read.logs(A, tail=0, store=world.store)
+    client_read.logs(A, tail=5, following=True, store=world.store)
+    assert called == [("all", None), ("tail", 5), ("tail", 0), ("follow", 5)]
+
+
+def test_a_job_without_a_log_is_told_how_to_be_cleared(world: ScriptedWorld) -> None:
+    with pytest.raises(UserError, match="`stoker rm never-aaaa` clears it away"):
+        client_read._state(world.store, "never-aaaa")
+
+
+def test_a_single_text_is_one_and_not_its_letters() -> None:
+    assert client_read._words("abc") == ("abc",) and client_read._words(["a", "b"]) == ("a", "b")
+
+
+class Counting:
+    """A store that counts its calls."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self._inner = inner
+        self.heads: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def head(self, key: str) -> Meta | None:
+        self.heads.append(key)
+        return self._inner.head(key)
+
+
+def test_what_a_machine_said_that_never_had_an_agent_is_told_once(world: ScriptedWorld) -> None:
+    world.store.put(layout.boot_output(FOLDER), b"no space left\n\nshutting down  \n")
+    cursor = NodeCursor(world.store, A, NODE)  # type: ignore[arg-type]
+    told = [line.text for line in cursor.lines()]
+    assert [text.removeprefix(nodes.BOOT) for text in told] == ["no space left", "shutting down"]
+    assert list(cursor.lines()) == []
+
+
+def test_a_machine_with_an_agent_is_asked_for_its_boot_once(world: ScriptedWorld) -> None:
+    beat(world, A, 5)
+    store = Counting(world.store)
+    cursor = NodeCursor(store, A, NODE)  # type: ignore[arg-type]
+    for _ in range(3):
+        assert list(cursor.lines()) == []
+    assert [key for key in store.heads if key == layout.heartbeat(FOLDER)] == [layout.heartbeat(FOLDER)]
+    world.store.put(layout.boot_output(FOLDER), b"late\n")
+    assert list(cursor.lines()) == [], "an agent's log is the machine's word"
+
+
+def test_only_the_end_of_what_a_boot_said_is_read(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_MOST_BOOT_BYTES", 6)
+    assert nodes.boot_lines(world.store, FOLDER) is None
+    world.cloud.now_s = 7.0
+    world.store.put(layout.boot_output(FOLDER), b"first\nlast\n")
+    found = nodes.boot_lines(world.store, FOLDER)
+    assert found == (at(7).timestamp(), [f"{nodes.BOOT}last"])
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_chunks_come_in_order_and_those_that_are_gone_are_left_out(near: bool) -> None:
+    world = ScriptedWorld(near=near)
+    rows = []
+    for number in range(12):
+        key = f"p/log/{number:08d}/{number + 1:010d}"
+        world.store.put(key, b"x" * (number + 1))
+        meta = world.store.head(key)
+        assert meta is not None
+        rows.append((number, meta))
+    world.store.delete([rows[5][1].key])
+    huge = replace(rows[7][1], size=MAX_READ_BYTES + 1)
+    rows[7] = (7, huge)
+    found = list(nodes.fetch_chunks(world.store, rows))
+    assert [chunk.n for chunk in found] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert next(chunk for chunk in found if chunk.n == 7).data is None, "too large to be read"
+    assert [len(chunk.data) for chunk in found if chunk.data is not None] == [1, 2, 3, 4, 5, 7, 9, 10, 11, 12]
+
+
+def test_chunks_of_a_near_store_are_read_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+
+    def fetch(*_: object) -> None:
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(nodes, "_fetch", fetch)
+    for near, count, own in ((True, 5, True), (False, 2, True), (False, 3, False)):
+        threads.clear()
+        store = ScriptedWorld(near=near).store
+        assert list(nodes.fetch_chunks(store, [(number, None) for number in range(count)])) == []  # type: ignore[misc]
+        assert (threads == {threading.get_ident()}) is own
+
+
+def test_a_chunk_that_grew_since_it_was_listed_is_read_under_its_new_name(world: ScriptedWorld) -> None:
+    say(world, b"one\n")
+    (old,) = list(world.store.list(f"{FOLDER}/log/"))
+    world.store.delete([old.key])
+    say(world, b"one and two\n")
+    (chunk,) = nodes.fetch_chunks(world.store, [(0, old)])
+    assert chunk.data is not None and b"one and two" in chunk.data
+
+
+def test_pulled_files_are_in_a_folder_of_the_jobs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.reading.pulling import pull_folder
+
+    monkeypatch.chdir(tmp_path)
+    with pull_folder(A, None) as target:
+        assert target.name == A
+    with pull_folder(A, tmp_path / "there") as target:
+        assert target == tmp_path / "there"
