@@ -6,6 +6,8 @@ import io
 import json
 import pickle
 import struct
+import sys
+import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -175,3 +177,90 @@ def test_a_zip_of_nonsense_is_no_error(tmp_path: Path) -> None:
         target.writestr("archive/data.pkl", b"\x80\x02nonsense")
     (tmp_path / "a.pt").write_bytes(data.getvalue())
     assert check_format(tmp_path / "a.pt").state == "plausible"
+
+
+# Every kind of tensor that torch saves, and the bytes of one element.
+WIDTHS = {
+    "Double": 8,
+    "Float": 4,
+    "Half": 2,
+    "BFloat16": 2,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Char": 1,
+    "Byte": 1,
+    "Bool": 1,
+    "ComplexDouble": 16,
+    "ComplexFloat": 8,
+    "Untyped": 1,
+}
+
+
+class _Stored:
+    """A tensor's storage, which torch writes as a reference."""
+
+    def __init__(self, *words: object) -> None:
+        self.words = words
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, thing: object) -> object:
+        return thing.words if isinstance(thing, _Stored) else None
+
+
+def storage_file(path: Path, kind: str, count: int, size: int, **more: bytes) -> None:
+    """As `torch.save` writes one tensor of so many elements in so many bytes."""
+    buffer = io.BytesIO()
+    storage = type(f"{kind}Storage", (), {"__module__": "torch"})
+    module = types.ModuleType("torch")
+    setattr(module, storage.__name__, storage)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", module)
+        _Pickler(buffer, protocol=2).dump({"weight": _Stored("storage", storage, "0", "cpu", count)})
+    with zipfile.ZipFile(path, "w") as target:
+        target.writestr("archive/data.pkl", buffer.getvalue())
+        target.writestr("archive/data/0", b"x" * size)
+        target.writestr("archive/version", "3")
+        for name, data in more.items():
+            target.writestr(f"archive/{name}.pkl", data)
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_a_tensor_has_as_many_bytes_as_its_kind_says(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.pt"
+    storage_file(path, kind, 3, 3 * WIDTHS[kind])
+    assert check_format(path).state == "whole"
+    storage_file(path, kind, 3, 3 * WIDTHS[kind] - 1)
+    check = check_format(path)
+    assert check.state == "broken"
+    assert f"tensor 0 has {3 * WIDTHS[kind] - 1} of {3 * WIDTHS[kind]} bytes in it" in check.reason
+
+
+def test_a_tensor_of_a_kind_that_is_not_known_proves_nothing(tmp_path: Path) -> None:
+    storage_file(tmp_path / "a.pt", "Float8", 3, 1)
+    assert check_format(tmp_path / "a.pt").state != "broken"
+    # TorchScript keeps its tensors elsewhere.
+    storage_file(tmp_path / "b.pt", "Float", 3, 1, constants=b"x")
+    assert check_format(tmp_path / "b.pt").state != "broken"
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ('{"a": 1', "broken"),
+        ('{"a": "x', "broken"),
+        ('{"a": "\\"', "broken"),
+        ("[[1, 2]", "broken"),
+        ('{"a": "[", "b": 1} x', "unknown"),
+        ('{"a": "]"', "broken"),
+        ('{"a": 1}\n{"a": 2', "unknown"),
+        ("no json\n[1", "broken"),
+        ("no json", "unknown"),
+        ("]", "unknown"),
+    ],
+)
+def test_json_is_broken_where_it_is_cut_off_and_nowhere_else(tmp_path: Path, text: str, state: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    assert check_format(path).state == state

@@ -264,3 +264,17 @@ def test_last_lines_are_what_a_person_would_see(tmp_path: Path) -> None:
     path.write_bytes(b"['python', " + b"'--option', " * 900 + b"] exits with return code = -9\n")
     (line,) = last_lines(path)
     assert line.startswith("['python', ") and line.endswith("] exits with return code = -9") and len(line) <= 2000
+
+
+def test_a_turn_says_whether_more_is_to_be_sent_at_once(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    pump = LogPump(store, folder(NODE), path)
+    path.touch()
+    assert pump._turn(hurry=False) == "idle"
+    append(path, b"x" * (2 * MAX_CHUNK_BYTES + 100))
+    assert pump._turn(hurry=False) == "busy", "more than a chunk is waiting"
+    assert pump._turn(hurry=True) == "busy"
+    assert pump._turn(hurry=True) == "idle"
+    append(path, b"a line\n")
+    assert pump._turn(hurry=False) == "waiting", "a line waits for others to come"
+    assert pump._turn(hurry=True) == "idle"

@@ -152,3 +152,10 @@ def test_a_node_that_another_fetches_an_input_for_says_that_it_waits(
     with pytest.raises(Left):
         Inputs(node, turns.check, waits=turns.waits)._copy("data", cast(Any, None), said.append)
     assert said == ["another node of this machine is fetching it; waiting"]
+
+
+def test_where_no_daemon_pulls_nobody_else_works_for_it(family: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "_DAEMONS", {"no-such-daemon"})
+    alone = watch(pulling=True, shared=False).workers()
+    assert alone is not None and family <= alone and not {1, os.getpid(), os.getppid()} & alone
+    assert preparing._name(2**22 + 1) == ""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
+from stoker.agent import pulse
 from stoker.agent.pulse import start_pulse
 
 
@@ -31,3 +33,18 @@ def test_no_pulse_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     start_pulse()
+
+
+def test_the_pulse_comes_three_times_in_the_time_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[tuple[str, float]] = []
+    beaten = threading.Event()
+
+    def beat(address: str, every_s: float) -> None:
+        beats.append((address, every_s))
+        beaten.set()
+
+    monkeypatch.setattr(pulse, "_beat", beat)
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    start_pulse()
+    assert beaten.wait(60) and beats == [("/run/notify", 10.0)]

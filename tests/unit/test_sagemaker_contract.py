@@ -434,3 +434,18 @@ def test_shells_pass_on_names_that_are_no_identifiers() -> None:
     text = "python3 -c 'import os; print(os.environ[\"SM_HP_BATCH-SIZE\"])'"
     argv = command_argv(Spec(name="a", run=text))
     assert subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout == "64\n"
+
+
+def test_the_places_of_the_tree_are_made_again_and_again(tmp_path: Path) -> None:
+    paths = NodePaths(tmp_path)
+    spec = replace(SPEC, outputs="/opt/ml/deep/results")
+    for _ in range(2):
+        found = sagemaker.mounts(paths, spec)
+        kept = next(mount for mount in found if mount.target == "/opt/ml/deep/results")
+        assert kept.source == folders.artifacts(paths) / "outputs" and kept.source.is_dir()
+        assert folders.outside(paths, "/opt/ml/deep").is_dir()
+        names = next(mount for mount in found if mount.target == "/etc/hosts").source
+        assert names.read_text().startswith("127.0.0.1")
+    names.write_text("10.0.0.1 algo-1\n")
+    sagemaker.mounts(paths, spec)
+    assert names.read_text() == "10.0.0.1 algo-1\n", "who the hosts are is not forgotten"

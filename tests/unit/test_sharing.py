@@ -128,3 +128,13 @@ def test_it_goes_with_the_job() -> None:
     sharing.agree(store, KEY, URL, lambda: FILES)
     remove_job(store, "job-1")
     assert [meta.key for meta in store.list("")] == [layout.removed("job-1")]
+
+
+def test_a_list_may_have_empty_files_and_be_as_large_as_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = (("a", 0, "e"), ("b", 1, ""))
+    lines = [len(json.dumps(entry)) + 1 for entry in entries]
+    monkeypatch.setattr(sharing, "_MOST_UNPACKED_BYTES", sum(lines))
+    assert [meta.size for meta in sharing.unpack(forged(*entries), URL)] == [0, 1]
+    monkeypatch.setattr(sharing, "_MOST_UNPACKED_BYTES", sum(lines) - 1)
+    with pytest.raises(ValueError, match="no such file can be"):
+        sharing.unpack(forged(*entries), URL)

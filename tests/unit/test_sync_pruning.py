@@ -168,3 +168,22 @@ def test_each_rank_prunes_its_own_shards(tmp_path: Path, store: Store) -> None:
         assert blobs(store, rank) == needed(store, rank)
         assert len(blobs(store, rank)) <= 8
     assert_sound(store)
+
+
+def test_what_was_removed_is_not_removed_again(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, memory, keep=1).begin()
+    monkeypatch.setattr(prune, "ORPHANED_FOR", timedelta(seconds=-1))
+    deleted: list[str] = []
+
+    def faults(method: str, key: str) -> Fault | None:
+        if method == "delete" and "/blobs/" in key:
+            deleted.append(key)
+        return None
+
+    memory.faults = faults
+    for number in range(6):
+        world.save(f"step-{number}", {"model": f"{number}"})
+        world.tick()
+    assert len(deleted) == len(set(deleted)) >= 5
