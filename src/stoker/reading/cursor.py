@@ -201,8 +201,8 @@ class NodeCursor:
 
     def _leave_chunk(self, following: int) -> Iterator[Line]:
         torn = bool(self._rest)
+        # The version that was read last is larger than the new position: it is not taken for the present chunk's.
         self._chunk, self._position, self._rest, self._broken = following, 0, b"", False
-        self._seen = None
         if torn:
             yield self._line(UNREADABLE.encode(), b"\n")
 
