@@ -47,4 +47,4 @@ def test_a_command_sees_what_the_training_sees(world: World) -> None:
     world.cli("stop", job)
     world.ended(job)
     over = world.cli("exec", job, "--", "true")
-    assert over.returncode == 2 and "has no machine now" in over.stderr
+    assert over.returncode == 2 and "has ended (stopped), and has no machine any more" in over.stderr

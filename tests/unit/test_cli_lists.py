@@ -291,6 +291,23 @@ def test_a_line_of_wide_characters_is_cropped_to_the_screen(monkeypatch: pytest.
     assert rows[0] == "失" * 9 + "…"
 
 
+def test_a_person_who_says_no_is_told_that_nothing_is_deleted(store: Store) -> None:
+    done = submit(store, "done", SUCCEEDED)
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "stoker.cli", "rm", done], environ(store))
+    text = ""
+    os.write(screen, b"n\n")
+    try:
+        while data := os.read(screen, 65536):
+            text += data.decode(errors="replace")
+    except OSError:
+        pass  # The other side of a terminal is closed.
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert "nothing is deleted" in text and "interrupted" not in text, text
+    assert log.read(store, done) is not None
+
+
 def bash_completes(script: str, *split: str, line: str) -> list[str]:
     """What bash would put in place of the last of `split`: the words of the line, as it splits them."""
     words = " ".join(shlex.quote(word) for word in split)

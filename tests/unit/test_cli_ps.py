@@ -10,10 +10,13 @@ import pytest
 
 from stoker import codec, layout
 from stoker.cli import ps
+from stoker.cli.compare import _row
 from stoker.cli.printing import as_of
 from stoker.cli.report import job_text
 from stoker.cli.status_line import status_of
 from stoker.model import Claimed, Ended, KeptOutputs, Launched, Offering
+from stoker.reading.curves import ComparedJob
+from stoker.reading.metrics import Metrics
 from stoker.spec import Submission
 from stoker.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
 from stoker.testing.memory import MemoryStore
@@ -75,6 +78,8 @@ def test_without_a_price_no_sum_is_shown() -> None:
     priced = replace(unpriced, attempts=(replace(attempt("training"), price=2.0, price_source="job file"),))
     assert "$" not in click.unstyle(ps._table([unpriced], set()))
     assert "$0.00" in click.unstyle(ps._table([priced], set()))
+    compared = [ComparedJob(one, Metrics({})) for one in (unpriced, priced)]
+    assert [_row(one).cost for one in compared] == [None, 0.0]
 
 
 def test_that_no_outputs_are_kept_is_said_at_the_end() -> None:

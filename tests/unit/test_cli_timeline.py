@@ -214,7 +214,7 @@ def test_what_was_saved_is_the_checkpoint_and_not_the_step_that_some_node_had_re
     ahead = replace(RECLAIMED, step=413, checkpoint=CheckpointRef("00000002/000003-step-412", "step-412", step=412))
     assert handover_line(ahead, SECOND).startswith("notice → saved 412 → durable")
     unnumbered = replace(ahead, checkpoint=CheckpointRef("00000002/000003-last", "last"))
-    assert handover_line(unnumbered, SECOND).startswith("notice → saved last → durable")
+    assert handover_line(unnumbered, SECOND, attempts={2: 1}).startswith("notice → saved last (1.3) → durable")
 
 
 def test_of_several_nodes_the_newest_checkpoint_is_the_attempts() -> None:

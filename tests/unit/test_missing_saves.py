@@ -74,7 +74,7 @@ def test_a_reclaim_says_what_is_in_the_store_of_which_step_and_when() -> None:
     late = CheckpointRef("00000002/000003-step-38", "step-38", 38, at(103.0))
     assert verdict(case(checkpoint=late)).reason.endswith("step 38, saved 0 s before"), "a clock that went back"
     unnumbered = CheckpointRef("00000002/000003-ckpt", "ckpt")
-    assert verdict(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt")
+    assert verdict(case(checkpoint=unnumbered)).reason.endswith("; in the store: ckpt (1.3)")
 
 
 def test_a_reclaim_that_saved_nothing_says_so() -> None:
@@ -271,7 +271,8 @@ def test_ps_shows_the_warning_of_an_agent() -> None:
 
 def test_ps_and_show_tell_that_the_attempt_before_left_nothing_until_there_is_a_checkpoint() -> None:
     closed = Closed(2, "infrastructure", "killed", restart=True, trained_s=50.0)
-    reason = f"the training was killed from outside (SIGKILL); {NOTHING}; out/x.pt looks like a save"
+    advice = "`checkpoints.dir` in the job file names the folder that the script saves to"
+    reason = f"the training was killed from outside (SIGKILL); {NOTHING}; {advice}"
     state = make_state(*RUNNING, closed, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
     state = replace(state, claims=(replace(state.claims[0], closed_reason=reason), *state.claims[1:]))
 
@@ -280,8 +281,9 @@ def test_ps_and_show_tell_that_the_attempt_before_left_nothing_until_there_is_a_
         facts: dict[int, tuple[NodeFacts, ...]] = {2: (make_facts(2),), 5: (make_facts(5, beat=beat),)}
         return summarize(state, Submission(JOB, make_spec(), "jane"), facts, at(100))
 
-    assert look().warnings == (f"attempt 1: {NOTHING}; out/x.pt looks like a save",)
+    assert look().warnings == (f"attempt 1: {NOTHING}; {advice}",)
     assert note(look(), {JOB}, at(100)).startswith(f"warning: attempt 1: {NOTHING}")
+    assert job_text(look()).count(NOTHING) == 1, "the line below the attempt says it"
     assert look(checkpoint=CheckpointRef("00000005/000001-x", "x")).warnings == ()
     own = ("nothing has been saved in 5 min of training: …",)
     assert look(warnings=own).warnings == own, "said once"

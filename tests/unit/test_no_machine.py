@@ -89,6 +89,17 @@ def test_a_machine_that_is_gone_by_now_cannot_be_interrupted(
         client.interrupt(job, store)
 
 
+def test_a_job_that_has_ended_is_said_to_have_ended(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
+    state = log.read(store, job)
+    assert state is not None
+    ended = Record(token="t", by="t", reason="stopped", event=Ended("stopped", "stop", 2))
+    assert log.append(store, job, state.seq + 1, ended)
+    told = f"stoker: {job} has ended (stopped), and has no machine any more\n"
+    for command in (("interrupt", job), ("exec", job, "--", "true")):
+        assert run(capsys, *command) == (2, told)
+
+
 def interrupted(google: Google, status: str = "RUNNING", **scheduling: Any) -> str:
     google.let("GET", MACHINE, {"status": status, "scheduling": {"provisioningModel": "SPOT"} | scheduling})
     google.let("POST", f"{MACHINE}/simulateMaintenanceEvent", {"status": "DONE"})

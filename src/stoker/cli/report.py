@@ -54,12 +54,15 @@ def job_text(summary: Summary, tail: tuple[str, ...] = (), *, witnessed: bool = 
     reason = one_line(summary.reason, MOST_REASON if summary.phase == "failed" else len(summary.reason))
     lines = [f"{head}  {reason}" if reason else head]
     lines += [f"  {line}" for line in table((), _facts(summary)).splitlines()]
-    if summary.attempts:
-        lines += ["", *(f"  {line}" for line in timeline(summary))]
+    story = timeline(summary)
+    if story:
+        lines += ["", *(f"  {line}" for line in story)]
     for text in left_out_lines(summary):
         lines.append(click.style(f"  {text}", fg="yellow"))
     for text in (*summary.warnings, *_node_warnings(summary)):
-        lines.append(click.style(f"  warning: {text}", fg="yellow"))
+        # What became of an attempt before stands below its line.
+        if not (text.startswith("attempt ") and any(text.partition(": ")[2] in line for line in story)):
+            lines.append(click.style(f"  warning: {text}", fg="yellow"))
     if witnessed:
         lines.append(f"  what its processes did when a rule found fault with it: `stoker logs {summary.id} --evidence`")
     if summary.phase == "failed":

@@ -104,7 +104,7 @@ def _save_parts(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int
     """What became of its work: only what is in the store counts as saved."""
     save, kept = attempt.save, attempt.checkpoint
     if save is None:
-        return ["saving"] if attempt.outcome is None else ["nothing says how its save went", *_left(attempt)]
+        return ["saving"] if attempt.outcome is None else ["nothing says how its save went", *_left(attempt, attempts)]
     if kept is None:
         return [_kept(attempt, folder, attempts)]
     if save.commits == 0:
@@ -112,13 +112,13 @@ def _save_parts(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int
         if attempt.noticed_at is not None and kept.committed_at is not None:
             before = f" {duration(max(0.0, (attempt.noticed_at - kept.committed_at).total_seconds()))} before"
         what = "nothing new to save" if save.durable_s is not None else "its last save was not durable in time"
-        return [f"{what}: {_saved(attempt)} was durable{before}"]
+        return [f"{what}: {_saved(attempt, attempts)} was durable{before}"]
     durable = "not all of it durable in time" if save.durable_s is None else f"durable {duration(save.durable_s)}"
-    return [f"saved {_saved(attempt)}", durable]
+    return [f"saved {_saved(attempt, attempts)}", durable]
 
 
-def _left(attempt: AttemptSummary) -> list[str]:
-    return [f"the store has {_saved(attempt)}"] if attempt.checkpoint is not None else []
+def _left(attempt: AttemptSummary, attempts: Mapping[int, int]) -> list[str]:
+    return [f"the store has {_saved(attempt, attempts)}"] if attempt.checkpoint is not None else []
 
 
 def _kept(attempt: AttemptSummary, folder: str, attempts: Mapping[int, int]) -> str:
@@ -139,12 +139,12 @@ def _restored(attempt: AttemptSummary, attempts: Mapping[int, int]) -> str:
     return with_step(checkpoint_title(attempt.restored_from, attempts), attempt.restored_step)
 
 
-def _saved(attempt: AttemptSummary) -> str:
-    """What was kept: the checkpoint by its step, or its name where the script tells none. Of several nodes, some may
+def _saved(attempt: AttemptSummary, attempts: Mapping[int, int]) -> str:
+    """What was kept: the checkpoint by its step, or its title where the script tells none. Of several nodes, some may
     have come a step further."""
     kept = attempt.checkpoint
     assert kept is not None
-    return str(kept.step) if kept.step is not None else kept.name
+    return str(kept.step) if kept.step is not None else checkpoint_title(kept.key, attempts)
 
 
 def _next_part(attempt: AttemptSummary, following: AttemptSummary, attempts: Mapping[int, int]) -> str:

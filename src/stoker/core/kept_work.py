@@ -36,7 +36,8 @@ def kept_of(case: Case) -> str:
         newest = max((one for one in told if one.checkpoint), key=lambda one: _key(one.checkpoint))
         ref = newest.checkpoint
         assert ref is not None
-        what = f"step {ref.step}" if ref.step is not None else ref.name
+        title = checkpoint_title(ref.key, attempts_of(case.state))
+        what = f"step {ref.step}" if ref.step is not None else title
         if ref.committed_at is None:
             return f"{_IN_STORE}{what}"
         # Both by the same agent's clock.
