@@ -1,0 +1,410 @@
+"""Which files are whole when a training was told to end and went by itself, by what was seen of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import checkpoint_world
+import pytest
+from checkpoint_world import World, keys
+
+from stoker.agent.checkpoints import folder_watcher
+from stoker.agent.checkpoints.format_check import FormatCheck
+from stoker.agent.checkpoints.save_shape import SaveShapes
+from stoker.agent.checkpoints.whole_units import TrainingEnd, UnitJudge
+from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, Mark, WriteHistory
+from stoker.agent.snapshot import File, Files, Signature
+from stoker.model import BlobRef
+from stoker.processes import OpenFile, Writing
+from stoker.testing.memory import MemoryStore
+
+memory = checkpoint_world.memory
+
+ROOT, WORKER, YOUNG = 10, 11, 99
+SETTLE_S, PATIENCE_S = 2.0, 30.0
+LEFT = TrainingEnd("left", root=ROOT, alone=True, succeeded=True)
+
+
+def signature(version: int = 1, size: int = 100, inode: int = 7) -> Signature:
+    return Signature(1, inode, size, version * 1_000_000_000, version * 1_000_000_000)
+
+
+def files(**versions: int) -> Files:
+    """`files(a=1, sub__b=2)`: how often each was written; two underscores for a slash, and `.pt` at the end."""
+    found = {f"{name.replace('__', '/')}.pt": version for name, version in versions.items()}
+    return {path: File(path, signature(version), 0o644) for path, version in found.items()}
+
+
+class Scene:
+    """A folder as it was when the training was told, and as it is at its end."""
+
+    def __init__(
+        self, before: Files, *, at: float = 100.0, survives: bool = True, expecting: tuple[int, ...] = (ROOT,)
+    ) -> None:
+        self.history = WriteHistory(SETTLE_S, PATIENCE_S)
+        self.before = before
+        self.at = at
+        self.history.note_files(before, 0.0)
+        self.members = frozenset({ROOT, WORKER})
+        self.history.members = self.members
+        self.mark = Mark(
+            at=at,
+            files={path: file.signature for path, file in before.items()},
+            hot=set(),
+            hot_units=set(),
+            open=set(),
+            members=self.members,
+            expecting=frozenset(expecting),
+            survives=survives,
+        )
+        self.shapes = SaveShapes()
+        self.checks: dict[str, FormatCheck] = {}
+
+    def knows(self, *paths: str) -> Scene:
+        """A save of these files was committed before."""
+        blobs = {path: BlobRef(path, "d", 100) for path in paths}
+        self.shapes.learn(blobs, {})
+        return self
+
+    def held(self, now: Files, end: TrainingEnd = LEFT, changed: tuple[str, ...] = ()) -> dict[str, str]:
+        """The reasons by unit, when the training has ended with these files."""
+        self.history.mark = self.mark
+        self.history.note_files(now, self.at + 1.0)
+        self.history.end()
+        known = self.mark.files
+        differ = [path for path in now if known.get(path) != now[path].signature or path in changed]
+        judge = UnitJudge(
+            now, differ, self.history, self.shapes, lambda path: self.checks.get(path, FormatCheck("unknown")), ()
+        )
+        return {unit: held.reason for unit, held in judge.at_end(end).items()}
+
+
+# ── A training that went by itself ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_save_that_began_after_the_notice_ran_to_its_end() -> None:
+    assert Scene(files(a=1)).held(files(a=2)) == {}
+    assert Scene({}).held(files(a=2, s__b=1)) == {}
+
+
+def test_a_save_of_a_process_that_dies_of_the_signal_may_be_cut_off() -> None:
+    scene = Scene(files(a=1), survives=False)
+    assert scene.held(files(a=2)) == {"": "it was written just before the training ended"}
+    scene = Scene(files(a=1))
+    scene.mark.writers["a.pt"] = frozenset({WORKER})
+    assert scene.held(files(a=2)) == {"": "it was written just before the training ended"}
+    for survivor in (ROOT, YOUNG):
+        scene = Scene(files(a=1))
+        scene.mark.writers["a.pt"] = frozenset({WORKER, survivor})
+        assert scene.held(files(a=2)) == {}
+
+
+def test_a_file_that_was_open_when_the_training_was_told_is_cut_off_unless_it_was_begun_anew() -> None:
+    scene = Scene(files(a=1))
+    scene.mark.open.add("a.pt")
+    assert scene.held(files(a=2)) == {"": "it was being written when the training ended"}
+    # It was seen closed, and is as it was then: its writer went on, but did not begin it anew.
+    scene = Scene(files(a=1))
+    scene.mark.open.add("a.pt")
+    scene.mark.closed_as["a.pt"] = signature(2)
+    assert scene.held(files(a=2)) == {"": "it was being written when the training ended"}
+    scene = Scene(files(a=1))
+    scene.mark.open.add("a.pt")
+    scene.mark.closed_as["a.pt"] = signature(2)
+    assert scene.held(files(a=3)) == {}
+
+
+def test_a_file_whose_format_shows_its_end_is_whole_however_it_was_written() -> None:
+    scene = Scene(files(a=1))
+    scene.mark.open.add("a.pt")
+    scene.checks["a.pt"] = FormatCheck("whole")
+    scene.knows("a.pt")
+    assert scene.held(files(a=2)) == {}
+    scene.checks["a.pt"] = FormatCheck("broken", "its end is missing")
+    assert scene.held(files(a=2)) == {"": "its end is missing"}
+
+
+def died_open(scene: Scene, path: str, writer: int) -> None:
+    """A file was open since the notice, and is not any more, and neither is its writer."""
+    scene.history.mark = scene.mark
+    scene.history.looked_at = scene.at
+    scene.history.note_open({path: OpenFile(frozenset({writer}), False)}, scene.members, lambda _: signature(2))
+    scene.history.note_open({}, frozenset(), lambda _: signature(2))
+
+
+def test_a_writer_that_exits_with_success_has_closed_its_file() -> None:
+    scene = Scene(files(a=1))
+    died_open(scene, "a.pt", ROOT)
+    assert scene.held(files(a=2)) == {}
+    # Of several processes the command alone is known to have succeeded.
+    several = replace(LEFT, alone=False)
+    scene = Scene(files(a=1))
+    died_open(scene, "a.pt", ROOT)
+    assert scene.held(files(a=2), several) == {}
+    scene = Scene(files(a=1), expecting=(ROOT, WORKER))
+    died_open(scene, "a.pt", WORKER)
+    assert scene.held(files(a=2), several) == {"": "it was being written when the training ended"}
+    scene = Scene(files(a=1))
+    died_open(scene, "a.pt", ROOT)
+    quiet = TrainingEnd("left", root=ROOT, alone=True)
+    assert scene.held(files(a=2), quiet) == {"": "it was being written when the training ended"}
+
+
+def test_a_writer_that_fails_may_have_given_up_in_the_middle() -> None:
+    failed = TrainingEnd("left", root=ROOT, alone=True, failed=True)
+    assert Scene(files(a=1)).held(files(a=2), failed) == {"": "it was being written when the training ended"}
+    several = replace(failed, alone=False)
+    assert Scene(files(a=1)).held(files(a=2), several) == {}, "which of them failed is not known"
+    scene = Scene(files(a=1))
+    scene.mark.writers["a.pt"] = frozenset({ROOT})
+    assert scene.held(files(a=2), several) == {"": "it was being written when the training ended"}
+
+
+def test_a_save_that_was_under_way_must_have_all_its_files() -> None:
+    scene = Scene(files(a=2, b=1)).knows("a.pt", "b.pt")
+    scene.mark.hot.add("a.pt")
+    scene.mark.hot_units.add("")
+    assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {"": "its save stopped before b.pt was written"}
+    scene = Scene(files(a=2, b=1)).knows("a.pt", "b.pt")
+    scene.mark.hot.add("a.pt")
+    scene.mark.hot_units.add("")
+    assert scene.held(files(a=2, b=2), changed=("a.pt",)) == {}
+
+
+def test_a_first_save_that_was_under_way_shows_nothing_of_what_belongs_to_it() -> None:
+    scene = Scene(files(a=2))
+    scene.mark.hot.add("a.pt")
+    scene.mark.hot_units.add("")
+    reason = "it was saved just before the end, and no earlier save shows what belongs to it"
+    assert scene.held(files(a=2), changed=("a.pt",)) == {"": reason}
+    # It went on after the notice: where its files are shown to be whole, all of it came.
+    scene = Scene(files(a=2))
+    scene.mark.hot.add("a.pt")
+    scene.checks["a.pt"] = FormatCheck("whole")
+    assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {}
+    scene = Scene(files(a=2))
+    scene.mark.hot.add("a.pt")
+    assert scene.held(files(a=2, b=1), changed=("a.pt",)) == {"": reason}
+
+
+def test_what_was_quiet_when_the_training_was_told_is_whole() -> None:
+    scene = Scene(files(a=2)).knows("a.pt")
+    assert scene.held(files(a=2), changed=("a.pt",)) == {}
+    scene = Scene(files(a=2), survives=False).knows("a.pt")
+    assert scene.held(files(a=2), changed=("a.pt",)) == {}
+
+
+def test_a_training_that_failed_alone_may_have_left_out_files_of_its_save() -> None:
+    failed = TrainingEnd("left", root=ROOT, alone=True, failed=True)
+    scene = Scene({}).knows("s/a.pt", "s/b.pt")
+    scene.checks["s/a.pt"] = FormatCheck("whole")
+    assert scene.held(files(s__a=2), failed) == {"s": "its save stopped before s/b.pt was written"}
+    scene = Scene({}).knows("s/a.pt", "s/b.pt")
+    scene.checks["s/a.pt"] = FormatCheck("whole")
+    assert scene.held(files(s__a=2)) == {}, "with success it meant to save no more"
+
+
+def test_what_was_open_at_the_end_is_not_whole() -> None:
+    end = replace(LEFT, open=frozenset({"a.pt"}))
+    assert Scene({}).held(files(a=2), end) == {"": "it was being written when the training ended"}
+
+
+# ── What was seen of the files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def opened(
+    history: WriteHistory, now: float, found: Files, *paths: str, writer: int = ROOT, appending: bool = False
+) -> None:
+    history.note_files(found, now)
+    handles = {path: OpenFile(frozenset({writer}), appending) for path in paths}
+    history.note_open(handles, frozenset({ROOT}), lambda path: found[path].signature if path in found else None)
+
+
+def test_a_file_whose_writer_died_with_it_open_is_doubtful_for_a_while() -> None:
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    opened(history, 0.0, files(a=1), "a.pt", writer=WORKER)
+    assert history.last_seen_open("a.pt") and history.died_open() == set()
+    opened(history, 5.0, files(a=1))
+    assert history.died_open() == {"a.pt"} and history.last_seen_open("a.pt") and "a.pt" in history.hot(())
+    opened(history, 5.0 + DIED_OPEN_S - 1.0, files(a=1))
+    assert history.died_open() == {"a.pt"}
+    opened(history, 5.0 + DIED_OPEN_S, files(a=1))
+    assert history.died_open() == set() and "a.pt" not in history.hot(())
+
+
+def test_a_file_that_is_written_again_is_no_longer_one_that_died_open() -> None:
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    opened(history, 0.0, files(a=1), "a.pt", writer=WORKER)
+    opened(history, 5.0, files(a=1))
+    opened(history, 6.0, files(a=2))
+    assert history.died_open() == set()
+    opened(history, 7.0, files(a=2), "a.pt", writer=WORKER)
+    opened(history, 8.0, files(a=2))
+    assert history.died_open() == {"a.pt"}
+    opened(history, 9.0, files(a=2), "a.pt")
+    assert history.died_open() == set()
+    opened(history, 10.0, files(a=2))
+    assert history.died_open() == set(), "its writer lives"
+
+
+def test_a_log_that_is_held_open_is_known_by_its_handles_its_name_or_its_time() -> None:
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    named = {
+        name: File(name, signature(), 0o644) for name in ("a.log", "b.jsonl", "events.out.tfevents.1", "c.pt", "d.pt")
+    }
+    opened(history, 0.0, named, "a.log", "b.jsonl", "events.out.tfevents.1", "c.pt")
+    assert history.streams() == {"a.log", "b.jsonl", "events.out.tfevents.1"}
+    opened(history, STREAM_S - 1.0, named, "c.pt")
+    assert history.streams() == set() and history.logs() == {"a.log", "b.jsonl", "events.out.tfevents.1"}
+    opened(history, STREAM_S, named, "c.pt")
+    assert history.streams() == {"c.pt"}
+    grown = named | {"c.pt": File("c.pt", signature(size=100 + STREAM_BYTES), 0o644)}
+    opened(history, STREAM_S + 1.0, grown, "c.pt")
+    assert history.streams() == set(), "it grows too fast for a log"
+    opened(history, 200.0, named, "d.pt", appending=True)
+    assert history.streams() == {"d.pt"}
+
+
+def test_a_file_that_is_begun_anew_is_no_longer_held_open_for_long() -> None:
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    opened(history, 0.0, files(a=1), "a.pt")
+    for smaller in (File("a.pt", signature(2, size=50), 0o644), File("a.pt", signature(2, inode=8), 0o644)):
+        opened(history, STREAM_S - 1.0, {"a.pt": smaller}, "a.pt")
+        opened(history, STREAM_S + 1.0, {"a.pt": smaller}, "a.pt")
+        assert history.streams() == set()
+        opened(history, 2 * STREAM_S, {"a.pt": smaller}, "a.pt")
+        assert history.streams() == {"a.pt"}
+        history = WriteHistory(SETTLE_S, PATIENCE_S)
+        opened(history, 0.0, files(a=1), "a.pt")
+
+
+SLEEPER = """
+import signal, sys, time
+if sys.argv[1] == "catches":
+    signal.signal(signal.SIGTERM, print)
+print(flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[bool], int]]:
+    """Processes that catch SIGTERM, or die of it."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def begin(catches: bool) -> int:
+        words = [sys.executable, "-S", "-c", SLEEPER, "catches" if catches else "dies"]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        running.append(child)
+        return child.pid
+
+    yield begin
+    for child in running:
+        child.kill()
+        child.communicate()
+
+
+def test_the_mark_says_what_moved_and_who_lives_on(process: Callable[[bool], int]) -> None:
+    survivor, victim = process(True), process(False)
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    history.note_files(files(old=1, s__gone=1), 0.0)
+    now = files(old=1, new=1, t__open=1) | {"x.log": File("x.log", signature(), 0o644)}
+    history.note_files(now, 10.0)
+    members = frozenset({survivor, victim})
+    handles = {"t/open.pt": OpenFile(frozenset({victim}), False), "x.log": OpenFile(frozenset({survivor}), True)}
+    history.note_open(handles, members, lambda path: now[path].signature if path in now else None)
+    history.set_mark()
+    mark = history.mark
+    assert mark is not None and mark.at == 10.0 and mark.members == members
+    assert mark.hot == {"new.pt", "t/open.pt"} and mark.hot_units == {"", "t", "s"}
+    assert mark.open == {"t/open.pt"}, "a log is whole wherever it ends"
+    assert mark.expecting == {survivor} and mark.files == {path: file.signature for path, file in now.items()}
+    assert mark.survives, "one of those that write lives on"
+    assert mark.by_survivor("new.pt") and mark.begun_since("new.pt", signature(2))
+    assert not mark.begun_since("new.pt", signature(1)) and mark.begun_since("other.pt", signature(1))
+
+
+@pytest.mark.parametrize(("writer", "survives"), [(0, False), (1, True)])
+def test_those_who_write_decide_whether_a_save_goes_on(
+    process: Callable[[bool], int], writer: int, survives: bool
+) -> None:
+    processes = [process(False), process(True)]
+    history = WriteHistory(SETTLE_S, PATIENCE_S)
+    opened(history, 0.0, files(a=1), "a.pt", writer=processes[writer])
+    history.members = frozenset(processes)
+    history.set_mark()
+    assert history.mark is not None and history.mark.survives is survives
+    quiet = WriteHistory(SETTLE_S, PATIENCE_S)
+    quiet.members = frozenset(processes)
+    quiet.set_mark()
+    assert quiet.mark is not None and quiet.mark.survives, "where none was seen to write, any that lives on may"
+
+
+def test_what_was_closed_before_the_notice_and_is_as_it_was_is_whole() -> None:
+    scene = Scene(files(a=1, b=1, c=1))
+    history = scene.history
+    assert history.closed_before_told("a.pt") is False, "there is no mark yet"
+    history.mark = scene.mark
+    scene.mark.open.add("b.pt")
+    history.note_files(files(a=1, b=1, c=2), 101.0)
+    assert history.closed_before_told("a.pt") is True
+    assert [history.closed_before_told(path) for path in ("b.pt", "c.pt", "none.pt")] == [False] * 3
+    history._died_open["a.pt"] = (100.0, signature())
+    assert history.closed_before_told("a.pt") is False
+
+
+def test_a_process_that_died_since_the_notice_shakes_what_was_being_written() -> None:
+    scene = Scene(files(a=1, b=1))
+    history = scene.history
+    assert history.shaken() == set()
+    history.mark = scene.mark
+    scene.mark.hot |= {"a.pt", "gone.pt"}
+    history.note_files(files(a=1, b=1, c=1), 101.0)
+    assert history.shaken() == set(), "all of them live"
+    history.members = frozenset({ROOT})
+    assert history.shaken() == {"a.pt", "c.pt"}
+
+
+# ── The sync, told that the training is about to hear ─────────────────────────────────────────────────────────────────
+
+
+def test_what_the_training_saves_after_the_notice_is_committed(
+    tmp_path: Path, memory: MemoryStore, process: Callable[[bool], int]
+) -> None:
+    world = World(tmp_path, memory).begin()
+    world.write(a="old")
+    world.settle()
+    assert len(keys(memory)) == 1
+    pid = process(True)
+    world.sync._watch._writing = lambda: Writing({}, frozenset({pid}))
+    world.sync.before_signal()
+    mark = world.sync._watch.history.mark
+    assert mark is not None and mark.survives
+    world.write(a="saved after the notice")
+    world.sync._watch._writing = lambda: Writing({}, frozenset())
+    world.sync.final(30.0, TrainingEnd("left", root=pid, alone=True, succeeded=True))
+    assert len(keys(memory)) == 2 and world.sync.status().held_back is None
+
+
+def test_a_folder_that_takes_long_to_scan_is_marked_as_it_was_last_seen(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, memory).begin()
+    watch = world.sync._watch
+    world.write(a="1")
+    watch.look()
+    world.write(b="1")
+    watch._look_cost_s = folder_watcher._MARK_S + 1.0
+    watch.mark()
+    assert watch.history.mark is not None and set(watch.history.mark.files) == {"a.pt"}
+    watch._look_cost_s = 0.0
+    watch.mark()
+    assert set(watch.history.mark.files) == {"a.pt", "b.pt"}
+    assert watch._lock.acquire(timeout=1.0)
+    watch._lock.release()
