@@ -1,0 +1,310 @@
+"""Pure decisions that jobs rarely reach: each alone, with the answer at its edge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from test_retry import make_case
+
+from stoker.core import patterns
+from stoker.core.decide import decide_job
+from stoker.core.foreign.family import Cloning, Family
+from stoker.core.foreign.sight import Sight, may_go_on, may_leave_spot, subject_of
+from stoker.core.foreign.training_job import TrainingJob
+from stoker.core.outbox import PAUSES, SENDING, Outbox, begun, delivered, failed, unopened
+from stoker.core.patterns import PatternError, compile_pattern
+from stoker.core.placement import wants_claim
+from stoker.core.policy import DEFAULT
+from stoker.core.retry import told_by, verdict
+from stoker.core.snapshot import JobSnapshot
+from stoker.core.telling import MOST_LINES, Told, compose, leftover_name, line
+from stoker.fold import JobState
+from stoker.model import (
+    PROTOCOL_VERSION,
+    Claimed,
+    Closed,
+    Ended,
+    Event,
+    InstanceState,
+    Known,
+    Launched,
+    Leftover,
+    ResumeAsked,
+    StopAsked,
+    Unknown,
+    Warned,
+)
+from stoker.policyfile import parse_policy
+from stoker.rules import Diagnosis
+from stoker.testing.sim_data import (
+    SPOT_A,
+    SPOT_B,
+    at,
+    hard_notice,
+    make_beat,
+    make_exit,
+    make_facts,
+    make_snapshot,
+    make_state,
+    nodes,
+)
+
+RUNNING: tuple[Event, ...] = (Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+RECLAIMED = Closed(2, "reclaimed", "notice", restart=True)
+
+
+# ── When a claim is wanted ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def noticed(state: JobState, *, hard: bool = True) -> JobSnapshot:
+    notice = replace(hard_notice(50), hard=hard)
+    return make_snapshot(state, make_facts(2, beat=make_beat(60), notice=notice))
+
+
+def test_why_a_claim_is_wanted() -> None:
+    assert wants_claim(make_snapshot(make_state())) == "first attempt"
+    assert wants_claim(make_snapshot(make_state(*RUNNING))) is None
+    assert wants_claim(make_snapshot(make_state(StopAsked("jane")))) is None
+    ended = Ended("failed", "user-error", 2, closing=Closed(2, "failed", "user-error"))
+    assert wants_claim(make_snapshot(make_state(*RUNNING, ended))) is None
+    assert wants_claim(make_snapshot(make_state(*RUNNING, ended, ResumeAsked("jane")))) == "resumed"
+    assert wants_claim(make_snapshot(make_state(*RUNNING, RECLAIMED))) == "after attempt 1: closed at 4"
+    dry = (Claimed(SPOT_A, 1), Closed(2, "dry", "no-capacity", restart=True))
+    assert wants_claim(make_snapshot(make_state(*dry))) == "next offering"
+
+
+def test_a_hard_notice_wants_the_next_claim_and_no_second_one() -> None:
+    assert wants_claim(noticed(make_state(*RUNNING))) is not None
+    assert wants_claim(noticed(make_state(*RUNNING), hard=False)) is None
+    following = Claimed(SPOT_B, 1, successor_of=2)
+    assert wants_claim(noticed(make_state(*RUNNING, following))) is None, "at most one attempt waits"
+    dry = Closed(4, "dry", "no-capacity", restart=True)
+    assert wants_claim(noticed(make_state(*RUNNING, following, dry))) is not None, "its replacement found no place"
+
+
+def test_a_claim_that_is_open_after_a_resume_is_waited_for() -> None:
+    state = make_state(*RUNNING)
+    assert wants_claim(make_snapshot(replace(state, opened_seq=9))) is None
+
+
+# ── What is gone ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("state", "over", "gone"),
+    [("gone", True, True), ("off", True, False), ("running", False, False), ("unheard-of", False, False)],
+)
+def test_only_what_is_positively_off_or_gone_will_never_train(state: InstanceState, over: bool, gone: bool) -> None:
+    job = make_snapshot(make_state(*RUNNING), states={"i-2-0": state})
+    claim = job.state.claim(2)
+    assert claim is not None
+    assert (job.is_over("i-2-0"), job.is_gone("i-2-0"), job.rank_gone(claim, 0)) == (over, gone, over)
+    assert job.rank_gone(claim, 1), "`launched` names no machine for it"
+    blind = replace(job, states=Unknown("throttled"))
+    assert not blind.rank_gone(claim, 0) and not blind.is_gone("i-2-0")
+
+
+def test_a_claim_that_is_not_launched_has_lost_nobody() -> None:
+    job = make_snapshot(make_state(Claimed(SPOT_A, 1)), states={})
+    claim = job.state.claim(2)
+    assert claim is not None and not job.rank_gone(claim, 0)
+
+
+# ── Verdicts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "told"),
+    [
+        (Diagnosis(log="Error: no"), True),
+        (Diagnosis(log="^nothing"), False),
+        (Diagnosis(exit_code=3), True),
+        (Diagnosis(exit_code=4), False),
+        (Diagnosis(evidence="oom"), True),
+        (Diagnosis(evidence="xid:79"), False),
+        (Diagnosis(log="Error", exit_code=3, evidence="oom"), True),
+        (Diagnosis(log="Error", exit_code=4, evidence="oom"), False),
+        (Diagnosis(log="nothing", exit_code=3, evidence="oom"), False),
+        (Diagnosis(log="Error", exit_code=3, evidence="none"), False),
+    ],
+)
+def test_a_diagnosis_wants_all_that_it_names(diagnosis: Diagnosis, told: bool) -> None:
+    assert told_by(diagnosis, ("step 1", "ValueError: no"), 3, ("oom",)) is told
+
+
+def test_checkpoints_that_cannot_be_restored_are_a_persons_to_decide() -> None:
+    found = verdict(make_case(make_exit("failed", "restore", reason="")))
+    assert (found.outcome, found.rule, found.restart) == ("failed", "restore", False)
+    assert found.reason.startswith("no checkpoint could be restored")
+    told = verdict(make_case(make_exit("failed", "restore", reason="the disk is full")))
+    assert told.reason.startswith("the disk is full")
+
+
+def test_an_end_that_no_rule_recognises_is_tried_again() -> None:
+    found = verdict(make_case(None))
+    assert found.restart and found.outcome == "lost"
+
+
+def test_a_job_that_a_newer_stoker_governs_is_left_alone() -> None:
+    state = replace(make_state(), min_version=PROTOCOL_VERSION + 1)
+    plan = decide_job(make_snapshot(state), DEFAULT, at(100))
+    assert plan.actions == () and "update this one" in plan.waiting[state.job]
+    assert decide_job(make_snapshot(make_state()), DEFAULT, at(100)).actions != ()
+
+
+def test_a_warning_counts_once() -> None:
+    once = make_state(Warned("stall", evidence=True))
+    assert once.warned == ("stall",) and once.witnessed == ("stall",)
+    twice = make_state(Warned("stall", evidence=True), Warned("stall"))
+    assert (twice.warned, twice.warned_at) == (once.warned, once.warned_at)
+    assert make_state(Warned("stall")).witnessed == ()
+
+
+# ── Outbox ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+EMPTY = Outbox(to="json://chat", name="chat")
+EVENT = Told("started", "a", at(0), "", seq=3)
+WAITING = replace(EMPTY, waiting=(EVENT,), more={"failed": 2})
+
+
+def test_what_is_not_being_sent_is_neither_delivered_nor_failed() -> None:
+    assert begun(EMPTY, "t", "me", at(0)) == EMPTY
+    assert delivered(WAITING) == WAITING and failed(WAITING, "no", at(0)) == WAITING
+
+
+def test_a_message_is_delivered_with_what_is_wrong_with_it() -> None:
+    sending = begun(WAITING, "t", "me", at(5))
+    assert sending.waiting == () and sending.more == {} and sending.sending is not None
+    out = delivered(replace(sending, failures=3, retry_at=at(9)), "cut")
+    assert (out.sending, out.sent, out.failures, out.retry_at, out.problem) == (None, (at(5),), 0, None, "cut")
+
+
+def test_a_message_that_failed_waits_with_what_came_meanwhile() -> None:
+    later = Told("failed", "b", at(6), "", seq=1)
+    sending = replace(begun(WAITING, "t", "me", at(5)), waiting=(later,), more={"failed": 1, "stopped": 4})
+    back = failed(sending, "no answer", at(7))
+    assert back.waiting == (EVENT, later) and back.more == {"failed": 3, "stopped": 4}
+    assert back.failures == 1 and back.problem == "no answer" and back.tried["me"].failures == 1
+    assert back.tried["me"].retry_at == at(7) + PAUSES[0]
+    again = failed(begun(back, "t", "me", at(8)), "no answer", at(9))
+    assert again.tried["me"].failures == 2 and again.tried["me"].retry_at == at(9) + PAUSES[1]
+
+
+def test_what_another_left_unsent_is_part_of_the_next_message() -> None:
+    left = begun(WAITING, "t", "other", at(0))
+    mine = begun(left, "u", "me", at(0) + SENDING + timedelta(seconds=1))
+    assert mine.sending is not None and mine.sending.by == "me" and mine.sending.events == (EVENT,)
+    assert mine.sending.more == {"failed": 2}
+
+
+def test_a_problem_of_one_that_cannot_send_is_told_where_there_is_no_other() -> None:
+    assert unopened(EMPTY, "no secret").problem == "no secret"
+    for known in (replace(EMPTY, failures=1), replace(EMPTY, problem="older")):
+        assert unopened(known, "no secret") == known
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_events_that_are_alike_share_a_line() -> None:
+    jobs = tuple(Told("reclaimed", f"j{number}", at(0), "", seq=1, zone="a") for number in range(MOST_LINES))
+    other = (Told("failed", "x", at(0), "it broke", seq=1),)
+    assert len(compose("i", "s", jobs, None).text.splitlines()) == MOST_LINES + 1
+    text = compose("i", "s", (*jobs, *other), {"resumed": 3}).text.splitlines()
+    assert text[0].startswith(f"{MOST_LINES} jobs") and "j0, j1, j2 and 17 more" in text[0] and " in a" in text[0]
+    assert text[1] == line(other[0]) and text[2] == "and 3 more: resumed" and text[-1] == "(s)"
+
+
+def test_budgets_that_no_job_tells_of_share_a_line() -> None:
+    budgets = tuple(Told("budget", "", at(0), "", seq=n, thing=f"budget {n}") for n in range(MOST_LINES + 1))
+    (text, _) = compose("i", "s", budgets, None).text.splitlines()
+    assert text == f"{MOST_LINES + 1} budgets: budget 0, budget 1, budget 2 and 18 more"
+    alone = compose("i", "s", budgets[:1], None)
+    assert alone.title.startswith("budget 0")
+
+
+def test_a_leftover_is_named_by_what_and_where_it_is() -> None:
+    assert leftover_name(Leftover("disk", "d-1", "gce", "a", 2)) == "gce disk d-1"
+
+
+# ── External jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+HOUSE = parse_policy(b"sagemaker: {regions: [us-east-1]}", "p")
+NO_CLONES = parse_policy(b"sagemaker: {regions: [us-east-1], clone: false}", "p")
+JOB = TrainingJob("bert", "us-east-1", "InProgress", "Training", spot=True, checkpoints="s3://b/c", trained_before_s=60)
+
+
+def seen(job: TrainingJob = JOB, family: Family | None = None) -> Sight:
+    return Sight(job, family or Family("bert"), Known(()), "stoker-")
+
+
+@pytest.mark.parametrize(
+    ("sight", "house", "may"),
+    [
+        (seen(), HOUSE, True),
+        (seen(replace(JOB, spot=False)), HOUSE, False),
+        (seen(), NO_CLONES, False),
+        (seen(), parse_policy(b"rules: []", "p"), False),
+        (seen(replace(JOB, parent="a pipeline")), HOUSE, False),
+        (seen(replace(JOB, checkpoints="")), HOUSE, False),
+        (seen(replace(JOB, checkpoints="", trained_before_s=0.0)), HOUSE, True),
+        (seen(family=Family("bert", clones={"bert": Cloning("bert", "r1", 1, "on-demand", False)})), HOUSE, False),
+        (seen(family=Family("bert", clones={"bert": Cloning("bert", "r1", 1, "stall", True)})), HOUSE, True),
+    ],
+)
+def test_spot_is_left_once_and_where_nothing_is_lost_by_that(sight: Sight, house: object, may: bool) -> None:
+    assert may_leave_spot(sight, house, at(0)) is may  # type: ignore[arg-type]
+
+
+def test_why_a_job_may_not_be_cloned() -> None:
+    subject = subject_of(JOB, Family("bert"), at(0))
+    assert may_go_on(seen(), HOUSE, subject) == ""
+    assert may_go_on(seen(), NO_CLONES, subject) == "the policy wants no clones"
+    assert "a pipeline started it" in may_go_on(seen(replace(JOB, parent="a pipeline")), HOUSE, subject)
+
+
+# ── Patterns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("text", ["(", "a{5", "[b-a]", "(?P<x>a)(?P<x>b)"])
+def test_what_is_no_expression_is_told_or_means_itself(text: str) -> None:
+    if text == "a{5":
+        assert compile_pattern(text).search("a{5") is not None
+        return
+    with pytest.raises(PatternError, match="not a regular expression"):
+        compile_pattern(text)
+
+
+@pytest.mark.parametrize("text", [r"(a)\1", r"(?=a)", r"(?<!a)b", r"(?>a)", r"a*+"])
+def test_what_would_need_to_go_back_is_not_supported(text: str) -> None:
+    with pytest.raises(PatternError):
+        compile_pattern(text)
+
+
+def test_an_expression_that_is_nested_too_deeply_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deep(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(patterns._Builder, "add", deep)
+    with pytest.raises(PatternError, match="too deeply nested"):
+        compile_pattern("deep-and-never-compiled-before")
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        (r"[^0-9]+x", "abx", "12x"),
+        (r"^\d{2,3}$", "123", "1234"),
+        (r"a.c", "abc", "a\nc"),
+        (r"(?i)CUDA error", "cuda ERROR", "cuda"),
+        (r"\bloss\b", "the loss is", "glossy"),
+        (r"(?:ab)?c$", "abc", "ab"),
+        (r"x|yz", "yz", "y"),
+        (r"[\w.]+@", "a.b@", "@"),
+    ],
+)
+def test_expressions_find_what_they_mean(text: str, inside: str, outside: str) -> None:
+    pattern = compile_pattern(text)
+    assert pattern.search(inside) is not None and pattern.search(outside) is None
