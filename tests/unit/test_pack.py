@@ -395,3 +395,21 @@ def test_more_than_code_can_be_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     os.truncate(tmp_path / "0.txt", 11 * 1000**3)
     with pytest.raises(UserError, match=r"holds more than 10,000 MB"):
         pack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mounted", "made_up", "refused"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_only_what_the_kernel_makes_up_and_is_mounted_inside_is_refused(
+    code: Path, monkeypatch: pytest.MonkeyPatch, mounted: bool, made_up: bool, refused: bool
+) -> None:
+    """Data on another disk is data; code on a filesystem in memory is code."""
+    monkeypatch.setattr(packing, "is_made_up", lambda _device: made_up)
+    walk = packing._Walk(code, frozenset())
+    if mounted:
+        walk._device += 1
+    if refused:
+        with pytest.raises(UserError, match=r"code: .* belongs to the operating system; list it in \.stokerignore"):
+            list(walk.entries())
+    else:
+        assert "train.py" in [entry.name for entry in walk.entries()]

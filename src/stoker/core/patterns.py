@@ -192,10 +192,8 @@ class Pattern:
                             if position - begin < least:
                                 break
                             slots[0], slots[1] = begin, position
-                            pairs = tuple(zip(slots[::2], slots[1::2], strict=True))
-                            return Found(
-                                text, tuple(pair if -1 not in pair else (-1, -1) for pair in pairs), self.names
-                            )
+                            # Of a group that was entered both ends are set: no way leads out of one but by its end.
+                            return Found(text, tuple(zip(slots[::2], slots[1::2], strict=True)), self.names)
                 else:
                     return None
             return None
