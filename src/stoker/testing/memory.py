@@ -104,6 +104,11 @@ class MemoryStore:
         return key in self._bucket.objects
 
     @property
+    def changes(self) -> tuple[int, int]:
+        """Changes with every write and every delete, for the test's own eyes."""
+        return self._bucket.writes, len(self._bucket.objects)
+
+    @property
     def url(self) -> str:
         return self._url
 
