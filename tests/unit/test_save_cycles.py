@@ -192,6 +192,25 @@ def test_a_folder_that_is_being_removed_is_no_calm(saver: Saver, store: Store) -
     assert len(checkpoints(store)) == before
 
 
+def test_a_folder_that_is_half_removed_is_not_committed(saver: Saver, store: Store, tmp_path: Path) -> None:
+    """The program, which never rests, had to wait in the middle of removing an old save."""
+    for step in (1, 2):
+        saver.save(f"checkpoint-{step}/a.json", f"checkpoint-{step}/b.json", step=step)
+    saver.world.settle()
+    for step in range(3, 9):
+        saver.save(f"checkpoint-{step}/a.json", f"checkpoint-{step}/b.json", step=step, looks=1)
+        (saver.world.folder / f"checkpoint-{step - 2}" / "a.json").unlink()
+        saver.world.tick(2)
+        found = steps(store, tmp_path / f"back-{step}")
+        assert sorted(path.partition("/")[0] for path in found if path.endswith("a.json")) == sorted(
+            path.partition("/")[0] for path in found if path.endswith("b.json")
+        )
+        (saver.world.folder / f"checkpoint-{step - 2}" / "b.json").unlink()
+        saver.world.tick()
+    saver.world.tick(8)
+    assert set(steps(store, tmp_path / "back").values()) == {7, 8}
+
+
 def test_a_commit_of_many_saves_teaches_the_shape_of_one(saver: Saver, store: Store, tmp_path: Path) -> None:
     for n in (1, 2, 3):
         saver.save(f"epoch-{n}.json", step=n, looks=1)

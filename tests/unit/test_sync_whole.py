@@ -55,6 +55,26 @@ def test_a_file_that_fails_its_check_holds_its_unit_back(
     assert world.sync.status().held_back is None
 
 
+def test_a_file_that_was_opened_and_no_more_is_waited_for_but_not_for_ever(world: World, tmp_path: Path) -> None:
+    """Its writer was killed, and what had started it takes a while to end."""
+    write(world.folder / "model.bin", b"1" * 100)
+    world.settle()
+    write(world.folder / "model.bin", b"")
+    world.tick(rounds=20)
+    assert restored_content(world.store, tmp_path / "back") == {"model.bin": b"1" * 100}
+    world.alive = False
+    world.sync.final(LIMIT_S, DIED)
+    assert restored_content(world.store, tmp_path / "again") == {"model.bin": b"1" * 100}
+
+
+def test_a_file_that_stays_empty_is_committed_in_the_end(world: World, tmp_path: Path) -> None:
+    write(world.folder / "model.bin", b"1" * 100)
+    world.settle()
+    write(world.folder / "model.bin", b"")
+    world.settle()
+    assert restored_content(world.store, tmp_path / "back") == {"model.bin": b""}
+
+
 def test_a_broken_file_alone_makes_no_checkpoint(world: World) -> None:
     write(world.folder / "model.json", '{"step": 1')
     world.settle()

@@ -221,7 +221,8 @@ class FolderWatch:
             if self._dirty_s() < self._settle_s or self.dirty_bytes > _CALM_BYTES or self._calm_s(hot) < _REST_S:
                 return None
             judge = self._judge(streams)
-            if self.history.open.keys() - streams or judge.unfinished() or judge.unproven(hot, self._cycles.shrank):
+            waits = judge.unfinished() or judge.being_removed() or judge.unproven(hot, self._cycles.shrank)
+            if waits or self.history.open.keys() - streams:
                 return None
             choice = Choice(dict(self.files), frozenset((hot | streams) & self.files.keys()), {}, frozenset(streams))
         return self._without_broken(choice, judge)
@@ -249,14 +250,13 @@ class FolderWatch:
                 # Nothing moves. A save that lacks files is waited for, and then committed as it lies there.
                 return None
             closed = hot - self.history.open.keys() - self.history.died_open() - self.history.shaken()
-            moving = any(looked_at - self.history.changed_at[path] < CALM_S for path in closed)
-            moving |= self.history.since_removed_s < CALM_S
-            if moving and waited_s < 2 * self._busy_s:
+            calm_s = min((looked_at - self.history.changed_at[path] for path in closed), default=CALM_S)
+            if min(calm_s, self.history.since_removed_s) < CALM_S and waited_s < 2 * self._busy_s:
                 return None
             judge = self._judge(streams)
             blocked = hot - closed
-            unfinished = judge.unfinished()
-            blocked |= {path for path in self.files if unit_of(path) in unfinished}
+            waits = judge.unfinished() | judge.being_removed()
+            blocked |= {path for path in self.files if unit_of(path) in waits}
             blocked |= self._written_since(blocked) - streams
             files, carried = leave_out(self.files, blocked, self.last)
             copies = frozenset((closed | streams) & files.keys())

@@ -101,8 +101,23 @@ class UnitJudge:
 
     def _unfinished(self, unit: str) -> Held | None:
         changed = [path for path in self._changed if unit_of(path) == unit]
+        # Opened, and no more: its writer may have been killed, while others of the training live on.
+        empty = next((path for path in changed if self._emptied(path)), None)
+        if empty is not None and self._history.may_go_on(changed):
+            return Held(unit, empty, "it is empty, and was not in the saves before")
         waits = self._shapes.knows(unit) and self._history.may_go_on(changed) and not self._followed(unit, changed)
         return self._incomplete(unit, changed) if waits else None
+
+    def _emptied(self, path: str) -> bool:
+        return not self._files[path].size and self._shapes.never_empty(path)
+
+    def being_removed(self) -> set[str]:
+        """Folders of which files vanished a moment ago and others lie there still, none of them written since."""
+        removed_at, changed_at = self._history.removed_at, self._history.changed_at
+        lately = {unit_of(path) for path in self._files if self._history.removed_lately(unit_of(path))} - {""}
+        return lately - {
+            unit for path in self._files if (unit := unit_of(path)) in lately and changed_at[path] >= removed_at[unit]
+        }
 
     def _followed(self, unit: str, changed: list[str]) -> bool:
         """Whether the next save has begun: then this one has all its files, even if earlier saves had others, too.
@@ -185,7 +200,7 @@ class UnitJudge:
         for path in changed:
             cut_off = path in mark.open if path not in begun else path in died_open and not end.exited(mark, path)
             # Opened between the last look and the signal: the program has left before it wrote anything.
-            cut_off |= not self._files[path].size and self._shapes.never_empty(path)
+            cut_off |= self._emptied(path)
             if (cut_off or (path in begun and end.gave_up(mark, path))) and not self._proven(path):
                 return Held(unit, path, "it was being written when the training ended")
         under_way = {path for path in changed if path in mark.hot} - begun
