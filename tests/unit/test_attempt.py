@@ -406,10 +406,10 @@ def test_an_attempt_that_waits_hears_that_it_must_go(
     why, reason = {
         "notice": ("notice", "given notice before the training started"),
         "stop": ("stop", "stop asked by me"),
-        "closed": ("closed", "the claim is closed: for the test"),
+        "closed": ("closed", "is closed: for the test"),
         "late": ("waited", "waited 1 s to be allowed to train"),
     }[word]
-    assert (left.outcome, left.why, left.reason, left.started) == ("interrupted", why, reason, False)
+    assert (left.outcome, left.why, left.started) == ("interrupted", why, False) and left.reason.endswith(reason)
     assert "began" not in said(life)
 
 
