@@ -338,3 +338,14 @@ def test_a_claim_that_was_left_behind_is_not_launched_on_money_that_is_spent() -
     assert isinstance(closed, Closed) and closed.rule == "policy:money", "nor on money that is left, and too little"
     unknown = decide_job(replace(left, books=Unknown("no answer")), by, at(1000.0))
     assert [type(action) for action in unknown.actions] == [Launch], "it was decided on when the sum was known"
+
+
+def test_a_budget_that_is_not_divided_names_no_tag_of_its_own() -> None:
+    by = policy("name: money, budget: {dollars: 10, period: day}, for: {stage: sweep}")
+    spent = Expense("old-1", {"stage": "sweep", "team": "nlp"}, TODAY, 12.0)
+    (found,) = unheralded(by.house, close_books(by.house, [spent], (), at(100)))
+    assert found.tags == {"stage": "sweep"}
+    divided = policy("name: money, budget: {dollars: 10, period: day, by: team}, for: {stage: sweep}")
+    untagged = Expense("old-1", {"stage": "sweep"}, TODAY, 12.0)
+    (found,) = unheralded(divided.house, close_books(divided.house, [untagged], (), at(100)))
+    assert found.tags == {"stage": "sweep"}, "jobs without the tag share one budget"

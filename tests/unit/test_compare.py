@@ -9,6 +9,7 @@ import pytest
 from stoker.reading.compare import (
     Curve,
     JobRow,
+    _round_ticks,
     best_value,
     comparison,
     curve,
@@ -122,3 +123,17 @@ def test_nothing_to_draw() -> None:
 @pytest.mark.parametrize("points", [[(1.0, 1.0)], [(1.0, 0.0), (2.0, 0.0)], [(0.0, 1e-30), (1.0, 1e30)]])
 def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
     assert curve([Curve("loss", [*points, (0.5, math.nan)])], [1.0]) != ""
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "ticks"),
+    [
+        (0.0, 100.0, [0, 20, 40, 60, 80, 100]),
+        (40.0, 100.0, [40, 60, 80, 100]),
+        (95.0, 100.0, [95, 96, 97, 98, 99, 100]),
+        (7.0, 7.0, [7]),
+        (3.0, 47.0, [10, 20, 30, 40]),
+    ],
+)
+def test_ticks_are_some_round_numbers_within_the_span(lowest: float, highest: float, ticks: list[float]) -> None:
+    assert _round_ticks(lowest, highest) == pytest.approx(ticks)

@@ -8,10 +8,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from stoker import layout, policies
-from stoker.governor.foreign import index
+from stoker.core.foreign.family import FamilyRecord, Stopping
+from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Listed
 from stoker.governor.foreign.index import ForeignIndex, Row, is_due
+from stoker.governor.foreign.telling import ForeignTeller
 from stoker.policyfile import parse_policy
+from stoker.rules import House
 from stoker.testing.memory import MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
@@ -107,3 +110,39 @@ def test_a_row_changed_when_anything_of_it_did() -> None:
 )
 def test_a_job_is_looked_at_again_when_it_may_have_changed(row: Row | None, due: bool) -> None:
     assert is_due(row, LISTED, HOUSE, NOW) is due
+
+
+# ── What is told of them ──────────────────────────────────────────────────────────────────────────────────────────────
+
+NOTIFY = parse_policy(b"sagemaker: {regions: [us-east-1]}\nnotify: ['json://one']", "p")
+
+
+def gathered(store: MemoryStore, row: Row, before: Row | None = None, house: House = NOTIFY) -> tuple[bool, list[int]]:
+    """Whether it could be read, and the entries of its family that are to be told."""
+    teller = ForeignTeller(store, "me")
+    read = teller.gather(house, row, before)
+    return read, [told.seq for told in teller._news]
+
+
+def family(store: MemoryStore) -> None:
+    for seq in (1, 2):
+        event = Stopping("bert", f"policy:r{seq}")
+        assert families.append(store, "us-east-1", "bert", seq, FamilyRecord(f"t{seq}", "me", "too long", event))
+
+
+def test_entries_since_the_last_look_are_told() -> None:
+    store = MemoryStore(lambda: NOW)
+    family(store)
+    row = replace(ROW, seq=2)
+    assert gathered(store, row) == (True, [1, 2])
+    assert gathered(store, row, replace(ROW, seq=1)) == (True, [2])
+    assert gathered(store, row, row) == (True, [])
+    assert gathered(store, row, replace(ROW, seq=2, origin="another")) == (True, [1, 2]), "another of its name"
+    assert gathered(store, replace(row, own=True)) == (True, []), "our own is told of as a job"
+    assert gathered(store, row, house=HOUSE) == (True, []), "nobody wants to hear of it"
+
+
+def test_a_family_that_cannot_be_read_is_told_by_the_next_look() -> None:
+    store = MemoryStore(lambda: NOW)
+    store.put(layout.family_entry("us-east-1", "bert", 1), b"{}")
+    assert gathered(store, replace(ROW, seq=2)) == (False, [])

@@ -282,3 +282,12 @@ def test_what_is_not_offered_is_named() -> None:
     assert choose(make_state(), make_spec(spot="never"), (SPOT_A,)) == Impossible(
         "sim has no on-demand offering that fits"
     )
+
+
+def test_a_price_that_nothing_meets_names_the_cheapest_that_is_known() -> None:
+    spec = make_spec()
+    spec = replace(spec, resources=replace(spec.resources, max_price=0.5))
+    why = "no fitting offering is known to cost at most resources.max_price ($0.5/h)"
+    assert choose(make_state(), spec) == Impossible(f"{why}; the cheapest known is m1 at $1.0000/h")
+    unknown = tuple(replace(each, price=None, on_demand_price=None) for each in OFFERINGS)
+    assert choose(make_state(), spec, unknown) == Impossible(why, unpriced=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from dataclasses import replace
 from datetime import datetime
@@ -15,7 +16,7 @@ from stoker import client_read, codec, index, layout
 from stoker.chunks import MAX_READ_BYTES, Segment, encode_segment
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.index import IndexRecord, write_index
-from stoker.model import Claimed, Ended, Event, Heartbeat, Launched
+from stoker.model import BlobRef, Claimed, Ended, Event, Heartbeat, Launched
 from stoker.reading import accounts, jobs, nodes
 from stoker.reading.cursor import NodeCursor
 from stoker.reading.jobs import Filter, list_jobs
@@ -384,3 +385,19 @@ def test_pulled_files_are_in_a_folder_of_the_jobs_name(tmp_path: Path, monkeypat
         assert target.name == A
     with pull_folder(A, tmp_path / "there") as target:
         assert target == tmp_path / "there"
+
+
+def test_how_much_of_a_checkpoint_was_fetched_is_told_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The package has a function of that name.
+    checkpoints = importlib.import_module("stoker.checkpoints")
+    blobs = [BlobRef(path=name, digest="0" * 64, size=size) for name, size in (("a", 10), ("b", 30))]
+    monkeypatch.setattr(checkpoints, "_fetch_blob", lambda *_: None)
+    monkeypatch.setattr(checkpoints, "_place_all", lambda *_: None)
+    monkeypatch.setattr(checkpoints, "_read_links", lambda *_: {})
+    monkeypatch.setattr(checkpoints, "run_all", lambda calls, _workers: [call() for call in calls])
+    told: list[tuple[int, int]] = []
+    parts = [checkpoints.Part(0, blob) for blob in blobs]
+    checkpoints.fetch(ScriptedWorld().store, A, parts, tmp_path, lambda *given: told.append(given))
+    assert told == [(10, 40), (40, 40)]

@@ -10,7 +10,7 @@ import pytest
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.core.stalls import silent, stalled, wasteful
+from stoker.core.stalls import begins_to_stall, silent, stalled, wasteful
 from stoker.model import Activity, Claimed, Draining, Heartbeat, Launched, Stamped, Warned
 from stoker.policyfile import parse_policy
 from stoker.rules import Stall, Utilization
@@ -246,3 +246,22 @@ def test_on_somebodys_own_computer_accelerators_that_are_not_the_jobs_do_not_cou
 def test_on_a_machine_of_its_own_all_of_them_are_the_jobs() -> None:
     job = seen(beat(activity=used(1.0, *[0.0] * 7)), gpus=8)
     assert wastes(job) == "its 8 accelerators were used 12% over 1 h"
+
+
+# ── Beginning to stall ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begins(*beats: Stamped[Heartbeat] | None) -> bool:
+    job = seen(*beats)
+    return begins_to_stall(RULE, job, job.state.claims[0], NOW)
+
+
+def test_a_training_begins_to_stall_when_every_rank_is_quiet_for_a_window() -> None:
+    quiet = replace(STILL, silent_s=RULE.window_s)
+    assert begins(beat(activity=quiet)) and begins(beat(activity=quiet), beat(activity=quiet))
+    assert not begins(beat(activity=replace(STILL, silent_s=RULE.window_s - 5)))
+    assert not begins(beat(activity=quiet), beat("setup", quiet)), "one does not train"
+    assert not begins(beat("setup", quiet))
+    assert not begins(None), "nothing is heard of it"
+    assert not begins(beat(activity=quiet), None)
+    assert not begins(beat()), "it has stalled for all of the windows"
