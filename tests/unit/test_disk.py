@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.store import open_store
 from stoker.stores import disk
 
 
@@ -112,3 +113,13 @@ def test_what_a_living_writer_holds_is_not_removed(tmp_path: Path) -> None:
     os.close(writer)
     disk.remove_unlocked(str(path))
     assert not path.exists()
+
+
+def test_a_link_to_a_folder_in_a_store_leads_nowhere(tmp_path: Path) -> None:
+    store = open_store((tmp_path / "store").as_uri())
+    store.put("a/k", b"x")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("s")
+    (tmp_path / "store" / "a" / "link").symlink_to(tmp_path / "outside")
+    assert [meta.key for meta in store.list("")] == ["a/k"]
+    assert store.folders("a/") == []

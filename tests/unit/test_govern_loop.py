@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from stoker.core.snapshot import Append, Plan, Terminate, Unmark
 from stoker.core.telling import Told
 from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.governor import govern
+from stoker.governor.errands import Errand
 from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
 from stoker.governor.telling import SINGLE_S, WATCH_S
 from stoker.index import read_summary
@@ -382,3 +384,13 @@ def test_a_marker_without_a_log_is_cleared_and_no_job(world: ScriptedWorld) -> N
     world.cloud.now_s += 7 * 86400
     done = world.governor().run_pass()
     assert done.problems == {} and done.actions == () and log.read(world.store, "never-aaaa") is None
+
+
+def test_an_errand_that_hangs_keeps_no_process_from_ending() -> None:
+    go = threading.Event()
+    errand = Errand(go.wait)
+    try:
+        running = [thread for thread in threading.enumerate() if thread.name == "errand"]
+        assert running and all(thread.daemon for thread in running) and not errand.over
+    finally:
+        go.set()
