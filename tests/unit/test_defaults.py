@@ -14,6 +14,9 @@ ROOMS = ("agent", "core", "governor", "reading", "stores", "processes", "submit"
 
 # Numbers whose default is something, and flags that are on.
 SOMETHING: dict[str, object] = {
+    "Code.generation": 1,
+    "Wheel.generation": 1,
+    "shared_name(generation)": 1,
     "ActivityRecorder.begin(looking)": True,
     "Amount.complete": True,
     "Beat.stop(timeout_s)": 5.0,

@@ -222,9 +222,9 @@ def test_alarms_are_made_where_they_are_missing_and_removed_where_they_are_of_no
 @pytest.mark.parametrize(
     ("job", "gpus", "rules", "note"),
     [
-        (JOB, None, STALL, "no alarms: nobody can read the accelerators of ml.g5.12xlarge"),
-        (replace(JOB, machines=()), None, STALL, "no alarms: nobody can read the accelerators of its machines"),
-        (replace(JOB, machines=("a", "b")), None, STALL, "no alarms: its hosts are of several types"),
+        (JOB, None, STALL, "accelerators of ml.g5.12xlarge"),
+        (replace(JOB, machines=()), None, STALL, "accelerators of its machines"),
+        (replace(JOB, machines=("a", "b")), None, STALL, "several types"),
         (JOB, 4, STALL, ""),
         (JOB, None, "", ""),
         (replace(JOB, secondary="Starting"), None, STALL, ""),
@@ -232,7 +232,7 @@ def test_alarms_are_made_where_they_are_missing_and_removed_where_they_are_of_no
 )
 def test_why_a_job_is_not_watched_is_told(job: TrainingJob, gpus: int | None, rules: str, note: str) -> None:
     found = decide(seen(job, gpus=gpus), rules).note
-    assert found.startswith(note) if note else found == ""
+    assert (found.startswith("no alarms: ") and note in found) if note else found == ""
 
 
 def test_every_action_has_words() -> None:
