@@ -201,11 +201,19 @@ while not (truth / "go").exists():
     places = (world.home, world.folder, engine.folder / "data")
     kept = [path for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(kept) > 1000
-    assert not [path for path in kept if b"hunter2" in path.read_bytes()]
+    assert not [path for path in kept if b"hunter2" in _content(path)]
     (world.truth / "go").touch()
     ended = world.ended(job)
     assert ended.outcome == "succeeded" and (world.truth / "length").read_text() == "16"
     assert "it is ***" in world.lines(job)
+
+
+def _content(path: Path) -> bytes:
+    """Nothing of a file that was replaced since it was listed, such as a chunk of the log."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 @pytest.mark.parametrize("victim", ["agent", "supervisor", "both"])

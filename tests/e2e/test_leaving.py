@@ -17,7 +17,7 @@ from harness import World, chain, fields, until
 
 from stoker.governor import guard
 
-STEPS = 60
+STEPS = 100
 STOKER = (sys.executable, "-m", "stoker.cli")
 
 

@@ -122,11 +122,12 @@ def test_a_training_that_finishes_leaves_its_log_its_checkpoint_and_its_exit(wor
 
 
 def test_nothing_of_an_agent_goes_on_behind_its_exit(world: AgentWorld) -> None:
+    others = set(threading.enumerate())
     world.submit("true")
     life = world.life(world.claim())
     world.run(life)
     mine = ("log-watch", "peers", "heartbeat", "log", "metrics", "usage", "checkpoints", "outputs", "preparing")
-    wait_for(lambda: not [one.name for one in threading.enumerate() if one.name.startswith(mine)])
+    wait_for(lambda: not [one for one in {*threading.enumerate()} - others if one.name.startswith(mine)])
 
 
 def test_a_training_that_fails_says_how(world: AgentWorld) -> None:

@@ -16,6 +16,7 @@ from stoker.errors import UserError
 from stoker.fold import JobState
 from stoker.heeding import heed_used
 from stoker.model import (
+    CheckpointRef,
     Claimed,
     Closed,
     Draining,
@@ -58,7 +59,8 @@ def decided(job: JobSnapshot, by: Policy, now_s: float) -> list[tuple[Event, str
 
 def running(now_s: float, trained_s: float = 0.0, **limits: float) -> JobSnapshot:
     """The job that was resumed after five hours, and trains again."""
-    facts = make_facts(7, beat=make_beat(now_s, trained_s=trained_s, checkpoint=None))
+    saved = CheckpointRef("00000007/000001-ckpt", "ckpt")
+    facts = make_facts(7, beat=make_beat(now_s, trained_s=trained_s, checkpoint=saved))
     return make_snapshot(make_state(*PAST, *AGAIN), facts, spec=make_spec(limits=Limits(**limits)))
 
 

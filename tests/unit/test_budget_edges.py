@@ -97,7 +97,7 @@ def test_what_is_not_known_keeps_everybody_back() -> None:
 def test_nobody_who_has_not_looked_lets_anything_through() -> None:
     shop = Shop()
     shop.keeper.memory.submissions["job-1"] = Submission("job-1", TEAM, "jane")
-    assert shop.keeps_back(1.0) == "policy money: what was spent is not known: nobody looked"
+    assert shop.keeps_back(1.0) == "policy money: what was spent is not known: no governor has looked"
 
 
 def test_it_is_read_again_once_it_is_old_and_not_before() -> None:

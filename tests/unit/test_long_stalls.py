@@ -157,8 +157,8 @@ def test_one_in_a_debugger_is_told_once_and_not_ended() -> None:
     job = LongJob(rule, Limits(stall_s=900.0)).live("steady", HOUR_S).live("deadlock", 5 * HOUR_S, debugged=True)
     assert job.ended_at is None
     ((at_s, _, reason),) = job.told
-    assert at_s - HOUR_S < 60 and reason.startswith("a process of rank 0 is stopped, or in a debugger")
-    assert "max_runtime and max_cost count on" in reason
+    assert at_s - HOUR_S < 60 and reason.startswith("a process of node 0 is stopped, or in a debugger")
+    assert "max_runtime and max_cost still count" in reason
     job.live("steady", 600)
     assert job.ended_at is None, "it was let go"
     job.live("deadlock", HOUR_S)

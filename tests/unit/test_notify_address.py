@@ -101,7 +101,7 @@ def test_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("X", "json://127.0.0.1:1")
     assert checking.remarks(["env:X", "env:X#url", TOPIC, "json://127.0.0.1:1"]) == ()
     (told,) = checking.remarks(["env:NOPE"], ["policy.yaml:3: notify[0].to"])
-    assert told.startswith("policy.yaml:3: notify[0].to: env:NOPE is not set here; whoever governs needs it")
+    assert told.startswith("policy.yaml:3: notify[0].to: env:NOPE is not set here; the governor needs it")
     (told,) = checking.remarks(["https://hooks.example/s3cr3t"])
     assert told.startswith("notify: https://hooks.example/… stands in the store as it is") and "env:NAME" in told
     with pytest.raises(UserError, match=r"notify: nosuch://… is no address that Apprise knows"):
