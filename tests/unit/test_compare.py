@@ -18,8 +18,10 @@ from stoker.reading.compare import (
 )
 from stoker.reading.metrics import Point, series_of
 
+LOWER = ("loss", "val_loss", "trainLoss", "error_rate", "Perplexity", "wer", "eval/WER", "cer", "ppl", "val_err")
 
-@pytest.mark.parametrize("name", ["loss", "val_loss", "trainLoss", "error_rate", "Perplexity", "wer", "eval/WER"])
+
+@pytest.mark.parametrize("name", [*LOWER, "mse", "mae", "rmse", "bpb", "nll"])
 def test_lower_is_better(name: str) -> None:
     assert lower_is_better(name)
 
@@ -88,6 +90,86 @@ def test_a_curve_has_its_size_and_its_legend() -> None:
     assert "step" in rows[-1]
     assert rows[-2].split() == ["0", "10", "20", "30", "40"]
     assert "\x1b" not in picture
+
+
+def test_one_curve_alone_is_drawn_finer_than_characters() -> None:
+    *rows, legend = curve([FALLING], width=60, height=12).split("\n")
+    dots = [sign for row in rows for sign in row if "\u2801" <= sign <= "\u28ff"]
+    assert len(dots) > 20 and legend == "⠒ loss"
+
+
+def test_a_picture_has_room_for_its_axes_in_a_narrow_terminal() -> None:
+    narrow = curve([FALLING], width=3, height=2).split("\n")[:-1]
+    assert (len(narrow), max(map(len, narrow))) == (6, 20)
+    assert narrow == curve([FALLING], width=20, height=6).split("\n")[:-1]
+
+
+def test_a_picture_is_as_wide_and_high_as_a_small_terminal_unless_told() -> None:
+    rows = curve([FALLING]).split("\n")[:-1]
+    assert (len(rows), max(map(len, rows))) == (18, 80)
+
+
+def test_axis_and_marks_are_called_as_was_asked() -> None:
+    *rows, legend = curve([FALLING], [0.0, 49.0], x_label="epoch", mark_label="stopped").split("\n")
+    assert "epoch" in rows[-1] and "step" not in rows[-1]
+    assert legend.endswith("│ stopped")
+
+
+@pytest.mark.parametrize(("mark", "shown"), [(-1.0, False), (0.0, True), (49.0, True), (50.0, False)])
+def test_only_marks_within_the_curves_are_drawn(mark: float, shown: bool) -> None:
+    assert ("reclaimed" in curve([FALLING], [mark])) == shown
+
+
+def test_more_curves_than_signs_begin_again_with_the_first() -> None:
+    curves = [Curve(f"c{n}", [(0.0, float(n)), (1.0, float(n))]) for n in range(10)]
+    assert curve(curves).split("\n")[-1].split()[::2] == [*"•x+o*#@%", "•", "x"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60.0, "1m 00s"), (3599.0, "59m 59s"), (3600.0, "1h 00m"), (90061, "25h 01m")],
+)
+def test_durations_are_read_at_a_glance(seconds: float, told: str) -> None:
+    (line,) = [line for line in comparison([JobRow("a", duration_s=seconds)]).lines if line.label == "duration"]
+    assert line.cells == (told,)
+
+
+@pytest.mark.parametrize(("cost", "told"), [(0.0, "$0.00"), (0.0021, "$0.0021"), (0.1, "$0.10"), (12.0, "$12.00")])
+def test_small_sums_of_money_are_told_precisely(cost: float, told: str) -> None:
+    (line,) = [line for line in comparison([JobRow("a", cost=cost)]).lines if line.label == "cost"]
+    assert line.cells == (told,)
+
+
+def test_savings_have_no_line_where_nothing_was_saved() -> None:
+    labels = [line.label for line in comparison([JobRow("a", savings=0.0), JobRow("b")]).lines]
+    assert "saved by spot" not in labels
+    lines = {line.label: line for line in comparison([JobRow("a", savings=0.02), JobRow("b", savings=0.0)]).lines}
+    assert lines["saved by spot"].cells == ("$0.0200", "$0.00") and lines["saved by spot"].differs
+
+
+def test_runs_that_were_alike_do_not_differ() -> None:
+    lines = comparison([JobRow("a", attempts=2, duration_s=5.0), JobRow("b", attempts=2, duration_s=6.0)]).lines
+    assert {line.label: (line.kind, line.cells, line.differs) for line in lines} == {
+        "duration": ("run", ("5.0 s", "6.0 s"), True),
+        "attempts": ("run", ("2", "2"), False),
+        "cost": ("run", ("–", "–"), False),
+    }
+
+
+def test_truth_numbers_and_words_are_shown_as_they_are_written() -> None:
+    rows = [JobRow("a", {"amp": False, "lr": 1.0, "n": 3, "name": "x"}), JobRow("b")]
+    assert [line.cells for line in comparison(rows).lines if line.kind == "param"] == [
+        ("false", "–"),
+        ("1", "–"),
+        ("3", "–"),
+        ("x", "–"),
+    ]
+
+
+def test_equal_results_have_no_best_job() -> None:
+    rows = [JobRow("a", final={"acc": 0.5}), JobRow("b", final={"acc": 0.5})]
+    line = next(line for line in comparison(rows).lines if line.label == "acc (final)")
+    assert line.best is None and not line.differs and line.kind == "metric"
 
 
 def test_marks_stand_where_the_reclaims_were() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -430,6 +430,13 @@ def put_job(store: Store, spec: Spec, *events: Event) -> str:
 ENDED = (CLAIM, Launched(2, nodes(2)), ended())
 
 
+@dataclass(frozen=True)
+class Passed:
+    """What a governor's pass answers, as far as `wait` asks."""
+
+    wake_in_s: float | None
+
+
 def test_stop_gives_a_held_machine_back(store: Store, stoker: Callable[..., tuple[int, str]]) -> None:
     job = put_job(store, held_spec(), *ENDED)
     code, told = stoker("stop", job)
@@ -463,6 +470,35 @@ def test_rm_says_why_not(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.Governor, "run_pass", lambda self, only=None: None)
     with pytest.raises(UserError, match=f"its machine is held; `stoker stop {job}` gives it back"):
         client.remove(job, store)
+
+
+def test_rm_waits_for_machines_that_may_be_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = put_job(store, make_spec(), *ENDED)
+    looked: list[object] = []
+    monkeypatch.setattr(client.Governor, "run_pass", lambda self, only=None: looked.append(only))
+    with pytest.raises(UserError, match=f"{job} has ended, but its machines are not known to be gone yet"):
+        client.remove(job, store)
+    assert looked == [{job}], "only this job is looked after"
+    store.delete([layout.active(job, 1)])
+    assert client.remove(job, store) == job and len(looked) == 1
+
+
+def test_a_held_machine_is_found_only_where_it_is_asked_for(store: Store) -> None:
+    offering = replace(SPOT_A, provider="local")
+    job = put_job(store, held_spec(), Claimed(offering, 1), Launched(2, nodes(2)), ended())
+    found = client.find_node(job, store, held=True)
+    assert (found.job, found.instance, found.offering) == (job, nodes(2)[0].instance, offering)
+    with pytest.raises(UserError, match=r"has ended \(failed\), and has no machine any more"):
+        client.find_node(job, store)
+
+
+def test_waiting_for_a_job_whose_machine_is_held_ends_with_the_job(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = put_job(store, held_spec(), *ENDED)
+    monkeypatch.setattr(client.Governor, "run_pass", lambda self: Passed(None))
+    monkeypatch.setattr(client.Governor, "sleep", lambda self, _: pytest.fail("there is nothing to wait for"))
+    assert client.wait(job, store).phase == "failed"
 
 
 def test_ps_tells_of_it_while_the_job_is_active(store: Store, stoker: Callable[..., tuple[int, str]]) -> None:

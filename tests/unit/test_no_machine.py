@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from stoker.errors import NotFound, ProviderError, UserError
 from stoker.governor import background
 from stoker.jobfile import Job
 from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.providers import registry
+from stoker.providers.base import Visit
 from stoker.providers.gce import reclaim
 from stoker.providers.gce.errors import refused
 from stoker.store import Store, open_store
@@ -98,6 +101,69 @@ def test_a_job_that_has_ended_is_said_to_have_ended(store: Store, capsys: pytest
     told = f"stoker: {job} has ended (stopped), and has no machine any more\n"
     for command in (("interrupt", job), ("exec", job, "--", "true")):
         assert run(capsys, *command) == (2, told)
+
+
+@pytest.mark.parametrize(("nodes", "there"), [(1, "only node 0"), (3, "nodes 0 to 2")])
+def test_a_node_that_there_is_not_is_told_with_those_there_are(store: Store, nodes: int, there: str) -> None:
+    running = tuple(NodeRef(rank, f"i-{rank}") for rank in range(nodes))
+    job = submitted(store, Claimed(OFFER, nodes=nodes), Launched(claim=2, nodes=running))
+    with pytest.raises(UserError, match=f"{job} has no node 3; it has {there}$"):
+        client.find_node(job, store, 3)
+    assert [client.find_node(job, store, rank).instance for rank in range(nodes)] == [node.instance for node in running]
+    assert client.find_node(job, store).instance == "i-0"
+
+
+def test_the_newest_of_a_jobs_machines_is_the_one_that_is_meant(store: Store) -> None:
+    job = submitted(
+        store,
+        *(Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "old"),))),
+        Closed(claim=2, outcome="reclaimed", rule="reclaimed"),
+        *(Claimed(OFFER, nodes=1), Launched(claim=5, nodes=(NodeRef(0, "new"),))),
+    )
+    found = client.find_node(job, store)
+    assert (found.job, found.instance, found.offering) == (job, "new", OFFER)
+
+
+def test_a_machine_that_was_asked_for_and_is_not_there_yet_is_none(store: Store) -> None:
+    job = submitted(store, Claimed(OFFER, nodes=1))
+    with pytest.raises(UserError, match="has no machine now"):
+        client.find_node(job, store)
+
+
+def test_a_notice_goes_to_the_node_with_the_time_that_it_has(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.providers.local.provider import LocalProvider
+
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(LocalProvider, "interrupt", lambda _self, *args: asked.append(args))
+    there = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0, region="r")
+    job = submitted(store, Claimed(there, nodes=2), Launched(claim=2, nodes=(NodeRef(0, "i-0"), NodeRef(1, "i-1"))))
+    assert client.interrupt(job, store, 1, grace_s=7.0) == "i-1"
+    assert client.interrupt(job, store) == "i-0"
+    assert asked == [("i-1", 7.0, "r"), ("i-0", 30.0, "r")]
+
+
+class Aloof:
+    """A provider that can neither interrupt a machine nor lead to one."""
+
+    capabilities = registry.capabilities("local")
+
+
+def test_what_a_provider_cannot_do_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.providers.local.provider import LocalProvider
+
+    found = client.OnDuty("job-bbbb", "i-1", OFFER, Aloof())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^local cannot rehearse a reclaim$"):
+        client.rehearse(found)
+    with (
+        pytest.raises(UserError, match=r"^local has no machines that can be visited$"),
+        client.reach(found, Visit(()), store),
+    ):
+        pass
+    job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
+    unable = replace(registry.capabilities("local"), interrupts=False)
+    monkeypatch.setattr(LocalProvider, "capabilities", unable)
+    with pytest.raises(UserError, match=r"^local cannot rehearse a reclaim$"):
+        client.interrupt(job, store)
 
 
 def interrupted(google: Google, status: str = "RUNNING", **scheduling: Any) -> str:

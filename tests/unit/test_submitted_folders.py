@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,10 +105,52 @@ def test_a_link_into_the_system_is_followed(tmp_path: Path) -> None:
     assert made_up(tmp_path / "link")
 
 
-@pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "/proc"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        *("/", "/usr", "/etc", "/proc", "/bin", "/boot", "/dev", "/home", "/lib", "/lib64", "/root", "/run", "/sbin"),
+        *("/sys", "/usr/bin", "/usr/lib", "/usr/local", "/usr/share", "/var"),
+        # Of a Mac.
+        *("/Applications", "/Library", "/System", "/Users"),
+    ],
+)
 def test_a_system_folder_is_no_code(folder: str) -> None:
-    with pytest.raises(UserError, match="code: "):
+    with pytest.raises(UserError, match=r"code: .*; name the folder that holds the script"):
         check_code_folder(Path(folder))
+
+
+# As `/proc/self/mountinfo` of a usual machine has them: what the kernel makes up, and where files are.
+KERNEL = (
+    *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
+    *("fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs"),
+    "tracefs",
+)
+FILES = ("ext4", "xfs", "btrfs", "overlay", "tmpfs", "nfs4", "fuse.gcsfuse", "9p", "virtiofs")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """A machine that has one filesystem of each kind mounted: their numbers."""
+    numbers = {kind: os.makedev(7, number) for number, kind in enumerate((*KERNEL, *FILES))}
+    lines = [
+        f"{30 + number} 29 7:{number} / /mnt/{number} rw,nosuid shared:{number} - {kind} {kind} rw"
+        for number, kind in enumerate(numbers)
+    ]
+    read = Path.read_text
+
+    def told(path: Path, *args: Any, **kwargs: Any) -> str:
+        if str(path) == "/proc/self/mountinfo":
+            return "\n".join(["torn", *lines, "31 29 7:99"])
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", told)
+    system_folders._kinds.cache_clear()
+    yield numbers
+    system_folders._kinds.cache_clear()
+
+
+def test_kinds_of_filesystems_tell_what_the_kernel_makes_up(mounted: dict[str, int]) -> None:
+    assert [kind for kind, number in mounted.items() if system_folders.is_made_up(number)] == list(KERNEL)
 
 
 def test_a_home_is_no_code_and_what_is_in_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
