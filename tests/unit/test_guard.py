@@ -36,6 +36,7 @@ class Spawned:
     def spawn(self, store_url: str, reader: int, _output: Path) -> None:
         self.stores.append(store_url)
         self.readers.append(os.dup(reader))
+        os.set_blocking(self.readers[-1], False)
 
     def read(self, number: int = -1) -> bytes:
         return os.read(self.readers[number], 4096)
@@ -182,6 +183,7 @@ def test_the_guard_is_told_of_jobs_passes_and_the_release(spawned: Spawned) -> N
     assert spawned.read() == b"job a-aaaa\npass\n"
     guarded.release()
     assert spawned.result() is None
+    assert spawned.read() == b"", "its end of the pipe is closed"
 
 
 def test_closing_without_a_release_makes_the_guard_take_over(spawned: Spawned) -> None:

@@ -8,7 +8,6 @@ others. What Stoker itself started on SageMaker is governed as a job, and not he
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +41,6 @@ from stoker.store import Store
 MOST_ROUNDS = 8
 # Regions with more than can be looked at in this time, all together, are gone through in several ticks.
 _TICK_S = 60.0
-_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-[0-9]+")
 
 
 @dataclass
@@ -119,7 +117,7 @@ class ForeignGovernor:
     def wake(self, region: str, name: str) -> Looked:
         """See `wake`."""
         looked = Looked()
-        if NAME.fullmatch(name) is None or _REGION.fullmatch(region) is None:
+        if NAME.fullmatch(name) is None:
             return looked
         house = self._rules(looked)
         if house is None or house.sagemaker is None or region not in house.sagemaker.regions:

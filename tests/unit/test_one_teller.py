@@ -1,0 +1,293 @@
+"""What one teller reads, opens again, repeats, waits for and leaves to others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from plain_store import wait_for
+from telling_world import ONE, World, news, one_pass
+from told_jobs import append, finished, started, submit
+
+from stoker import layout
+from stoker.core.telling import Letter
+from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.governor import errands, telling
+from stoker.governor.mailbox import troubles
+from stoker.governor.telling import Send, Teller
+from stoker.model import StopAsked
+from stoker.notify import address
+from stoker.notify.senders import NotHere, NotSent
+from stoker.policyfile import parse_policy
+from stoker.rules import House
+from stoker.testing.memory import Fault
+from stoker.testing.sim_data import at, make_spec
+
+FAILURES = parse_policy(b"notify: [{to: 'json://one', events: [failed]}]", "p")
+
+
+class Ahead:
+    """The teller's own clock, which a test can set forward."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.by_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    found = Ahead()
+    for module in (telling, errands):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=found.monotonic))
+    return found
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs in a test goes on when the test is over."""
+    found = threading.Event()
+    yield found
+    found.set()
+
+
+def job(world: World, name: str = "a", **changes: object) -> None:
+    submit(world.store, name, replace(make_spec(), **changes))  # type: ignore[arg-type]
+    started(world.store, name)
+
+
+# ── Reading logs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_log_is_told_as_far_as_the_job_was_read_and_each_entry_once() -> None:
+    world = World()
+    job(world)
+    before = news(world.store)
+    finished(world.store, "a")
+    teller = world.teller()
+    teller.begin(ONE)
+    teller.note(before, at(0))
+    teller.send(world.now)
+    assert world.told() == [("started", "a")], "the end was not looked at yet"
+    one_pass(teller, world.store, at(1))
+    one_pass(world.teller(), world.store, at(2))
+    assert world.told() == [("started", "a"), ("finished", "a")]
+
+
+@pytest.mark.parametrize(("jobs", "entries", "written"), [(1, 8, False), (1, 9, True), (9, 8, False), (10, 8, True)])
+def test_how_far_logs_were_read_without_news_is_written_down_before_it_is_much(
+    jobs: int, entries: int, written: bool
+) -> None:
+    world = World()
+    for name in (f"j{number}" for number in range(jobs)):
+        submit(world.store, name, make_spec())
+        append(world.store, name, 2, *(StopAsked("jane") for _ in range(entries - 1)))
+    one_pass(world.teller(), world.store, at(0), FAILURES)
+    assert bool(list(world.store.list(layout.TOLD))) is written
+    mine = world.store.client()
+    teller, known = world.teller(mine), news(world.store)
+    teller.begin(FAILURES)
+    teller.note(known, at(1), active=set(known))
+    read = mine.counts.get("get", 0)
+    assert read == (1 if written else jobs * (entries - 1)), "the outbox alone; else every log after its first entry"
+
+
+def test_a_log_that_cannot_be_read_keeps_no_other_job_from_being_told() -> None:
+    world = World()
+    for name in ("a", "b"):
+        job(world, name)
+    jobs = news(world.store)
+    world.store.put(layout.log_entry("a", 3), b"no json")
+    teller = world.teller()
+    teller.begin(ONE)
+    teller.note(jobs, at(0), active=set(jobs))
+    teller.send(world.now)
+    assert world.told() == [("started", "b")]
+
+
+# ── Complaints ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_channel_that_only_a_newer_stoker_can_read_is_complained_of_and_left_to_it() -> None:
+    world = World()
+    job(world)
+    world.store.put(layout.told(address.digest("json://one"), 7), b'{"strange": 1}')
+    assert one_pass(world.teller(), world.store, at(0)) == {
+        "notify json": "a newer Stoker tells through it; update this one"
+    }
+    assert world.letters == []
+
+
+def test_a_complaint_that_has_not_changed_is_repeated_after_a_while(clock: Ahead) -> None:
+    world = World()
+    job(world)
+    world.problem = NotSent("answers with 500")
+    teller = world.teller()
+    complaint = one_pass(teller, world.store, at(0))
+    assert list(complaint) == ["notify json"]
+    clock.by_s = telling._COMPLAINED_S - 60
+    assert one_pass(teller, world.store, at(0)) == {}
+    clock.by_s = telling._COMPLAINED_S + 1
+    assert one_pass(teller, world.store, at(0)) == complaint
+    assert one_pass(teller, world.store, at(0)) == {}
+
+
+# ── Opening channels ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_channel_is_opened_again_now_and_then(clock: Ahead) -> None:
+    world, opened = World(), list[str]()
+
+    def open_(to: str) -> Send:
+        opened.append(to)
+        return world.open(to)
+
+    teller = Teller(world.store, "g", open_=open_)
+    for number, (ahead_s, times) in enumerate([(0.0, 1), (telling._OPENED_S - 60, 1), (telling._OPENED_S + 1, 2)]):
+        clock.by_s, world.now_s = ahead_s, 3600.0 * number
+        job(world, f"j{number}")
+        one_pass(teller, world.store, world.now())
+        assert len(opened) == times and len(world.letters) == number + 1
+
+
+def test_a_channel_that_could_not_be_opened_is_tried_again_sooner(clock: Ahead) -> None:
+    world, opened = World(), list[str]()
+
+    def open_(to: str) -> Send:
+        opened.append(to)
+        if len(opened) == 1:
+            raise NotHere("not installed")
+        return world.open(to)
+
+    job(world)
+    teller = Teller(world.store, "g", open_=open_)
+    for ahead_s, times in ((0.0, 1), (telling._CLOSED_S - 30, 1), (telling._CLOSED_S + 1, 2)):
+        clock.by_s = ahead_s
+        one_pass(teller, world.store, world.now())
+        assert len(opened) == times
+    assert world.told() == [("started", "a")]
+
+
+def test_a_channel_that_failed_is_opened_again_for_its_secret_may_have_changed() -> None:
+    world, opened = World(), list[str]()
+
+    def open_(to: str) -> Send:
+        opened.append(to)
+        return world.open(to)
+
+    job(world)
+    world.problem = NotSent("answers with 401")
+    teller = Teller(world.store, "g", open_=open_)
+    one_pass(teller, world.store, world.now())
+    world.problem, world.now_s = None, 60.0
+    one_pass(teller, world.store, world.now())
+    assert len(opened) == 2 and world.told() == [("started", "a")]
+
+
+def test_channels_of_the_house_come_before_those_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "_AT_ONCE", 1)
+    first, second = sorted(["json://one", "json://two"], key=address.digest)
+    world = World()
+    job(world, notify=(first,))
+    one_pass(world.teller(), world.store, at(0), parse_policy(f"notify: ['{second}']".encode(), "p"))
+    assert [to for to, _ in world.letters] == [second, first]
+
+
+# ── Waiting for answers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def under_way(world: World, gate: threading.Event) -> Teller:
+    """A teller whose only message is being sent, and hangs."""
+    sending = threading.Event()
+
+    def open_(_to: str) -> Send:
+        def send(_letter: Letter) -> None:
+            sending.set()
+            gate.wait(60)
+
+        return send
+
+    job(world)
+    teller, jobs = Teller(world.store, "g", open_=open_), news(world.store)
+    teller.begin(ONE)
+    teller.note(jobs, at(0), active=set(jobs))
+
+    def is_sent() -> bool:
+        teller.send(world.now, 0.02)
+        return sending.is_set()
+
+    wait_for(is_sent)
+    return teller
+
+
+def test_a_message_that_is_not_answered_has_failed(clock: Ahead, gate: threading.Event) -> None:
+    world = World()
+    teller = under_way(world, gate)
+    assert teller.send(world.now, 0.02) == {} and teller.pending
+    clock.by_s = telling._CUT_S + 1
+    problem = f"no answer within {telling._CUT_S:g} s; failed 1×, 1 event waits"
+    assert teller.send(world.now, 0.02) == {"notify json": problem}
+
+
+def test_who_leaves_tells_others_of_a_message_whose_answer_it_never_saw(gate: threading.Event) -> None:
+    world = World()
+    under_way(world, gate).finish(world.now, 0.02)
+    problem = "its answer came too late to be read; failed 1×, 1 event waits"
+    assert list(troubles(world.store, at(0)).values()) == [f"{problem}; `stoker govern` sends it"]
+    world.now_s = 60.0
+    one_pass(world.teller(), world.store, world.now())
+    assert world.told() == [("started", "a")], "another one sends it, and need not wait for this one"
+
+
+def test_nothing_is_waited_for_where_everything_is_out() -> None:
+    world = World()
+    job(world)
+    teller = world.teller()
+    one_pass(teller, world.store, at(0))
+    mine = world.store.client(lambda _operation, _key: pytest.fail("there is nothing to look at"))
+    teller._store = teller._mailbox._store = mine
+    teller.finish(world.now)
+    assert not teller.pending and not teller.unsent
+
+
+def test_a_governor_stays_for_a_channel_that_failed_a_few_times_and_no_longer() -> None:
+    world = World()
+    job(world)
+    world.problem = NotSent("answers with 500")
+    teller = world.teller()
+    for failures in range(1, 6):
+        one_pass(teller, world.store, world.now())
+        assert teller.unsent and teller.pending is (failures <= telling._STAY), failures
+        world.now_s += 3601.0
+
+
+def test_what_others_left_is_looked_for_again_after_a_while(clock: Ahead) -> None:
+    world = World()
+    mine = world.store.client()
+    teller = world.teller(mine)
+    for ahead_s, looks in ((0.0, 1), (telling._LOOK_ANYWAY_S - 60, 1), (telling._LOOK_ANYWAY_S + 1, 2)):
+        clock.by_s = ahead_s
+        teller.begin(House())
+        teller.note({}, at(0), active=set())
+        teller.send(world.now)
+        assert mine.counts == {"list": looks}
+
+
+@pytest.mark.parametrize("worse", ["json://one", "json://two"])
+def test_that_the_store_does_not_answer_is_raised_before_anything_else(worse: str) -> None:
+    world = World()
+    job(world)
+
+    def fault(operation: str, key: str) -> Fault | None:
+        error: StoreError = StoreUnavailable("away") if address.digest(worse) in key else StoreDenied("not yours")
+        return Fault(error=error) if operation == "create" else None
+
+    teller, jobs = world.teller(world.store.client(fault)), news(world.store)
+    teller.begin(parse_policy(b"notify: ['json://one', 'json://two']", "p"))
+    with pytest.raises(StoreUnavailable, match="away"):
+        teller.note(jobs, at(0), active=set(jobs))
