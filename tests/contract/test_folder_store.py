@@ -196,6 +196,62 @@ def test_things_that_are_no_files_are_not_objects(tmp_path: Path) -> None:
     assert [meta.key for meta in store.list("")] == ["k"]
 
 
+@pytest.mark.parametrize(("name", "writes"), [("rename", "put"), ("link", "create")])
+def test_a_folder_that_vanishes_as_often_as_it_is_made_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, writes: str
+) -> None:
+    store = open_store(str(tmp_path))
+    tries: list[object] = []
+
+    def gone(*paths: object) -> None:
+        tries.append(paths)
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, name, gone)
+    with pytest.raises(StoreUnavailable, match="vanishes as often as it is made"):
+        getattr(store, writes)("a/b", b"x")
+    assert 2 < len(tries) < 100
+
+
+def test_a_place_for_unfinished_files_that_cannot_be_had_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path))
+    opened = os.open
+    tries: list[str] = []
+
+    def vanishing(path: str, *args: int, **kwargs: int) -> int:
+        if PARTIAL in str(path) and args[0] & os.O_CREAT:
+            tries.append(path)
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", vanishing)
+    with pytest.raises(StoreUnavailable, match="No such file"):
+        store.put("a", b"x")
+    assert 2 < len(tries) < 100
+
+
+def test_a_name_that_is_free_again_by_the_time_one_looks_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another made it and deleted it again, both at this moment."""
+    store = open_store(str(tmp_path))
+    link = os.link
+    refusals = [FileExistsError(17, "File exists")]
+
+    def once_taken(*paths: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", once_taken)
+    assert store.create("a/b", b"x")
+    found = store.get("a/b")
+    assert found is not None and found.data == b"x"
+
+
 def test_an_object_cannot_lie_below_another(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put("a", b"x")

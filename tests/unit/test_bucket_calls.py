@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, S3Store
 
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import FileChanged, ObjectChanged
@@ -433,6 +434,18 @@ def test_one_client_fails_fast_and_one_has_time() -> None:
     retries = [each["retry_config"]["retry_timeout"].total_seconds() for each in made]
     assert seconds == [bucket._QUICK_TIMEOUT_S, bucket._BULK_TIMEOUT_S] and retries == [each / 2 for each in seconds]
     assert all(each["client_options"]["allow_http"] is True for each in made)
+
+
+def test_clients_take_what_they_are_told() -> None:
+    """obstore passes over options whose names it does not know."""
+    quick, bulk = bucket.open_pair("s3://b", lambda more: S3Store("b", region="r", **more), allow_http=False)
+    for client, timeout_s, told in ((quick, 8, "8s"), (bulk, 120, "2m")):
+        retry, options = client.retry_config, client.client_options
+        assert retry is not None and options is not None
+        assert (retry["max_retries"], retry["retry_timeout"]) == (4, timedelta(seconds=timeout_s / 2))
+        assert timedelta(0) < retry["backoff"]["max_backoff"] < timedelta(seconds=4)
+        assert (options["timeout"], options["connect_timeout"]) == (told, "3s")
+        assert options["allow_http"] == "false"
 
 
 def test_a_client_that_cannot_be_made_is_the_persons_mistake() -> None:

@@ -322,6 +322,13 @@ def test_a_clone_has_the_same_code_and_says_where_it_comes_from(store: Store, tm
         client.clone(job, store=store, sets=["parms.lr=1"])
 
 
+def test_a_clone_runs_in_the_surroundings_of_the_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submit(store)
+    first = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"/of/the/clone:{first}")
+    assert submission_of(store, client.clone(job, store=store)).environ["PATH"] == first
+
+
 def test_interrupt_needs_a_machine(store: Store) -> None:
     with pytest.raises(UserError, match="has no machine now"):
         client.interrupt(submit(store), store)

@@ -392,6 +392,14 @@ def test_more_than_code_can_be_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"holds more than 4 files, at .*\.stokerignore"):
         pack(tmp_path)
     monkeypatch.setattr("stoker.pack.MOST_FILES", 5)
+    monkeypatch.setattr("stoker.pack.MOST_BYTES", 5)
+    with pack(tmp_path) as packed:
+        assert (packed.files, packed.unpacked_size) == (5, 5), "as much as it may be"
+    monkeypatch.setattr("stoker.pack.MOST_BYTES", 4)
+    with pytest.raises(UserError, match=r"holds more than 0 MB, at "):
+        pack(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr("stoker.pack.MOST_FILES", 5)
     os.truncate(tmp_path / "0.txt", 11 * 1000**3)
     with pytest.raises(UserError, match=r"holds more than 10,000 MB"):
         pack(tmp_path)

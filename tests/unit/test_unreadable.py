@@ -111,10 +111,62 @@ def test_not_while_it_may_have_machines(store: Store, monkeypatch: pytest.Monkey
     assert bad in active_jobs(store)
     monkeypatch.setattr(provider, "list_instances", lambda *_: ())
     store.put(layout.log_entry(bad, 4), b"garbage of just now")
-    with pytest.raises(UserError, match="may still show up"):
+    minutes = Fleet(store.url).capabilities("local").newborn_s / 60
+    assert minutes > 0
+    with pytest.raises(UserError, match=f"may still show up; wait {minutes:.0f} min$"):
         client.remove(bad, store)
     age(store, bad, 3.0)
     assert client.remove(bad, store) == bad
+
+
+def test_machines_of_others_and_those_that_are_gone_are_not_its_own(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = add(store, *ran())
+    store.create(layout.place("local", None), b"")
+    spoil(store, bad, 4)
+    now = datetime.now(timezone.utc)
+    listed = (
+        Instance("i-1", "local", "another-bbbb", 2, 0, "running", now),
+        Instance("i-2", "local", bad, 2, 0, "gone", now),
+    )
+    monkeypatch.setattr(type(Fleet(store.url).provider("local")), "list_instances", lambda *_: listed)
+    assert client.remove(bad, store) == bad
+
+
+def test_the_regions_of_its_last_record_are_looked_through_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Offering("local", "here", "here", spot=False, price=2.0, region="far")
+    bad = add(store, Claimed(offering=there, nodes=1))
+    state = log.read(store, bad)
+    assert state is not None
+    short = summarize(state, index.read_submission(store, state), {}, state.updated_at)
+    index.write_index(store, IndexRecord(state, short))
+    spoil(store, bad, 3)
+    alive = Instance("i-1", "local", bad, 2, 0, "running", datetime.now(timezone.utc))
+    asked: list[str | None] = []
+
+    def listed(_self: object, region: str | None = None) -> tuple[Instance, ...]:
+        asked.append(region)
+        return (alive,) if region == "far" else ()
+
+    monkeypatch.setattr(type(Fleet(store.url).provider("local")), "list_instances", listed)
+    with pytest.raises(UserError, match="has machines on local far: i-1; end them"):
+        client.remove(bad, store)
+    assert "far" in asked
+
+
+def test_one_that_left_no_record_and_one_without_a_spec_count_for_nothing(store: Store) -> None:
+    for spec in (True, False):
+        bad = add(store, *ran())
+        if not spec:
+            state = log.read(store, bad)
+            assert state is not None
+            short = summarize(state, index.read_submission(store, state), {}, state.updated_at)
+            index.write_index(store, IndexRecord(state, short))
+            store.delete([layout.spec(bad)])
+        spoil(store, bad, 4)
+        assert client.remove(bad, store) == bad
+    assert read_spent(store, [layout.SPENT]) == []
 
 
 def test_the_index_is_rebuilt_for_the_others(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,6 +183,18 @@ def test_what_cannot_be_sent_is_named(store: MemoryStore, data: Path) -> None:
         gather(store, data=str(data))
 
 
+def test_what_fails_to_be_read_is_named(store: MemoryStore, data: Path) -> None:
+    # The memory of a process is a file, and nothing is at its beginning.
+    with pytest.raises(UserError, match=r"^inputs\.data: /proc/self/mem cannot be read: Input/output error$"):
+        uploads.measure("data", Path("/proc/self/mem"))
+    with pytest.raises(UserError, match=r"^inputs\.data: .*/none cannot be read: No such file or directory$"):
+        uploads.measure("data", data / "none")
+    _, (upload,) = gather(store, data=str(data))
+    (data / "a").unlink()
+    with pytest.raises(UserError, match=r"^inputs\.data: .*/a cannot be read: No such file or directory$"):
+        uploads.send(store, upload)
+
+
 def test_an_empty_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"^inputs\.data: there is no file in .*/empty$"):

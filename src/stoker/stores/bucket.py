@@ -65,11 +65,7 @@ def open_pair(url: str, make: Callable[[dict[str, Any]], Client], *, allow_http:
             "retry_config": {
                 "max_retries": _RETRIES,
                 "retry_timeout": timedelta(seconds=retry_s),
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=100),
-                    "max_backoff": timedelta(seconds=2),
-                    "base": 2,
-                },
+                "backoff": {"max_backoff": timedelta(seconds=2)},
             },
         }
 
