@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -44,6 +45,8 @@ LINK, DIR = tarfile.SYMTYPE, tarfile.DIRTYPE
         [member("/abs")],
         [member("../up")],
         [member("a/../../up")],
+        [member("a"), member("a/../b")],
+        [member("..", DIR)],
         [member("")],
         [member("a", LINK, "/etc/passwd")],
         [member("a", LINK, "..")],
@@ -73,6 +76,28 @@ def test_tricks_are_refused_and_leave_nothing(tmp_path: Path, members: list[tarf
     assert everything(tmp_path) == ["code.tar.gz", "node"]
 
 
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([member("../up")], "'../up' leads out of the folder"),
+        ([member("a/../b")], "'a/../b' leads out of the folder"),
+        ([member("/abs")], "'/abs' leads out of the folder"),
+        ([member("a", LINK, "/etc/passwd")], "'a' is a link out of the folder"),
+        ([member("a", LINK, "")], "'a' is a link out of the folder"),
+        ([member("a/b", LINK, "../../x")], "'a/b' is a link out of the folder"),
+        ([member("s", LINK, "p"), member("p/x"), member("s/t", LINK, "u")], "'s/t' lies behind a link"),
+        ([member("a", tarfile.FIFOTYPE)], "'a' is neither file, folder nor link"),
+        ([member("a"), member("a")], "'a' is there twice"),
+        ([member("a"), member("a", LINK, "b")], "'a' is there twice"),
+        ([member("a"), member("a/b")], "a name is both a file and a folder: "),
+    ],
+)
+def test_what_is_refused_is_named(tmp_path: Path, members: list[tarfile.TarInfo], why: str) -> None:
+    path = archive(tmp_path, *members)
+    with pytest.raises(CodecError, match=f"^code: {re.escape(why)}"):
+        unpack(path, tmp_path / "code", code_digest(path))
+
+
 def test_set_user_id_bits_do_not_survive(tmp_path: Path) -> None:
     path = archive(tmp_path, member("a", mode=0o6777), member("b", mode=0o000))
     unpack(path, tmp_path / "out", code_digest(path))
@@ -82,7 +107,7 @@ def test_set_user_id_bits_do_not_survive(tmp_path: Path) -> None:
 
 def test_the_digest_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     path = archive(tmp_path, member("a"))
-    with pytest.raises(CodecError, match=r"expected digest 0000, found [0-9a-f]{64}"):
+    with pytest.raises(CodecError, match=r"^code: expected digest 0000, found [0-9a-f]{64}"):
         unpack(path, tmp_path / "out", "0000")
     assert everything(tmp_path) == ["code.tar.gz"]
 
@@ -95,7 +120,7 @@ def test_damaged_archives(tmp_path: Path, cut: int) -> None:
     with pytest.raises(CodecError):
         unpack(path, tmp_path / "out", digest)
     path.write_bytes(b"not gzip at all")
-    with pytest.raises(CodecError, match="the archive is damaged"):
+    with pytest.raises(CodecError, match=r"^code: the archive is damaged"):
         unpack(path, tmp_path / "out", digest)
     assert everything(tmp_path) == ["code.tar.gz"]
 
@@ -105,7 +130,7 @@ def test_gzip_of_something_else(tmp_path: Path) -> None:
 
     path = tmp_path / "code.tar.gz"
     path.write_bytes(gzip.compress(b"hello" * 1000))
-    with pytest.raises(CodecError, match="not a tar archive"):
+    with pytest.raises(CodecError, match=r"^code: not a tar archive"):
         unpack(path, tmp_path / "out", code_digest(path))
 
 

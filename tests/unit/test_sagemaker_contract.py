@@ -23,7 +23,7 @@ from stoker.command import command_argv
 from stoker.errors import SpecError
 from stoker.jobfile.job import Job
 from stoker.processes import TRAINING, NotMounted, make_group
-from stoker.spec import Checkpoints, Environment, Input, Spec, Submission
+from stoker.spec import Checkpoints, Container, Environment, Input, Resources, Spec, Submission
 
 TOOLKIT = Path(sys.prefix) / "sagemaker" / "bin" / "python"
 MACHINE = Machine("ml.p4d.24xlarge", "ens5", cpus=96, gpus=8, neurons=0)
@@ -220,6 +220,59 @@ def test_parameters_of_the_toolkits_own(paths: NodePaths) -> None:
     assert command_argv(replace(spec, run=("python", "train.py"))) == ("python", "train.py", "--lr", "1")
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        *("mpi", "parameter_server", "distributed_dataparallel", "pytorch_ddp"),
+        *("pytorch_xla_multi_worker", "multi_worker_mirrored_strategy", "torch_distributed"),
+    ],
+)
+def test_a_launcher_that_was_asked_for_has_all_hosts(paths: NodePaths, launcher: str) -> None:
+    where = place(paths, nodes=2)
+    for asked, groups, hosts in ((True, ["homogeneousCluster"], ["algo-1", "algo-2"]), (False, [], [])):
+        spec = replace(SPEC, params={f"sagemaker_{launcher}_enabled": asked})
+        told = sagemaker.variables(submission(spec), where, MACHINE)
+        whole = json.loads(told["SM_TRAINING_ENV"])
+        assert json.loads(told["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == whole["distribution_instance_groups"] == groups
+        assert whole["distribution_hosts"] == hosts
+
+
+def test_parameters_that_the_toolkit_keeps_to_itself(paths: NodePaths) -> None:
+    private = ("program", "submit_directory", "container_log_level", "job_name", "region")
+    private = (*private, "enable_cloudwatch_metrics", "s3_output")
+    params = {f"sagemaker_{name}": "x" for name in private} | {"sagemaker_other": "y"}
+    told = sagemaker.variables(submission(replace(SPEC, params=params)), place(paths), MACHINE)
+    assert json.loads(told["SM_FRAMEWORK_PARAMS"]) == {"sagemaker_other": "y"}
+
+
+def test_the_region_is_the_jobs_own_before_the_machines(paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("SAGEMAKER_TRAINING_MODULE", "of.the.image")
+    told = sagemaker.variables(submission(), place(paths), MACHINE)
+    assert (told["SAGEMAKER_REGION"], told["SM_FRAMEWORK_MODULE"]) == ("eu-west-1", "of.the.image")
+    own = replace(SPEC, env={"AWS_REGION": "us-east-2"})
+    assert sagemaker.variables(submission(own), place(paths), MACHINE)["SAGEMAKER_REGION"] == "us-east-2"
+    sagemaker.lay(paths, own, place(paths), MACHINE, "job-x7")
+    found = json.loads((paths.root / "ml/input/config/hyperparameters.json").read_text())
+    assert found["sagemaker_region"] == '"us-east-2"'
+
+
+def test_launchers_that_an_image_brings_are_told(
+    paths: NodePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    (tmp_path / "programs").mkdir()
+
+    def told() -> list[bool]:
+        whole = json.loads(sagemaker.variables(submission(), place(paths), MACHINE)["SM_TRAINING_ENV"])
+        return [whole["is_smddprun_installed"], whole["is_smddpmprun_installed"]]
+
+    assert told() == [False, False]
+    for name, expected in (("smddprun", [True, False]), ("smddpmprun", [True, True])):
+        (tmp_path / "programs" / name).touch(0o755)
+        assert told() == expected
+
+
 # ── Arguments ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -276,6 +329,7 @@ def test_the_tree(paths: NodePaths) -> None:
     assert enclosed.cwd == Path("/opt/ml/code")
     assert enclosed.env["PYTHONPATH"] == "/opt/ml/code:/lib"
     assert enclosed.env["STOKER_CHECKPOINT_DIR"] == "/opt/ml/checkpoints"
+    assert {"/opt/ml", "/opt/ml/code"} <= {mount.target for mount in enclosed.mounts}
     names = (paths.root / "hosts").read_text()
     assert "10.0.0.1\talgo-1\n10.0.0.2\talgo-2\n" in names
     assert Path("/etc/hosts").read_text() in names
@@ -334,6 +388,9 @@ def test_what_a_failure_says(paths: NodePaths) -> None:
     said = sagemaker.failure(paths, {"TOKEN": "hunter22-secret"})
     assert said.startswith("ValueError: not a number of *** xxx")
     assert len(said) <= 1024
+    # A secret is masked before the text is cut, also where it lies across the cut.
+    path.write_text("x" * 1020 + "hunter22-secret")
+    assert sagemaker.failure(paths, {"TOKEN": "hunter22-secret"}) == "x" * 1020 + "***"
     path.unlink()
     path.mkdir()
     assert sagemaker.failure(paths, {}) == ""
@@ -364,6 +421,31 @@ def test_the_type_of_a_machine(provider: str, expected: str) -> None:
     assert sagemaker.instance_type(provider, "g5.xlarge") == expected
 
 
+@pytest.mark.parametrize(
+    ("script", "neurons"),
+    [
+        ("""echo '[{"nc_count": 2}, {"nc_count": 4}, {}]'""", 6),
+        ("echo no JSON", 0),
+        ("echo '[1]'", 0),
+        ("""echo '[{"nc_count": 2}]'; exit 1""", 0),
+        (None, 0),
+    ],
+)
+def test_what_this_machine_has(
+    paths: NodePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, neurons: int
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    if script is not None:
+        # As `neuron-ls -j` answers; without the option it prints a table.
+        (programs / "neuron-ls").write_text(f'#!/bin/sh\n[ "$1" = -j ] || exit 2\n{script}\n')
+        (programs / "neuron-ls").chmod(0o755)
+    here = replace(place(paths, rank=1, nodes=2), addresses=("10.0.0.1", "127.0.0.1"))
+    found = sagemaker.look(here, "ml.trn1.2xlarge")
+    assert found == Machine("ml.trn1.2xlarge", "lo", cpus=os.cpu_count() or 1, gpus=8, neurons=neurons)
+
+
 class _Refuses:
     def spawn(self, command: Command, log: Path) -> Any:
         raise NotMounted(1, "a user namespace: not allowed")
@@ -374,7 +456,37 @@ def test_where_there_can_be_no_tree_one_line_says_so(paths: NodePaths) -> None:
         sagemaker.check(_Refuses(), paths, SPEC)  # type: ignore[arg-type]
     assert failed.value.user
     assert str(failed.value).startswith("environment.contract: no /opt/ml here: a user namespace: not allowed; be root")
-    sagemaker.check(_Refuses(), paths, replace(SPEC, environment=Environment()))  # type: ignore[arg-type]
+    for other in (Environment(), Environment(contract="sagemaker", container=Container("x"))):
+        sagemaker.check(_Refuses(), paths, replace(SPEC, environment=other))  # type: ignore[arg-type]
+
+
+class _Spawns:
+    """Answers that a command ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[Command] = []
+
+    def spawn(self, command: Command, log: Path) -> Any:
+        self.ran.append(command)
+        return self
+
+    def wait(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("provider", "made"), [("ec2", True), ("local", False)])
+def test_a_machine_of_the_jobs_own_has_the_folder_before_anything_runs(
+    paths: NodePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, made: bool
+) -> None:
+    spawns = _Spawns()
+    ml = tmp_path / "opt" / "ml"
+    monkeypatch.setattr(sagemaker, "Path", lambda text: ml if text == "/opt/ml" else Path(text))
+    for _ in range(2):  # May be repeated.
+        sagemaker.check(spawns, paths, replace(SPEC, resources=Resources(provider=provider)))  # type: ignore[arg-type]
+        assert ml.exists() is made
+    command = spawns.ran[0]
+    assert command.argv == ("true",)
+    assert {"/opt/ml", "/etc/hosts"} <= {mount.target for mount in command.mounts}
 
 
 # ── SageMaker's own toolkit ───────────────────────────────────────────────────────────────────────────────────────────

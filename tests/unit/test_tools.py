@@ -84,15 +84,49 @@ def test_an_architecture_that_cannot_be_served(home: Path) -> None:
 def test_what_is_not_what_was_submitted_is_not_run(store: Store, tmp_path: Path) -> None:
     data = gzip.compress(b"#!/bin/sh\n")
     digest = hashlib.sha256(data).hexdigest()
-    with pytest.raises(SetupFailed, match="uv is not in the store any more"):
+    with pytest.raises(SetupFailed, match="uv is not in the store any more") as missing:
         find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
     store.put(layout.tool(digest), data[:-1])
-    with pytest.raises(SetupFailed, match="uv in the store is not what was submitted"):
+    with pytest.raises(SetupFailed, match="uv in the store is not what was submitted") as other:
         find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
+    with pytest.raises(SetupFailed, match=r"uv: '\.\./\.\.' is no digest; submit the job again") as path:
+        find_program(store, {tool_name("uv"): "../.."}, tmp_path / "shelf", copied=False)
+    assert not any(failed.value.user for failed in (missing, other, path)), "it is nothing that the script does"
     assert not list((tmp_path / "shelf").rglob("uv"))
     store.put(layout.tool(f"{digest}-2"), data)
     found = find_program(store, {tool_name("uv"): f"{digest}-2"}, tmp_path / "shelf", copied=False)
     assert found.read_bytes() == b"#!/bin/sh\n"
+
+
+def test_two_versions_of_a_program_lie_side_by_side(store: Store, tmp_path: Path) -> None:
+    found = []
+    for text in (b"#!/bin/sh\n", b"#!/bin/sh\ntrue\n"):
+        data = gzip.compress(text, mtime=0)
+        digest = hashlib.sha256(data).hexdigest()
+        store.put(layout.tool(digest), data)
+        found.append(fetch_program(store, {tool_name("uv"): digest}, "uv", tmp_path / "shelf"))
+    assert [path.read_bytes() for path in found if path] == [b"#!/bin/sh\n", b"#!/bin/sh\ntrue\n"]
+
+
+@pytest.mark.parametrize(("machine", "name"), [("aarch64", "arm64"), ("arm64", "arm64"), ("x86_64", "x86_64")])
+def test_a_program_is_named_by_the_machines_processor(monkeypatch: pytest.MonkeyPatch, machine: str, name: str) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert tool_name("uv") == f"uv-{name}"
+
+
+def test_a_computer_without_uv_is_told_what_to_install(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("uv.find_uv_bin", gone)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupFailed, match="uv, which installs packages, is not there; install Stoker again") as failed:
+        find_program(store, {}, tmp_path / "shelf", copied=False)
+    assert not failed.value.user
+    (tmp_path / "uv").touch(0o755)
+    assert find_program(store, {}, tmp_path / "shelf", copied=False) == tmp_path / "uv"
 
 
 def test_on_the_submitters_computer_it_is_the_installed_one(store: Store, tmp_path: Path) -> None:
@@ -101,6 +135,9 @@ def test_on_the_submitters_computer_it_is_the_installed_one(store: Store, tmp_pa
     copied = find_program(store, {}, tmp_path / "shelf", copied=True)
     assert copied.is_relative_to(tmp_path / "shelf")
     assert copied.read_bytes() == Path(find_uv_bin()).read_bytes()
+    written = copied.stat().st_mtime_ns
+    assert find_program(store, {}, tmp_path / "shelf", copied=True) == copied
+    assert copied.stat().st_mtime_ns == written, "it is copied once"
 
 
 @pytest.mark.parametrize(("named", "needed"), [(None, False), ("none", False), ("requirements.txt", True)])
