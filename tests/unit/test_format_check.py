@@ -264,3 +264,199 @@ def test_json_is_broken_where_it_is_cut_off_and_nowhere_else(tmp_path: Path, tex
     path = tmp_path / "a.json"
     path.write_text(text)
     assert check_format(path).state == state
+
+
+def superblock(version: int, width: int, ends_at: int, flags: int = 0) -> bytes:
+    """The first 64 bytes of an HDF5 file: its version, the width of its addresses, and where it ends."""
+    head = b"\x89HDF\r\n\x1a\n" + bytes([version])
+    if version in (0, 1):
+        head += bytes([0, 0, 0, 0, width, width, 0]) + struct.pack("<HHI", 4, 16, 0)
+        head += b"\x20\0\0\0" if version == 1 else b""
+    else:
+        head += bytes([width, width, flags])
+    return (head + bytes(width) + b"\xff" * width + ends_at.to_bytes(width, "little")).ljust(64, b"d")
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_hdf5_of_every_version_ends_where_its_header_says(tmp_path: Path, version: int, width: int) -> None:
+    path = tmp_path / "model.h5"
+    path.write_bytes(superblock(version, width, 300).ljust(300, b"d"))
+    assert check_format(path).state == "plausible"
+    path.write_bytes(superblock(version, width, 301).ljust(300, b"d"))
+    check = check_format(path)
+    assert (check.state, check.reason) == ("broken", "its HDF5 header says 301 bytes, and there are 300")
+
+
+def test_only_hdf5_of_version_3_tells_whether_it_was_closed(tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    path.write_bytes(superblock(2, 8, 64, flags=1))
+    assert check_format(path).state == "plausible"
+    path.write_bytes(superblock(3, 8, 64, flags=4))
+    assert check_format(path).state == "plausible"
+    path.write_bytes(superblock(3, 8, 64, flags=5))
+    assert check_format(path).state == "broken"
+
+
+@pytest.mark.parametrize("data", [superblock(4, 8, 999), superblock(2, 3, 999), superblock(0, 8, 999)[:47]])
+def test_an_hdf5_header_that_cannot_be_read_proves_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.h5").write_bytes(data)
+    assert check_format(tmp_path / "model.h5").state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "state"),
+    [
+        ("a.h5", 100, "broken"),
+        ("a.HDF5", 100, "broken"),
+        ("a.he5", 8, "broken"),
+        ("a.h5", 0, "unknown"),
+        ("a.bin", 100, "unknown"),
+    ],
+)
+def test_hdf5_whose_header_was_never_written_is_known_by_its_name(
+    tmp_path: Path, name: str, size: int, state: str
+) -> None:
+    (tmp_path / name).write_bytes(bytes(size))
+    check = check_format(tmp_path / name)
+    assert check.state == state
+    assert check.reason == ("its HDF5 header was never written" if state == "broken" else "")
+
+
+def npy(descr: str, shape: str, data: bytes, *, major: int = 1, length: int | None = None) -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode("latin1")
+    length = len(header) if length is None else length
+    return b"\x93NUMPY" + bytes([major, 0]) + struct.pack("<H" if major == 1 else "<I", length) + header + data
+
+
+@pytest.mark.parametrize("major", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("descr", "shape", "size"),
+    [("'<f4'", "(3, 5)", 60), ("'<U3'", "(2,)", 24), ("'?'", "(7,)", 7), ("'|S10'", "()", 10), ("'<i8'", "(0,)", 0)],
+)
+def test_an_array_has_as_many_bytes_as_its_header_says(
+    tmp_path: Path, major: int, descr: str, shape: str, size: int
+) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy(descr, shape, bytes(size), major=major))
+    assert check_format(path).state == "whole"
+    path.write_bytes(npy(descr, shape, bytes(size + 1), major=major))
+    assert check_format(path).state == "unknown", "several arrays may lie in one file"
+    if size:
+        path.write_bytes(npy(descr, shape, bytes(size - 1), major=major))
+        have = path.stat().st_size
+        check = check_format(path)
+        assert (check.state, check.reason) == (
+            "broken",
+            f"its numpy header says {have + 1} bytes, and there are {have}",
+        )
+
+
+def test_an_array_whose_header_tells_no_size_proves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy("[('a', '<f4')]", "(2,)", b""))
+    assert check_format(path).state == "unknown"
+    path.write_bytes(npy("'|O'", "(2,)", b""))
+    assert check_format(path).state == "unknown"
+    path.write_bytes(npy("'<f4'", "(2,)", bytes(8), major=2, length=17 * 1024 * 1024))
+    assert check_format(path).state == "unknown", "a header so large is not read"
+    path.write_bytes(npy("'<f4'", "(2,)", bytes(8), length=1000))
+    check = check_format(path)
+    assert (check.state, check.reason) == ("broken", "its numpy header is cut off")
+
+
+def safetensors(header: object, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        ({"__metadata__": {"data_offsets": "no tensor"}}, 0),
+        ({"a": {"data_offsets": [0, 8]}, "b": {"data_offsets": [8, 12]}}, 12),
+        ({"b": {"data_offsets": [8, 12]}, "a": {"data_offsets": [0, 8]}}, 12),
+    ],
+)
+def test_tensors_end_where_the_header_says(tmp_path: Path, header: object, size: int) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors(header, bytes(size)))
+    assert check_format(path).state == "whole"
+    path.write_bytes(safetensors(header, bytes(size + 1)))
+    assert check_format(path).state == "unknown"
+    have = len(safetensors(header, bytes(size)))
+    path.write_bytes(safetensors(header, bytes(size))[: have - 1])
+    check = check_format(path)
+    cut = f"its safetensors header says {have} bytes, and there are {have - 1}"
+    assert (check.state, check.reason) == ("broken", cut if size else "its safetensors header is cut off")
+
+
+def test_a_safetensors_header_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors({}, b""))
+    assert check_format(path).state == "whole"
+    header = {"a": {"data_offsets": [0, 10**9]}}
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 17 * 1024 * 1024) + json.dumps(header).encode().ljust(17 * 1024 * 1024))
+    assert check_format(path).state == "unknown"
+    path.write_bytes(struct.pack("<Q", 100_000_000) + b'{"a')
+    assert check_format(path).reason == "its safetensors header is cut off"
+    path.write_bytes(struct.pack("<Q", 100_000_001) + b'{"a')
+    assert check_format(path).state == "unknown", "a number so large is no length of a header"
+
+
+@pytest.mark.parametrize("name", ["a.pkl", "a.PICKLE", "a.joblib", "a.pt"])
+def test_a_pickle_is_known_by_its_name_and_ends_in_a_dot(tmp_path: Path, name: str) -> None:
+    data = pickle.dumps([1, 2], protocol=4)
+    by_name = name != "a.pt"
+    (tmp_path / name).write_bytes(data)
+    assert check_format(tmp_path / name).state == ("plausible" if by_name else "unknown")
+    (tmp_path / name).write_bytes(data[:-1])
+    assert check_format(tmp_path / name).reason == ("its pickle has no end" if by_name else "")
+    (tmp_path / name).write_bytes(pickle.dumps([1, 2], protocol=0)[:-1])
+    assert check_format(tmp_path / name).state == "unknown", "an old pickle is not told from any text"
+
+
+def test_a_document_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"[" + b" " * (16 * 1024 * 1024 - 2) + b"]")
+    assert check_format(path).state == "whole"
+    path.write_bytes(b"[" + b" " * (16 * 1024 * 1024 - 1) + b"]")
+    assert check_format(path).state == "unknown"
+
+
+def test_an_archive_whose_members_lie_behind_its_end_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as target:
+        target.writestr("a", b"x" * 50)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02")
+    data[at + 20 : at + 24] = struct.pack("<I", len(data))
+    path.write_bytes(data)
+    assert check_format(path).state == "plausible"
+    data[at + 20 : at + 24] = struct.pack("<I", len(data) + 1)
+    path.write_bytes(data)
+    assert check_format(path).reason == "its zip archive refers to data behind its end"
+
+
+def test_a_torch_file_whose_first_part_is_damaged_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    storage_file(path, "Float", 3, 12)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"weight")
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert check_format(path).reason == "the first part of its zip archive is damaged"
+
+
+def test_what_is_not_torchs_archive_is_not_read_as_one(tmp_path: Path) -> None:
+    """A folder more, two of them, or one that is too large: then members and sizes alone count."""
+    for names in (["data.pkl"], ["a/b/data.pkl"], ["a/data.pkl", "b/data.pkl"]):
+        with zipfile.ZipFile(tmp_path / "a.pt", "w") as target:
+            for name in names:
+                target.writestr(name, pickle.dumps({}))
+        assert check_format(tmp_path / "a.pt").state == "plausible", names
+    for size, state in ((8 * 1024 * 1024, "whole"), (8 * 1024 * 1024 + 1, "plausible")):
+        with zipfile.ZipFile(tmp_path / "a.pt", "w") as target:
+            target.writestr("a/data.pkl", pickle.dumps({}).ljust(size))
+        assert check_format(tmp_path / "a.pt").state == state
