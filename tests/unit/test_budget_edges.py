@@ -109,6 +109,25 @@ def test_it_is_read_again_once_it_is_old_and_not_before() -> None:
     assert "are spent" in (shop.keeps_back(LOOK_AGAIN_S) or "")
 
 
+@pytest.mark.parametrize(("began_s", "old_s"), [(0.0, LOOK_AGAIN_S), (None, 10.0 + LOOK_AGAIN_S)])
+def test_what_was_read_is_as_old_as_its_pass_or_as_the_first_look(began_s: float | None, old_s: float) -> None:
+    shop = Shop()
+    shop.keeper.begin(("job-1", "other-1"), now=None if began_s is None else at(began_s))
+    assert isinstance(shop.keeper.look(house(), at(10.0)), Known)
+    put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
+    assert shop.keeps_back(old_s - 1) is None
+    assert "are spent" in (shop.keeps_back(old_s) or "")
+
+
+def test_a_look_that_took_long_is_not_repeated_at_once() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
+    shop.keeper._look_s = 60.0
+    assert shop.keeps_back(100.0) is None, "looking would take up most of the pass"
+    assert "are spent" in (shop.keeps_back(600.0) or "")
+
+
 def test_a_store_that_does_not_answer_any_more_keeps_everybody_back() -> None:
     shop = Shop()
     assert isinstance(shop.keeper.look(house(), at(0)), Known)

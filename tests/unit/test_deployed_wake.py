@@ -17,7 +17,7 @@ from stoker.deploying import aws, passing, record
 from stoker.deploying.record import Deployed
 from stoker.errors import AuthDenied
 from stoker.governor import background
-from stoker.governor.background import Governed, carry_on
+from stoker.governor.background import Governed, call_deployed, carry_on
 from stoker.governor.clock import record_pass
 from stoker.governor.serverless.aws import NAME as LAMBDA
 from stoker.governor.serverless.gcp import NAME as CLOUD_RUN
@@ -76,6 +76,16 @@ def test_the_deployed_governor_takes_it(
     elsewhere(monkeypatch)
     assert carry_on(store, [job]) == Governed(by="stoker-1 in us-east-1")
     assert woken == [(job,), (job,)] and started == []
+
+
+def test_where_others_govern_too_the_deployed_governor_is_called_and_not_waited_for(
+    store: Store, tmp_path: Path, woken: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(store, tmp_path)
+    monkeypatch.setattr(record, "has_passed", lambda *_: pytest.fail("it is waited for"))
+    assert call_deployed(store, [job]) == Governed(by="stoker-1 in us-east-1")
+    monkeypatch.setattr(record, "has_passed", lambda *_: False)
+    assert "has done nothing" in str(call_deployed(store, [job], relied_on=True).problem)
 
 
 def test_what_runs_here_is_governed_from_here(

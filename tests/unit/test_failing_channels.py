@@ -238,8 +238,9 @@ def test_what_some_there_have_is_not_sent_again_and_complained_of() -> None:
     assert not teller.unsent
 
 
+@pytest.mark.parametrize("variable", ["AWS_LAMBDA_FUNCTION_NAME", "K_SERVICE"])
 @pytest.mark.parametrize("kept", ["written", "a secret"])
-def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPatch, kept: str, variable: str) -> None:
     with webhook() as hook:
         monkeypatch.setenv("JANES", hook.url)
         to = hook.url if kept == "written" else "env:JANES"
@@ -248,7 +249,7 @@ def test_a_job_does_not_send_a_function_into_itself(monkeypatch: pytest.MonkeyPa
             submit(world.store, "a", replace(make_spec(), notify=(to,)))
             started(world.store, "a")
             if place == "function":
-                monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "governor")
+                monkeypatch.setenv(variable, "governor")
             problems = one_pass(Teller(world.store, "g"), world.store, world.now(), House())
             assert bool(problems) is (place == "function") and len(hook.bodies) == 1
         assert "where no job sends anything" in str(problems)

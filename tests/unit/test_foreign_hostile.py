@@ -227,6 +227,8 @@ def test_what_stoker_itself_started_is_governed_as_a_job(tmp_path: Path, monkeyp
     pretenders = [names.training_job(store.url, job, 700, 2), names.training_job(store.url, "no-such", 1, 2), "bert"]
     for name in pretenders:
         world.account.start(name, training_s=60, Tags=tags)
+    pretenders.append(names.training_job(elsewhere, "y", 1, 2))
+    world.account.start(pretenders[-1], training_s=60, Tags=their_tags)
     world.governor.tick()
     assert {name for name, status in world.account.statuses().items() if status == "InProgress"} == {ours, theirs}
     assert {each.id for each in index.summaries(store)} == set(pretenders)

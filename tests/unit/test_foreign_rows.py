@@ -48,6 +48,8 @@ def test_lists_tell_whose_it_is_and_where_it_comes_from() -> None:
     assert found.reason == "SageMaker us-east-1, jane: asked to stop" and found.origin == "first"
     assert (found.trained_s, found.cost, found.heard_at, found.submitter) == (5.0, 2.0, NOW, "jane")
     assert found.attempts[0].n == 1 and found.attempts[0].claim == 0 and found.attempts[0].trained_s == 5.0
+    assert found.provider == found.attempts[0].provider == "sagemaker" and found.attempts[0].zone == ROW.region
+    assert (found.nodes, found.interruptions, found.attempts[0].spot) == (1, 0, False)
     bare = index.summary(replace(ROW, ended_at=NOW))
     assert bare.reason == "SageMaker us-east-1" and bare.origin is None and bare.heard_at is None
 

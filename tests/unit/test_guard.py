@@ -117,6 +117,17 @@ def test_a_process_that_passed_and_fell_silent_is_taken_over(
     assert now_s[0] == 190.0
 
 
+def test_a_governor_that_passes_every_quarter_of_a_minute_is_not_silent(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    selecting(monkeypatch, waits, lambda _: None)
+    reader, writer = pipe
+    os.write(writer, b"pass\n")
+    assert watch(reader, monotonic=lambda: 100.0) == ()
+    assert waits[0] is None and waits[1] is not None and waits[1] > 30.0
+
+
 def test_each_pass_begins_the_wait_anew(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     moments, waits = iter([0.0, 60.0, 60.0, 60.0]), list[float | None]()
     monkeypatch.setattr(guard, "_READ_BYTES", len(b"pass\n"))

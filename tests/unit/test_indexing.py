@@ -79,6 +79,13 @@ def test_a_new_heartbeat_is_written_when_the_record_is_old(near: bool, refresh_s
     assert not desk.update(beat("b"), after_s=1e6), "nothing was heard since"
 
 
+@pytest.mark.parametrize(("near", "after_s"), [(True, 2.0), (False, 15.0)])
+def test_passes_that_find_only_new_heartbeats_do_not_write_each_time(near: bool, after_s: float) -> None:
+    desk = Desk(near=near)
+    assert desk.update(beat("a"))
+    assert not desk.update(beat("b"), after_s=after_s)
+
+
 def test_of_many_jobs_on_a_bucket_each_is_written_more_rarely() -> None:
     desk = Desk(near=False)
     desk.memory.states |= {f"x-{number}": desk.state for number in range(99)}

@@ -27,6 +27,11 @@ def life_s(*before: Event, until: date) -> float | None:
     return applier._longest_life_s(state, make_spec(limits=Limits(max_runtime_s=86400.0)), state.claims[-1])
 
 
+def test_a_machine_lives_longer_than_it_trains_for_it_boots_and_saves_too() -> None:
+    life = longest_life_s(make_spec(limits=Limits(max_runtime_s=3600.0)))
+    assert life is not None and life >= 3600.0 + 1800.0
+
+
 def test_the_houses_bound_is_tighter() -> None:
     assert life_s(until=date(2025, 12, 31)) == longest_life_s(make_spec(limits=Limits(max_runtime_s=3600.0)))
 

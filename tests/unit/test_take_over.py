@@ -12,7 +12,7 @@ from test_background import Governed, held_lock, open_job
 
 from stoker import layout, log
 from stoker.core.snapshot import Unmark
-from stoker.errors import SpecError, StokerError, StoreUnavailable
+from stoker.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import background
 from stoker.governor.background import Governed as Result
 from stoker.governor.govern import Pass
@@ -86,7 +86,7 @@ def test_a_submission_that_was_still_on_its_way_is_seen_a_moment_later(
 
     monkeypatch.setattr(background.time, "sleep", arrive)
     background.take_over(store.url, [])
-    assert started == [store.url] and slept == [background._ON_ITS_WAY_S]
+    assert started == [store.url] and len(slept) == 1 and slept[0] > 0
     said = capsys.readouterr().out
     assert "takes over a submission" in said and "handed over to the governor in the background" in said
 
@@ -279,8 +279,6 @@ def test_a_folder_that_is_away_is_waited_for_a_minute_since_the_last_pass(
 def test_a_bucket_that_does_not_answer_in_between_is_not_given_up(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker.errors import StoreDenied
-
     now_s, limit_s = [1000.0], background._BUCKET_REFUSED_S
     monkeypatch.setattr(background.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(type(store), "near", False)
@@ -291,6 +289,25 @@ def test_a_bucket_that_does_not_answer_in_between_is_not_given_up(
         on_error(StoreUnavailable("did not answer"))
         now_s[0] += 10
         on_error(StoreDenied("not yours"))
+
+    governed_by(monkeypatch, watch)
+    lock, handle = held_lock(store)
+    background._govern(store, lock, handle)
+    os.close(handle)
+
+
+@pytest.mark.parametrize(("near", "error", "away_s"), [(True, StoreUnavailable, 30.0), (False, StoreDenied, 3600.0)])
+def test_a_folder_is_waited_for_seconds_and_a_bucket_for_hours(
+    store: Store, monkeypatch: pytest.MonkeyPatch, near: bool, error: type[StoreError], away_s: float
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(background.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(type(store), "near", near)
+
+    def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
+        on_error(error("is away"))
+        now_s[0] += away_s
+        on_error(error("is away"))
 
     governed_by(monkeypatch, watch)
     lock, handle = held_lock(store)
