@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +14,12 @@ from hypothesis import strategies as st
 from plain_store import PlainStore, wait_for
 from test_logs import JOB, NODE, PATIENCE_S, append, folder, printed, put_log, text
 
+from stoker.agent import logs
+from stoker.agent import tail as tail_module
 from stoker.agent.logs import LogPump, durable_offset, last_lines, say
 from stoker.agent.tail import KEEP_BYTES, PUNCH_STEP_BYTES, FileTail
-from stoker.chunks import MAX_CHUNK_BYTES, SEAL_BYTES, last_chunk
+from stoker.chunks import MAX_CHUNK_BYTES, SEAL_BYTES, last_chunk, parse_segments
+from stoker.errors import StoreUnavailable
 from stoker.reading.logs import read_lines
 
 # ── The pump ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,8 +192,6 @@ def test_disk_behind_what_is_durable_is_given_back(tmp_path: Path) -> None:
     tail = FileTail(path)
     while tail.read(MAX_CHUNK_BYTES):
         tail.forget(tail.offset)
-    if not tail._can_punch:
-        pytest.skip("this file system has no holes")
     assert path.stat().st_size == size
     assert path.stat().st_blocks * 512 < before * 512 - 2 * PUNCH_STEP_BYTES
     assert path.read_bytes()[-KEEP_BYTES:] == b"x" * KEEP_BYTES
@@ -278,3 +281,133 @@ def test_a_turn_says_whether_more_is_to_be_sent_at_once(tmp_path: Path) -> None:
     append(path, b"a line\n")
     assert pump._turn(hurry=False) == "waiting", "a line waits for others to come"
     assert pump._turn(hurry=True) == "idle"
+
+
+def test_a_far_store_gets_what_comes_after_a_silence_at_once_and_the_rest_in_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, path, clock = PlainStore(near=False), tmp_path / "train.log", [0.0]
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    pump = LogPump(store, folder(NODE), path)
+    append(path, b"one\n")
+    assert pump._turn(hurry=False) == "idle" and read_all(store) == "one\n"
+    append(path, b"two\n")
+    clock[0] = 1.9
+    assert pump._turn(hurry=False) == "waiting" and read_all(store) == "one\n"
+    clock[0] = 2.0
+    assert pump._turn(hurry=False) == "idle" and read_all(store) == "one\ntwo\n"
+    append(path, b"x" * 1024 * 1024)
+    assert pump._turn(hurry=False) == "idle", "so much is worth a put"
+    near = LogPump(store, folder(NODE, 1), path, path.stat().st_size, near=True)
+    append(path, b"three\n")
+    near._turn(hurry=False)
+    append(path, b"four\n")
+    clock[0] = 2.2
+    assert near._turn(hurry=False) == "idle"
+
+
+def test_a_clock_that_is_set_back_does_not_turn_lines_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, path, clock = PlainStore(), tmp_path / "train.log", [100.0]
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: clock[0]))
+    times: list[float] = []
+    pump = LogPump(store, folder(NODE), path, tap=lambda _data, at: times.append(at))
+    for clock[0] in (100.0, 50.0, 200.5):
+        append(path, b"a line\n")
+        pump._turn(hurry=True)
+    assert times == [100.0, 100.0, 200.5]
+    found = parse_segments(last_chunk(store, f"{folder(NODE)}/log/")).segments
+    assert [(segment.at_ms, segment.offset) for segment in found] == [(100_000, 0), (100_000, 7), (200_500, 14)]
+
+
+def test_a_chunk_that_was_not_taken_is_sent_before_anything_new_is_read(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    pump = LogPump(store, folder(NODE), path)
+    append(path, b"one\n")
+    store.down = True
+    with pytest.raises(StoreUnavailable):
+        pump._turn(hurry=True)
+    assert (pump.status.offset, pump.status.durable_offset) == (4, 0)
+    store.down = False
+    assert pump._turn(hurry=True) == "idle"
+    assert pump.status.durable_offset == 4
+
+
+def test_earlier_boots_are_asked_once_and_do_not_turn_the_log_back(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "train.log"
+    append(path, b"0123456789")
+    put_log(store, NODE, (1, b"0123"))
+    ahead = LogPump(store, folder(NODE, 1), path, 6, earlier=[folder(NODE)])
+    ahead._turn(hurry=True)
+    assert store.objects and parse_segments(last_chunk(store, f"{folder(NODE, 1)}/log/")).segments[0].offset == 6
+    behind = LogPump(store, folder(NODE, 2), path, 2, earlier=[folder(NODE)])
+    asked = len(store.gets)
+    behind._turn(hurry=True)
+    assert parse_segments(last_chunk(store, f"{folder(NODE, 2)}/log/")).segments[0].offset == 4
+    after = len(store.gets)
+    behind._turn(hurry=True)
+    assert asked < after and len(store.gets) == after
+
+
+def test_last_lines_since_a_line_hold_nothing_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"before\nfirst\nsecond\n")
+    assert last_lines(path, since=7) == ("first", "second")
+    assert last_lines(path, since=100) == ()
+    assert last_lines(path, max_bytes=9) == ("second",), "a line whose beginning is missing is left out"
+    assert last_lines(path, max_bytes=4) == ("ond",), "unless there is no other"
+    assert last_lines(path, max_bytes=20) == ("before", "first", "second")
+    path.write_bytes(b"x" * 2000 + b"\n" + b"y" * 2001 + b"\n")
+    exact, longer = last_lines(path)
+    assert exact == "x" * 2000 and "…" in longer and len(longer) == 2000
+
+
+def test_a_log_that_was_replaced_by_a_pipe_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    os.mkfifo(path)
+    assert FileTail(path).waiting() == 0 and last_lines(path) == ()
+    say(path, "not heard")
+    assert FileTail(tmp_path / "missing").read(10) == b""
+
+
+def test_disk_is_given_back_in_large_steps_and_from_the_new_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, punched = tmp_path / "train.log", []
+    monkeypatch.setattr(tail_module, "_punch", lambda _path, start, length: punched.append((start, length)))
+    step, keep = PUNCH_STEP_BYTES, KEEP_BYTES
+    tail = FileTail(path)
+    tail.forget(step + keep - 1)
+    assert punched == []
+    tail.forget(step + keep)
+    tail.forget(step + keep)
+    assert punched == [(0, step)]
+    tail.forget(2 * step + keep + 5000)
+    assert punched[1:] == [(step, step + 4096)]
+    # Somebody empties the file.
+    path.write_bytes(b"x")
+    tail.waiting()
+    tail.offset = 3 * step
+    tail.waiting()
+    tail.forget(3 * step + step + keep)
+    assert punched[2:] == [(0, step)]
+
+
+def test_a_file_system_without_holes_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(*_: object) -> None:
+        asked.append(1)
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(tail_module, "_punch", refuse)
+    tail = FileTail(tmp_path / "train.log")
+    for number in range(2, 5):
+        tail.forget(number * (PUNCH_STEP_BYTES + KEEP_BYTES))
+    assert asked == [1]
+
+
+def test_what_cannot_be_punched_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"x")
+    with pytest.raises(OSError, match="Invalid argument"):
+        tail_module._punch(path, 0, 0)
