@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from agent_world import JOB, AgentWorld
+from noticing_machine import Here
 
 from stoker import codec, layout
 from stoker.agent import flush as flush_module
@@ -272,3 +274,48 @@ def test_the_store_may_be_away_where_the_dead_agent_told_something(world: AgentW
 
     flush(replace(node, store=world.store.client(faults)))
     assert exit_of(world, node).trained_s == 0.0
+
+
+def test_what_the_dead_agent_had_mounted_is_unmounted_first(world: AgentWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = restarted(world)
+    asked: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(
+        flush_module, "unmount_below", lambda folder: asked.append((folder, node.paths.train_log.exists()))
+    )
+    flush(node)
+    assert asked == [(node.paths.mounts, False)]
+
+
+def test_under_a_notice_the_log_and_the_metrics_share_the_time_before_the_exit(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, float] = {}
+    for name, pump in (("log", flush_module.LogPump), ("metrics", flush_module.MetricsPump)):
+        drain = pump.drain
+
+        def drained(self: Any, seconds: float, until_s: Any, name: str = name, drain: Any = drain) -> bool:
+            given[name] = seconds
+            return bool(drain(self, seconds, until_s))
+
+        monkeypatch.setattr(pump, "drain", drained)
+    machine = Here()
+    machine.give(100.0)
+    world.submit("true")
+    node = world.node(world.claim(), machine=machine, boots=1)
+    flush(node)
+    # Two seconds are the exit's own; on a busy machine some have passed.
+    assert 20.0 < given["metrics"] <= given["log"] <= 49.0
+
+
+def test_nothing_beats_behind_the_exit(world: AgentWorld) -> None:
+    before = {*threading.enumerate()}
+    flush(restarted(world))
+    assert not [one for one in {*threading.enumerate()} - before if one.name == "heartbeat"]
+
+
+def test_files_that_came_with_the_code_are_no_checkpoint_of_a_dead_training(world: AgentWorld) -> None:
+    node = restarted(world, told={"training_since": SINCE}, checkpoints=Checkpoints(dir="*.ckpt"))
+    saved_by(node, "base.ckpt", ".")
+    Baseline.take([node.paths.code]).write(node.paths.baseline)
+    flush(node)
+    assert exit_of(world, node).commits == 0

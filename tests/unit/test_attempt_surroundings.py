@@ -1,0 +1,321 @@
+"""One attempt on one node: what its agent does beside the training, and before and after it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agent_world import JOB, AgentWorld
+from checkpoint_world import write
+from plain_store import wait_for
+
+from stoker import codec, layout
+from stoker.agent import life as life_module
+from stoker.agent.checkpoints.placing import OWN, FolderRecord
+from stoker.agent.exits import Trained, judge, make_exit
+from stoker.agent.life import Left, Life
+from stoker.agent.node import Node
+from stoker.agent.supervise import Ended
+from stoker.agent.sync import SyncStatus
+from stoker.model import Closed, StopAsked, Submitted
+from stoker.pack import pack
+from stoker.spec import Checkpoints, Code, Retry, Spec, Submission
+
+
+@pytest.fixture(autouse=True)
+def _own_handler() -> Iterator[None]:
+    """An agent takes SIGTERM for itself, and here it lives in the process of the tests."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> AgentWorld:
+    return AgentWorld(tmp_path)
+
+
+def a_life(world: AgentWorld) -> Life:
+    world.submit("true")
+    life = world.life(world.claim())
+    life.watch.poll()
+    return life
+
+
+def said(life: Life) -> str:
+    return life.paths.train_log.read_text() if life.paths.train_log.exists() else ""
+
+
+# ── Before the training ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_code_is_there_before_the_set_up_and_the_set_up_before_the_training(world: AgentWorld) -> None:
+    write(world.root / "source" / "hello.txt", "packed\n")
+    packed = pack(world.root / "source")
+    world.store.put(layout.code(layout.shared_name(packed.digest, 1)), packed.path.read_bytes())
+    spec = Spec(name="job", run=("sh", "-c", "cat made.txt"), setup="cp hello.txt made.txt")
+    submission = Submission(JOB, spec, "test", code=Code(packed.digest, 1, 1, generation=1))
+    data = codec.dumps(submission)
+    world.store.put(layout.spec(JOB), data)
+    world.append(Submitted(spec_digest=codec.digest(data), submitter="test", code_digest=packed.digest))
+    life = world.life(world.claim())
+    assert world.run(life).outcome == "succeeded" and "packed\n" in said(life)
+
+
+def test_a_set_up_that_fails_is_told_by_its_name_and_nothing_trains(world: AgentWorld) -> None:
+    world.submit("sh", "-c", "echo began", setup="echo oh; exit 4")
+    life = world.life(world.claim())
+    left = world.run(life)
+    assert (left.outcome, left.why, left.code, left.started) == ("failed", "setup", 4, False)
+    assert "setup" in left.reason and "began" not in said(life)
+
+
+def test_files_of_the_checkpoint_folder_that_no_checkpoint_has_are_moved_aside_and_told(world: AgentWorld) -> None:
+    folder = world.root / "shared"
+    folder.mkdir()
+    FolderRecord.open(folder / f"{OWN}{JOB}.json")
+    write(folder / "stray.pt", "of an attempt before that the store never got")
+    world.submit("sh", "-c", f"ls {folder}", checkpoints=Checkpoints(dir=str(folder)))
+    life = world.life(world.claim())
+    assert world.run(life).outcome == "succeeded"
+    told = f"[stoker] stray.pt: in no checkpoint, moved from {folder} to {folder.with_name('.shared.replaced')}"
+    assert f"{told}; nothing of it is deleted\n" in said(life)
+
+
+def test_where_nothing_is_moved_aside_nothing_is_told_of_it(world: AgentWorld) -> None:
+    world.submit("true")
+    life = world.life(world.claim())
+    world.run(life)
+    assert "nothing of it is deleted" not in said(life)
+
+
+def test_who_waits_for_other_ranks_says_so_and_hears_that_it_must_go(world: AgentWorld) -> None:
+    life = a_life(world)
+    life.preparing._recorder.begin(looking=False)
+    life._wait_for_others(0.0)
+    fact = life.preparing.fact()
+    assert fact is not None and fact.waits
+    world.append(StopAsked("me"))
+    life.watch.poll()
+    with pytest.raises(Left) as leaving:
+        life._wait_for_others(1000.0)
+    assert (leaving.value.why, leaving.value.reason) == ("stop", "stop asked by me")
+
+
+def test_a_question_to_the_store_ends_when_the_claim_is_closed(world: AgentWorld) -> None:
+    life = a_life(world)
+    world.append(Closed(claim=life.config.claim, outcome="lost", rule="lost", restart=True), "gone")
+    life.watch.poll()
+    asked = threading.Event()
+    with pytest.raises(Left) as leaving:
+        life._ask(lambda: asked.wait(60.0))
+    asked.set()
+    assert leaving.value.why == "closed"
+
+
+def test_an_image_that_is_pulled_and_a_save_that_is_sent_are_seen_at_work(world: AgentWorld) -> None:
+    life = a_life(world)
+    assert life.preparing._pulling() is False
+    life.readying = SimpleNamespace(pulling=True)  # type: ignore[assignment]
+    assert life.preparing._pulling() is True
+    life.readying = SimpleNamespace(pulling=False)  # type: ignore[assignment]
+    assert life.preparing._pulling() is False
+    see = life.activity._see
+    assert see().sending is False
+    life.sync = SimpleNamespace(sending=True)  # type: ignore[assignment]
+    assert see().sending is True
+    life.sync = SimpleNamespace(sending=False)  # type: ignore[assignment]
+    assert see().sending is False
+
+
+# ── Beside the training ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_outputs_are_in_the_store_while_the_training_goes_on(world: AgentWorld) -> None:
+    world.submit("sh", "-c", "echo result > outputs/r.txt; until [ -e ../go ]; do sleep 0.05; done")
+    life = world.life(world.claim())
+    running: list[str] = []
+
+    def stored() -> None:
+        wait_for(lambda: any("outputs/" in meta.key for meta in world.store.list(f"{layout.WORK}{JOB}/")))
+        running.append(life.beat.now.phase)
+        (life.paths.root / "go").touch()
+
+    world.meanwhile(stored)
+    left = world.run(life)
+    assert running == ["training"] and left.outputs is not None and left.outputs.files == 1
+
+
+def test_one_look_at_a_time_is_taken_from_the_start_of_the_training_on(world: AgentWorld) -> None:
+    before = {thread for thread in threading.enumerate() if thread.name == "activity"}
+    world.submit("sh", "-c", "until [ -e ../go ]; do sleep 0.05; done")
+    life = world.life(world.claim())
+
+    def looking() -> int:
+        return len({thread for thread in threading.enumerate() if thread.name == "activity"} - before)
+
+    def step() -> None:
+        world.until_phase(life, "training")()
+        wait_for(lambda: looking() == 1)
+        (life.paths.root / "go").touch()
+
+    world.meanwhile(step)
+    assert world.run(life).outcome == "succeeded"
+    wait_for(lambda: looking() == 0)
+
+
+def test_a_heartbeat_tells_what_the_training_reports(world: AgentWorld) -> None:
+    world.submit("sh", "-c", "echo step 3 loss 0.5; until [ -e ../go ]; do sleep 0.05; done", metrics=METRICS)
+    life = world.life(world.claim())
+
+    def told() -> bool:
+        beat = world.beat(life)
+        return beat is not None and (beat.step, beat.first_step, beat.metrics) == (3, 3, {"loss": 0.5})
+
+    def step() -> None:
+        wait_for(told)
+        beat = world.beat(life)
+        assert beat is not None and beat.trends["loss"].low == 0.5 and beat.training_since is not None
+        assert beat.activity is not None and beat.activity.stepped_s is not None and beat.waste is not None
+        assert beat.trained_s > 0.0
+        (life.paths.root / "go").touch()
+
+    world.meanwhile(step)
+    left = world.run(life)
+    assert (left.step, left.first_step, left.metrics) == (3, 3, {"loss": 0.5})
+
+
+METRICS = {"step": r"step (\d+)", "loss": r"loss (\S+)"}
+
+
+# ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Saved:
+    """A sync with files that no commit has."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def status(self) -> SyncStatus:
+        return SyncStatus()
+
+    def uncommitted(self) -> dict[str, Any]:
+        return dict.fromkeys(self.names)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why", "kept"),
+    [
+        ("succeeded", "finished", True),
+        ("failed", "finished", True),
+        ("interrupted", "stop", True),
+        ("interrupted", "limit", True),
+        ("interrupted", "notice", False),
+        ("infrastructure", "finished", False),
+    ],
+)
+def test_a_last_save_that_no_commit_has_is_kept_as_outputs_where_the_job_may_be_over(
+    world: AgentWorld, outcome: Any, why: Any, kept: bool
+) -> None:
+    life = a_life(world)
+    life._spec = Spec(name="job", run="true")
+    keeps: list[tuple[Path, list[str]]] = []
+    life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+    life.sync = Saved("d.pt", "b.pt", "a.pt", "c.pt", "e.pt")  # type: ignore[assignment]
+    life.outputs = SimpleNamespace(keep_saves=lambda folder, files: keeps.append((folder, sorted(files))))  # type: ignore[assignment]
+    life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+    told = "kept as outputs, perhaps unfinished, since no checkpoint has them: "
+    assert (told in said(life)) is kept
+    if kept:
+        assert f"{told}a.pt, b.pt, c.pt and 2 more\n" in said(life)
+        assert keeps == [(life.paths.code / "checkpoints", ["a.pt", "b.pt", "c.pt", "d.pt", "e.pt"])]
+        life.sync = Saved("a.pt", "b.pt", "c.pt")  # type: ignore[assignment]
+        life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+        assert f"{told}a.pt, b.pt, c.pt\n" in said(life)
+    else:
+        assert keeps == []
+    life.sync = Saved()  # type: ignore[assignment]
+    count = len(keeps)
+    life._keep_uncommitted(make_exit(outcome, why, "oh", Trained()))
+    assert len(keeps) == count
+
+
+def test_a_machine_whose_exit_could_not_be_written_is_not_held(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Node, "write_exit", lambda *_: False)
+    world.submit("sh", "-c", "exit 3", retry=Retry(hold_on_failure_s=500.0))
+    life = world.life(world.claim())
+    held: list[bool] = []
+    life._hold = lambda: held.append(True)  # type: ignore[method-assign]
+    life.run()
+    assert held == [] and not world.has_exit(life) and not life.beat._thread.is_alive()
+
+
+class Place:
+    """What an enclosure is asked to do at the end, in order."""
+
+    def __init__(self, life: Life, world: AgentWorld) -> None:
+        self.did: list[tuple[str, bool]] = []
+        leave, close = life.enclosure.leave, life.enclosure.close
+
+        def leaving() -> None:
+            self.did.append(("leave", world.has_exit(life)))
+            leave()
+
+        def closing() -> None:
+            self.did.append(("close", world.has_exit(life)))
+            close()
+
+        life.enclosure.leave, life.enclosure.close = leaving, closing  # type: ignore[method-assign]
+
+
+def test_an_enclosure_begins_to_go_before_the_exit_and_is_gone_after_it(world: AgentWorld) -> None:
+    world.submit("true")
+    life = world.life(world.claim())
+    place = Place(life, world)
+    world.run(life)
+    assert place.did == [("leave", False), ("close", True)]
+
+
+def test_an_enclosure_stays_for_as_long_as_its_machine_is_held(world: AgentWorld) -> None:
+    world.submit("sh", "-c", "exit 3", retry=Retry(hold_on_failure_s=500.0))
+    life = world.life(world.claim())
+    place = Place(life, world)
+    before: list[list[tuple[str, bool]]] = []
+
+    def give_back() -> None:
+        world.until_phase(life, "held")()
+        wait_for(lambda: world.has_exit(life))
+        before.append(list(place.did))
+        world.append(StopAsked("me"))
+
+    world.meanwhile(give_back)
+    world.run(life)
+    assert before == [[]] and place.did == [("close", True)]
+
+
+def test_what_is_mounted_for_the_training_is_unmounted_after_the_exit(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit("true")
+    life = world.life(world.claim())
+    asked: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(life_module, "unmount_below", lambda folder: asked.append((folder, world.has_exit(life))))
+    world.run(life)
+    assert asked == [(life.paths.mounts, True)]
+
+
+def test_a_training_whose_enclosure_was_taken_away_did_not_fail_by_itself(tmp_path: Path) -> None:
+    trained = Trained(ended=Ended(137, None, 5.0))
+    left = judge(trained, tmp_path, None, "its own word", "the container engine was stopped")
+    assert (left.outcome, left.why, left.reason) == ("infrastructure", "finished", "the container engine was stopped")
+    said_by_itself = judge(trained, tmp_path, None, "its own word")
+    assert (said_by_itself.outcome, said_by_itself.why) == ("failed", "finished")
+    assert said_by_itself.reason == "the command ended with exit code 137: its own word"
