@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import os
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +24,7 @@ from stoker.providers.gce import labels
 from stoker.providers.gce.request import check as check_gce
 from stoker.spec import SUBMITTER, Resources, Spec
 from stoker.store import Store, open_store
+from stoker.submit import identity
 from stoker.submit.identity import local_user, normalised, submitter_of
 
 ROLE = "arn:aws:sts::111122223333:assumed-role/Trainers/jane@example.com"
@@ -35,9 +40,10 @@ class Cloud:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
                 cloud.asked.append((dict(self.headers), body))
                 self.send_response(cloud.status)
+                self.send_header("Metadata-Flavor", "Google")
                 self.end_headers()
                 self.wfile.write(cloud.answer.encode())
 
@@ -136,6 +142,164 @@ def test_google_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud:
     cloud.answer = json.dumps({"access_token": "x"})
     found = submitter_of("gs://bucket")
     assert found.name == local_user() and "gcloud auth application-default login" in found.doubt
+
+
+class Wire:
+    """Keeps the requests that would go to a cloud, and answers each with the same text."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+        self.requests: list[tuple[str, str, bytes]] = []
+        self._answer = answer
+        monkeypatch.setattr(urllib.request, "urlopen", self)
+
+    def __call__(self, request: urllib.request.Request, timeout: float) -> io.BytesIO:
+        assert 0 < timeout < 60, "a submission does not wait for ever"
+        assert isinstance(request.data, bytes)
+        self.requests.append((request.get_method(), request.full_url, request.data))
+        return io.BytesIO(self._answer.encode())
+
+
+@pytest.mark.parametrize(
+    ("more", "url"),
+    [
+        ({}, "https://sts.eu-west-1.amazonaws.com/"),
+        ({"AWS_REGION": ""}, "https://sts.us-east-1.amazonaws.com/"),
+        ({"AWS_REGION": "cn-north-1"}, "https://sts.cn-north-1.amazonaws.com.cn/"),
+        ({"AWS_ENDPOINT_URL": "https://own/"}, "https://own/"),
+        ({"AWS_ENDPOINT_URL": "https://own", "AWS_ENDPOINT_URL_STS": "https://sts.own"}, "https://sts.own/"),
+    ],
+)
+def test_aws_is_asked_in_the_region_or_where_the_person_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aws: dict[str, str], more: dict[str, str], url: str
+) -> None:
+    del aws["AWS_ENDPOINT_URL_STS"]
+    wire = Wire(monkeypatch, f"<Arn>{ROLE}</Arn>")
+    none = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    assert submitter_of("s3://bucket", {**aws, **none, **more}).name == normalised(ROLE)
+    ((method, asked, body),) = wire.requests
+    assert (method, asked, body) == ("POST", url, b"Action=GetCallerIdentity&Version=2011-06-15")
+
+
+def test_without_credentials_aws_is_not_asked(tmp_path: Path, aws: dict[str, str]) -> None:
+    none = {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    found = submitter_of("s3://bucket", {**none, "AWS_EC2_METADATA_DISABLED": "true"})
+    assert found.name == local_user()
+    assert found.doubt.startswith("AWS was not asked who submits: there are no AWS credentials")
+
+
+def test_an_aws_that_does_not_answer_is_told(aws: dict[str, str]) -> None:
+    found = submitter_of("s3://bucket", {**aws, "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:1"})
+    assert found.name == local_user()
+    assert found.doubt.startswith("AWS did not tell who submits (") and "refused" in found.doubt
+
+
+def test_a_login_of_a_person_is_exchanged_at_google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    claims = base64.urlsafe_b64encode(b'{"email": "jane@example.com"}').decode().rstrip("=")
+    wire = Wire(monkeypatch, json.dumps({"id_token": f"e30.{claims}.x"}))
+    credentials(tmp_path, monkeypatch, type="authorized_user", client_id="i d", client_secret="s", refresh_token="r")
+    assert submitter_of("gs://bucket").name == "jane@example.com"
+    ((method, url, body),) = wire.requests
+    assert (method, url) == ("POST", "https://oauth2.googleapis.com/token")
+    assert body == b"client_id=i+d&client_secret=s&refresh_token=r&grant_type=refresh_token"
+    # Google knows nothing of accounts that another's storage takes.
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    found = submitter_of("gs://bucket")
+    assert found.name == local_user() and len(wire.requests) == 1
+    assert found.doubt.startswith("the bucket is not Google's, and token_uri")
+
+
+@pytest.mark.parametrize("token", ["e30", "e30.!!.x", "e30.e30.x", "e30.W10.x", 5])
+def test_a_token_that_makes_no_sense_names_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: object
+) -> None:
+    Wire(monkeypatch, json.dumps({"id_token": token}))
+    credentials(tmp_path, monkeypatch, type="authorized_user", token_uri="https://x")
+    found = submitter_of("gs://bucket")
+    assert found.name == local_user() and found.doubt.startswith("Google did not tell who submits; ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "doubt"),
+    [
+        ({"type": "service_account"}, "Google's credentials do not tell who submits"),
+        ({"type": "service_account", "client_email": "arn:x@y"}, "Google's credentials do not tell who submits"),
+        ({"type": "external_account"}, "Google's credentials of type external_account do not tell who submits"),
+    ],
+)
+def test_credentials_of_google_without_an_account_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str], doubt: str
+) -> None:
+    credentials(tmp_path, monkeypatch, **fields)
+    found = submitter_of("gs://bucket")
+    assert (found.name, found.doubt) == (local_user(), doubt)
+
+
+def test_credentials_of_google_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "credentials.json").write_text("{")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "credentials.json"))
+    found = submitter_of("gs://bucket")
+    assert found.name == local_user() and found.doubt.startswith("Google's credentials cannot be read: ")
+
+
+@pytest.mark.parametrize("variable", ["GCE_METADATA_HOST", "GCE_METADATA_IP"])
+def test_a_machine_of_google_submits_as_its_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: Cloud, variable: str
+) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    found = submitter_of("gs://bucket")
+    assert (found.name, found.doubt) == (local_user(), "there are no Google credentials to tell who submits")
+    monkeypatch.setenv(variable, cloud.url.removeprefix("http://"))
+    cloud.answer = "machine@project.iam.gserviceaccount.com"
+    assert submitter_of("gs://bucket").name == cloud.answer
+    cloud.status = 500
+    assert submitter_of("gs://bucket").doubt.startswith("Google's metadata server did not tell who submits: ")
+    cloud.status = 404
+    assert submitter_of("gs://bucket").doubt == "Google's credentials do not tell who submits"
+
+
+def test_the_board_tells_a_machine_of_google_where_no_variable_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    read = Path.read_text
+
+    def board(path: Path, *args: Any, **kwargs: Any) -> str:
+        return "Google Compute Engine\n" if path.name == "product_name" else read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", board)
+    monkeypatch.setattr(identity.Metadata, "get", lambda _self, path: f"asked@{path.rpartition('/')[2]}")
+    assert submitter_of("gs://bucket").name == "asked@email"
+
+
+def test_a_user_without_an_entry_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 987_654)
+    assert local_user().startswith("os:987654@")
+
+
+class Near:
+    url, near = "gs://bucket", True
+
+
+class Far(Near):
+    near = False
+
+
+def test_without_asking_a_cloud_the_submitter_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials(tmp_path, monkeypatch, type="service_account", client_email="a@b")
+    spec = Spec(name="x", run="true", tags={"team": "nlp", SUBMITTER: "before"})
+    for store, offline, tags in (
+        (Far, True, {"team": "nlp"}),
+        (Far, False, {"team": "nlp", SUBMITTER: "a@b"}),
+        (Near, True, {"team": "nlp", SUBMITTER: "a@b"}),
+    ):
+        made, told = identity.identified(spec, store(), offline=offline)  # type: ignore[arg-type]
+        assert (made.tags, told) == (tags, ())
+    assert identity.identified(spec, Far())[0].tags[SUBMITTER] == "a@b"  # type: ignore[arg-type]
 
 
 @pytest.fixture
