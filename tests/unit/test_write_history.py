@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.agent.checkpoints.write_history import WriteHistory
+from stoker.agent.checkpoints.write_history import Mark, WriteHistory
 from stoker.agent.snapshot import File, Signature
 from stoker.processes.open_files import OpenFile
 
@@ -70,3 +70,269 @@ def test_a_file_that_is_gone_is_forgotten() -> None:
     folder.look(signature(10))
     assert folder.history.died_open() == set()
     assert folder.history.removed_at
+
+
+MIB = 1024 * 1024
+
+
+class Many:
+    """Several files, looked at when the test says so; `open` are those that process 1 writes, `appending` to some."""
+
+    def __init__(self) -> None:
+        self.history = WriteHistory(settle_s=2.0, patience_s=5.0)
+        self.now = 100.0
+        self.files: dict[str, Signature] = {}
+        self.open: set[str] = set()
+        self.appending: set[str] = set()
+        self.members = frozenset({1})
+
+    def write(self, *paths: str, size: int = 10) -> None:
+        for path in paths:
+            self.files[path] = signature(size, at=int(self.now * 10))
+
+    def look(self, after_s: float = 1.0) -> None:
+        self.now += after_s
+        files = {path: File(path, seen, 0o644) for path, seen in self.files.items()}
+        self.history.note_files(files, self.now)
+        self.see_open()
+
+    def see_open(self) -> None:
+        found = {path: OpenFile(frozenset({1}), appending=path in self.appending) for path in self.open}
+        self.history.note_open(found, self.members, self.files.get)
+
+
+def test_a_file_that_is_appended_to_or_has_the_name_of_a_log_is_one() -> None:
+    seen = Many()
+    logs = {"any.bin", "train.LOG", "sub/metrics.jsonl", "events.out.tfevents.1"}
+    seen.appending = {"any.bin"}
+    seen.open = logs | {"model.pt", "logs/model.pt"}
+    seen.write(*seen.open)
+    seen.look()
+    assert seen.history.streams() == logs
+    seen.open = set()
+    seen.look()
+    assert seen.history.streams() == set()
+    assert seen.history.logs() == logs, "what was a log stays one"
+    del seen.files["any.bin"]
+    seen.look()
+    assert seen.history.logs() == logs - {"any.bin"}
+
+
+def test_a_file_held_open_for_a_minute_that_hardly_grows_is_a_log() -> None:
+    seen = Many()
+    seen.open = {"small", "large", "begun-anew"}
+    seen.write("small", "large", "begun-anew")
+    seen.look()
+    seen.write("small", size=64 * MIB + 9)
+    seen.write("large", size=64 * MIB + 10)
+    seen.look(59.0)
+    assert seen.history.streams() == set()
+    seen.write("begun-anew", size=5)
+    seen.look(1.0)
+    assert seen.history.streams() == {"small"}
+    seen.look(59.0)
+    assert seen.history.streams() == {"small"}
+    seen.look(1.0)
+    assert seen.history.streams() == {"small", "begun-anew"}
+
+
+def test_a_log_that_was_closed_in_between_is_watched_from_the_beginning() -> None:
+    seen = Many()
+    seen.open = {"a"}
+    seen.write("a")
+    seen.look()
+    seen.look(59.0)
+    seen.open = set()
+    seen.look(1.0)
+    seen.open = {"a"}
+    seen.look(1.0)
+    assert seen.history.streams() == set()
+
+
+def test_a_file_is_hot_while_it_is_open_or_changed_a_moment_ago() -> None:
+    seen = Many()
+    seen.open = {"open", "log"}
+    seen.write("open", "log", "quiet")
+    seen.look()
+    seen.look(1.9)
+    assert seen.history.changed_lately() == {"open", "log", "quiet"}
+    assert seen.history.hot({"log"}) == {"open", "quiet"}
+    seen.look(0.1)
+    assert seen.history.changed_lately() == set()
+    assert seen.history.hot({"log"}) == {"open"}
+    assert seen.history.may_go_on(["quiet"])
+    seen.look(3.0)
+    assert not seen.history.may_go_on(["quiet"])
+
+
+def test_a_file_whose_writer_died_counts_as_whole_after_a_minute() -> None:
+    seen = Many()
+    seen.open, seen.appending = {"model", "log"}, {"log"}
+    seen.write("model", "log")
+    seen.look()
+    seen.open, seen.members = set(), frozenset()
+    seen.look()
+    assert seen.history.died_open() == {"model"}, "a log is whole wherever it ends"
+    assert seen.history.last_seen_open("model")
+    seen.look(59.9)
+    assert seen.history.hot(()) == {"model"}
+    seen.look(0.1)
+    assert seen.history.died_open() == set()
+
+
+def test_a_file_that_its_writer_closed_is_no_suspect() -> None:
+    seen = Many()
+    seen.open = {"model"}
+    seen.write("model")
+    seen.look()
+    assert seen.history.last_seen_open("model")
+    seen.open = set()
+    seen.look()
+    assert seen.history.died_open() == set()
+    assert not seen.history.last_seen_open("model")
+
+
+def test_a_suspect_that_is_opened_again_is_none() -> None:
+    seen = Many()
+    seen.open = {"model"}
+    seen.write("model")
+    seen.look()
+    seen.open, seen.members = set(), frozenset()
+    seen.look()
+    seen.open, seen.members = {"model"}, frozenset({1})
+    seen.look()
+    seen.open = set()
+    seen.look()
+    assert seen.history.died_open() == set()
+
+
+def test_a_file_grew_if_it_was_seen_smaller_since_the_last_commit() -> None:
+    seen = Many()
+    seen.write("model", size=10)
+    seen.look()
+    assert not seen.history.grew("model")
+    seen.write("model", size=20)
+    seen.look()
+    assert seen.history.grew("model")
+    seen.history.committed(["model"])
+    assert not seen.history.grew("model")
+    # Cut, and written from its beginning between two scans: open files are looked at in between.
+    seen.open = {"model"}
+    seen.files["model"] = signature(0, at=5)
+    seen.see_open()
+    seen.write("model", size=20)
+    seen.look()
+    assert seen.history.grew("model")
+    assert not seen.history.grew("another")
+
+
+def test_how_long_ago_something_was_removed_is_known_by_unit() -> None:
+    seen = Many()
+    seen.write("step-1/a", "step-1/b", "top")
+    seen.look()
+    assert seen.history.since_removed_s == float("inf")
+    del seen.files["step-1/a"]
+    seen.look()
+    assert seen.history.since_removed_s == 0.0
+    seen.look(1.9)
+    assert seen.history.removed_lately("step-1") and not seen.history.removed_lately("")
+    seen.look(0.1)
+    assert not seen.history.removed_lately("step-1")
+    assert round(seen.history.since_removed_s, 3) == 2.0
+
+
+def test_after_the_end_nothing_settles_any_more() -> None:
+    seen = Many()
+    seen.write("model")
+    seen.look()
+    seen.history.end()
+    seen.look(100.0)
+    seen.history.end()
+    assert seen.history.changed_lately() == {"model"}
+    assert seen.history.may_go_on(["model"])
+
+
+def test_the_mark_tells_what_was_written_or_removed_shortly_before() -> None:
+    seen = Many()
+    seen.write("quiet", "step-1/a", "step-2/a", "step-3/a", "step-4/a")
+    seen.look()
+    del seen.files["step-1/a"]
+    seen.look(10.0)
+    del seen.files["step-2/a"]
+    seen.look(5.0)
+    assert seen.history.removed_at == {"step-1": 111.0, "step-2": 116.0}
+    seen.open, seen.appending = {"step-3/a", "run.log"}, {"run.log"}
+    seen.write("step-4/a", "run.log")
+    seen.look()
+    seen.history.set_mark()
+    mark = seen.history.mark
+    assert mark is not None
+    assert (mark.at, mark.members) == (seen.now, frozenset({1}))
+    assert mark.hot == {"step-3/a", "step-4/a"}
+    assert mark.hot_units == {"step-2", "step-3", "step-4"}
+    assert mark.open == {"step-3/a"}
+    assert mark.files == seen.files
+
+
+def marked(*, files: dict[str, Signature], opened: set[str], survives: bool = True) -> Mark:
+    """Processes 1 and 2 were there, of which 2 lives on after SIGTERM."""
+    return Mark(100.0, files, set(), set(), opened, frozenset({1, 2}), frozenset({2}), survives)
+
+
+def test_a_file_is_begun_since_the_mark_if_it_looks_different() -> None:
+    mark = marked(files={"a": signature(10), "open": signature(10)}, opened={"open"})
+    assert not mark.begun_since("a", signature(10))
+    assert mark.begun_since("a", signature(11))
+    assert mark.begun_since("new", signature(1))
+    assert not mark.begun_since("open", signature(99)), "the write that was under way goes on"
+    mark.closed_as["open"] = signature(99)
+    assert not mark.begun_since("open", signature(99))
+    assert mark.begun_since("open", signature(100))
+
+
+def test_a_writer_survives_if_it_handles_the_signal_or_was_started_since() -> None:
+    mark = marked(files={}, opened=set())
+    mark.writers = {"a": frozenset({1}), "b": frozenset({1, 2}), "c": frozenset({3})}
+    assert [mark.by_survivor(path) for path in "abcd"] == [False, True, True, True]
+    assert not marked(files={}, opened=set(), survives=False).by_survivor("d")
+
+
+def test_what_was_open_at_the_mark_is_remembered_as_it_was_closed() -> None:
+    seen = Many()
+    seen.open = {"model"}
+    seen.write("model", "other")
+    seen.look()
+    seen.history.set_mark()
+    mark = seen.history.mark
+    assert mark is not None
+    assert not seen.history.closed_before_told("model")
+    assert seen.history.closed_before_told("other")
+    seen.open = {"other"}
+    seen.look()
+    assert mark.closed_as == {"model": seen.files["model"]}
+    assert mark.writers == {"other": frozenset({1})}
+    closed = seen.files["model"]
+    seen.open = {"model"}
+    seen.write("model", "other", size=30)
+    seen.look()
+    seen.open = set()
+    seen.look()
+    assert mark.closed_as == {"model": closed}, "the first time counts"
+    assert not seen.history.closed_before_told("other")
+
+
+def test_what_a_process_that_died_since_the_mark_may_have_cut_off() -> None:
+    seen = Many()
+    seen.write("quiet", "changed", "gone")
+    seen.look()
+    seen.look(5.0)
+    seen.write("hot", "gone")
+    seen.look()
+    seen.history.set_mark()
+    seen.write("changed", "new", size=11)
+    del seen.files["gone"]
+    seen.look()
+    assert seen.history.shaken() == set(), "all processes live"
+    seen.members = frozenset()
+    seen.look()
+    assert seen.history.shaken() == {"hot", "changed", "new"}
