@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -215,6 +218,64 @@ def test_a_manifest_that_cannot_be_read_is_replaced(made: Path, text: bytes) -> 
     assert keep(kept_in, made)
 
 
+def forge(kept_in: MemoryStore, listing: bytes, *contents: bytes, **changes: object) -> str:
+    """A copy whose names are right and whose contents are these. Answers the key of its manifest."""
+    digests = []
+    for data in (listing, *contents):
+        digests.append(cache.Part(hashlib.sha256(data).hexdigest(), len(data)))
+        kept_in.put(layout.environment_part(layout.ENVIRONMENTS, "k", digests[-1].digest), data)
+    kept = replace(Kept("k", HERE, digests[0], tuple(digests[1:]), 100, 4), **changes)  # type: ignore[arg-type]
+    manifest = layout.environment_manifest(layout.ENVIRONMENTS, "k")
+    kept_in.put(manifest, codec.dumps(kept))
+    return manifest
+
+
+FILE = b'[["file", "a", 4, 0, 0]]'
+
+
+@pytest.mark.parametrize(
+    ("listing", "contents", "changes", "told"),
+    [
+        (b"{", (), {}, "its listing cannot be read (listing: cannot be read: "),
+        (b'[["file", 7, 4, 0, 0]]', (), {}, "its listing cannot be read (listing: cannot be read: 7 is no path"),
+        (FILE, (), {}, "its manifest and its listing do not agree"),
+        (FILE, (b"four", b"more"), {}, "its manifest and its listing do not agree"),
+        (FILE, (b"four",), {"part_bytes": 0}, "its manifest and its listing do not agree"),
+        (FILE, (b"five5",), {}, "a part has another length than it should"),
+        (b'[["folder", "a"], ["file", "a", 4, 0, 0]]', (b"four",), {}, "its listing makes no sense ("),
+        (b'[["file", "a", 4, 0, 0], ["link", "a", "b"]]', (b"four",), {}, "its listing makes no sense ("),
+        (FILE, (b"four",), {"compressed": True}, "a part of it is not what was kept (Error"),
+    ],
+)
+def test_a_copy_that_makes_no_sense_is_told_and_replaced(
+    made: Path, tmp_path: Path, listing: bytes, contents: tuple[bytes, ...], changes: dict[str, object], told: str
+) -> None:
+    kept_in = store()
+    manifest = forge(kept_in, listing, *contents, **changes)
+    with pytest.raises(Damaged, match=f"^{re.escape(told)}") as damaged:
+        restore(kept_in, tmp_path / "restored")
+    assert damaged.value.keys[0] == manifest
+    Cache(kept_in, "job-abcd").discard(damaged.value)
+    assert keep(kept_in, made), "what makes no sense stands in the way of what is whole"
+    assert restore(kept_in, tmp_path / "restored")
+    assert picture(tmp_path / "restored") == picture(made)
+
+
+def test_a_copy_without_any_bytes_is_restored(tmp_path: Path) -> None:
+    kept_in = store()
+    forge(kept_in, b'[["folder", "bin"], ["file", "bin/x", 0, 1, 5]]', part_bytes=0)
+    assert restore(kept_in, tmp_path / "restored")
+    found = (tmp_path / "restored/bin/x").stat()
+    assert (found.st_size, found.st_mode & 0o777, found.st_mtime_ns) == (0, 0o755, 5)
+
+
+def test_a_copy_that_may_not_be_discarded_does_not_stop_the_machine(made: Path) -> None:
+    kept_in = store(lambda call, _key: Fault(error=StoreDenied("not yours")) if call == "delete" else None)
+    keep(kept_in, made)
+    Cache(kept_in, "job-abcd").discard(Damaged("", layout.environment_manifest(layout.ENVIRONMENTS, "k")))
+    assert Cache(kept_in, "job-abcd").find("k") is not None
+
+
 @pytest.mark.parametrize("field", ["platform", "key"])
 def test_what_was_made_for_another_machine_is_not_used(made: Path, tmp_path: Path, field: str) -> None:
     kept_in = store()
@@ -331,6 +392,101 @@ def test_a_machine_that_may_write_nothing_goes_on_without(made: Path) -> None:
     keeping = Keeping(Cache(kept_in, "job-abcd"), "k", HERE, made, take_listing(made), said.append)
     keeping.settle(lambda: time.monotonic() + 30)
     assert said == ["the environment is not kept for the next time: not yours"]
+
+
+def test_what_is_there_is_not_sent_again(made: Path) -> None:
+    puts: list[str] = []
+
+    def note(call: str, key: str) -> None:
+        if call in ("put", "create"):
+            puts.append(key)
+
+    kept_in = store(note)
+    assert keep(kept_in, made)
+    whole = list(puts)
+    puts.clear()
+    assert not keep(kept_in, made), "somebody else's copy is there"
+    assert puts == []
+    # As when a packer was killed: of what it left, one part is not whole.
+    kept_in.delete([layout.environment_manifest(layout.ENVIRONMENTS, "k")])
+    torn = parts(kept_in)[0]
+    truncate(kept_in, torn)
+    puts.clear()
+    assert keep(kept_in, made)
+    assert puts == [torn, layout.environment_manifest(layout.ENVIRONMENTS, "k")]
+    assert len(set(whole)) == len(whole)
+
+
+def test_what_is_not_wanted_any_more_is_not_sent(made: Path) -> None:
+    kept_in = store()
+    assert not Cache(kept_in, "job-abcd").keep("k", HERE, made, take_listing(made), lambda: False)
+    assert not list(kept_in.list(layout.ENVIRONMENTS))
+
+
+def test_the_last_use_is_noted_once_a_day_and_nothing_fails_without_it(made: Path, tmp_path: Path) -> None:
+    puts: list[str] = []
+
+    def note(call: str, key: str) -> Fault | None:
+        if call == "put" and key == used:
+            puts.append(key)
+            return Fault(error=StoreDenied("not yours")) if denied else None
+        return None
+
+    used, denied = layout.environment_used(layout.ENVIRONMENTS, "k"), False
+    now = [datetime.now(timezone.utc) - timedelta(days=1, minutes=1)]
+    kept_in = MemoryStore(lambda: now[0], faults=note)
+    keep(kept_in, made)
+    restore(kept_in, tmp_path / "restored")
+    assert puts == [used]
+    now[0] = datetime.now(timezone.utc)
+    for _ in range(2):
+        restore(kept_in, tmp_path / "restored")
+        assert puts == [used, used], "one use a day is noted"
+    kept_in.delete([used])
+    denied = True
+    restore(kept_in, tmp_path / "restored")
+    assert len(puts) == 3 and picture(tmp_path / "restored") == picture(made)
+
+
+def test_it_is_kept_when_the_training_has_imported_what_it_needs(made: Path, tmp_path: Path) -> None:
+    nice: list[int] = []
+    kept_in = store(lambda *_: nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    said: list[str] = []
+    keeping = Keeping(Cache(kept_in, "job-abcd"), "k", HERE, made, take_listing(made), said.append)
+    (made / "lib/site/__pycache__").mkdir()
+    (made / "lib/site/__pycache__/m3.cpython-311.pyc").write_bytes(b"compiled")
+    assert not nice, "the store is left alone while the training starts"
+    keeping.settle(lambda: float("inf"))
+    assert set(nice) == {19}, "the training comes first"
+    (line,) = said
+    assert re.fullmatch(r"the environment \(0 MB\) is kept in the store for the next time; that took [\d.]+ s", line)
+    assert restore(kept_in, tmp_path / "restored")
+    assert (tmp_path / "restored/lib/site/__pycache__/m3.cpython-311.pyc").read_bytes() == b"compiled"
+
+
+def test_who_waits_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_WORTH_TELLING_S", 0.0)
+    begun, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def hangs(call: str, _key: str) -> None:
+        calls.append(call)
+        if call == "put":
+            begun.set()
+            go_on.wait(60)
+
+    said: list[str] = []
+    keeping = Keeping(Cache(store(hangs), "job-abcd"), "k", HERE, made, take_listing(made), said.append)
+    keeping.settle(lambda: 0.0 if begun.is_set() else time.monotonic() + 100)
+    assert [line for line in said if "still being kept" in line] in (
+        [],  # It had begun by then.
+        ["the environment is still being kept for the next time; that gets 100 s more"],
+    )
+    go_on.set()
+    keeping._thread.join(60)
+    assert not keeping._thread.is_alive()
+    assert "create" not in calls, "nobody waits for it any more"
+    assert not any("is kept in the store" in line for line in said)
 
 
 def test_the_exit_waits_for_so_long_and_no_longer(made: Path) -> None:
