@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -210,3 +211,103 @@ def test_what_nobody_used_for_long_is_removed_and_nothing_that_is_used(tmp_path:
     assert shelf.prune() == ["k"]
     assert list(tmp_path.iterdir()) == []
     make(shelf).release()
+
+
+def test_whoever_finds_it_uses_it(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    make(shelf).release()
+    long_ago = time.time() - module.UNUSED_FOR_S - 60
+    for path in (tmp_path / "k.lock", tmp_path / "k.ready"):
+        os.utime(path, (long_ago, long_ago))
+    hold(shelf).release()
+    assert shelf.prune() == [], "it was used just now"
+    assert shelf.knows("k") and not shelf.knows("other")
+
+
+def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    keys = ("a", "b", "c", "d")
+    for key in keys:
+        held = shelf.hold(key, lambda: None, lambda _text: None)
+        held.folder.mkdir()
+        held.finish()
+        held.release()
+    # In the place of each of two there is something else by now.
+    for key in ("b", "c"):
+        (tmp_path / f"{key}.ready").unlink()
+        (tmp_path / f"{key}.ready").mkdir()
+    assert sorted(shelf.prune(-1.0)) == ["a", "d"]
+    assert not list(tmp_path.glob("[ad]*"))
+
+
+def test_the_young_are_kept_among_the_old(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for key in ("a", "b", "c"):
+        held = shelf.hold(key, lambda: None, lambda _text: None)
+        held.folder.mkdir()
+        held.finish()
+        held.release()
+    long_ago = time.time() - module.UNUSED_FOR_S - 60
+    for key in ("a", "c"):
+        for suffix in ("lock", "ready"):
+            os.utime(tmp_path / f"{key}.{suffix}", (long_ago, long_ago))
+    assert sorted(shelf.prune()) == ["a", "c"]
+    assert hold_named(shelf, "b").complete
+
+
+def hold_named(shelf: Shelf, key: str) -> Held:
+    return shelf.hold(key, lambda: None, lambda _text: None)
+
+
+def test_one_that_is_made_between_two_looks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(Shelf(tmp_path)).release()
+    shelf = Shelf(tmp_path)
+    lock = shelf._lock
+    # At the first look somebody was still making it.
+    monkeypatch.setattr(shelf, "_lock", lambda key, handle, how: how == fcntl.LOCK_EX and lock(key, handle, how))
+    held = hold(shelf)
+    assert held.complete and (held.folder / "file").read_text() == "whole"
+    monkeypatch.undo()
+    other = hold(Shelf(tmp_path))
+    assert other.complete, "others may use it as well"
+    held.release()
+    held.release()
+    other.release()
+
+
+def test_a_lock_that_was_removed_meanwhile_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [1, 2]
+    flock = fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        """Twice somebody removes the file, once it makes another one, before this process has locked it."""
+        if how & fcntl.LOCK_NB and left:
+            (tmp_path / "k.lock").unlink()
+            if left.pop() == 2:
+                (tmp_path / "k.lock").touch()
+        flock(handle, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    held = hold(Shelf(tmp_path))
+    assert not held.complete and not left
+    monkeypatch.undo()
+    with (tmp_path / "k.lock").open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    held.release()
+
+
+def test_who_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WORTH_TELLING_S", 0.0)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    shelf, said, looks = Shelf(tmp_path / "deep/shelf"), [], []
+    making = hold(shelf)
+    making.folder.mkdir()
+
+    def check() -> None:
+        looks.append(None)
+        if len(looks) == 3:
+            making.finish()
+
+    assert shelf.hold("k", check, said.append).complete
+    assert said == ["another node on this machine is making the same environment; waiting for it"]

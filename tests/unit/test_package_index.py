@@ -105,8 +105,9 @@ def test_a_wheel_that_is_missing_or_not_what_was_submitted(tmp_path: Path) -> No
         source.open()
     assert not failure.value.user
     store.put(layout.wheel("0" * 64), b"another")
-    with pytest.raises(SetupFailed, match="is not what was submitted"):
+    with pytest.raises(SetupFailed, match="is not what was submitted") as failure:
         source.open()
+    assert not failure.value.user
     later = put(store, tmp_path, "b-1-py3-none-any.whl", b"b")
     store.put(layout.wheel(f"{later.digest}-2"), b"b")
     store.delete([layout.wheel(later.digest)])
@@ -120,4 +121,47 @@ def test_wheels_for_another_machine_are_told() -> None:
     with pytest.raises(SetupFailed) as failure:
         choose_wheels(wheels, "3.11.2", "aarch64")
     assert "gathered for 3.12-x86_64, and this machine has 3.11-arm64; set environment.python" in str(failure.value)
+    assert failure.value.user
+
+
+def test_for_commands_of_a_user_without_a_password() -> None:
+    opened = PrivateIndex(PackageIndex(URL.replace("//", "//j%40ne@")), Tokens()).for_commands()
+    assert opened.env == {
+        "UV_DEFAULT_INDEX": f"stoker={URL}",
+        "UV_INDEX_STOKER_USERNAME": "j@ne",
+        "PIP_INDEX_URL": "https://j%40ne@packages.example/simple/",
+    }
+    assert not opened.secrets
+
+
+def test_for_commands_uv_is_told_as_well() -> None:
+    opened = PrivateIndex(PackageIndex(URL, "env:TOKEN"), Tokens()).for_commands()
+    assert opened.env == {"UV_DEFAULT_INDEX": f"stoker={URL}", "UV_INDEX_STOKER_USERNAME": "__token__"}
+    assert opened.secrets == {
+        "UV_INDEX_STOKER_PASSWORD": "token/1",
+        "PIP_INDEX_URL": "https://__token__:token%2F1@packages.example/simple/",
+    }
+
+
+def test_wheels_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    one, two = (Wheel(f"{name}-1-py3-none-any.whl", digest * 64, 1) for name, digest in (("a", "2"), ("b", "1")))
+    source, _ = packed(tmp_path, one, two)
+    assert source.identity == f"wheels {'1' * 64} {'2' * 64}"
+    assert source.pins == ("a==1", "b==1")
+
+
+def test_wheels_that_are_here_are_not_fetched_again(tmp_path: Path) -> None:
+    _, store = packed(tmp_path)
+    wheel = put(store, tmp_path, "a-1-py3-none-any.whl", b"a")
+    source = PackedWheels(store, [wheel], tmp_path / "wheels", lambda question: question())
+    assert source.open().env == {"UV_FIND_LINKS": ""}
+    store.delete([layout.wheel(wheel.digest)])
+    source.open()
+    assert (tmp_path / "wheels" / wheel.name).read_bytes() == b"a"
+
+
+def test_a_wheel_whose_name_leads_out_is_refused(tmp_path: Path) -> None:
+    source, _ = packed(tmp_path, Wheel("../a-1-py3-none-any.whl", "0" * 64, 1))
+    with pytest.raises(SetupFailed, match="is no name of a wheel") as failure:
+        source.open()
     assert failure.value.user
