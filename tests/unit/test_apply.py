@@ -10,7 +10,7 @@ from scripted_cloud import ScriptedWorld
 from stoker import layout, log
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
-from stoker.fold import Claim
+from stoker.fold import Claim, JobState
 from stoker.governor.apply import Applied
 from stoker.model import Claimed, Closed, Ended, Event, Launched, Leftover, Record, StopAsked
 from stoker.spec import Submission
@@ -37,10 +37,22 @@ def apply(world: ScriptedWorld, *actions: object) -> Applied:
     return world.applier().apply(Plan(actions=actions))  # type: ignore[arg-type]
 
 
+def last_claim_of(state: JobState) -> Claim:
+    assert state.last_claim is not None
+    return state.last_claim
+
+
 def last_claim(world: ScriptedWorld, job: str = A) -> Claim:
-    claim = world.state(job).last_claim
-    assert claim is not None
-    return claim
+    return last_claim_of(world.state(job))
+
+
+def test_a_place_is_written_down_once_for_many_launches(world: ScriptedWorld) -> None:
+    applier, created = world.applier(), list[str]()
+    create = world.store.create
+    world.store.create = lambda key, data: created.append(key) or create(key, data)  # type: ignore[method-assign,func-returns-value]
+    for job in (A, "b-bbbb"):
+        applier._remember_place(last_claim_of(world.submit(job, Claimed(SPOT_A, 1))))
+    assert created.count(layout.place(SPOT_A.provider, SPOT_A.region)) == 1
 
 
 # ── What was dry ──────────────────────────────────────────────────────────────────────────────────────────────────────

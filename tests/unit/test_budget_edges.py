@@ -10,7 +10,7 @@ from stoker import codec, layout, log
 from stoker.core.books import Books, Standing
 from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
-from stoker.core.snapshot import Append, Launch, Plan
+from stoker.core.snapshot import Append, Launch, Plan, Snapshot
 from stoker.errors import StokerError, StoreUnavailable
 from stoker.fold import JobState
 from stoker.governor.apply import Applied, Applier
@@ -117,6 +117,18 @@ def test_what_was_read_is_as_old_as_its_pass_or_as_the_first_look(began_s: float
     put_job(shop.store, "late-1", Claimed(replace(ON_DEMAND, price=1e6), 1), Launched(2, nodes(2)))
     assert shop.keeps_back(old_s - 1) is None
     assert "are spent" in (shop.keeps_back(old_s) or "")
+
+
+def test_before_a_launch_logs_count_and_not_what_a_partial_pass_knew() -> None:
+    shop = Shop()
+    shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(0))
+    shop.keeper.with_books(Snapshot((), (), {}, partial=True), house(), at(0), passed_s=0.0)
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
+    append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
+    append(shop.store, "other-1", Launched(5, nodes(5)))
+    assert shop.keeps_back(LOOK_AGAIN_S - 1) is None
+    assert "are spent" in (shop.keeps_back(LOOK_AGAIN_S) or "")
 
 
 def test_a_look_that_took_long_is_not_repeated_at_once() -> None:

@@ -11,6 +11,7 @@ from stoker import layout, policies
 from stoker.core.foreign.family import FamilyRecord, Stopping
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Listed
+from stoker.governor.foreign.govern import Looked, _with_troubles
 from stoker.governor.foreign.index import ForeignIndex, Row, is_due
 from stoker.governor.foreign.telling import ForeignTeller
 from stoker.policyfile import parse_policy
@@ -112,6 +113,17 @@ def test_a_row_changed_when_anything_of_it_did() -> None:
 )
 def test_a_job_is_looked_at_again_when_it_may_have_changed(row: Row | None, due: bool) -> None:
     assert is_due(row, LISTED, HOUSE, NOW) is due
+
+
+def test_a_job_whose_alarms_could_not_be_set_is_looked_at_again_also_where_it_is_over() -> None:
+    soon, looked = NOW + timedelta(minutes=1), Looked()
+    found = _with_troubles(replace(ROW, look_at=soon), {"alarm": "not allowed"}, looked)
+    assert found.look_at == soon and found.note == looked.problems["bert"] == "1 alarms could not be set: not allowed"
+    over = _with_troubles(replace(ROW, settled=True, note="over"), {"alarm": "not allowed"}, looked)
+    assert (
+        not over.settled and over.look_at is not None and over.look_at > NOW and over.note.startswith("over; 1 alarm")
+    )
+    assert _with_troubles(ROW, {}, looked) == ROW
 
 
 # ── What is told of them ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,15 @@ class Spawned:
     def kill(self, number: int = -1) -> None:
         os.close(self.readers[number])
         self.readers[number] = -1
+
+
+def open_files() -> list[str]:
+    """What this process holds open, by name."""
+    found: list[str] = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(path))
+    return found
 
 
 @pytest.fixture
@@ -216,6 +226,16 @@ def test_a_guard_that_was_killed_is_replaced_and_told_the_jobs_again(spawned: Sp
     guarded.passed()
     assert spawned.read() == b"pass\n"
     assert first is not None
+    guarded.release()
+
+
+def test_the_pipe_of_a_guard_that_was_killed_is_closed(spawned: Spawned) -> None:
+    guarded = Guard(URL)
+    assert guarded._pipe is not None
+    broken = os.readlink(f"/proc/self/fd/{guarded._pipe}")
+    spawned.kill()
+    guarded.passed()
+    assert len(spawned.stores) == 2 and broken not in open_files()
     guarded.release()
 
 
