@@ -71,18 +71,6 @@ def test_a_launch_without_capacity_is_remembered_for_all_jobs_where_that_means_s
     assert dry(world) == kept and applied.moved == {A} and applied.problems == {}
 
 
-def test_what_was_dry_on_another_day_is_forgotten_when_something_is_dry_again(world: ScriptedWorld) -> None:
-    remembering_dry(world)
-    world.store.put(layout.dry(ON_DEMAND.key), b"")
-    world.cloud.now_s += DAY_S - 3600.0
-    world.store.put(layout.dry(SPOT_B.key), b"")
-    world.cloud.now_s += 3601.0
-    world.cloud.errors["launch"] = NoCapacity("there is none")
-    world.submit(A, Claimed(SPOT_A, 1))
-    apply(world, Launch(A, 2, "launch"))
-    assert dry(world) == sorted([SPOT_A.key, SPOT_B.key])
-
-
 @pytest.mark.parametrize(("for_s", "kept"), [(60.0, [SPOT_A.key]), (0.0, [])])
 def test_a_cloud_that_finds_no_machine_after_it_took_the_launch_is_dry_for_all_jobs(
     world: ScriptedWorld, for_s: float, kept: list[str]

@@ -56,7 +56,7 @@ def open_files() -> list[str]:
     found: list[str] = []
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            found.append(os.readlink(path))
+            found.append(str(path.readlink()))
     return found
 
 
@@ -232,7 +232,7 @@ def test_a_guard_that_was_killed_is_replaced_and_told_the_jobs_again(spawned: Sp
 def test_the_pipe_of_a_guard_that_was_killed_is_closed(spawned: Spawned) -> None:
     guarded = Guard(URL)
     assert guarded._pipe is not None
-    broken = os.readlink(f"/proc/self/fd/{guarded._pipe}")
+    broken = str(Path(f"/proc/self/fd/{guarded._pipe}").readlink())
     spawned.kill()
     guarded.passed()
     assert len(spawned.stores) == 2 and broken not in open_files()
