@@ -1,0 +1,245 @@
+"""The heartbeat of a node: when it is calm, what is told at once, and that it goes on whatever fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from plain_store import wait_for
+
+from stoker import codec, layout
+from stoker.agent import beat as beat_module
+from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
+from stoker.model import (
+    Ack,
+    Activity,
+    CheckpointRef,
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Event,
+    Heartbeat,
+    Launched,
+    Rendezvous,
+    StopAsked,
+    Suspected,
+)
+from stoker.testing.memory import Fault, MemoryStore
+from stoker.testing.sim_data import SPOT_A, at, make_state, nodes
+
+T0 = at(0.0)
+NODE = "work/job-1/2/0/boot"
+RUNNING = (Claimed(offering=SPOT_A, nodes=2), Launched(2, nodes(2)))
+STEADY = Heartbeat(
+    beat=1, phase="training", at=T0, interval_s=10.0, trained_s=120.0, activity=Activity(silent_s=0.0, stepped_s=1.0)
+)
+
+
+def active(**changes: Any) -> Heartbeat:
+    return replace(STEADY, activity=replace(STEADY.activity or Activity(silent_s=0.0), **changes))
+
+
+# ── Calm ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("beat", "calm"),
+    [
+        (STEADY, True),
+        (replace(STEADY, trained_s=119.0), False),
+        (replace(STEADY, phase="saving"), False),
+        (replace(STEADY, activity=None), False),
+        (active(debugged_s=1.0), False),
+        (active(stepped_s=60.0, silent_s=500.0), True),
+        (active(stepped_s=60.5), False),
+        (active(stepped_s=149.0, longest_step_s=100.0), True),
+        (active(stepped_s=151.0, longest_step_s=100.0), False),
+        (active(stepped_s=None, silent_s=60.0), True),
+        (active(stepped_s=None, silent_s=60.5), False),
+    ],
+)
+def test_a_node_is_calm_while_it_trains_steadily(beat: Heartbeat, calm: bool) -> None:
+    assert is_calm(beat, make_state(*RUNNING), 2, 0) is calm
+
+
+@pytest.mark.parametrize(
+    ("event", "calm"),
+    [
+        (StopAsked("me"), False),
+        (Draining(2, "lost", "test"), False),
+        (Closed(2, "lost", "test", restart=True), False),
+        (Ended("stopped", "test"), False),
+        (Suspected(2, 0, "etag"), False),
+        (Suspected(2, 1, "etag"), True),
+    ],
+)
+def test_a_node_about_which_something_is_decided_is_not_calm(event: Event, calm: bool) -> None:
+    assert is_calm(STEADY, make_state(*RUNNING, event), 2, 0) is calm
+
+
+def test_a_node_whose_claim_is_not_known_is_not_calm() -> None:
+    assert not is_calm(STEADY, None, 2, 0)
+    assert not is_calm(STEADY, make_state(*RUNNING), 3, 0)
+
+
+# ── News ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Far:
+    """A heartbeat to a store far away, in virtual time. `told` is what its node says of itself."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.told: dict[str, Any] = {}
+        self.store = MemoryStore(lambda: T0)
+        self.beat = Beat(
+            self.store, NODE, lambda beat: replace(beat, **self.told), lambda _beat: True, lambda: self.now_s
+        )
+
+    def written(self) -> Heartbeat:
+        found = self.store.get(layout.heartbeat(NODE))
+        assert found is not None
+        return codec.loads(Heartbeat, found.data)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"phase": "saving"},
+        {"first_step": 1},
+        {"checkpoint": CheckpointRef("key", "name")},
+        {"restored_from": "key"},
+        {"evidence": ("stall:2",)},
+        {"rendezvous": Rendezvous(round=1, addresses=("a",), port=1, checkpoint=None)},
+        {"ack": Ack(round=1, ok=True)},
+        {"warnings": ("the disk is full",)},
+        {"saves_elsewhere": ("m.pt",)},
+    ],
+)
+def test_what_others_wait_for_is_written_with_the_next_look(changes: dict[str, Any]) -> None:
+    far = Far()
+    far.beat.tick()
+    far.told = changes
+    far.beat.tick()
+    assert {name: getattr(far.written(), name) for name in changes} == changes and far.written().beat == 2
+
+
+def test_another_step_is_no_news_until_the_heartbeat_is_due() -> None:
+    far = Far()
+    far.told = {"first_step": 1, "step": 1}
+    far.beat.tick()
+    far.told = {"first_step": 1, "step": 2}
+    for _ in range(5):
+        far.now_s += FAR_INTERVAL_S
+        far.beat.tick()
+        assert far.written().step == 1
+    far.now_s += FAR_INTERVAL_S / 2
+    far.beat.tick()
+    assert far.written().step == 2 and far.written().interval_s == CALM_INTERVAL_S, "half a look early is not late"
+
+
+def test_a_beat_counts_itself_and_tells_its_time() -> None:
+    far = Far()
+    before = datetime.now(timezone.utc)
+    for number in (1, 2, 3):
+        far.beat.write()
+        assert far.written().beat == number and before <= far.written().at <= datetime.now(timezone.utc)
+    assert far.beat.now == far.written()
+
+
+# ── The thread ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Beat]]:
+    monkeypatch.setattr(beat_module, "NEAR_INTERVAL_S", 0.01)
+    made: list[Beat] = []
+
+    def start(store: MemoryStore, refresh: Callable[[Heartbeat], Heartbeat] = lambda beat: beat) -> Beat:
+        beat = Beat(store, NODE, refresh)
+        made.append(beat)
+        beat.start()
+        return beat
+
+    yield start
+    for beat in made:
+        beat.stop()
+
+
+def test_a_store_that_does_not_answer_is_told_of_and_written_to_again(beats: Callable[..., Beat]) -> None:
+    away = threading.Event()
+    away.set()
+    store = MemoryStore(
+        lambda: T0, faults=lambda method, _key: Fault() if method == "put" and away.is_set() else None, near=True
+    )
+    beat = beats(store)
+    wait_for(lambda: beat.error == "injected fault")
+    away.clear()
+    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    wait_for(lambda: beat.error is None)
+
+
+def test_a_heartbeat_goes_on_after_a_mistake(beats: Callable[..., Beat], caplog: pytest.LogCaptureFixture) -> None:
+    failing = [True]
+
+    def refresh(beat: Heartbeat) -> Heartbeat:
+        if failing:
+            failing.clear()
+            raise ValueError("a mistake")
+        return beat
+
+    store = MemoryStore(lambda: T0, near=True)
+    beats(store, refresh)
+    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    assert "the heartbeat failed" in caplog.text and "a mistake" in caplog.text
+
+
+def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat_module, "NEAR_INTERVAL_S", 1000.0)
+    store = MemoryStore(lambda: T0, near=True)
+    beat = Beat(store, NODE, lambda found: found)
+    beat.start()
+    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+
+    def step() -> int | None:
+        found = store.get(layout.heartbeat(NODE))
+        assert found is not None
+        return codec.loads(Heartbeat, found.data).step
+
+    # Not news: it is written because somebody changed it.
+    beat.change(step=5)
+    wait_for(lambda: step() == 5)
+    beat.stop()
+    assert not beat._thread.is_alive()
+
+
+def test_a_heartbeat_that_is_stopped_writes_no_more(beats: Callable[..., Beat]) -> None:
+    store = MemoryStore(lambda: T0, near=True)
+    beat = beats(store)
+    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    beat.stop()
+    before = store.get(layout.heartbeat(NODE))
+    beat.change(phase="saving")
+    assert not beat._thread.is_alive() and store.get(layout.heartbeat(NODE)) == before
+
+
+def test_a_beat_that_hangs_is_left_behind() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def faults(_method: str, _key: str) -> None:
+        entered.set()
+        release.wait(60.0)
+
+    beat = Beat(MemoryStore(lambda: T0, faults=faults, near=True), NODE, lambda found: found)
+    beat.start()
+    assert entered.wait(60.0)
+    beat.stop(timeout_s=0.01)
+    assert beat._thread.is_alive()
+    release.set()
+    beat._thread.join(60.0)
+    assert not beat._thread.is_alive()
