@@ -190,9 +190,7 @@ def _open_folder(path: Path) -> Store:
     if root == root.parent:
         raise UserError("the root of the filesystem cannot be a store; name a folder below it")
     for place in (root, *root.parents):
-        if place.is_dir():
-            break
-        if place.exists():
+        if place.exists() and not place.is_dir():
             raise UserError(f"the store {path} cannot be a folder: {place} is a file")
     return FolderStore(root)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -332,6 +333,16 @@ def test_a_clone_runs_in_the_surroundings_of_the_other(store: Store, monkeypatch
 def test_interrupt_needs_a_machine(store: Store) -> None:
     with pytest.raises(UserError, match="has no machine now"):
         client.interrupt(submit(store), store)
+
+
+@pytest.mark.parametrize("write", ["check", "send"])
+def test_a_store_in_the_home_does_not_open_the_home_to_others(tmp_path: Path, write: str) -> None:
+    inside = open_store(str(tmp_path / "home" / "store"))
+    if write == "check":
+        sending.check_writable(inside)
+    else:
+        submit(inside)
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
 
 
 # ── remove ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,8 @@ from stoker import chunks, client, layout, log
 from stoker.cli import main
 from stoker.errors import NoSuchJob, UserError
 from stoker.jobfile import Job
-from stoker.model import Claimed, Event, Launched, NodeRef, Offering, Record
+from stoker.manifests import encode
+from stoker.model import BlobRef, Claimed, Event, Launched, Manifest, NodeRef, Offering, Record
 from stoker.reading.curves import ComparedJob, choose_axis, drawing
 from stoker.reading.metrics import Metrics, Point, series_of
 from stoker.store import Store, open_store
@@ -54,6 +56,23 @@ def test_time_is_called_time() -> None:
     assert list(drawn.curves[0].points) == [(0.0, 3.0), (60.0, 2.0), (120.0, 1.0)]
     long = drawing([compared("a", loss=timed(3, 2, 1, every_s=1800))], "loss", "time")
     assert long.label == "minutes since the first value" and long.curves[0].points[-1] == (60.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("span_s", "unit", "last"),
+    [
+        (179.0, "seconds", 179.0),
+        (180.0, "minutes", 3.0),
+        (10_799.0, "minutes", 10_799 / 60),
+        (10_800.0, "hours", 3.0),
+        (259_199.0, "hours", 259_199 / 3600),
+        (259_200.0, "days", 3.0),
+    ],
+)
+def test_a_span_is_shown_in_a_unit_that_keeps_numbers_small(span_s: float, unit: str, last: float) -> None:
+    drawn = drawing([compared("a", loss=timed(3, 2, every_s=span_s))], "loss", "time")
+    assert drawn.label == f"{unit} since the first value"
+    assert [x for x, _ in drawn.curves[0].points] == [0.0, pytest.approx(last)]
 
 
 def test_one_job_without_steps_moves_all_to_time() -> None:
@@ -193,6 +212,29 @@ def test_jobs_logs_metrics_and_checkpoints_from_python(store: Store) -> None:
     comparison = client.compare(["gpt"])
     assert comparison.metric_names == ["acc", "loss"]
     assert [point.value for point in comparison.points("loss")] == [0.5, 0.4]
+
+
+def test_a_checkpoint_is_pulled_from_python(store: Store, tmp_path: Path) -> None:
+    job = trained(store, "gpt", sample(0, 0.5))
+    for ordinal, text in enumerate((b"one", b"two"), 1):
+        digest = hashlib.sha256(text).hexdigest()
+        store.put(layout.blob(job, 0, digest), text)
+        manifest = Manifest(
+            name=f"step-{ordinal}",
+            job=job,
+            claim=2,
+            rank=0,
+            ordinal=ordinal,
+            committed_at=datetime.fromtimestamp(START, timezone.utc),
+            files=(BlobRef(path="model.pt", digest=digest, size=3, mode=0o644),),
+        )
+        store.put(layout.manifest(job, layout.checkpoint_key(2, ordinal, manifest.name)), encode(manifest))
+    newest, older = client.checkpoints("gpt")
+    assert (newest.name, older.name, newest.complete) == ("step-2", "step-1", True)
+    assert client.pull("gpt") == Path(job)
+    assert (Path(job) / "model.pt").read_bytes() == b"two"
+    assert client.pull("gpt", tmp_path / "older", checkpoint=older.ref) == tmp_path / "older"
+    assert (tmp_path / "older" / "model.pt").read_bytes() == b"one"
 
 
 def test_pulling_from_python_goes_to_a_folder_of_the_jobs_name(store: Store, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from stoker.chunks import (
     parse_segments,
 )
 from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.reading import cursor, nodes
 from stoker.reading.cursor import NodeCursor
 from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
 
@@ -283,6 +284,65 @@ def test_tail_reads_the_end_alone() -> None:
     assert layout.log_chunk(folder(NODE), 40) not in store.gets
 
 
+@pytest.mark.parametrize(
+    ("chunks", "n", "told", "read"),
+    [
+        # A chunk that begins within a line does not have the whole of it.
+        ([b"1\n2\n", b"aaa", b"bbb\nc\n"], 2, ["aaabbb", "c"], 3),
+        ([b"1\n2\n", b"aaa", b"bbb\nc\n"], 1, ["c"], 1),
+        ([b"1\n2\n3\n", b"4\n5\n6\n"], 2, ["5", "6"], 1),
+        ([b"1\n2\n3\n", b"4\n5\n6\n"], 3, ["4", "5", "6"], 2),
+        # The end of one line lies in two chunks.
+        ([b"0\n1\n2\r", b"\n3\n"], 2, ["2", "3"], 2),
+        ([b"8\r\n9\r", b"\n1\r", b"\n2\r", b"\n3\n"], 3, ["1", "2", "3"], 3),
+    ],
+)
+def test_tail_goes_back_as_far_as_whole_lines_need(chunks: list[bytes], n: int, told: list[str], read: int) -> None:
+    store = PlainStore()
+    for chunk, data in enumerate(chunks):
+        put_log(store, NODE, (chunk, data), chunk=chunk)
+    cursor = NodeCursor(store, JOB, NODE)
+    fetched: list[str] = []
+    store.get_from = lambda key, start, inner=store.get_from: fetched.append(key) or inner(key, start)  # type: ignore[method-assign, func-returns-value, misc]
+    cursor.seek_tail(n)
+    assert len(fetched) == read
+    assert [line.text for line in [*cursor.lines(), *cursor.finish()]][-n:] == told
+
+
+def test_tail_gives_up_on_lines_that_are_too_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PlainStore()
+    for chunk in range(9):
+        put_log(store, NODE, (chunk, b"x" * 30), chunk=chunk)
+    size = len(store.objects[layout.log_chunk(folder(NODE), 8)])
+    monkeypatch.setattr(cursor, "_MAX_TAIL_BYTES", 2 * size)
+    (line,) = read_tail(store, JOB, [NODE], 1)
+    assert line.text == "x" * 90, "three chunks are more than two"
+
+
+def test_tail_passes_over_a_chunk_that_no_agent_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"a\nb\n"))
+    put_log(store, NODE, (2, b"c" * 500), chunk=1)
+    put_log(store, NODE, (3, b"d\n"), chunk=2)
+    monkeypatch.setattr(cursor, "MAX_READ_BYTES", 200)
+    monkeypatch.setattr(nodes, "MAX_READ_BYTES", 200)
+    assert [line.text for line in read_tail(store, JOB, [NODE], 3)] == ["b", UNREADABLE, "d"]
+
+
+def test_a_line_without_an_end_is_shown_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "MAX_LINE_BYTES", 10)
+    store = PlainStore()
+    put_log(store, NODE, *((n, b"%d" % n * 6) for n in range(5)), (6, b"\nend\n"))
+    assert [(line.text, line.end) for line in read_lines(store, JOB, [NODE])] == [
+        ("000000111111", ""),
+        ("222222333333", ""),
+        ("444444", "\n"),
+        ("end", "\n"),
+    ]
+    put_log(store, NODE, (7, b"0123456789"))
+    assert [line.text for line in read_lines(store, JOB, [NODE])][-1] == "0123456789", "as long as it may be"
+
+
 def test_tail_counts_what_came_twice_once() -> None:
     store = PlainStore()
     for boot, (offset, data) in enumerate([(0, b"a\nb\nc\n"), (6, b"d\n"), *[(6, b"d\ne\n")] * 9]):
@@ -421,6 +481,45 @@ def test_a_chunk_that_grows_while_the_next_one_is_looked_for() -> None:
 
     store.before_head[layout.log_chunk(folder(NODE), 1)] = grow
     assert [line.text for line in read_lines(store, JOB, [NODE])] == ["one", "two", "three"]
+
+
+def test_a_far_store_is_asked_less_often_and_one_that_is_away_ever_more_seldom() -> None:
+    def pauses(store: PlainStore, rounds: int) -> list[float]:
+        slept: list[float] = []
+
+        def watch() -> tuple[Sequence[NodeLog], bool]:
+            if store.down:
+                raise StoreUnavailable("down")
+            return [NODE], len(slept) >= rounds
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            store.down = store.down and len(slept) < rounds
+
+        list(follow(store, JOB, watch, sleep=sleep))
+        return slept
+
+    near, far, away = PlainStore(), PlainStore(near=False), PlainStore()
+    assert 0 < pauses(near, 1)[0] < 1 < pauses(far, 1)[0] < 5
+    away.down = True
+    slept = pauses(away, 12)
+    assert slept[:3] == [pytest.approx(slept[0] * 2**n) for n in range(3)]
+    assert slept[-1] == slept[-2] == 10.0, "and no more seldom than that"
+
+
+def test_a_node_that_cannot_be_read_is_a_failure_until_it_can() -> None:
+    store = PlainStore()
+    put_log(store, NODE, (1, b"one\n"))
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        store.down = len(slept) < 3
+
+    store.down = True
+    lines = follow(store, JOB, lambda: ([NODE], len(slept) > 3), 1.0, sleep=sleep)
+    assert [line.text for line in lines] == ["one"]
+    assert slept == [2.0, 4.0, 8.0, 1.0]
 
 
 def test_follow_gives_up_when_it_is_refused() -> None:

@@ -116,6 +116,40 @@ def test_of_many_running_jobs_no_heartbeats_are_read(world: ScriptedWorld, monke
     assert len(list_jobs(world.store).summaries) == 2
 
 
+@pytest.mark.parametrize(
+    ("recent", "wanted", "found", "reads"),
+    [
+        (3, Filter(), [9, 8, 7], 3),
+        (3, Filter(tags=("even",)), [8, 6, 4], 6),
+        (2, Filter(tags=("even",)), [8, 6], 4),
+        (9, Filter(tags=("even",)), [8, 6, 4, 2, 0], 10),
+        (None, Filter(tags=("even",)), [8, 6, 4, 2, 0], 10),
+        (0, Filter(), [], 0),
+        (None, Filter(names=("j1-*",)), [1], 1),
+    ],
+)
+def test_of_ended_jobs_as_many_are_read_as_are_wanted(
+    world: ScriptedWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    recent: int | None,
+    wanted: Filter,
+    found: list[int],
+    reads: int,
+) -> None:
+    monkeypatch.setattr(jobs, "_PORTION", 2)
+    for n in range(10):
+        world.cloud.now_s = float(n)
+        tags = {"even": "1"} if n % 2 == 0 else {}
+        indexed(world, f"j{n}-aaaa", Ended("failed", "x", None), tags=tags, submitted_at=at(n))
+        world.store.delete([layout.active(f"j{n}-aaaa", 1)])
+    read: list[str] = []
+    whole = index.read_summary
+    monkeypatch.setattr(index, "read_summary", lambda store, job, meta: read.append(job) or whole(store, job, meta))
+    listed = list_jobs(world.store, recent, wanted)
+    assert [each.id for each in listed.summaries] == [f"j{n}-aaaa" for n in found]
+    assert len(read) == reads
+
+
 def test_a_job_that_is_not_indexed_yet_is_read_from_its_log(world: ScriptedWorld) -> None:
     world.submit(A)
     world.store.put(layout.active(B, 1), b"")

@@ -111,13 +111,13 @@ class NodeCursor:
         For a cursor that was not read from yet. The first line is then likely to be cut.
         """
         self._boots = boots(self._store, self._job, self.node)
-        found, size, needed, low = 0, 0, n + 1, _NO_OFFSET
+        found, size, needed, low = 0, 0, n, _NO_OFFSET
         for boot in reversed(range(len(self._boots))):
             for number, meta in reversed(list_chunks(self._store, f"{self._boots[boot]}/log/")):
                 self._boot, self._chunk, self._unlisted = boot, number, False
                 if meta.size > MAX_READ_BYTES:
                     continue
-                # A line end of two characters may lie across two chunks and be counted twice.
+                # The first line may be cut, and a line end of two characters may lie across two chunks and count twice.
                 needed += 1
                 size += meta.size
                 pieces = []
@@ -126,7 +126,7 @@ class NodeCursor:
                     pieces.append(segment.data[: max(0, low - segment.offset)])
                     low = min(low, segment.offset)
                 found += len(_LINE_END.findall(b"".join(reversed(pieces))))
-                if found > needed or size > _MAX_TAIL_BYTES:
+                if found >= needed or size > _MAX_TAIL_BYTES:
                     return
         self._boot, self._chunk, self._unlisted = 0, 0, True
 
