@@ -22,7 +22,7 @@ from stoker.policyfile import parse_policy
 from stoker.rules import House
 from stoker.spec import Limits, Submission
 from stoker.testing.memory import Fault, MemoryStore
-from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_spec, nodes
+from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes
 
 HOUR = 3600.0
 TEAM = replace(make_spec(limits=Limits(max_cost=2.0)), tags={"team": "a"})
@@ -129,6 +129,33 @@ def test_before_a_launch_logs_count_and_not_what_a_partial_pass_knew() -> None:
     append(shop.store, "other-1", Launched(5, nodes(5)))
     assert shop.keeps_back(LOOK_AGAIN_S - 1) is None
     assert "are spent" in (shop.keeps_back(LOOK_AGAIN_S) or "")
+
+
+def test_a_pass_over_a_few_counts_the_others_by_what_was_read_of_them_in_the_last_minute() -> None:
+    shop = Shop()
+    shop.keeper.with_books(Snapshot((), (), {}), house(), at(0), passed_s=0.0)
+    append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
+    append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
+    append(shop.store, "other-1", Launched(5, nodes(5)))
+    found: list[bool] = []
+    for now_s in (30.0, 120.0):
+        shop.keeper.begin(("job-1", "other-1"), whole=False, now=at(now_s))
+        shop.keeper.with_books(Snapshot((), (), {}, partial=True), house(), at(now_s), passed_s=now_s)
+        shop.keeper.look(house(), at(now_s))
+        found.append(shop.keeps_back(now_s + 1) is None)
+    assert found == [True, False]
+
+
+def test_where_nobody_wants_a_machine_budgets_are_looked_at_now_and_then() -> None:
+    shop = Shop()
+    state = log.read(shop.store, "other-1")
+    assert state is not None
+    running = replace(make_snapshot(state, spec=TEAM), offerings=None, books=None)
+    looked: list[bool] = []
+    for passed_s in (0.0, 60.0, 600.0, 660.0):
+        (job,) = shop.keeper.with_books(Snapshot((running,), (), {}), house(), at(passed_s), passed_s).jobs
+        looked.append(job.books is not None)
+    assert looked == [True, False, True, False]
 
 
 def test_a_look_that_took_long_is_not_repeated_at_once() -> None:
