@@ -29,7 +29,7 @@ from stoker.checkpoints import (
     find_checkpoint,
     list_checkpoints,
 )
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.manifests import (
     FAR_WORKERS,
     IMPORTED,
@@ -282,7 +282,8 @@ def _create(store: Store, manifest: Manifest) -> None:
         there = decode(found.data) if found is not None else None
     except (StoreUnavailable, StoreDenied):
         raise
-    except StoreError:
+    except (StoreError, CodecError):
+        # Too large, or no manifest.
         there = None
     if there is None or _content(there) != _content(manifest):
         raise RestoreError(f"{place} is taken by another checkpoint")
