@@ -36,7 +36,7 @@ from stoker.model import (
 from stoker.policyfile import parse_policy
 from stoker.reading.costs import report, whole_days
 from stoker.spec import Limits, Retry, Spec, Submission
-from stoker.spent import Parsed, Spent, _key, read_spent, write_spent
+from stoker.spent import Parsed, Spent, _key, keep_spent, read_spent, write_spent
 from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import (
@@ -398,3 +398,32 @@ def test_nobody_who_knows_that_it_is_full_hears_that_it_nearly_is() -> None:
     assert untold.due == "full" and untold.herald == "job-1"
     told = close_books(house, kept, [(full, make_spec())], at(100)).standings["money", ""]
     assert told.due == "" and told.herald is None
+
+
+# ── Tags of what was spent ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def spent_by(job: str, tags: dict[str, str]) -> Spent:
+    return Spent(job, TODAY, 3, Sums(Sum(1.0), Sum(2.0), Sum(1.5)), tags)
+
+
+def test_what_was_spent_is_read_with_one_list_where_tags_fit_into_a_name() -> None:
+    store = MemoryStore(lambda: EPOCH, near=False)
+    spent = [spent_by(job, {"team": "nlp", "by": "jane & joe"}) for job in ("a-1", "b-1")]
+    for each in spent:
+        keep_spent(store, each)
+    mine = store.client()
+    assert read_spent(mine, [layout.SPENT]) == spent and mine.counts == {"list": 1}
+
+
+def test_tags_that_do_not_fit_into_a_name_are_read_once() -> None:
+    store = MemoryStore(lambda: EPOCH, near=False)
+    spent = [spent_by(job, {"team": "nlp", "by": "j" * 300}) for job in ("a-1", "b-1")]
+    for each in spent:
+        keep_spent(store, each)
+    mine, known = store.client(), Parsed()
+    assert read_spent(mine, [layout.SPENT], known) == spent and mine.counts == {"list": 1, "get": 2}
+    assert read_spent(mine, [layout.SPENT], known) == spent and mine.counts == {"list": 2, "get": 2}
+    for key in known:
+        store.put(key, b"no json")
+    assert read_spent(mine, [layout.SPENT]) == [], "nobody here wrote that"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from stoker import Job, client, log
 from stoker.core.snapshot import Plan, Snapshot, Terminate
 from stoker.governor import govern
-from stoker.governor.clock import FRESH_S, Freshness
+from stoker.governor.clock import FRESH_S, Freshness, with_sleep
 from stoker.governor.govern import Governor
 from stoker.providers.local.provider import LocalProvider
 from stoker.store import Store, open_store
@@ -104,6 +105,21 @@ def test_observing_for_long_ages_nothing_and_sleeping_meanwhile_does() -> None:
     clocks.sleep_computer(FRESH_S + 1)
     slept.observed()
     assert not slept.still()
+
+
+def test_a_plan_of_half_a_minute_ago_is_carried_out_and_one_of_an_hour_ago_is_not() -> None:
+    clocks = Clocks()
+    plan = clocks.freshness()
+    plan.observed()
+    clocks.run(30.0)
+    assert plan.still()
+    clocks.run(3600.0)
+    assert not plan.still()
+
+
+def test_the_clock_that_counts_sleep_is_the_one_since_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 5000.0, time.CLOCK_MONOTONIC: 1000.0}.__getitem__)
+    assert with_sleep() == 5000.0
 
 
 def test_a_fresh_plan_launches_as_ever(store: Store, tmp_path: Path) -> None:
