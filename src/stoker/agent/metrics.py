@@ -223,10 +223,6 @@ class MetricsPump:
             trends = {name: best.told(now_s) for name, best in self._bests.items()}
             return Progress(self._first_step, self._last_step, dict(self._values), trends, self._steps.moves)
 
-    @property
-    def error(self) -> str | None:
-        return self._thread.error
-
     def start(self) -> None:
         self._thread.start()
 
