@@ -105,6 +105,7 @@ def test_what_is_listed(aws: Aws, here: ForeignAccount) -> None:
     here.changed_since(NOW)
     first, second = aws.called("list_training_jobs")
     assert first["StatusEquals"] == "InProgress" and second["LastModifiedTimeAfter"] == NOW
+    assert all(each["SortBy"] == "CreationTime" and 1 <= each["MaxResults"] <= 100 for each in (first, second))
 
 
 def test_a_stop_is_taken_or_came_too_late(aws: Aws, here: ForeignAccount) -> None:
@@ -194,6 +195,8 @@ def test_an_alarm_rings_by_figures_alone(aws: Aws, here: ForeignAccount, inclusi
     assert first["EvaluationPeriods"] == first["DatapointsToAlarm"] == 5
     assert first["AlarmActions"] == ["arn:topic"] and second["AlarmActions"] == []
     assert first["Dimensions"] == [{"Name": "Host", "Value": "bert/algo-1"}]
+    assert (first["Namespace"], first["MetricName"]) == ("/aws/sagemaker/TrainingJobs", "GPUUtilization")
+    assert (first["AlarmName"], first["Statistic"]) == ("stoker-1", "Average")
 
 
 def test_alarms_are_removed_a_hundred_at_a_time_and_one_by_one_where_one_is_missing(
@@ -233,7 +236,21 @@ def test_figures_are_asked_for_by_the_minute_and_put_in_order(
     calls = aws.called("get_metric_data")
     assert [len(each["MetricDataQueries"]) for each in calls] == [3, 1]
     assert calls[0]["StartTime"] == NOW - timedelta(hours=1) and calls[0]["EndTime"] == NOW + timedelta(minutes=1)
-    assert all(query["MetricStat"]["Period"] == 60 for query in calls[0]["MetricDataQueries"])
+    assert [query["MetricStat"] for query in calls[0]["MetricDataQueries"]][:2] == [
+        {
+            "Metric": {
+                "Namespace": "/aws/sagemaker/TrainingJobs",
+                "MetricName": metric,
+                "Dimensions": [{"Name": "Host", "Value": "bert/algo-1"}],
+            },
+            "Period": 60,
+            "Stat": "Average",
+        }
+        for metric in ("GPUUtilization", "CPUUtilization")
+    ]
+
+
+LOGS = "/aws/sagemaker/TrainingJobs"
 
 
 def lines(aws: Aws, **by_stream: list[tuple[int, str]]) -> None:
@@ -242,6 +259,7 @@ def lines(aws: Aws, **by_stream: list[tuple[int, str]]) -> None:
     aws.answers["describe_log_streams"] = [{"logStreams": streams}]
 
     def events(wanted: dict[str, Any]) -> dict[str, Any]:
+        assert wanted["logGroupName"] == LOGS and 1 <= wanted["limit"] <= 10_000, "what CloudWatch takes"
         found = told[wanted["logStreamName"]][-wanted["limit"] :]
         return {"events": [{"timestamp": at, "message": text} for at, text in found]}
 
@@ -260,7 +278,12 @@ def test_the_last_lines_of_all_hosts_are_in_order_and_of_this_training(aws: Aws,
     assert here.tail("bert", since) == ("b", "c", "d"), "a minute before it trains counts"
     assert here.tail("bert", since + timedelta(seconds=0.5)) == ("c", "d")
     assert aws.called("get_log_events")[0]["startFromHead"] is False
-    assert aws.called("describe_log_streams")[0]["logStreamNamePrefix"] == "bert/algo-"
+    assert aws.called("describe_log_streams")[0] == {"logGroupName": LOGS, "logStreamNamePrefix": "bert/algo-"}
+
+
+def test_many_lines_of_a_host_are_read(aws: Aws, here: ForeignAccount) -> None:
+    lines(aws, bert_algo_1_100=[(number, str(number)) for number in range(500)])
+    assert len(here.tail("bert")) > 50 and here.tail("bert")[-1] == "499"
 
 
 def test_when_the_last_line_was_logged(aws: Aws, here: ForeignAccount) -> None:
