@@ -22,7 +22,7 @@ from stoker import codec, layout
 from stoker.agent.container import container as container_module
 from stoker.agent.container import surroundings
 from stoker.agent.container.container import Container, ContainerRun
-from stoker.agent.container.surroundings import Surroundings
+from stoker.agent.container.surroundings import Surroundings, look
 from stoker.agent.container.sweep import container_name, read_record
 from stoker.agent.enclosure import Command, Mount, View
 from stoker.agent.prepare import SetupFailed
@@ -208,6 +208,42 @@ def test_what_is_set_inside_is_the_images_and_the_submitters(yard: Yard, monkeyp
     assert container.environ({})["HOME"] == str(yard.node.paths.root / "home")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("AWS_DEFAULT_REGION", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_REGION"),
+        *("GCE_METADATA_HOST", "GCE_METADATA_IP"),
+        *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    ],
+)
+def test_where_the_machines_services_are_means_the_same_inside(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "of-the-machine")
+    assert yard.make().environ({})[name] == "of-the-machine"
+    assert yard.make().environ({name: "of-the-submitter"})[name] == "of-the-submitter"
+
+
+def test_what_is_around_a_container_is_what_this_machine_has(yard: Yard) -> None:
+    yard.make()
+    spec = ContainerSpec(image="repo/x:1")
+    whole = Spec(name="job", run=("true",), environment=Environment(container=spec))
+    made = Container(yard.node, Submission(JOB, whole, "test"), lambda question: question(), lambda: None)
+    assert made._around == look("docker")
+
+
+@pytest.mark.parametrize("region", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_an_alias_is_of_the_machines_own_region(yard: Yard, monkeypatch: pytest.MonkeyPatch, region: str) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(region, "us-west-2")
+    name = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.5-gpu-py311"
+    yard.engine.has(**{name: IMAGE})
+    container = yard.make(image="dlc/pytorch:2.5-py311")
+    container.open(timed)
+    assert f"container: {name} (" in yard.said
+
+
 def test_the_command_that_makes_it_names_the_node_and_all_that_is_seen(yard: Yard, tmp_path: Path) -> None:
     for name in ("out", "data", "environments"):
         (tmp_path / name).mkdir()
@@ -288,6 +324,26 @@ def test_a_program_that_is_not_in_the_image_is_told_as_on_the_machine(yard: Yard
         yard.run(container, "no-such-program")
     assert failed.value.filename == "no-such-program"
     assert list((yard.node.paths.root / "door").iterdir()) and len(list((yard.node.paths.root / "door").iterdir())) == 2
+
+
+def test_a_command_that_cannot_be_brought_in_is_told_with_the_engines_words(yard: Yard) -> None:
+    container = yard.entered()
+    command = Command(("true",), {"PATH": os.environ["PATH"]}, yard.node.paths.root / "no-such-folder")
+    with pytest.raises(SetupFailed, match=r"FileNotFoundError: .*no-such-folder") as failed:
+        container.spawn(command, yard.node.paths.train_log)
+    assert failed.value.user and container.fault is None
+    assert sorted(path.name for path in (yard.node.paths.root / "door").iterdir()) == ["alive", "begun"]
+
+
+def test_whoever_leaves_has_ended_all_that_ran(yard: Yard) -> None:
+    container = yard.entered()
+    yard.run(container, "sleep", "1000")
+    cell = container.group.cell
+    assert cell is not None
+    (sleeper,) = container.group.members()
+    container.leave()
+    assert not Path(f"/proc/{sleeper}/cmdline").exists() or not Path(f"/proc/{sleeper}/cmdline").read_bytes()
+    assert not (yard.node.paths.root / "door").exists()
 
 
 def test_nothing_runs_in_a_container_that_is_not_there(yard: Yard) -> None:
@@ -389,6 +445,8 @@ def test_a_container_that_ends_at_once_says_why(yard: Yard, code: int, said: str
         container.enter(View())
     assert failed.value.user is user and told in str(failed.value)
     assert "exit 0" in yard.engine.asked("create")[-1], "the second one has nothing to do"
+    assert [words[-1] for words in yard.engine.asked("rm")] == [container_name(yard.node.paths.root)]
+    assert yard.engine.asked("start")[-1][1] == "--attach", "what it says is heard"
 
 
 def test_an_engine_that_is_away_when_it_is_asked_for_the_container(yard: Yard) -> None:
@@ -421,6 +479,7 @@ def test_a_container_of_another_user_can_only_be_root_s(yard: Yard) -> None:
         container.enter(View())
     assert failed.value.user and "this agent is the user 1000" in str(failed.value)
     assert (yard.node.paths.root / "home").is_dir()
+    assert yard.engine.asked("info"), "its daemon may be the user's own"
     assert "--user=1000:1000" in yard.engine.asked("create")[-1]
 
 
@@ -438,7 +497,11 @@ def test_another_user_of_the_container_is_given_what_it_writes(yard: Yard, tmp_p
     # The folders above it are the test's own.
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
+    idle = tmp_path / "environments" / "of-777"
+    idle.mkdir()
+    os.utime(idle, (0, 0))
     container = yard.entered(View(written=(tmp_path / "out",), environments=tmp_path / "environments"))
+    assert not idle.exists(), "what no user used for long is removed"
     assert container.environments == tmp_path / "environments" / "of-12345"
     assert container.environments.stat().st_uid == 12345
     container.environments.joinpath("tools").mkdir()

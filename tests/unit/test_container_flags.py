@@ -166,6 +166,9 @@ def test_a_container_has_what_a_training_on_the_machine_would_have() -> None:
 )
 def test_as_many_processes_as_gpus_are_seen(run: dict[str, Any], seen: int) -> None:
     assert visible_gpus(run, GPUS) == seen
+    assert visible_gpus({"device": "nvidia.com/gpu=all"}, GPUS) == 8, "the person has asked for them by another flag"
+    assert visible_gpus({"gpus": 9}, GPUS) == 8, "no more than there are"
+    assert visible_gpus({"gpus": True}, GPUS) == 8
     assert visible_gpus({}, Surroundings(0, 0, 8, False, 0, False)) == 0
 
 

@@ -1,0 +1,197 @@
+"""The door of a container: what goes through it, what does not, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from stoker.agent.container import door as module
+from stoker.agent.container.door import Door, visit
+from stoker.agent.container.sweep import container_name
+
+
+class Become(Exception):
+    """Instead of becoming a program."""
+
+
+def handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    made = Door(tmp_path / "door")
+    made.open()
+    yield made
+    made.close()
+
+
+def read_all(pipe: Path) -> bytes:
+    with pipe.open("rb") as file:
+        return file.read()
+
+
+def test_any_user_goes_through_and_none_looks_around(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        door = Door(tmp_path / "door")
+        door.open()
+        entrance = door.entrance()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(door.folder.stat().st_mode) == 0o711
+    for pipe in (door.alive, door.begun, entrance.words, entrance.reply, entrance.out):
+        assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_IMODE(pipe.stat().st_mode) == 0o666
+    entrance.close()
+    door.close()
+
+
+def test_whoever_waits_at_the_door_learns_that_the_agent_is_gone(door: Door) -> None:
+    waiting = os.open(door.alive, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):
+        os.read(waiting, 1)
+    door.close()
+    assert os.read(waiting, 1) == b"", "the end of the pipe is the end of the agent"
+    os.close(waiting)
+
+
+def test_nothing_of_it_stays(tmp_path: Path) -> None:
+    before = handles()
+    door = Door(tmp_path / "door")
+    for _ in range(2):
+        # What an earlier agent left is no hindrance.
+        (tmp_path / "door").mkdir(exist_ok=True)
+        (tmp_path / "door" / "alive").touch()
+        door.open()
+        entrance = door.entrance()
+        assert entrance.pass_in({}, lambda: True) is None
+        entrance.close()
+        assert sorted(path.name for path in door.folder.iterdir()) == ["alive", "begun"]
+    door.close()
+    door.close()
+    assert handles() == before and not (tmp_path / "door").exists()
+
+
+def test_the_first_program_is_heard(door: Door) -> None:
+    assert not door.hear_begun(lambda: True)
+    writer = os.open(door.begun, os.O_WRONLY)
+    os.write(writer, b"1")
+    assert not door.hear_begun(lambda: True), "half a line may be anything"
+    os.write(writer, b"\n")
+    # It was there, and is gone: what it said before is heard.
+    assert door.hear_begun(lambda: True)
+    os.close(writer)
+
+
+def test_a_word_that_comes_in_parts_is_heard_as_one(door: Door) -> None:
+    entrance = door.entrance()
+    parts = [b"4", b"2", b"\n"]
+    reply = os.open(entrance.reply, os.O_RDWR)
+
+    def gone() -> bool:
+        if parts:
+            os.write(reply, parts.pop(0))
+        return False
+
+    reader = threading.Thread(target=read_all, args=(entrance.words,))
+    reader.start()
+    assert entrance.pass_in({"A": "1"}, gone) == "42"
+    reader.join()
+    os.close(reply)
+    entrance.close()
+
+
+def test_one_that_leaves_before_it_has_heard_everything_is_gone(door: Door) -> None:
+    entrance = door.entrance()
+    before = handles()
+    reader = os.open(entrance.words, os.O_RDONLY | os.O_NONBLOCK)
+    heard: list[str | None] = []
+    # More than a pipe holds.
+    passing = threading.Thread(target=lambda: heard.append(entrance.pass_in({"A": "x" * 200_000}, lambda: False)))
+    passing.start()
+    while not _read_some(reader):
+        pass
+    os.close(reader)
+    passing.join()
+    assert heard == [None] and handles() == before
+    entrance.close()
+
+
+def _read_some(reader: int) -> bytes:
+    try:
+        return os.read(reader, 1)
+    except BlockingIOError:
+        return b""
+
+
+def test_a_pipe_that_is_not_there_is_an_error(door: Door) -> None:
+    entrance = door.entrance()
+    entrance.words.unlink()
+    with pytest.raises(FileNotFoundError):
+        entrance.pass_in({}, lambda: False)
+    entrance.close()
+
+
+# ── Visitors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Visited:
+    """What a visitor became, and what it brought."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], bytes]) -> None:
+        self.argv: list[str] = []
+        self.brought = b""
+        self.children: list[int] = []
+        (root / "door").mkdir(parents=True)
+        fork = os.fork
+
+        def forked() -> int:
+            child = fork()
+            self.children.append(child)
+            return child
+
+        def become(program: str, argv: tuple[str, ...]) -> NoReturn:
+            assert program == argv[0]
+            self.argv = list(argv)
+            (words,) = (root / "door").iterdir()
+            assert stat.S_IMODE(words.stat().st_mode) == 0o666
+            self.brought = read(words)
+            raise Become
+
+        monkeypatch.setattr(module.os, "fork", forked)
+        monkeypatch.setattr(module.os, "execvp", become)
+        with pytest.raises(Become):
+            visit("podman", root, ["ls", "-l"], root / "code", {"LR": "it's", "BATCH-SIZE": "3"})
+        (child,) = self.children
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert list((root / "door").iterdir()) == [], "the pipe is gone once it was of use"
+
+
+@pytest.mark.parametrize(("stdin", "stdout"), [(True, True), (True, False), (False, True)])
+def test_a_visitor_is_brought_in_with_the_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdin: bool, stdout: bool
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: stdin, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout, raising=False)
+    root = tmp_path / "node"
+    found = Visited(root, monkeypatch, read_all)
+    text = found.brought.decode()
+    assert "export LR='it'\"'\"'s'\n" in text and "exec env -- BATCH-SIZE=3" in text
+    *first, shell, option, script, name, words, program, argument = found.argv
+    terminal = ["--tty"] if stdin and stdout else []
+    where = [f"--workdir={root / 'code'}", container_name(root)]
+    assert first == ["podman", "exec", "--interactive", *terminal, *where]
+    assert (shell, option, name, program, argument) == ("sh", "-c", "stoker", "ls", "-l")
+    assert script.startswith('. "$1"; shift\n') and words.startswith("/run/stoker/") and words.endswith(".words")
+
+
+def test_a_visitor_that_is_not_let_in_leaves_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_VISIT_S", 0.0)
+    Visited(tmp_path / "node", monkeypatch, lambda _: b"")
