@@ -1,0 +1,292 @@
+"""When a folder is committed, looked at and told of: near and far stores, ranks, outages, the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_world import World, age, checkpoints, keys, memory_store, write
+from test_sync import LIMIT_S
+
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.testing.memory import Fault, MemoryStore
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return memory_store()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit_s
+        time.sleep(0.005)
+
+
+def seconds_to_commit(world: World, *, most_s: float = 60.0) -> float:
+    """From the last write to the commit of a folder that nothing writes to any more."""
+    world.tick(rounds=10, every_s=0.1)
+    seen, begun_s = len(checkpoints(world.store)), world.clock.s
+    world.write(model=f"{begun_s}")
+    while len(checkpoints(world.store)) == seen:
+        world.tick(every_s=0.1)
+        assert world.clock.s - begun_s < most_s
+    return world.clock.s - begun_s
+
+
+def test_a_folder_rests_longer_where_the_store_is_far_and_where_others_may_be_saving_too(tmp_path: Path) -> None:
+    took_s = []
+    for number, (near, nodes) in enumerate([(True, 1), (False, 1), (True, 2), (False, 2)]):
+        options = {"settle_s": None, "spacing_s": None, "nodes": nodes}
+        world = World(tmp_path / str(number), memory_store(near=near), **options).begin()  # type: ignore[arg-type]
+        took_s.append(seconds_to_commit(world))
+    near_s, far_s, lead_s, far_lead_s = took_s
+    assert 1.0 < near_s < far_s - 1.0
+    assert far_s < lead_s - 1.0
+    assert abs(lead_s - far_lead_s) < 1.0
+
+
+def test_other_ranks_than_the_first_wait_no_longer_than_one_alone(tmp_path: Path, memory: MemoryStore) -> None:
+    """They have to be ready when rank 0 commits."""
+    ranks = [
+        World(tmp_path, memory, rank=rank, nodes=2, settle_s=None, peers=lambda: (0, 1)).begin() for rank in range(2)
+    ]
+    for world in ranks:
+        world.write(**{f"shard_{world.rank}": "1"})
+    while not checkpoints(memory, complete=False):
+        ranks[0].tick(every_s=0.1)
+    ranks[1].tick(rounds=20, every_s=0.1)
+    assert checkpoints(memory) == []
+    ranks[1].tick(rounds=20, every_s=0.1)
+    assert len(checkpoints(memory)) == 1
+
+
+def test_commits_lie_further_apart_where_the_store_is_far(tmp_path: Path) -> None:
+    apart_s = []
+    for near in (True, False):
+        store = memory_store(near=near)
+        world = World(tmp_path / str(near), store, settle_s=0.2, spacing_s=None).begin()
+        begun_s = []
+        for number in range(2):
+            world.write(model=f"{number}")
+            while len(checkpoints(store)) == number:
+                world.tick(every_s=0.1)
+            begun_s.append(world.clock.s)
+        apart_s.append(begun_s[1] - begun_s[0])
+    near_s, far_s = apart_s
+    assert 2.0 < near_s < far_s - 5.0
+
+
+def test_commits_of_rank_0_are_looked_for_less_often_where_the_store_is_far(tmp_path: Path) -> None:
+    lists = []
+    for near in (True, False):
+        store = memory_store(near=near)
+        world = World(tmp_path / str(near), store, rank=1, nodes=2).begin()
+        world.write(shard="1")
+        world.tick()
+        before = store.counts["list"]
+        world.tick(rounds=600, every_s=0.1)
+        lists.append(store.counts["list"] - before)
+    near_lists, far_lists = lists
+    assert 30 <= near_lists <= 60
+    assert 3 <= far_lists <= 6
+
+
+def test_before_the_first_round_nothing_waits_and_nothing_was_sent(tmp_path: Path, memory: MemoryStore) -> None:
+    status = World(tmp_path, memory).sync.status()
+    assert (status.last, status.last_age_s, status.error, status.held_back) == (None, None, None, None)
+    numbers = (status.unsynced_bytes, status.files, status.lag_s, status.waiting, status.skipped)
+    assert numbers == (0, 0, 0.0, 0, 0)
+    assert (status.commits, status.bytes_moved) == (0, 0)
+
+
+def test_how_long_something_waits_is_counted_until_it_is_safe(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory, settle_s=5.0).begin()
+    world.tick()
+    assert world.sync.status().lag_s == 0.0
+    world.write(model="1")
+    world.tick()
+    assert world.sync.status().lag_s == 0.0
+    world.tick(rounds=4)
+    status = world.sync.status()
+    assert (status.lag_s, status.unsynced_bytes, status.commits) == (2.0, 1, 0)
+    world.settle()
+    status = world.sync.status()
+    assert (status.lag_s, status.unsynced_bytes, status.commits, status.bytes_moved) == (0.0, 0, 1, 1)
+    age_s = status.last_age_s
+    assert age_s is not None and age_s > 0
+    world.clock.s += 100.0
+    assert world.sync.status().last_age_s == age_s + 100.0
+
+
+def test_each_outage_is_told_once_and_waited_out_from_the_beginning(
+    tmp_path: Path, memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, memory.client(), keep=100).begin()
+    assert isinstance(world.store, MemoryStore)
+    for number in (1, 2, 3):
+        world.store.outage(True)
+        world.save(f"step-{number}", {"model": f"{number}"})
+        world.tick(every_s=0.1)
+        assert world.sync.status().error is not None
+        world.store.outage(False)
+        world.tick(every_s=0.4)
+        assert len(checkpoints(memory)) == number - 1
+        world.tick(every_s=0.2)
+        assert len(checkpoints(memory)) == number, "half a second after the first failure"
+        assert world.sync.status().error is None
+        told = [one for one in caplog.messages if one.startswith("checkpoints cannot be brought")]
+        assert len(told) == number
+
+
+def test_the_time_between_two_tries_doubles_up_to_half_a_minute(tmp_path: Path, memory: MemoryStore) -> None:
+    tries: list[float] = []
+
+    def faults(method: str, _key: str) -> Fault:
+        tries.append(world.clock.s)
+        return Fault()
+
+    world = World(tmp_path, memory.client(faults)).begin()
+    world.save("step-1", {"model": "1"})
+    world.tick(rounds=2000, every_s=0.1)
+    begun_s = sorted(set(tries))
+    apart_s = [round(after - before, 1) for before, after in itertools.pairwise(begun_s)]
+    assert [round(one) for one in apart_s[1:8]] == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_living_agent_leaves_a_stamp_every_second(tmp_path: Path, memory: MemoryStore) -> None:
+    """By which the next agent sees when this one lived last."""
+    world = World(tmp_path, memory).begin()
+    stamp = world.scratch / "alive"
+    assert stamp.exists()
+    stamp.unlink()
+    world.tick(every_s=0.9)
+    assert not stamp.exists()
+    world.tick(every_s=0.2)
+    assert stamp.exists()
+
+
+def test_an_agent_without_room_for_its_stamp_commits_all_the_same(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory)
+    write(world.scratch, "a file in the place of the folder")
+    world.begin()
+    world.write(model="1")
+    world.settle()
+    assert len(checkpoints(memory)) == 1
+
+
+# ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Ends:
+    """Two ranks whose training has ended. Time stands still unless the test moves it."""
+
+    def __init__(self, root: Path, memory: MemoryStore, **options: object) -> None:
+        self.memory = memory
+        self.ranks = [
+            World(root, memory.client(), rank=rank, nodes=2, peers=lambda: (0, 1), **options).begin()
+            for rank in range(2)
+        ]
+        for world in self.ranks:
+            world.write(**{f"shard_{world.rank}": "1"})
+        for _ in range(40):
+            for world in self.ranks:
+                world.tick()
+        assert len(checkpoints(memory)) == 1
+        self.follower = self.ranks[1]
+        self.thread = threading.Thread(target=self.follower.sync.final, args=(1000.0,), daemon=True)
+
+    def lists(self) -> int:
+        assert isinstance(self.follower.store, MemoryStore)
+        return self.follower.store.counts["list"]
+
+    def begin(self) -> None:
+        """Let rank 1 begin its end, and look for a commit of rank 0 that is not there."""
+        seen = self.lists()
+        self.thread.start()
+        until(lambda: self.lists() > seen or not self.thread.is_alive())
+
+    def lead(self) -> None:
+        self.ranks[0].write(shard_0="2")
+        self.ranks[0].sync.final(LIMIT_S)
+
+
+def test_at_the_end_a_rank_that_has_nothing_new_joins_the_last_save_of_rank_0(
+    tmp_path: Path, memory: MemoryStore
+) -> None:
+    ends = Ends(tmp_path, memory)
+    ends.begin()
+    ends.lead()
+    ends.follower.clock.s += 1.0
+    until(lambda: len(checkpoints(memory)) == 2)
+    ends.follower.clock.s += 16.0
+    ends.thread.join(LIMIT_S)
+    assert not ends.thread.is_alive()
+    assert [set(one.manifests) for one in checkpoints(memory)] == [{0, 1}, {0, 1}]
+
+
+def test_at_the_end_a_rank_that_has_nothing_new_does_not_wait_for_ever(tmp_path: Path, memory: MemoryStore) -> None:
+    ends = Ends(tmp_path, memory)
+    ends.begin()
+    seen = ends.lists()
+    ends.follower.clock.s += 14.0
+    until(lambda: ends.lists() > seen or not ends.thread.is_alive())
+    assert ends.thread.is_alive()
+    ends.follower.clock.s += 1.5
+    ends.thread.join(LIMIT_S)
+    assert not ends.thread.is_alive()
+    assert len(checkpoints(memory)) == 1
+
+
+def test_at_the_end_a_rank_with_something_new_waits_for_rank_0(tmp_path: Path, memory: MemoryStore) -> None:
+    ends = Ends(tmp_path, memory)
+    ends.follower.write(shard_1="2")
+    ends.begin()
+    seen = ends.lists()
+    ends.follower.clock.s += 100.0
+    until(lambda: ends.lists() > seen)
+    assert ends.thread.is_alive()
+    ends.lead()
+    ends.follower.clock.s += 1.0
+    until(lambda: len(checkpoints(memory)) == 2)
+    ends.follower.sync.close()
+    ends.thread.join(LIMIT_S)
+
+
+def test_an_end_that_turns_up_sooner_is_kept(tmp_path: Path, memory: MemoryStore) -> None:
+    """A cloud's notice may come while the last commit waits for a store that is down."""
+    client = memory.client()
+    client.outage(True)
+    world = World(tmp_path, client, monotonic=time.monotonic).begin()
+    world.write(model="1")
+    sooner_s = time.monotonic() + 0.2
+    arguments = (3600.0, TrainingEnd(), lambda: sooner_s)
+    thread = threading.Thread(target=world.sync.final, args=arguments, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_restarted_agent_trusts_what_rested_when_the_one_before_lived_last(
+    tmp_path: Path, memory: MemoryStore
+) -> None:
+    """By the time of its stamp, and a little before: not by the time of the restart."""
+    world = World(tmp_path, memory).begin()
+    world.write(step_1__model="1", step_2__model="torn?")
+    for name, seconds in (("step_1", 103.0), ("step_2", 101.0)):
+        age(world.folder / name, seconds=seconds)
+    stamp = world.scratch / "alive"
+    status = stamp.stat()
+    os.utime(stamp, ns=(status.st_atime_ns, status.st_mtime_ns - 100 * 10**9))
+    world.options |= {"monotonic": time.monotonic, "recovering": True, "settle_s": 2.0}
+    world.sync = world.make()
+    world.sync.final(LIMIT_S)
+    (found,) = checkpoints(memory)
+    assert [blob.path for blob in found.manifests[0].files] == ["step_1/model.pt"]
+    assert found.key == keys(memory)[0] == "00000001/000002-step_1", "the number after one that may still land"
