@@ -31,7 +31,8 @@ def test_a_job_that_goes_on_is_looked_at_again_and_one_that_is_over_is_not() -> 
     world = World()
     world.account.start(training_s=60)
     assert world.governor.wake(REGION, "bert").active == 1
-    assert world.governor.tick().active == 1
+    looked = world.governor.tick()
+    assert looked.active == 1 and not looked.untold and not looked.unknown
     world.account.jobs.advance(world.account.job(), "Completed")
     assert world.governor.wake(REGION, "bert").active == 0
     assert world.governor.tick().active == 0
@@ -46,7 +47,7 @@ def test_a_job_that_could_not_be_looked_at_is_looked_at_again_and_one_that_is_go
     assert world.governor.tick().active == 1, "it is listed, and nothing is known of it"
     world.account.trouble = lambda _operation: False
     looked = world.governor.wake(REGION, "nobody")
-    assert looked == Looked(gone={"nobody"})
+    assert looked == Looked(gone={"nobody"}) and (looked.active, looked.untold, looked.unknown) == (0, False, False)
 
 
 @pytest.mark.parametrize(

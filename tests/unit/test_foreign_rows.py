@@ -90,6 +90,13 @@ def test_those_that_ended_long_ago_are_forgotten_beyond_the_newest(monkeypatch: 
     assert index.read(store, "r").rows.keys() == {"a", "b"}, "what is listed yet is kept, however many"
 
 
+def test_a_few_that_ended_days_ago_are_still_listed() -> None:
+    store, moment = MemoryStore(lambda: NOW), NOW - timedelta(days=3)
+    old = [replace(ROW, name=f"j{n}", created_at=moment, modified_at=moment, ended_at=moment) for n in range(100)]
+    index.write(store, "r", {row.name: row for row in old}, NOW)
+    assert len(index.read(store, "r").rows) == 100
+
+
 def test_a_row_changed_when_anything_of_it_did() -> None:
     earlier, later = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
     assert index._changed_at(replace(ROW, created_at=earlier, modified_at=NOW)) == NOW
