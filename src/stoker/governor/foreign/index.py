@@ -59,9 +59,8 @@ class Row:
     # Dollars until it was looked at; None is unknown.
     cost: float | None = None
     interruptions: int = 0
-    # Where the log of its family ended, and how many clones that had.
+    # Where the log of its family ended.
     seq: int = 0
-    clones: int = 0
     note: str = ""
     # It is over, and by this policy nothing will be done about it any more.
     settled: bool = False
@@ -190,7 +189,6 @@ def row_of(sight: Sight, plan: ForeignPlan, house: House, now: datetime) -> Row:
         cost=cost_of(sight, now),
         interruptions=job.interruptions,
         seq=sight.family.seq,
-        clones=len(sight.family.clones),
         note=plan.note,
         settled=plan.settled,
         policy=house.digest,
