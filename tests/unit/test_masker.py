@@ -9,7 +9,9 @@ import json
 import os
 import random
 import re
+import select
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -249,3 +251,97 @@ def test_a_full_disk_loses_words_and_says_so(tmp_path: Path, monkeypatch: pytest
     full[0] = False
     sink.write(b"kept")
     assert b"".join(wrote) == b"\n[stoker] output was lost here: No space left on device\nkept"
+
+
+def test_a_disk_that_takes_a_little_at_a_time_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote: list[bytes] = []
+
+    def write(_handle: int, data: memoryview) -> int:
+        wrote.append(bytes(data[:2]))
+        return min(2, len(data))
+
+    monkeypatch.setattr(masker.os, "write", write)
+    masker._Sink(1).write(b"12345")
+    assert wrote == [b"12", b"34", b"5"]
+
+
+def test_what_was_lost_is_told_once_and_only_before_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote: list[bytes] = []
+    errors = [OSError(), OSError(28, "No space left on device")]
+
+    def write(_handle: int, data: memoryview) -> int:
+        if errors:
+            raise errors.pop()
+        wrote.append(bytes(data))
+        return len(data)
+
+    monkeypatch.setattr(masker.os, "write", write)
+    sink = masker._Sink(1)
+    for data in (b"lost", b"lost", b"", b"kept", b"more"):
+        sink.write(data)
+    assert wrote == [b"\n[stoker] output was lost here: it could not be written\n", b"kept", b"more"]
+
+
+def run_here(secrets: bytes, output: bytes, log: Path) -> int:
+    """The program in this process: its output comes through a pipe that has ended."""
+    told, tell = os.pipe()
+    os.write(tell, secrets)
+    os.close(tell)
+    read, write = os.pipe()
+    os.write(write, output)
+    os.close(write)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    saved = [os.dup(0), os.dup(1)]
+    try:
+        with log.open("wb") as file:
+            os.dup2(read, 0)
+            os.dup2(file.fileno(), 1)
+            code = masker.main([str(told)])
+            assert {signal.getsignal(number) for number in handlers} == {signal.SIG_IGN}
+    finally:
+        for handle, own in enumerate(saved):
+            os.dup2(own, handle)
+            os.close(own)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(read)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(told)
+    return code
+
+
+def test_the_program_masks_everything_up_to_the_end_of_the_output(tmp_path: Path) -> None:
+    secrets = b"".join(base64.b64encode(one) + b"\n" for one in (PLAIN.encode(), b"another-secret"))
+    output = f"one {PLAIN} two another-secret three {PLAIN[:15]}".encode()
+    assert run_here(secrets, output, tmp_path / "log") == 0
+    assert (tmp_path / "log").read_bytes() == b"one *** two *** three ***"
+    assert run_here(secrets, b"", tmp_path / "log") == 0
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_the_program_shows_a_beginning_after_a_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes for a while: what may become a secret is shown, and then the rest is read."""
+    asked: list[float] = []
+
+    class Poll:
+        def register(self, handle: int, events: int) -> None:
+            assert (handle, events) == (0, select.POLLIN)
+
+        def poll(self, milliseconds: float) -> list[int]:
+            asked.append(milliseconds)
+            # Something came only the second time.
+            return [] if len(asked) == 1 else [1]
+
+    blocks = [b"10% s", b" 20% s", b"k", b""]
+    shown: list[bytes] = []
+    monkeypatch.setattr(masker.select, "poll", Poll)
+    own = os.read
+    monkeypatch.setattr(masker.os, "read", lambda handle, size: blocks.pop(0) if handle == 0 else own(handle, size))
+    monkeypatch.setattr(masker._Sink, "write", lambda _self, data: shown.append(data) if data else None)
+    monkeypatch.setattr(masker.signal, "signal", lambda _number, _handler: None)
+    told, tell = os.pipe()
+    os.write(tell, base64.b64encode(PLAIN.encode()) + b"\n")
+    os.close(tell)
+    assert masker.main([str(told)]) == 0
+    assert shown == [b"10% ", b"s", b" 20% ", b"sk"]
+    assert asked == [masker._IDLE_S * 1000] * 3

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_world import JOB, memory_store, write
 
 from stoker import layout
-from stoker.agent import folders
+from stoker.agent import folders, output_files
 from stoker.agent.config import NodePaths
-from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source
+from stoker.agent.confinement import Confinement
+from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source, without_caches
 from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import scan
 from stoker.spec import Checkpoints, Environment, Spec
@@ -341,3 +344,175 @@ def test_the_baseline_is_there_for_the_next_agent(paths: NodePaths) -> None:
     assert Baseline.read(paths.baseline) == baseline
     paths.baseline.write_text("torn")
     assert Baseline.read(paths.baseline) is None
+
+
+def test_a_file_whose_name_is_a_folder_of_declared_ones_moves_aside(tmp_path: Path) -> None:
+    for name in ("out/a", "out/sub/b"):
+        write(tmp_path / name, "declared")
+    for name in ("work/a/x", "work/sub", "work/c/sub"):
+        write(tmp_path / name, "beside")
+    files = OutputFiles([Source(tmp_path / "out", whole=True)], Source(tmp_path / "work"))
+    found, left_out = files.beside(files.declared())
+    assert {path: output.source.relative_to(tmp_path).as_posix() for path, output in found.items()} == {
+        "work/a/x": "work/a/x",
+        "work/sub": "work/sub",
+        "c/sub": "work/c/sub",
+    }
+    assert {output.file.path for output in found.values()} == set(found) and left_out == []
+
+
+def test_what_programs_make_again_is_no_output(tmp_path: Path) -> None:
+    for name in (
+        *("a", "__pycache__/b", "sub/.git/c", "d.pyc", "env/pyvenv.cfg", "env/lib/e", "conda/conda-meta/history"),
+        *("conda/bin/f", "environment/g", "sub/node_modules/h/i"),
+    ):
+        write(tmp_path / name, "1")
+    assert set(without_caches(scan(tmp_path))) == {"a", "environment/g"}
+    assert set(OutputFiles([Source(tmp_path)]).declared()) == {"a", "environment/g"}
+    found, _ = OutputFiles([], Source(tmp_path)).beside({})
+    assert set(found) == {"a", "environment/g"}
+    assert len(OutputFiles([Source(tmp_path, whole=True)]).declared()) == 10, "an output folder is kept as it is"
+
+
+def test_a_saved_file_that_is_declared_is_not_kept_twice(tmp_path: Path) -> None:
+    write(tmp_path / "work/saves/last", "1")
+    write(tmp_path / "work/saves/best", "1")
+    files = OutputFiles(
+        [Source(tmp_path / "work", takes=lambda path: path == "saves/best")],
+        Source(tmp_path / "work", takes=lambda path: not path.startswith("saves/")),
+    )
+    files.keep_saves(tmp_path / "work/saves", scan(tmp_path / "work/saves"))
+    found, _ = files.beside(files.declared())
+    assert set(found) == {"saves/last"}
+
+
+def test_links_of_a_container_are_read_as_the_file_inside_that_they_lead_to(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder / "sub/real", "1")
+    for name, target in {
+        "one": "sub/real",
+        "sub/two": "../one",
+        "loop": "pool",
+        "pool": "loop",
+        "gone": "nowhere",
+    }.items():
+        (folder / name).symlink_to(target)
+    files = OutputFiles([Source(folder, "x/", whole=True)], confinement=Confinement((tmp_path,), lambda _: None))
+    found = files.declared()
+    assert {path: output.source for path, output in found.items()} == {
+        f"x/{name}": folder / "sub/real" for name in ("sub/real", "one", "sub/two")
+    }
+    assert all(output.file.path == path and output.file.link is None for path, output in found.items())
+
+
+def test_a_new_file_by_a_link_out_of_the_folder_is_data_of_others(tmp_path: Path) -> None:
+    write(tmp_path / "data", "theirs")
+    write(tmp_path / "work/a", "1")
+    (tmp_path / "work/b").symlink_to(tmp_path / "data")
+    (tmp_path / "work/c").symlink_to("a")
+    assert set(OutputFiles([Source(tmp_path / "work")]).declared()) == {"a", "c"}
+
+
+def walked(folder: Path, **more: Any) -> dict[str, str | None]:
+    return {path: problem for path, _, problem in output_files._walk(folder, **more)}
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told_and_one_that_is_gone_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "file", "1")
+    assert walked(tmp_path / "missing") == {}
+    assert walked(tmp_path / "file") == {".": "cannot be read (Not a directory)"}
+    for name in ("work/a", "work/closed/b", "work/gone/c", "work/open/d"):
+        write(tmp_path / name, "1")
+    own = os.open
+
+    def refuse(path: Any, *arguments: Any, **more: Any) -> int:
+        if path == "closed":
+            raise PermissionError(13, "Permission denied")
+        if path == "gone":
+            raise FileNotFoundError(2, "No such file or directory")
+        return own(path, *arguments, **more)
+
+    monkeypatch.setattr(output_files.os, "open", refuse)
+    expected = {"a": None, "closed": "cannot be read (Permission denied)", "open/d": None}
+    assert walked(tmp_path / "work") == expected
+    _, left_out = OutputFiles([], Source(tmp_path / "work", "pre/")).beside({})
+    assert left_out == [LeftOut("pre/closed", 0, "cannot be read (Permission denied)")]
+    unkept = OutputFiles([Source(tmp_path / "work", "pre/")]).unkept({})
+    assert unkept == left_out
+
+
+def test_folders_on_another_disk_are_told_unless_everything_is_wanted(tmp_path: Path) -> None:
+    write(tmp_path / "a", "1")
+    write(tmp_path / "sub/b", "1")
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        here = os.fstat(handle).st_dev
+        other = {path: problem for path, _, problem in output_files._walk_in(handle, "", here + 1)}
+        same = {path: problem for path, _, problem in output_files._walk_in(handle, "", here)}
+        every = {path: problem for path, _, problem in output_files._walk_in(handle, "", None)}
+    finally:
+        os.close(handle)
+    assert other == {"a": None, "sub": "lies on another disk"}
+    assert same == every == {"a": None, "sub/b": None}
+
+
+def test_unfinished_folders_are_told_and_hold_nothing_of_the_baseline(tmp_path: Path) -> None:
+    write(tmp_path / "step-1.tmp/model", "half")
+    write(tmp_path / ".stoker-x/y", "own")
+    write(tmp_path / "a", "1")
+    assert walked(tmp_path) == {"a": None, "step-1.tmp": "its name says that it is unfinished"}
+    assert set(Baseline.take([tmp_path]).files) == {str(tmp_path / "a")}
+
+
+def test_no_handle_stays_open_after_a_walk(tmp_path: Path) -> None:
+    write(tmp_path / "sub/deep/a", "1")
+    write(tmp_path / "env/pyvenv.cfg", "1")
+
+    def handles() -> int:
+        found = []
+        for handle in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                found.append(str(handle.readlink()))
+        return sum(one.startswith(str(tmp_path)) for one in found)
+
+    walked(tmp_path)
+    assert handles() == 0
+
+
+def test_a_file_that_is_gone_or_closed_is_no_core_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "core", b"\x7fELF")
+    write(tmp_path / "scored", b"\x7fELF")
+    status = (tmp_path / "core").stat()
+    assert output_files._problem_of(tmp_path / "core", status) == "a core dump"
+    assert output_files._problem_of(tmp_path / "scored", status) is None
+    assert output_files._problem_of(tmp_path / "core.77", status) is None, "it is gone by now"
+    write(tmp_path / "core.1", b"text")
+    assert output_files._problem_of(tmp_path / "core.1", status) is None
+    assert output_files._problem_of(tmp_path / "not\udcffutf-8", status) == "its name cannot be kept in the store"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert output_files._problem_of(tmp_path / "scored", status) == "cannot be read (Permission denied)"
+
+
+def test_a_baseline_knows_a_file_by_its_size_and_time(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path / name, "1")
+        os.utime(tmp_path / name, (1000, 1000))
+    baseline = Baseline.take([tmp_path, tmp_path / "missing"])
+    os.utime(tmp_path / "b", (1001, 1001))
+    write(tmp_path / "c", "22")
+    os.utime(tmp_path / "c", (1000, 1000))
+    assert {path: baseline.has_file(tmp_path, file) for path, file in scan(tmp_path).items()} == {
+        "a": True,
+        "b": False,
+        "c": False,
+    }
+    assert set(baseline.without([tmp_path / "a"]).files) == {str(tmp_path / "b"), str(tmp_path / "c")}
+    for text in ("[]", '{"a": 1}', '{"a": [1]}', '{"a": ["x", 2]}'):
+        write(tmp_path / "baseline", text)
+        assert Baseline.read(tmp_path / "baseline") is None
