@@ -190,7 +190,7 @@ class _Walk:
                 self._check_device(item, inner)
                 if not (path / "pyvenv.cfg").is_file():
                     yield from self._inside(path, inner, rules)
-            elif item.is_file(follow_symlinks=False):
+            elif item.is_file():
                 if item.name == ".env":
                     self.warnings.append(f"{inner} goes into the bucket as it is; keep secrets out with .stokerignore")
                 yield _Entry(inner, path, item.stat(follow_symlinks=False))
@@ -198,7 +198,7 @@ class _Walk:
 
     def _check_device(self, item: os.DirEntry[str], name: str) -> None:
         """Something else may be mounted inside."""
-        device = item.stat(follow_symlinks=False).st_dev
+        device = item.stat().st_dev
         if device != self._device and is_made_up(device):
             raise UserError(f"code: {name} belongs to the operating system; list it in .stokerignore")
 

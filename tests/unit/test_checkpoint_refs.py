@@ -250,6 +250,51 @@ def test_a_job_without_a_checkpoint_is_said_to_start_from_the_beginning(store: S
     assert client.prepare_resume(job, store).told == ("it starts from the beginning: there is no checkpoint",)
 
 
+def test_a_job_whose_ranks_did_not_all_commit_starts_from_the_beginning(
+    store: Store, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = checkpoint(2, 1, step=10, whole=False)
+    monkeypatch.setattr("stoker.reading.resuming.list_checkpoints", lambda *_: [torn])
+    plan = client.prepare_resume(job, store)
+    assert plan.told == ("it starts from the beginning: no checkpoint was committed by all ranks",)
+    assert (plan.key, plan.title, plan.state.job) == (None, "", job)
+
+
+def test_a_job_without_bad_checkpoints_passes_none_over(store: Store, job: str) -> None:
+    store.delete([layout.manifest(job, THREE5.key)])
+    assert client.prepare_resume(job, store).told == ("it goes on from 1.2 (ckpt, step 20)",)
+
+
+def test_a_choice_is_told_with_what_speaks_against_it(store: Store, job: str) -> None:
+    newest = client.prepare_resume(job, store, "2.1")
+    assert newest.told == ("it goes on from 2.1 (ckpt, step 30), on which attempts failed",)
+    assert (newest.key, newest.title) == (THREE5.key, "2.1 (ckpt, step 30)")
+    named = client.prepare_resume(job, store, "ckpt").told
+    assert "is the newest of them" in named[0] and named[1].startswith("it goes on from 2.1 ")
+    older = client.prepare_resume(job, store, "1.2").told
+    assert older == ("it goes on from 1.2 (ckpt, step 20)", "left aside: 2.1 (ckpt, step 30)")
+
+
+@pytest.mark.parametrize(("more", "told"), [(4, ""), (5, " and 1 more"), (6, " and 2 more")])
+def test_of_many_that_are_left_aside_the_newest_five_are_named(store: Store, job: str, more: int, told: str) -> None:
+    store.delete([layout.manifest(job, one.key) for one in (TWO, THREE5)])
+    for ordinal in range(2, 3 + more):
+        put(store, job, checkpoint(2, ordinal, step=ordinal * 10))
+    last = client.prepare_resume(job, store, "1.1").told[-1]
+    assert last.startswith(f"left aside: 1.{more + 2} (ckpt, step {(more + 2) * 10}), ") and last.endswith(
+        told or "1.2 (ckpt, step 20)"
+    )
+    assert last.count("ckpt") == 5
+
+
+def test_a_job_whose_chosen_checkpoint_is_gone_asks_for_another(store: Store, job: str) -> None:
+    client.resume(job, store, checkpoint="1.1")
+    append(store, job, Ended(outcome="failed", rule="user-error"))
+    store.delete([layout.manifest(job, ONE.key)])
+    with pytest.raises(UserError, match=r"the chosen checkpoint is gone; it has 2\.1 .*, 1\.2 .*stoker clone"):
+        client.prepare_resume(job, store)
+
+
 def test_a_list_has_no_blanks_at_the_end_of_a_line(store: Store, job: str) -> None:
     lines = run(store, "checkpoints", job)[1].splitlines()
     assert len(lines) == 4 and all(line == line.rstrip() for line in lines)

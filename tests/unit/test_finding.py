@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker import layout
-from stoker.errors import UserError
-from stoker.finding import choose_job, find_job, name_of
+from stoker.errors import NoSuchJob, UserError
+from stoker.finding import choose_job, find_job, find_jobs, looks_like_id, name_of
 from stoker.store import open_store
 
 JOBS = ["gpt-7f3k", "gpt-big-2222", "gpt-big-3333", "vision-bbbb"]
@@ -76,3 +76,62 @@ def test_of_namesakes_the_one_that_is_active_is_meant(tmp_path: Path) -> None:
     store.put(layout.active("gpt-big-2222", 1), b"")
     with pytest.raises(UserError, match="could be any of 2 jobs"):
         find_job(store, "gpt-big")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("gpt-7f3k", True),
+        ("gpt-big-2222", True),
+        ("gpt-7f3", False),
+        ("gpt-7f3kk", False),
+        ("gpt-7f3a", False),
+        ("-7f3k", False),
+        ("7f3k", False),
+    ],
+)
+def test_what_can_be_an_id(text: str, is_one: bool) -> None:
+    assert looks_like_id(text) is is_one
+
+
+@pytest.mark.parametrize(("job", "name"), [("a-bbbb", "a"), ("-bbbb", "-bbbb"), ("bbb", "bbb")])
+def test_what_is_too_short_for_an_id_is_its_own_name(job: str, name: str) -> None:
+    assert name_of(job) == name
+
+
+@pytest.mark.parametrize(("many", "told"), [(5, "a4-bbbb;"), (6, "a4-bbbb, …;")])
+def test_more_candidates_than_are_named_are_told_of(many: int, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        choose_job("a", [f"a{number}-bbbb" for number in range(many)])
+    assert told in str(caught.value)
+
+
+def test_a_name_that_resembles_nothing_is_told_where_all_are_listed() -> None:
+    with pytest.raises(NoSuchJob, match="there is no job 'xyz'; `stoker ps --all` lists them"):
+        choose_job("xyz", JOBS)
+    with pytest.raises(UserError, match=r"^name a job: its id, a unique beginning"):
+        choose_job("", JOBS)
+
+
+def test_several_jobs_are_found_by_name_or_pattern(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    for job in (*JOBS, "half-bbbb"):
+        store.put(layout.log_entry(job, 1), b"{}")
+    store.put(layout.removed("half-bbbb"), b"")
+    assert find_jobs(store, " gpt-big ") == ["gpt-big-2222", "gpt-big-3333"]
+    assert find_jobs(store, "gpt*") == ["gpt-7f3k", "gpt-big-2222", "gpt-big-3333"]
+    assert find_jobs(store, "gpt-big-[2]222") == ["gpt-big-2222"]
+    assert find_jobs(store, "vis?on") == ["vision-bbbb"]
+    assert find_jobs(store, "gpt-7f3k") == ["gpt-7f3k"]
+    assert find_jobs(store, "v") == ["vision-bbbb"]
+    assert find_jobs(store, "half-bbbb") == ["half-bbbb"], "what is left of it can be asked for by its whole id"
+    with pytest.raises(NoSuchJob, match=r"no job fits the pattern 'half\*'; `stoker ps --all` lists them"):
+        find_jobs(store, "half*")
+    with pytest.raises(UserError, match="could be any of 3 jobs"):
+        find_jobs(store, "gpt-")
+
+
+def test_a_job_whose_log_is_gone_is_found_by_its_whole_id(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put(layout.spec("half-bbbb"), b"{}")
+    assert find_job(store, "half-bbbb") == "half-bbbb"

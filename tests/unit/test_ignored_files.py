@@ -81,6 +81,73 @@ def test_products_of_runs_and_tools_are_no_news(tmp_path: Path) -> None:
     assert ignored(code) == ()
 
 
+MADE_BY_PROGRAMS = (
+    *(".cache", "x.egg-info", "x.log", "x.o", "x.pyc", "x.swp", "x.tmp", "x~", "Thumbs.db", "__pycache__", "build"),
+    *("dist", "env", "htmlcov", "node_modules", "site-packages", "venv"),
+)
+MADE_BY_RUNS = (
+    *("checkpoint-10", "ckpt_last", "lightning_logs", "log", "logs", "mlruns", "out", "out-shakespeare", "output"),
+    *("outputs", "result", "results", "runs", "tmp", "wandb"),
+)
+
+
+def weighed(root: Path, *names: str) -> tuple[Ignored, ...]:
+    return ignored_files.weigh(root, [(name, ".gitignore") for name in names])
+
+
+@pytest.mark.parametrize("name", MADE_BY_PROGRAMS)
+def test_what_programs_make_again_is_never_told(tmp_path: Path, name: str) -> None:
+    put(tmp_path / name, b"1" * 2_000_000)
+    put(tmp_path / "data" / name, b"1" * 2_000_000)
+    put(tmp_path / "data" / "own", b"1")
+    assert weighed(tmp_path, name, f"data/{name}") == ()
+    (found,) = weighed(tmp_path, "data")
+    assert (found.files, found.size) == (1, 1)
+
+
+@pytest.mark.parametrize("name", MADE_BY_RUNS)
+def test_what_runs_made_is_told_once_it_is_large(tmp_path: Path, name: str) -> None:
+    put(tmp_path / name, b"1" * 999_999)
+    assert weighed(tmp_path, name) == ()
+    put(tmp_path / name, b"1" * 1_000_000)
+    (found,) = weighed(tmp_path, name)
+    assert (found.products, found.by_accident, found.largest) == (True, False, ((name, 1_000_000),))
+
+
+def test_the_largest_are_named_and_all_are_counted(tmp_path: Path) -> None:
+    sizes = {"a": 10, "b": 40, "c": 30, "d": 20, "e": 40, "empty": 0}
+    for name, size in sizes.items():
+        put(tmp_path / name, b"1" * size)
+    (found,) = weighed(tmp_path, *sizes)
+    assert (found.files, found.size, found.whole) == (5, 140, True)
+    assert found.largest == (("b", 40), ("e", 40), ("c", 30)) and found.take_back == "!b"
+    for name in "1234":
+        (tmp_path / name).symlink_to("a")
+    (links,) = weighed(tmp_path, "1", "2", "3", "4")
+    assert (links.links, links.files, links.take_back) == (("1", "2", "3"), 0, "")
+
+
+def test_inside_of_ignored_folders_neither_links_nor_environments_are_counted(tmp_path: Path) -> None:
+    put(tmp_path / "data/own", b"1" * 5)
+    put(tmp_path / "data/python/pyvenv.cfg", b"1")
+    put(tmp_path / "data/python/lib.so", b"1" * 100)
+    (tmp_path / "data/link").symlink_to(tmp_path / "data/own")
+    (found,) = weighed(tmp_path, "data", "never-there")
+    assert (found.files, found.size) == (1, 5)
+
+
+def test_as_many_as_are_counted_are_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignored_files, "MOST_COUNTED", 3)
+    for n in range(2):
+        put(tmp_path / f"data/{n}")
+    (found,) = weighed(tmp_path, "data")
+    assert (found.files, found.whole) == (2, True)
+    for n in range(2, 5):
+        put(tmp_path / f"data/{n}")
+    (found,) = weighed(tmp_path, "data")
+    assert (found.files, found.whole) == (3, False)
+
+
 def test_counting_ends(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignored_files, "MOST_COUNTED", 10)
     put(code / ".gitignore", b"many\n")

@@ -126,6 +126,37 @@ def test_what_there_is_not(store: Store, job: str) -> None:
         list_outputs(store, job, 2)
 
 
+def test_a_job_that_has_not_started_has_none(store: Store) -> None:
+    waiting = client.submit(Job(run="python train.py"), store=store)
+    with pytest.raises(UserError, match=f"^{waiting} has no outputs yet; it has not started$"):
+        list_outputs(store, waiting)
+
+
+def test_how_much_has_come_is_told(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, one="1", two="22", gone="333")
+    files = list_outputs(store, job)
+    store.delete([file.key for file in files if file.path == "gone"])
+    told: list[tuple[int, int]] = []
+    assert pull_outputs(store, files, tmp_path / "x", lambda done, of: told.append((done, of))) == (2, 6)
+    assert len(told) == 3 and told[-1] == (6, 6) and {of for _, of in told} == {6}
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["one", "two"]
+
+
+def test_attempts_whose_file_is_not_taken_are_told(store: Store, job: str) -> None:
+    append(store, job, Claimed(offering=SPOT_A, nodes=1), Launched(claim=6, nodes=(NodeRef(0, "i-6"),)))
+    for claim in (2, 4, 6):
+        put(store, job, claim, every=str(claim), **({"first": "1"} if claim == 2 else {}))
+    every, first = list_outputs(store, job)
+    assert (every.path, every.attempt, every.replaces) == ("every", 3, (1, 2))
+    assert (first.path, first.attempt, first.replaces) == ("first", 1, ())
+
+
+def test_a_file_in_the_place_of_a_folder(store: Store, job: str, tmp_path: Path) -> None:
+    put(store, job, 2, run__a="1", run__deep__b="1", kept="1")
+    put(store, job, 4, run="2")
+    assert pulled(store, job, tmp_path / "all") == {"run": "2", "kept": "1"}
+
+
 def test_python_pulls_them(store: Store, job: str, tmp_path: Path) -> None:
     put(store, job, 2, mine="1")
     assert client.pull_outputs(job, tmp_path / "here", store=store) == tmp_path / "here"
