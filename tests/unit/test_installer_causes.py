@@ -27,3 +27,9 @@ def test_a_long_cause_is_cut_at_its_end() -> None:
     told = read_cause(["error: Couldn't parse requirement in `a.txt` at position 6", *["  cause: more"] * 200]).text
     assert told.startswith("Couldn't parse requirement in `a.txt` at position 6: more")
     assert told.endswith("…") and len(told) <= 500
+
+
+def test_a_cause_that_just_fits_is_not_cut() -> None:
+    fits = "error: " + "x" * 500
+    assert read_cause([fits]).text == "x" * 500
+    assert read_cause([f"{fits}x"]).text == "x" * 499 + "…"

@@ -157,10 +157,60 @@ def test_a_step_that_says_nothing_is_not_blamed_with_what_another_said(host: Hos
 
 
 def test_a_program_that_is_not_there(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(SetupFailed, match=r"^setup: there is no program 'no-such-program' on this machine"):
+    with pytest.raises(SetupFailed, match=r"^setup: there is no program 'no-such-program' on this machine") as failure:
         steps(host, tmp_path / "train.log").run(
             Step("setup", Command(("no-such-program",), dict(os.environ), tmp_path))
         )
+    assert failure.value.user and failure.value.code == 127
+
+
+def test_a_program_that_may_not_be_run(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    with pytest.raises(SetupFailed, match=r"^setup: .*Permission denied.* on this machine$") as failure:
+        steps(host, tmp_path / "train.log").run(
+            Step("setup", Command((str(tmp_path / "data"),), dict(os.environ), tmp_path))
+        )
+    assert failure.value.user and failure.value.code == 127
+
+
+def test_a_step_that_is_killed_fails_as_in_a_shell(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed, match=r"^setup: exited with 137 and printed nothing$") as failure:
+        steps(host, tmp_path / "train.log").run(Step("setup", python("import os; os.kill(os.getpid(), 9)", tmp_path)))
+    assert failure.value.code == 137
+
+
+def test_what_a_question_printed_is_not_for_the_log(host: Host, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    found = steps(host, log).ask("question", python("print('word'); raise SystemExit(5)", tmp_path))
+    assert (found.code, found.text) == (5, "word\n")
+    assert not log.exists() and not list(tmp_path.glob(".ask-*"))
+
+
+def test_what_a_step_leaves_running_ends_with_it(host: Host, tmp_path: Path) -> None:
+    text = "import subprocess; subprocess.Popen(['sleep', '600'])"
+    steps(host, tmp_path / "train.log").run(Step("setup", python(text, tmp_path)))
+    assert not host.group.members()
+
+
+def test_a_step_that_takes_a_second_is_told_and_a_shorter_one_is_not(host: Host, tmp_path: Path) -> None:
+    times = iter([0.0, 0.9, 10.0, 11.0, 20.0, 119.0, 200.0, 300.0])
+    said: list[str] = []
+    running = Steps(host, tmp_path / "train.log", said.append, lambda: None, monotonic=lambda: next(times))
+    for name in ("quick", "slow", "slower", "slowest"):
+        with running.timed(name):
+            pass
+    told = [line for line in said if " took " in line]
+    assert told == ["slow took 1.0 s", "slower took 99.0 s", "slowest took 1.7 min"]
+
+
+def test_a_long_set_up_without_advice(host: Host, tmp_path: Path) -> None:
+    times = iter([0.0, SLOW_S])
+    said: list[str] = []
+    running = Steps(host, tmp_path / "train.log", said.append, lambda: None, monotonic=lambda: next(times))
+    with pytest.raises(SetupFailed), running.timed("setup"):
+        raise SetupFailed("no", user=True)
+    running.report()
+    assert said == ["running setup", "the set-up took 5.0 min, 5.0 min of it for setup"]
 
 
 def test_being_told_to_go_ends_a_step_and_is_no_failure(host: Host, tmp_path: Path) -> None:
