@@ -11,6 +11,7 @@
 <node>/baseline.json    what lay in the working folder before the training
 <node>/scratch/         copies of files that are still being written to
 <node>/environments/    environments that are this node's alone
+<node>/left             how it ended, once the exit is in the store
 <node>/channel/         between the training and its agent (see stoker.train)
     notice.json  save  metrics.jsonl  commits/  commits.done/
 """
@@ -71,10 +72,6 @@ class NodePaths:
     @property
     def train_log(self) -> Path:
         return self.root / "train.log"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.root / "agent.log"
 
     @property
     def channel(self) -> Path:

@@ -1,0 +1,218 @@
+"""What every part of an agent uses: where its folders are, how the last word and a notice get to the store."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from agent_world import AgentWorld
+from noticing_machine import Here
+from plain_store import wait_for
+
+from stoker import codec, layout
+from stoker.agent import config as config_module
+from stoker.agent import node as node_module
+from stoker.agent.config import NodePaths
+from stoker.agent.node import Node, patient, utcnow
+from stoker.agent.notices import Notices
+from stoker.errors import StoreUnavailable
+from stoker.facts import read_fact
+from stoker.model import Exit, Known, NoticeFact
+from stoker.testing.memory import Fault
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Woken(Here):
+    """A machine that counts how often governors are woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wakes = 0
+
+    def wake_governors(self) -> None:
+        self.wakes += 1
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> AgentWorld:
+    found = AgentWorld(tmp_path)
+    found.submit("true")
+    return found
+
+
+# ── Folders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_folders_of_a_node_are_where_its_documentation_says() -> None:
+    text = config_module.__doc__ or ""
+    documented = {name.rstrip("/") for name in re.findall(r"^<node>/([\w.]+)", text, re.MULTILINE)}
+    inside = re.findall(r"^    (\S+  .*)$", text, re.MULTILINE)[0].split()
+    documented |= {f"channel/{name}" for name in inside}
+    root = Path("/node")
+    names = [name for name in vars(NodePaths) if isinstance(getattr(NodePaths, name), property)]
+    told = {str(getattr(NodePaths(root), name).relative_to(root)) for name in names}
+    assert told <= documented
+
+
+def test_what_outlives_a_node_is_beside_it_or_where_its_machine_keeps_it(world: AgentWorld) -> None:
+    node = world.node(world.claim())
+    assert node.environments == node.paths.root.parent / "environments"
+    assert node.inputs == node.paths.root.parent / "inputs"
+    shelved = replace(node, shelf=Path("/shelf"))
+    assert shelved.environments == Path("/shelf") and shelved.inputs == node.inputs
+
+    class Keeps(Here):
+        environments = Path("/kept/environments")
+
+    kept = replace(node, machine=Keeps())
+    assert (kept.environments, kept.inputs) == (Path("/kept/environments"), Path("/kept/inputs"))
+
+
+# ── Patience ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_store_refuses_is_tried_again_after_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pauses = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 3))
+        clock[0] += seconds
+
+    monkeypatch.setattr(node_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(node_module.time, "sleep", sleep)
+    failures = [9]
+
+    def action() -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise StoreUnavailable("away")
+
+    assert patient(action, 1000.0) is True
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    failures[0], clock[0] = 1000, 0.0
+    pauses.clear()
+    assert patient(action, 0.5) is False
+    assert pauses == [0.1, 0.2, 0.2] and clock[0] == pytest.approx(0.5), "and once more when the time has come"
+
+
+def test_a_mistake_is_not_repeated() -> None:
+    def action() -> None:
+        raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        patient(action, time.monotonic() + 60.0)
+
+
+# ── The last word ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_exit_in_the_store_is_noted_on_the_disk_and_wakes_governors(world: AgentWorld) -> None:
+    machine = Woken()
+    node = world.node(world.claim(), machine=machine)
+    left = Exit("failed", "finished", NOW, "oh", code=3)
+    assert node.write_exit(left, time.monotonic() + 60.0) is True
+    found = world.store.get(layout.exit_(node.key))
+    assert found is not None and codec.loads(Exit, found.data) == left
+    assert json.loads(node.paths.left.read_text()) == {"outcome": "failed", "code": 3, "reason": "oh"}
+    assert machine.wakes == 1
+
+
+def test_an_exit_that_the_store_does_not_take_is_not_noted_on_the_disk(world: AgentWorld) -> None:
+    machine = Woken()
+    node = world.node(world.claim(), machine=machine, faults=lambda *_: Fault())
+    assert node.write_exit(Exit("failed", "finished", NOW), time.monotonic()) is False
+    assert not node.paths.left.exists() and machine.wakes == 1
+
+
+def test_an_exit_counts_though_the_disk_is_full(world: AgentWorld) -> None:
+    node = world.node(world.claim())
+    node.paths.left.mkdir()
+    assert node.write_exit(Exit("failed", "finished", NOW), time.monotonic() + 60.0) is True
+
+
+# ── Notices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def told(world: AgentWorld, node: Node) -> NoticeFact | None:
+    found = read_fact(world.store, layout.notice(node.key), NoticeFact)
+    assert isinstance(found, Known)
+    return found.value.value if found.value else None
+
+
+def test_a_notice_is_told_once_and_its_deadline_stands(world: AgentWorld) -> None:
+    machine = Woken()
+    node = world.node(world.claim(), machine=machine)
+    notices = Notices(node)
+    assert notices.look() is None and notices.notice is None
+    machine.give(100.0)
+    began_s = time.monotonic()
+    deadline_s = notices.look()
+    assert deadline_s is not None and 100.0 <= deadline_s - began_s < 160.0
+    assert notices.look() == deadline_s and notices.saves_asked == 0
+    wait_for(lambda: told(world, node) == machine.now)
+    wait_for(lambda: machine.wakes == 1)
+
+
+def test_hints_ask_for_a_save_each_and_are_not_heard_after_a_hard_notice(world: AgentWorld) -> None:
+    machine = Woken()
+    notices = Notices(world.node(world.claim(), machine=machine))
+    for number in (1, 2):
+        machine.now = NoticeFact(hard=False, source=f"hint {number}", at=NOW, grace_s=0.0)
+        assert notices.look() is None and notices.look() is None and notices.saves_asked == number
+    machine.give(100.0)
+    hard = machine.now
+    deadline_s = notices.look()
+    machine.now = NoticeFact(hard=False, source="hint 3", at=NOW, grace_s=0.0)
+    assert notices.look() == deadline_s and notices.saves_asked == 2 and notices.notice == hard
+
+
+def test_a_signal_is_a_notice_of_half_a_minute_though_a_hint_is_in_force(world: AgentWorld) -> None:
+    machine = Woken()
+    node = world.node(world.claim(), machine=machine)
+    notices = Notices(node)
+    machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
+    notices.look()
+    notices.take_signal()
+    began_s = time.monotonic()
+    deadline_s = notices.look()
+    assert deadline_s is not None and 30.0 <= deadline_s - began_s < 90.0
+    assert notices.notice is not None and (notices.notice.hard, notices.notice.source) == (True, "shutdown")
+    assert notices.notice.grace_s == 30.0 and abs((utcnow() - notices.notice.at).total_seconds()) < 60.0
+    assert notices.look() == deadline_s and notices.saves_asked == 1
+    wait_for(lambda: (told(world, node) or NoticeFact(False, "", NOW, 0.0)).source == "shutdown")
+
+
+def test_of_two_hard_notices_the_earlier_deadline_counts_and_both_are_told(world: AgentWorld) -> None:
+    machine = Woken()
+    node = world.node(world.claim(), machine=machine)
+    notices = Notices(node)
+    machine.give(100.0)
+    first = notices.look()
+    machine.give(500.0)
+    assert notices.look() == first
+    wait_for(lambda: told(world, node) == machine.now)
+    machine.give(5.0)
+    second = notices.look()
+    assert first is not None and second is not None and second < first
+    wait_for(lambda: told(world, node) == machine.now)
+
+
+def test_a_notice_is_passed_on_in_a_thread_that_keeps_nothing_waiting(world: AgentWorld) -> None:
+    release = threading.Event()
+
+    def faults(_method: str, _key: str) -> None:
+        release.wait(60.0)
+
+    node = world.node(world.claim(), faults=faults)
+    thread = node.write_notice(NoticeFact(True, "cloud", NOW, 60.0))
+    assert thread.daemon and thread.is_alive()
+    release.set()
+    thread.join(60.0)
+    assert told(world, node) == NoticeFact(True, "cloud", NOW, 60.0)
