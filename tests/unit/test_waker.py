@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import woken_world
@@ -21,7 +23,7 @@ from stoker.governor.observe import active_jobs
 from stoker.governor.serverless import schedule
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.schedule import NotOn, Switch
-from stoker.governor.serverless.waker import Waker, tell
+from stoker.governor.serverless.waker import Done, Waker, tell
 from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
@@ -252,6 +254,50 @@ def test_other_peoples_training_jobs_keep_the_clock_on(world: World, monkeypatch
     assert world.clock.told == ["on", "off"]
 
 
+@pytest.mark.parametrize(
+    ("looked", "on"),
+    [
+        (foreign.Looked(), False),
+        (foreign.Looked(active=1), True),
+        (foreign.Looked(unknown=True), True),
+        (foreign.Looked(untold=True), True),
+    ],
+)
+def test_what_is_left_of_other_peoples_training_jobs_keeps_the_clock_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, looked: foreign.Looked, on: bool
+) -> None:
+    monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: looked)
+    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: looked)
+    world.waker.handle([Tick()])
+    assert world.clock.told == (["on"] if on else ["off"])
+    for _ in range(2):
+        world.waker.handle([TrainingWake("theirs", "us-east-1")])
+    assert world.clock.told[1:] == (["on", "on"] if on else []), "another function may have switched it off"
+
+
+def test_what_went_wrong_with_other_peoples_training_jobs_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = foreign.Looked(done=["stopped it"], problems={"theirs": "no answer"})
+    monkeypatch.setattr(foreign.ForeignGovernor, "wake", lambda *_: looked)
+    monkeypatch.setattr(foreign.ForeignGovernor, "tick", lambda _self: looked)
+    for woken in (TrainingWake("theirs", "us-east-1"), Tick()):
+        done = world.waker.handle([woken])
+        assert done.actions == ["stopped it"] and done.problems == {"theirs": "no answer"}
+
+
+def test_what_was_done_is_logged_and_answered_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="stoker")
+    done = Done(["a-aaaa"], 3, ["a-aaaa: Launch: x", "y"], {"schedule": "no answer"}, ["not for us"])
+    assert tell(done) == {"jobs": ["a-aaaa"], "active": 3, "actions": 2, "problems": 1, "ignored": 1}
+    assert caplog.record_tuples == [
+        ("stoker", logging.INFO, "a-aaaa: Launch: x"),
+        ("stoker", logging.INFO, "y"),
+        ("stoker", logging.WARNING, "schedule: no answer"),
+        ("stoker", logging.INFO, "ignored: not for us"),
+    ]
+
+
 # ── The clock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -300,6 +346,19 @@ def test_events_of_machines_switch_it_on_now_and_then(world: World) -> None:
     world.fresh().handle([machine(instance)])
     world.waker.handle([JobWake(job)])
     assert world.clock.told == ["on"] * 3
+
+
+def test_what_was_switched_on_long_ago_is_switched_on_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [5000.0]
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    switch = Switch(world.store, world.clock)
+    for after_s, told in ((0.0, 1), (60.0, 1), (600.0, 2), (60.0, 2)):
+        now_s[0] += after_s
+        switch.wanted()
+        assert len(world.clock.told) == told
+    switch.rest_if_idle()
+    switch.wanted()
+    assert world.clock.told == ["on", "on", "off", "on"]
 
 
 def test_a_clock_that_cannot_be_switched_harms_no_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

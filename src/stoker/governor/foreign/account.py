@@ -247,7 +247,7 @@ class ForeignAccount:
             stream = str(each["logStreamName"])
             found = _STREAM.fullmatch(stream)
             host, began = (found["host"], int(found["began"])) if found else (stream, 0)
-            newest[host] = max(newest.get(host, (0, stream)), (began, stream))
+            newest[host] = max(newest.get(host, (began, stream)), (began, stream))
         return [stream for _, stream in newest.values()]
 
     def _events(self, stream: str, most: int) -> list[tuple[int, str]]:
