@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from stoker.agent.checkpoints.folder_events import Event
-from stoker.agent.checkpoints.save_bursts import PAUSE_S, SaveBursts
+from stoker.agent.checkpoints.save_bursts import PAUSE_S, SaveBursts, _Counter
 
 
 @dataclass
@@ -290,3 +290,84 @@ def test_a_program_that_becomes_faster_is_followed() -> None:
         program.rest(seconds)
     assert program.bursts.quiet_s == PAUSE_S
     assert program.whole == program.count - 1
+
+
+def test_one_pause_alone_is_not_waited_for() -> None:
+    program = Program()
+    program.write("a")
+    program.rest(0.6)
+    program.write("a")
+    assert program.bursts.quiet_s == PAUSE_S
+    program.rest(0.8)
+    program.write("a")
+    assert program.bursts.quiet_s == pytest.approx(0.4), "half of the longer one"
+    program.rest(9.0)
+    program.write("a")
+    program.rest(9.0)
+    program.write("a")
+    assert program.bursts.quiet_s == 1.0, "never longer than this"
+
+
+def test_files_that_are_gone_again_are_no_burst() -> None:
+    program = Program()
+    program.write("draft")
+    program.remove("draft")
+    program.rest(0.3)
+    assert not program.bursts.under_way
+    assert (program.count, program.bursts.last) == (0, None)
+
+
+def test_a_burst_of_files_that_no_event_told_of_is_known_by_what_changed() -> None:
+    """Writes through a mapping make no event."""
+    bursts = SaveBursts({}, 1.0)
+    bursts.note([Event("a")], 5.0)
+    files = {"a": Sized(1), "mapped": Sized(2), "quiet": Sized(3)}
+    assert bursts.close(files, ["mapped", "vanished"], lambda _path: False, suspect=False) is True
+    last = bursts.last
+    assert last is not None
+    assert (last.names, last.first, last.ended_at) == (frozenset({"a", "mapped"}), "a", 5.0)
+    assert bursts.close(files, [], lambda _path: False, suspect=False) is False
+
+
+def test_nothing_begins_a_burst_but_an_event() -> None:
+    bursts = SaveBursts({}, 1.0)
+    bursts.note([], 5.0)
+    assert bursts.under_way is False
+    assert bursts.has_come_round() is False
+    assert bursts.was_whole() is False
+
+
+def test_a_file_that_is_much_smaller_is_cut_off_unless_its_format_says_that_it_is_whole() -> None:
+    for whole in (False, True):
+        program = Program()
+        for size in (1000, 1000, 100, 100):
+            program.write("a.bin", size)
+            program.now += 1.0
+            program.bursts.close(program.files, (), lambda _path, whole=whole: whole, suspect=False)
+        bursts = program.bursts
+        assert bursts.last is not None
+        # By the third, which shrank.
+        assert bursts._previous is not None
+        assert bursts._previous.before == {"a.bin": 0 if whole else 1000}
+        assert bursts.last.before == {"a.bin": 100}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counts"),
+    [
+        ([1, 2, 3], False),
+        ([1, 3], False),
+        ([1, 3, 5], True),
+        ([1, 3, 4], False),
+        (list(range(17)), True),
+        (list(range(16)), False),
+        ([1, 3, 5, 5], False),
+        ([1, 3, 5, 6], True),
+        ([5, 7, 9, 1, 3], False),
+    ],
+)
+def test_numbers_count_saves_if_they_go_up_in_strides_or_for_long(numbers: list[int], counts: bool) -> None:
+    counter = _Counter()
+    for number in numbers:
+        counter.add(number)
+    assert counter.counts_saves is counts
