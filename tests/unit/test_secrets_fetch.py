@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import aws_services
 import botocore.session
@@ -21,6 +22,7 @@ from stoker.agent import secrets
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch, fetch_all
 from stoker.errors import UserError
+from stoker.google import secrets as google
 from stoker.references import Reference
 
 KEY, SECRET = "AKIAEXAMPLE", "the/key+of=somebody"
@@ -344,3 +346,89 @@ def test_a_variable_is_looked_for_before_a_job_is_sent(tmp_path: Path, monkeypat
     assert unmasked(spec) == ("secrets.A: is shorter than 4 bytes, and is not masked in the log",)
     monkeypatch.setenv("MINE", "1234")
     assert unmasked(spec) == ()
+
+
+def asked_again(
+    monkeypatch: pytest.MonkeyPatch, trouble: list[Exception], **more: float
+) -> tuple[list[float], str | SetupFailed]:
+    """The pauses, and what came of it, where each question is answered so and pauses are all that takes time."""
+    clock, pauses = [0.0], []
+
+    def answer(_wanted: Reference, _environ: object) -> bytes:
+        if trouble:
+            raise trouble.pop(0)
+        return b"value"
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(secrets, "_read", answer)
+    monkeypatch.setattr(secrets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    try:
+        return pauses, fetch("secrets.X", "aws-sm:a", {}, sleep=sleep, **more)
+    except SetupFailed as error:
+        return pauses, error
+
+
+def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, value = asked_again(monkeypatch, [secrets._Later("away") for _ in range(8)])
+    assert value == "value"
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_patience_ends_before_a_pause_that_would_outlast_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, error = asked_again(monkeypatch, [secrets._Later("away") for _ in range(90)])
+    assert isinstance(error, SetupFailed) and str(error) == "secrets.X: away" and not error.user
+    assert 110.0 < sum(pauses) < 120.0
+    pauses, _ = asked_again(monkeypatch, [secrets._Later("away") for _ in range(90)], patience_s=1.4)
+    assert pauses == [0.2, 0.4]
+    pauses, _ = asked_again(monkeypatch, [secrets._Later("away") for _ in range(90)], patience_s=1.5)
+    assert pauses == [0.2, 0.4, 0.8]
+
+
+def test_what_it_may_be_is_told_after_a_shorter_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble = [secrets._Later("no metadata", 1.0, "set a key") for _ in range(90)]
+    pauses, error = asked_again(monkeypatch, list(trouble))
+    assert isinstance(error, SetupFailed) and str(error) == "secrets.X: no metadata; set a key" and error.user
+    assert pauses == [0.2, 0.4]
+
+
+def test_what_a_variable_cannot_hold_is_refused() -> None:
+    environ = {"TREE": '{"a": "x", "n": 5, "t": {"u": [1]}, "e": ""}', "LIST": "[1]", "NONE": "{}", "WORD": "hunter2"}
+    assert fetch("f", "env:TREE#a", environ) == "x"
+    assert fetch("f", "env:TREE#n", environ) == "5"
+    assert fetch("f", "env:TREE#t", environ) == '{"u": [1]}'
+    for reference, told in {
+        "env:TREE#no": "has no 'no'; it has a, e, n, t",
+        "env:NONE#no": "has no 'no'; it has nothing",
+        "env:LIST#a": "is no JSON object, so that there is no 'a' in it; leave `#a` away",
+        "env:WORD#a": "is no JSON object, so that there is no 'a' in it; leave `#a` away",
+        "env:TREE#e": "is empty; put the secret there",
+        "not a reference": "expected ",
+    }.items():
+        with pytest.raises(SetupFailed) as failed:
+            fetch("f", reference, environ)
+        assert str(failed.value).startswith(f"f: {told}") and failed.value.user
+
+
+def test_a_person_that_google_refuses_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    person = google.Identity("ya29.x", "mine", machine=False)
+    monkeypatch.setattr(google, "find", lambda _environ: person)
+    refusals: list[tuple[str, int]] = []
+
+    def access(*_: object) -> bytes:
+        status, code = refusals.pop()
+        raise google.GoogleError(status, "no", code)
+
+    monkeypatch.setattr(google.SecretManager, "access", access)
+    for status, code, told in (
+        ("PERMISSION_DENIED", 403, "your Google credentials may not read gcp-sm:hf: no"),
+        ("UNAUTHENTICATED", 401, "no"),
+        ("NOT_FOUND", 404, "there is no hf in mine; correct the name, or add a version"),
+    ):
+        refusals.append((status, code))
+        assert problem("gcp-sm:hf") == told
+    refusals.append(("NOT_FOUND", 404))
+    named = "projects/p/secrets/hf"
+    assert problem(f"gcp-sm:{named}") == f"there is no {named}; correct the name, or add a version"
