@@ -436,6 +436,21 @@ def test_one_client_fails_fast_and_one_has_time() -> None:
     assert all(each["client_options"]["allow_http"] is True for each in made)
 
 
+def test_a_megabyte_travels_in_one_request_and_more_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Bucket()
+    whole = bytes(range(256)) * (9 << 12)
+    store.put("small", whole[: 1 << 20])
+    (tmp_path / "large").write_bytes(whole)
+    sent = store.put_file(tmp_path / "large", lambda digest: f"blobs/{digest}")
+    assert (sent.size, sent.digest) == (len(whole), hashlib.sha256(whole).hexdigest())
+    calls = Answers(monkeypatch, "get").calls
+    found = store.get("small")
+    assert found is not None and found.data == whole[: 1 << 20] and len(calls) == 1
+    calls.clear()
+    found = store.get(f"blobs/{sent.digest}")
+    assert found is not None and found.data == whole and len(calls) == 3, "one to see its size, and one for each 8 MiB"
+
+
 def test_clients_take_what_they_are_told() -> None:
     """obstore passes over options whose names it does not know."""
     quick, bulk = bucket.open_pair("s3://b", lambda more: S3Store("b", region="r", **more), allow_http=False)
