@@ -13,9 +13,10 @@ from checkpoint_world import World, checkpoints, memory_store, restored_content
 
 from stoker.agent.checkpoints import save_copies
 from stoker.agent.checkpoints.folder_events import Event, FolderEvents, Unobserved
-from stoker.agent.checkpoints.save_copies import SaveCopies
+from stoker.agent.checkpoints.save_copies import OpenNow, SaveCopies
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.store import Store
+from stoker.agent.snapshot import Signature, scan
+from stoker.store import FileChanged, Store
 
 DIED = TrainingEnd("died")
 LIMIT_S = 60.0
@@ -238,3 +239,129 @@ def test_events_of_a_folder_that_is_gone_are_not_heard(tmp_path: Path) -> None:
     events.close()
     with pytest.raises(FileNotFoundError):
         FolderEvents(folder)
+
+
+class Copying:
+    """Copies of a folder that are made when the test says so, without a thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "folder"
+        self.folder.mkdir()
+        self.committed: dict[str, Signature] = {}
+        self.copies = SaveCopies(
+            self.folder,
+            root / "copies",
+            scan=lambda: scan(self.folder),
+            open_now=lambda: OpenNow({}, frozenset()),
+            logs=tuple,
+            takes=lambda _path: True,
+            committed=lambda: self.committed,
+            longest_s=1.0,
+        )
+
+    def write(self, *names: str, size: int = 100, renamed: bool = False) -> None:
+        for name in names:
+            (self.folder / name).write_bytes(os.urandom(size))
+            if renamed:
+                self.copies._renamed.add(name)
+
+    def keep(self) -> dict[str, str]:
+        """What is kept of each file that changed: a copy, or an open handle."""
+        files = scan(self.folder)
+        kept = self.copies._keep(files)
+        self.copies._files, self.copies._kept, self.copies._renamed = files, kept, set()
+        for path, one in kept.items():
+            assert one.path.read_bytes() == (self.folder / path).read_bytes()
+            assert one.is_intact() is True
+        return {path: "copied" if one.held is None else "held" for path, one in sorted(kept.items())}
+
+
+@pytest.fixture
+def copying(tmp_path: Path) -> Copying:
+    return Copying(tmp_path)
+
+
+def test_files_that_were_renamed_into_their_place_are_held_up_to_a_number(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_copies, "_MOST_HANDLES", 2)
+    copying.write("a", "b", "c", renamed=True)
+    copying.write("d")
+    assert sorted(copying.keep().values()) == ["copied", "copied", "held", "held"]
+
+
+def test_what_is_as_it_was_is_not_copied_again_and_what_is_committed_not_at_all(copying: Copying) -> None:
+    copying.write("a", "b", "c")
+    (copying.folder / "link").symlink_to("a")
+    copying.committed["c"] = scan(copying.folder)["c"].signature
+    assert copying.keep() == {"a": "copied", "b": "copied"}
+    before = dict(copying.copies._kept)
+    copying.write("b")
+    assert copying.keep() == {"a": "copied", "b": "copied"}
+    assert copying.copies._kept["a"] is before["a"]
+    assert copying.copies._kept["b"] is not before["b"]
+
+
+def test_what_was_there_before_it_was_watched_is_taken_from_the_folder(copying: Copying) -> None:
+    copying.write("old")
+    copying.copies._files = scan(copying.folder)
+    copying.write("new")
+    assert copying.keep() == {"new": "copied"}
+
+
+@pytest.mark.parametrize(("free", "kept"), [(2000, True), (1999, False)])
+def test_copies_take_a_tenth_of_the_free_disk_and_no_more(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch, free: int, kept: bool
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=free)
+    monkeypatch.setattr(save_copies.shutil, "disk_usage", lambda _folder: usage)
+    copying.write("a", "b", size=100)
+    if kept:
+        assert copying.keep() == {"a": "copied", "b": "copied"}
+    else:
+        with pytest.raises(save_copies._TooLarge):
+            copying.keep()
+
+
+def test_copies_of_the_burst_before_count_and_give_way_to_what_is_new(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_copies, "MOST_BYTES", 250)
+    copying.write("old")
+    copying.keep()
+    copying.write("new")
+    assert copying.keep() == {"new": "copied", "old": "copied"}
+    copying.write("newer")
+    assert copying.keep() == {"new": "copied", "newer": "copied"}, "the oldest is too much"
+    copying.write("large", size=251)
+    with pytest.raises(save_copies._TooLarge):
+        copying.keep()
+    copying.write("large", size=251, renamed=True)
+    assert copying.keep()["large"] == "held"
+
+
+def test_a_copy_goes_when_nothing_refers_to_it(copying: Copying, tmp_path: Path) -> None:
+    copying.write("a")
+    copying.write("held", renamed=True)
+    copying.keep()
+    assert len(list((tmp_path / "copies").iterdir())) == 1
+    handle = copying.copies._kept["held"].path
+    assert handle.exists()
+    (copying.folder / "held").unlink()
+    (copying.folder / "a").unlink()
+    copying.keep()
+    assert list((tmp_path / "copies").iterdir()) == []
+    assert not handle.exists() or handle.readlink() != copying.folder / "held (deleted)"
+
+
+def test_a_file_that_changes_while_it_is_kept_is_not(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    copying.write("a")
+    stale = scan(copying.folder)["a"]
+    copying.write("a", size=101)
+    for keep in (copying.copies._copy, copying.copies._hold):
+        with pytest.raises(FileChanged):
+            keep(stale)
+    now = scan(copying.folder)["a"]
+    monkeypatch.setattr(save_copies, "signature_of", lambda _path, _file: None)
+    with pytest.raises(FileChanged):
+        copying.copies._hold(now)
