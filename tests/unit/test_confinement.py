@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from stoker import layout
 from stoker.agent import folders
 from stoker.agent.commits import CommitQueue
 from stoker.agent.config import NodePaths
-from stoker.agent.confinement import Confinement
+from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
 from stoker.agent.environ import ask_to_save, write_notice
 from stoker.agent.logs import last_lines, say
 from stoker.agent.output_files import Baseline, OutputFiles, Source
@@ -222,3 +223,87 @@ def test_a_file_that_becomes_a_pipe_between_two_looks_does_not_hold_the_reader_u
     tail.waiting = swap  # type: ignore[method-assign]
     with pytest.raises(OSError, match="plain file"):
         tail.read(100)
+
+
+# ── Handles ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_only_a_plain_file_is_opened_and_nothing_stays_open(node: Path, secret: Path) -> None:
+    write(node / "file", "text")
+    os.mkfifo(node / "pipe")
+    link(node / "link", secret)
+    with os.fdopen(open_plain(node / "file", os.O_RDONLY), "rb") as file:
+        assert file.read() == b"text"
+    before = handles()
+    for name, message in (("pipe", "is not a plain file"), ("code", "is not a plain file"), ("link", "symbolic links")):
+        with pytest.raises(OSError, match=message):
+            open_plain(node / name, os.O_RDONLY)
+    with pytest.raises(OSError, match="is not a plain file") as failed:
+        open_plain(node / "pipe", os.O_RDONLY)
+    assert failed.value.errno == errno.EINVAL and failed.value.filename == str(node / "pipe")
+    assert handles() == before
+
+
+def test_a_small_file_appears_whole_in_the_place_of_anything(node: Path, secret: Path) -> None:
+    link(node / "word", secret)
+    link(node / ".word.tmp", secret)
+    before = handles()
+    data = os.urandom(200_000)
+    with opened_folder(node) as folder:
+        replace_plain(folder, "word", data)
+        replace_plain(folder, "private", b"x", 0o600)
+        replace_plain(folder, "empty", b"")
+    assert (node / "word").read_bytes() == data and not (node / "word").is_symlink()
+    assert (node / "private").stat().st_mode & 0o777 == 0o600 and (node / "empty").read_bytes() == b""
+    assert sorted(path.name for path in node.iterdir()) == ["code", "empty", "private", "word"]
+    assert secret.read_text() == "root:secret" and handles() == before
+
+
+def test_a_write_that_is_cut_short_is_gone_on_with(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: whole(handle, data[:3]))
+    with opened_folder(node) as folder:
+        replace_plain(folder, "word", b"0123456789")
+    assert (node / "word").read_bytes() == b"0123456789"
+
+
+def test_a_folder_in_a_folder_is_made_where_it_is_wanted_and_is_no_link(node: Path, secret: Path) -> None:
+    before = handles()
+    with pytest.raises(FileNotFoundError), opened_folder(node, "inner"):
+        pass
+    for _ in range(2):
+        with opened_folder(node, "inner", make=True) as inner:
+            replace_plain(inner, "word", b"x")
+    assert (node / "inner/word").read_bytes() == b"x"
+    link(node / "outside", secret.parent)
+    for make in (False, True):
+        with pytest.raises(NotADirectoryError), opened_folder(node, "outside", make=make):
+            pass
+    assert handles() == before
+
+
+def test_a_folder_is_reached_from_its_outermost_anchor(node: Path, secret: Path) -> None:
+    said: list[str] = []
+    confinement = Confinement([node / "code/deep", node], said.append)
+    before = handles()
+    with pytest.raises(FileNotFoundError):
+        confinement.open(node / "code/deep/er")
+    for _ in range(2):
+        handle = confinement.open(node / "code/deep/er", make=True)
+        assert os.path.samestat(os.fstat(handle), (node / "code/deep/er").stat())
+        os.close(handle)
+    # The inner anchor is no mount of its own: the container may put a link there.
+    (node / "code/deep/er").rmdir()
+    (node / "code/deep").rmdir()
+    link(node / "code/deep", secret.parent)
+    with pytest.raises(NotADirectoryError):
+        confinement.open(node / "code/deep/er")
+    assert said[0].startswith(f"warning: er is left out: it is a link to {secret.parent}, outside the folders")
+    write(node / "code/file", "text")
+    with pytest.raises(NotADirectoryError):
+        confinement.open(node / "code/file")
+    assert len(said) == 1 and handles() == before, "a file is no link, and nothing stays open"
