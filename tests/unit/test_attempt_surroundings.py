@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +20,10 @@ from stoker.agent import life as life_module
 from stoker.agent.checkpoints.placing import OWN, FolderRecord
 from stoker.agent.exits import Trained, judge, make_exit
 from stoker.agent.life import Left, Life
-from stoker.agent.node import Node
+from stoker.agent.node import Node, utcnow
 from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
-from stoker.model import Closed, StopAsked, Submitted
+from stoker.model import Closed, Exit, StopAsked, Submitted
 from stoker.pack import pack
 from stoker.spec import Checkpoints, Code, Retry, Spec, Submission
 
@@ -105,6 +106,24 @@ def test_who_waits_for_other_ranks_says_so_and_hears_that_it_must_go(world: Agen
     with pytest.raises(Left) as leaving:
         life._wait_for_others(1000.0)
     assert (leaving.value.why, leaving.value.reason) == ("stop", "stop asked by me")
+
+
+def test_a_rank_that_leaves_before_the_training_is_not_waited_for(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.agent.peers.NEAR_POLL_S", 0.01)
+    world.submit("sh", "-c", "echo began")
+    claim = world.claim(nodes=2)
+    life, other = world.life(claim), world.node(claim, 1)
+
+    def leave() -> None:
+        world.until_phase(life, "restoring")()
+        other.write_exit(Exit("infrastructure", "setup", utcnow(), "the disk is broken"), time.monotonic() + 60.0)
+
+    world.meanwhile(leave)
+    left = world.run(life)
+    assert (left.outcome, left.why, left.started) == ("interrupted", "peer", False)
+    assert left.reason == "rank 1 left: the disk is broken" and "began" not in said(life)
 
 
 def test_a_question_to_the_store_ends_when_the_claim_is_closed(world: AgentWorld) -> None:

@@ -324,7 +324,9 @@ def test_ranks_other_than_the_first_watch_the_first_alone(world: AgentWorld, wat
     assert watch.left is not None and watch.left.rank == 0
 
 
-def test_a_peer_that_cannot_be_read_has_not_left(world: AgentWorld, watches: Watches) -> None:
+def test_a_peer_that_cannot_be_read_has_not_left(
+    world: AgentWorld, watches: Watches, caplog: pytest.LogCaptureFixture
+) -> None:
     claim = world.claim(nodes=3)
     first, second = beats(world, claim, 1), beats(world, claim, 2)
     reads: list[str] = []
@@ -338,7 +340,7 @@ def test_a_peer_that_cannot_be_read_has_not_left(world: AgentWorld, watches: Wat
     leaves(world, first, "failed")
     watch, _ = watches(world.store.client(faults), claim, 0)
     wait_for(lambda: len(reads) > 30)
-    assert watch.left is None
+    assert watch.left is None and "reading rank 1 failed" in caplog.text
     leaves(world, second, "failed")
     wait_for(lambda: watch.left is not None)
     assert watch.left is not None and watch.left.rank == 2

@@ -43,3 +43,21 @@ def test_ranks_that_hang_at_different_steps_and_repeat_them_do_not_move() -> Non
     assert moves_of(*told) <= 32
     three = [(step, {}) for _ in range(500) for step in (199, 197, 198)]
     assert moves_of(*three) <= 32
+
+
+def test_a_step_that_comes_again_with_another_value_is_a_move() -> None:
+    hung = [(step, {"waited": 1.0}) for _ in range(500) for step in (199, 198)]
+    told = (198, {"waited": 1.0}), (199, {"waited": 2.0}), (198, {"waited": 1.0}), (199, {"waited": 2.0})
+    assert moves_of(*hung, *told) - moves_of(*hung) == 1
+    more = (199, {"waited": 1.0, "loss": 5.0}), (198, {"waited": 1.0})
+    assert moves_of(*hung, *more) - moves_of(*hung) == 1, "a value that it did not have before"
+
+
+def test_a_step_that_was_reported_long_ago_is_new_again() -> None:
+    hung = [(step, {}) for _ in range(500) for step in (199, 198)]
+    assert moves_of(*hung, (135, {}), before=200) - moves_of(*hung) == 1
+    assert moves_of(*hung, (137, {}), before=200) - moves_of(*hung) == 0
+
+
+def test_the_first_report_is_a_move() -> None:
+    assert moves_of((5, {}), before=0) == 1 and moves_of((5, {}), (5, {}), before=0) == 1

@@ -271,3 +271,115 @@ def test_nothing_readable_is_no_evidence(tmp_path: Path) -> None:
 
 def test_the_real_kernel_log_is_read_without_blocking() -> None:
     collect(1, None, time.monotonic(), Path("/"))
+
+
+def test_a_kernel_clock_that_is_a_little_behind_loses_no_evidence(scene: Scene) -> None:
+    scene.kernel_said(XID, ago_s=1001.9)
+    scene.kernel_said(XID.replace("79", "31"), ago_s=1002.1)
+    assert scene.collect() == ("xid:79",)
+
+
+def test_a_launcher_exits_within_a_minute_of_the_kill_of_its_worker(scene: Scene) -> None:
+    scene.kernel_said(KILLED, ago_s=61)
+    assert scene.collect(code=1) == ()
+    scene.kernel_said(KILLED, ago_s=59)
+    assert scene.collect(code=1) == ("oom",)
+
+
+def test_an_exit_code_that_stands_for_a_kill_is_one(scene: Scene) -> None:
+    scene.kernel_said(KILLED, ago_s=500)
+    assert scene.collect(code=-9) == ("oom",) and scene.collect(code=9) == ()
+
+
+def test_a_count_that_makes_no_sense_is_looked_for_elsewhere(scene: Scene, tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    (group / "memory.events").write_text("oom_kill many\n")
+    (group / "memory.oom_control").write_text("oom_kill 2\n")
+    assert scene.collect(cgroup=group) == ("oom",)
+
+
+def test_a_group_that_the_kernel_does_not_name_is_another_one(scene: Scene, tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    (group / "memory.events").write_text("oom_kill 0\n")
+    scene.kernel_said(OOM.replace("/stoker/job-1", "/"), ago_s=5)
+    assert scene.collect(code=137, cgroup=group) == ()
+
+
+def test_a_kernel_log_that_went_round_is_read_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.kernel_said(XID, ago_s=5)
+    really, broken = os.read, [True]
+
+    def read(fd: int, count: int) -> bytes:
+        if broken:
+            broken.clear()
+            raise BrokenPipeError
+        return really(fd, count)
+
+    monkeypatch.setattr(os, "read", read)
+    assert scene.collect() == ("xid:79",)
+
+
+def test_lines_of_the_kernel_without_a_time_are_no_evidence(scene: Scene) -> None:
+    scene.records += [f"6,100;{XID}\n", f"6,100,never,-;{XID}\n", f"{XID}\n"]
+    assert scene.collect() == ()
+    scene.records += [f"6,100,{int(scene.now * 1e6)};{XID}\n"]
+    assert scene.collect() == ("xid:79",)
+
+
+def test_a_small_disk_is_full_when_a_hundredth_of_it_is_left(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk(free: int, blocks: int, files: int = 10, free_files: int = 5) -> tuple[str, ...]:
+        stat = types.SimpleNamespace(f_bavail=free, f_frsize=4096, f_blocks=blocks, f_files=files, f_favail=free_files)
+        monkeypatch.setattr(os, "statvfs", lambda _path: stat)
+        return scene.collect()
+
+    assert disk(free=10, blocks=1000) == () and disk(free=9, blocks=1000) == ("disk-full",)
+    # Of a large one, sixteen megabytes.
+    assert disk(free=4096, blocks=10**9) == () and disk(free=4095, blocks=10**9) == ("disk-full",)
+    # A file system that does not count its files is not full of them.
+    assert disk(free=5000, blocks=10**9, files=0, free_files=0) == ()
+
+
+def test_figures_of_processors_leave_out_what_waits_and_what_others_took(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu 100 20 3 4000 50000 600 70 8000000 9 9\n")
+    found = UsageSampler(tmp_path, proc=tmp_path)._busy_s
+    assert found == (100 + 20 + 3 + 600 + 70) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_counter_that_goes_back_is_no_work(tmp_path: Path) -> None:
+    write_proc(tmp_path, busy_s=50.0)
+    sampler = UsageSampler(tmp_path, proc=tmp_path)
+    write_proc(tmp_path, busy_s=40.0)
+    sampler._at -= 10.0
+    assert sampler.sample().cpu_percent == 0.0
+    (tmp_path / "stat").unlink()
+    sampler._at -= 10.0
+    assert sampler.sample().cpu_percent is None
+    write_proc(tmp_path, busy_s=60.0)
+    sampler._at -= 10.0
+    assert sampler.sample().cpu_percent is None, "nothing is known of the time before"
+    sampler._at -= 10.0
+    assert sampler.sample().cpu_percent == 0.0
+
+
+def test_memory_that_is_told_in_part_is_known_in_part(tmp_path: Path) -> None:
+    for text, found in (
+        ("MemTotal: 1000 kB\n", (None, 1000 * 1024)),
+        ("MemAvailable: 1000 kB\n", (None, None)),
+        ("MemTotal:\nMemAvailable: 1 kB\n", (None, None)),
+    ):
+        (tmp_path / "meminfo").write_text(text)
+        sample = UsageSampler(tmp_path, proc=tmp_path).sample()
+        assert (sample.memory_used, sample.memory_total) == found
+
+
+def test_the_free_disk_is_what_the_folder_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def statvfs(path: Path) -> object:
+        asked.append(path)
+        return types.SimpleNamespace(f_bavail=7, f_frsize=100, f_bfree=9)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert UsageSampler(tmp_path, proc=tmp_path).sample().disk_free == 700 and asked == [tmp_path]

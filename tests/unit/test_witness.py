@@ -195,6 +195,61 @@ def test_it_is_bounded(tmp_path: Path) -> None:
     assert len(huge) == 4 * 1024 * 1024
 
 
+def test_a_process_is_told_with_what_it_waits_for_and_its_threads(tmp_path: Path) -> None:
+    for pid, threads, waits in ((7, 1, "futex_wait"), (8, 3, "0")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S 1 " + "0 " * 15 + f"{threads} 0")
+        (tmp_path / str(pid) / "cmdline").write_bytes(b"python\0train.py\0" if pid == 7 else b"")
+        (tmp_path / str(pid) / "wchan").write_text(waits)
+    lines = part_of(told(8, 7, proc=tmp_path), "processes").split("\n")
+    assert lines[:2] == ["7 of 1, S, 1 thread, in futex_wait: python train.py", "8 of 1, S, 3 threads: [a) b]"]
+
+
+def test_without_py_spy_the_stack_of_the_kernel_is_told(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "exe").symlink_to("/usr/bin/python3.11")
+    assert part_of(told(7, proc=tmp_path), "stack of 7") == "(there is no py-spy on this machine)\n\n\n"
+    (tmp_path / "7" / "stack").write_text("[<0>] do_wait")
+    assert "[<0>] do_wait" in part_of(told(7, proc=tmp_path), "stack of 7")
+    assert "[<0>] do_wait" in part_of(told(7, proc=tmp_path, spy=tmp_path / "no-spy"), "stack of 7")
+
+
+def test_before_the_training_the_agents_own_threads_are_part_of_it(tmp_path: Path) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def waits_for_the_test() -> None:
+        asked.set()
+        release.wait(60)
+
+    thread = threading.Thread(target=waits_for_the_test, name="one-of-the-agent", daemon=True)
+    thread.start()
+    assert asked.wait(60)
+    found = witness.testify([], tmp_path / "log", {}, spy=None, gpu_processes=list, agent=True).decode()
+    release.set()
+    own = part_of(found, "the agent")
+    assert "one-of-the-agent:\n" in own and "waits_for_the_test" in own
+    assert "── the agent\n" not in told()
+
+
+def test_what_no_text_can_say_is_replaced() -> None:
+    assert part_of(told(gpu_processes=lambda: ["0 H200\udcff"]), "processes on accelerators") == "0 H200?\n\n"
+
+
+def test_py_spy_is_found_beside_this_python_or_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, path = tmp_path / "beside", tmp_path / "path"
+    for folder in (beside, path):
+        folder.mkdir()
+        (folder / "py-spy").write_text("#!/bin/sh\n")
+        (folder / "py-spy").chmod(0o755)
+    monkeypatch.setattr(witness.sysconfig, "get_path", lambda _name: str(beside))
+    monkeypatch.setenv("PATH", str(path))
+    assert find_spy() == beside / "py-spy"
+    (beside / "py-spy").chmod(0o644)
+    assert find_spy() == path / "py-spy"
+    (path / "py-spy").unlink()
+    assert find_spy() is None
+
+
 # ── The witness ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
