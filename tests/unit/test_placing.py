@@ -139,3 +139,106 @@ def test_one_job_at_a_time_has_a_folder(tmp_path: Path) -> None:
     os.close(hold_folder(tmp_path, "job-a"))
     os.close(first)
     os.close(hold_folder(tmp_path, "job-b"))
+
+
+def test_what_a_restore_that_was_cut_short_left_goes(tmp_path: Path) -> None:
+    first = make_staging(tmp_path)
+    write(first / "new/model", "half")
+    write(tmp_path / "model", "1")
+    second = make_staging(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([second.name, "model"])
+    assert list(second.iterdir()) == []
+
+
+def test_the_record_of_a_folder_is_read_again_and_made_anew_where_it_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / ".stoker-folder.job.json"
+    record = FolderRecord.open(path)
+    assert record.since_ns > 0
+    record.restored = {"a": [1, 2]}
+    record.write()
+    assert FolderRecord.open(path) == record
+    for torn in ("", "[]", "{}", '{"since_ns": 5, "restored": {"a": 1}}', '{"since_ns": "x", "restored": {}}'):
+        path.write_text(torn)
+        again = FolderRecord.open(path)
+        assert again.restored == {} and again.since_ns > record.since_ns - 10**9
+        assert FolderRecord.open(path) == again
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_link_whose_text_is_in_the_store_is_deleted_and_another_is_moved(job: Restores) -> None:
+    job.restore({})
+    (job.folder / "latest").symlink_to("step-1")
+    (job.folder / "mine").symlink_to("elsewhere")
+    assert job.restore({"model": "1"}, in_store=("step-1",)) == ["mine"]
+    assert sorted(path.name for path in job.folder.iterdir() if not path.name.startswith(".")) == ["model"]
+    assert (job.aside / "mine").is_symlink()
+
+
+def test_the_same_size_does_not_make_it_the_same_file(job: Restores) -> None:
+    job.restore({})
+    write(job.folder / "a", "other")
+    assert job.restore({}, in_store=("whole",)) == ["a"]
+    assert tree(job.aside) == {"a": "other"}
+
+
+def test_a_pipe_is_neither_read_nor_lost(job: Restores) -> None:
+    job.restore({})
+    os.mkfifo(job.folder / "pipe")
+    assert job.restore({}, in_store=("",)) == ["pipe"]
+    assert (job.aside / "pipe").is_fifo()
+
+
+def test_the_store_is_asked_only_where_something_is_not_known(job: Restores) -> None:
+    record = FolderRecord.open(job.folder / ".stoker-folder.job.json")
+
+    def never() -> frozenset[tuple[int, str]]:
+        raise AssertionError("asked")
+
+    assert place(None, job.folder, record, never) == []
+    staging = make_staging(job.folder)
+    write(staging / "new/step-1/model", "1")
+    place(staging / "new", job.folder, record, never)
+    assert place(None, job.folder, record, never) == []
+    assert tree(job.folder) == {}
+
+
+def test_empty_folders_of_people_and_of_stoker_stay(job: Restores) -> None:
+    record = FolderRecord.open(job.folder / ".stoker-folder.job.json")
+    for name in ("old", "new/inner", "not-chosen", ".tmp-replaced/kept"):
+        (job.folder / name).mkdir(parents=True)
+    os.utime(job.folder / "old", ns=(OLD_NS, OLD_NS))
+    place(None, job.folder, record, frozenset, lambda path: not path.startswith("not"))
+    left = sorted(path.name for path in job.folder.iterdir() if path.is_dir())
+    assert left == [".tmp-replaced", "not-chosen", "old"]
+    assert (job.folder / ".tmp-replaced/kept").is_dir()
+
+
+def test_stokers_own_files_are_never_moved(job: Restores) -> None:
+    record = FolderRecord()
+    own = (".stoker-lock", ".stoker-folder.other.json", ".tmp-replaced", ".tmp-restoring-x")
+    for name in own:
+        write(job.folder / name, "own")
+    write(job.folder / "sub/.stoker-lock", "of a script")
+    assert place(None, job.folder, record, frozenset) == ["sub/.stoker-lock"]
+    assert sorted(path.name for path in job.folder.iterdir()) == sorted(own)
+
+
+def test_folders_are_as_old_as_they_were(job: Restores) -> None:
+    staging = make_staging(job.folder)
+    write(staging / "new/step-1/deep/model", "1")
+    for number, name in enumerate(("step-1/deep", "step-1")):
+        os.utime(staging / "new" / name, ns=(OLD_NS, OLD_NS + number))
+    place(staging / "new", job.folder, FolderRecord(), frozenset)
+    assert (job.folder / "step-1/deep").stat().st_mtime_ns == OLD_NS
+    assert (job.folder / "step-1").stat().st_mtime_ns == OLD_NS + 1
+
+
+def test_where_there_is_no_place_beside_the_folder_files_are_moved_inside_it(job: Restores) -> None:
+    job.restore({})
+    write(job.aside, "a file in its place")
+    write(job.folder / "half", "1")
+    assert job.restore({}) == ["half"]
+    write(job.folder / "half", "2")
+    assert job.restore({}) == ["half"]
+    inside = job.folder / ".tmp-replaced"
+    assert tree(inside) == {"half": "1", "1/half": "2"}
