@@ -14,10 +14,11 @@ from telling_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
 from stoker import layout
-from stoker.core.telling import Letter
+from stoker.core.outbox import Outbox, Sending
+from stoker.core.telling import Letter, Told
 from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import errands, telling
-from stoker.governor.mailbox import troubles
+from stoker.governor.mailbox import Mailbox, trouble, troubles
 from stoker.governor.telling import Send, Teller
 from stoker.model import StopAsked
 from stoker.notify import address
@@ -97,17 +98,32 @@ def test_how_far_logs_were_read_without_news_is_written_down_before_it_is_much(
     assert read == (1 if written else jobs * (entries - 1)), "the outbox alone; else every log after its first entry"
 
 
-def test_a_log_that_cannot_be_read_keeps_no_other_job_from_being_told() -> None:
+def test_a_log_that_cannot_be_read_keeps_no_other_job_from_being_told_and_is_told_later() -> None:
     world = World()
     for name in ("a", "b"):
         job(world, name)
     jobs = news(world.store)
-    world.store.put(layout.log_entry("a", 3), b"no json")
+    entry = world.store.get(layout.log_entry("a", 3))
+    assert entry is not None
+    world.store.put(entry.meta.key, b"no json")
     teller = world.teller()
     teller.begin(ONE)
     teller.note(jobs, at(0), active=set(jobs))
     teller.send(world.now)
     assert world.told() == [("started", "b")]
+    world.store.put(entry.meta.key, entry.data)
+    one_pass(world.teller(), world.store, at(1))
+    assert world.told() == [("started", "b"), ("started", "a")]
+
+
+def test_a_log_that_nobody_wrote_to_for_hours_is_not_read_for_a_new_channel() -> None:
+    world = World()
+    job(world)
+    mine, jobs = world.store.client(), news(world.store)
+    teller = world.teller(mine)
+    teller.begin(ONE)
+    teller.note(jobs, at(4 * 3600.0), active=set(jobs))
+    assert mine.counts == {"list": 1} and not teller.unsent
 
 
 # ── Complaints ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,3 +307,67 @@ def test_that_the_store_does_not_answer_is_raised_before_anything_else(worse: st
     teller.begin(parse_policy(b"notify: ['json://one', 'json://two']", "p"))
     with pytest.raises(StoreUnavailable, match="away"):
         teller.note(jobs, at(0), active=set(jobs))
+
+
+# ── What is wrong with a channel ──────────────────────────────────────────────────────────────────────────────────────
+
+BOX = Outbox("json://one", "json")
+EVENT = Told("failed", "a", at(0), "it broke", seq=2)
+WAITING = replace(BOX, waiting=(EVENT,))
+SENT = Sending("t", "id", "g", at(0), (EVENT, EVENT))
+FOR_ONE = "1 event waits for a governor that can send it"
+
+
+@pytest.mark.parametrize(
+    ("box", "now_s", "told"),
+    [
+        (BOX, 9000.0, ""),
+        (WAITING, 600.0, ""),
+        (WAITING, 601.0, FOR_ONE),
+        (replace(WAITING, sent=(at(0),)), 3599.0, ""),
+        (replace(WAITING, sent=(at(0),)), 3601.0, FOR_ONE),
+        (replace(WAITING, more={"failed": 2}), 601.0, "3 events wait for a governor that can send them"),
+        (replace(BOX, sending=SENT), 290.0, ""),
+        (replace(BOX, sending=SENT), 601.0, "2 events wait for a governor that can send them"),
+        (replace(WAITING, sending=SENT), 601.0, "3 events wait for a governor that can send them"),
+        (replace(WAITING, failures=2, problem="500"), 0.0, "500; failed 2×, 1 event waits"),
+        (replace(BOX, failures=2, problem="500"), 0.0, ""),
+        (replace(WAITING, problem="not installed"), 0.0, "not installed"),
+        (replace(WAITING, problem="not installed", lost=1), 0.0, "1 event was given up"),
+        (replace(BOX, lost=2), 0.0, "2 events were given up"),
+        (
+            replace(WAITING, failures=1, problem="500", lost=2),
+            0.0,
+            "500; failed 1×, 1 event waits; 2 events were given up",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_channel_is_one_line(box: Outbox, now_s: float, told: str) -> None:
+    assert trouble(box, at(now_s)) == told
+
+
+def test_where_no_governor_runs_nothing_should_wait() -> None:
+    assert trouble(WAITING, at(1), governed=False) == FOR_ONE
+    assert trouble(WAITING, at(0), governed=False) == "" and trouble(BOX, at(1), governed=False) == ""
+
+
+def test_people_are_told_how_what_waits_is_sent() -> None:
+    store = World().store
+    boxes = {
+        "late": WAITING,
+        "full": replace(WAITING, more={"failed": 2}),
+        "away": replace(WAITING, failures=1, problem="500"),
+        "poor": replace(WAITING, problem="not installed"),
+        "lost": replace(BOX, lost=1),
+        "well": BOX,
+    }
+    for name, box in boxes.items():
+        Mailbox(store).change(name, lambda _, box=box, name=name: replace(box, name=name), at(0))  # type: ignore[misc]
+    assert troubles(store, at(601)) == {
+        "late": f"{FOR_ONE}; `stoker govern` sends it",
+        "full": "3 events wait for a governor that can send them; `stoker govern` sends them",
+        "away": "500; failed 1×, 1 event waits; `stoker govern` sends it",
+        "poor": "not installed",
+        "lost": "1 event was given up",
+    }
+    assert "late" not in troubles(store, at(60)) and "late" in troubles(store, at(60), governed=False)

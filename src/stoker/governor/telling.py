@@ -128,8 +128,7 @@ class Teller:
         """
         named = named_channels(self._house, {job: news.spec for job, news in jobs.items()})
         for channel, one in named.items():
-            known = self._named.setdefault(channel, one)
-            known.jobs |= one.jobs
+            self._named.setdefault(channel, one)
         extra, alive = tuple(more), None if active is None else frozenset(active)
         if not named and self._may_rest():
             return
