@@ -17,6 +17,7 @@ from plain_store import wait_for
 
 from stoker import codec, layout
 from stoker.agent import life as life_module
+from stoker.agent.beat import Beat
 from stoker.agent.checkpoints.placing import OWN, FolderRecord
 from stoker.agent.exits import Trained, judge, make_exit
 from stoker.agent.life import Left, Life
@@ -118,6 +119,7 @@ def test_a_rank_that_leaves_before_the_training_is_not_waited_for(
 
     def leave() -> None:
         world.until_phase(life, "restoring")()
+        Beat(world.store, other.key, lambda beat: beat).write()
         other.write_exit(Exit("infrastructure", "setup", utcnow(), "the disk is broken"), time.monotonic() + 60.0)
 
     world.meanwhile(leave)
