@@ -292,13 +292,7 @@ def _what(told: Told) -> str:
     """`gpt-small-7f3k was reclaimed`; of a budget without jobs its own words."""
     if told.kind == "budget" and not told.job:
         return told.thing
-    return f"{told.thing or told.job} {_verbs(told)[0]}"
-
-
-def _verbs(told: Told) -> tuple[str, str]:
-    if told.kind == "budget" and not told.job:
-        return "is spent, or nearly", "are spent, or nearly"
-    return _VERBS[told.kind if told.job else "warning"]
+    return f"{told.thing or told.job} {_VERBS[told.kind][0]}"
 
 
 def _together(events: Iterable[Told]) -> list[str]:
@@ -319,7 +313,7 @@ def _together(events: Iterable[Told]) -> list[str]:
             found.append(f"{len(row)} budgets: {names}{rest}")
             continue
         place = f" in {first.zone}" if first.zone else ""
-        what = "things" if first.kind == "orphan" else "jobs" if first.job else "budgets"
-        found.append(f"{len(row)} {what} {_verbs(first)[1]}{place}: {names}{rest}")
+        what = "things" if first.kind == "orphan" else "jobs"
+        found.append(f"{len(row)} {what} {_VERBS[first.kind][1]}{place}: {names}{rest}")
     left = sum(len(row) for row in rows[MOST_LINES:])
     return [*found, f"and {left} more"] if left else found
