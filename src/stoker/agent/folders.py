@@ -147,7 +147,8 @@ def output_files(
         sources.append(
             Source(paths.code, takes=lambda path: chosen.takes(path) and (both.takes(path) or not saved.takes(path)))
         )
-        if not top.is_relative_to(paths.code):
+        # The node's own, where the code has a file of this name; one that the job names elsewhere comes below.
+        if top.is_relative_to(paths.root) and not top.is_relative_to(paths.code):
             sources.append(Source(top, f"{OUTPUTS}/", whole=True))
     if len(entries) > 1 or any(is_pattern(entry) for entry in entries):
         for entry in entries:
