@@ -11,7 +11,7 @@ from stoker.core.books import Books, Standing
 from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
-from stoker.errors import StokerError, StoreUnavailable
+from stoker.errors import StokerError, StoreDenied, StoreUnavailable
 from stoker.fold import JobState
 from stoker.governor.apply import Applied, Applier
 from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
@@ -189,6 +189,17 @@ def test_what_was_claimed_here_since_counts_and_what_others_claimed_is_read_befo
     shop.broken = True
     with pytest.raises(StokerError, match="no answer"):
         shop.keeper.yields(house(), "job-1", 2, at(5.0))
+
+
+def test_a_claim_is_not_launched_where_what_was_spent_before_cannot_be_read() -> None:
+    shop = Shop()
+    append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
+    shop.keeper.memory.submissions["job-1"] = Submission("job-1", TEAM, "jane")
+    shop.keeper.store = shop.store.client(
+        lambda _operation, key: Fault(error=StoreDenied("not allowed")) if key.startswith(layout.SPENT) else None
+    )
+    with pytest.raises(StokerError, match="what was spent is not known: not allowed"):
+        shop.keeper.yields(house(), "job-1", 2, at(4.0))
 
 
 def test_a_claim_that_has_enough_is_launched() -> None:
