@@ -135,6 +135,7 @@ def test_being_told_to_go_ends_a_pause(host: Host, tmp_path: Path) -> None:
     running = Steps(host, tmp_path / "train.log", said.append, check, pauses_s=(600.0,))
     with pytest.raises(Told):
         running.run(flaky(tmp_path, "9"))
+    assert (tmp_path / "count").read_text() == "1", "it was not run again before the pause was over"
 
 
 def test_a_question_to_others_is_asked_again(host: Host, tmp_path: Path) -> None:
@@ -144,6 +145,18 @@ def test_a_question_to_others_is_asked_again(host: Host, tmp_path: Path) -> None
     with pytest.raises(SetupFailed, match=r"^plan: http://host/simple/ does not answer") as failure:
         running.ask_index("plan", flaky(tmp_path, "9").command)
     assert not failure.value.user
+
+
+def test_a_question_that_was_answered_is_not_asked_again(host: Host, tmp_path: Path) -> None:
+    running = steps(host, tmp_path / "train.log", pauses_s=(0.0, 0.0))
+    assert running.ask_index("plan", flaky(tmp_path, "0").command).code == 0
+    assert (tmp_path / "count").read_text() == "1"
+
+
+def test_the_first_words_of_a_log_are_told_whole(host: Host, tmp_path: Path) -> None:
+    running = Steps(host, tmp_path / "train.log", lambda _text: None, lambda: None)
+    with pytest.raises(SetupFailed, match=r"^setup: exited with 4: only this$"):
+        running.run(Step("setup", python("print('only this'); raise SystemExit(4)", tmp_path)))
 
 
 def test_a_step_that_says_nothing_is_not_blamed_with_what_another_said(host: Host, tmp_path: Path) -> None:
@@ -181,9 +194,12 @@ def test_a_step_that_is_killed_fails_as_in_a_shell(host: Host, tmp_path: Path) -
 
 def test_what_a_question_printed_is_not_for_the_log(host: Host, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    found = steps(host, log).ask("question", python("print('word'); raise SystemExit(5)", tmp_path))
-    assert (found.code, found.text) == (5, "word\n")
-    assert not log.exists() and not list(tmp_path.glob(".ask-*"))
+    asking, text = steps(host, log), r"import os; os.write(1, b'w\xffrd'); raise SystemExit(5)"
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    found = asking.ask("question", python(text, tmp_path))
+    assert (found.code, found.text) == (5, "w\ufffdrd")
+    assert not log.exists() and not list(tmp_path.glob("*ask-*"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
 
 
 def test_what_a_step_leaves_running_ends_with_it(host: Host, tmp_path: Path) -> None:
