@@ -17,10 +17,12 @@ from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable, 
 from stoker.finding import all_jobs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Record, StopAsked, Submitted
+from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record, StopAsked, Submitted
 from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.spec import Spec, Submission
 from stoker.store import Store, open_store
+
+OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -438,6 +440,15 @@ def test_wait_answers_for_a_job_that_has_ended(store: Store) -> None:
     summary = client.wait("train", store)
     assert (summary.id, summary.phase, summary.rule) == (job, "failed", "test")
     assert active_jobs(store) == {}, "it was governed: an ended job without machines is retired"
+
+
+def test_a_summary_has_every_attempt(store: Store) -> None:
+    job = submit(store)
+    for claim, instance in ((2, "i-2"), (5, "i-5")):
+        append(store, job, Claimed(OFFER, nodes=1))
+        append(store, job, Launched(claim=claim, nodes=(NodeRef(0, instance),)))
+        append(store, job, Closed(claim=claim, outcome="reclaimed", rule="notice"))
+    assert [attempt.nodes[0].instance for attempt in client.summary(job, store).attempts] == ["i-2", "i-5"]
 
 
 def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from stoker import client, codec, layout, log, policies
 from stoker.cli import main
+from stoker.core.costs import Cost
 from stoker.core.spending import Sum, Sums
 from stoker.index import IndexRecord, write_index
 from stoker.jobfile import Job
 from stoker.model import Claimed, Closed, Ended, Event, Launched, Offering, Record, Waste
 from stoker.reading.accounts import read_accounts
-from stoker.reading.costs import Row, report, shares_of
+from stoker.reading.costs import Row, Shares, report, shares_of
 from stoker.removing import remove_job
 from stoker.spec import Submission
 from stoker.spent import Spent, read_spent, write_spent
@@ -130,6 +131,100 @@ def test_jobs_that_were_removed_are_in_the_sum() -> None:
     by_machine = {row.name for row in report([], [gone], "machine", NOW).rows}
     assert by_machine == {"(removed)"}
     assert report([], [gone], "day", NOW, since=at(30 * 24 * HOUR)).rows == ()
+
+
+@pytest.mark.parametrize(
+    ("trained_h", "waste", "shares"),
+    [
+        # Of ten hours.
+        (6.0, WASTE, (0.2, 0.05, 0.3, 0.1)),
+        (6.0, None, (None, None, 0.4, None)),
+        (0.0, None, (0.0, 0.0, 1.0, None)),
+        (6.0, Waste(waited_s=HOUR), (None, None, 0.3, 0.1)),
+        (6.0, Waste(waited_s=HOUR, idle_s=5 * HOUR, lost_s=9 * HOUR), (0.5, 0.1, 0.3, 0.1)),
+        (6.0, Waste(waited_s=HOUR, idle_s=9 * HOUR, lost_s=9 * HOUR), (0.6, 0.0, 0.3, 0.1)),
+        (12.0, Waste(waited_s=4 * HOUR, idle_s=0.0, lost_s=0.0), (0.0, 0.0, 0.0, 0.4)),
+        (1.0, Waste(waited_s=40 * HOUR, idle_s=1.0, lost_s=1.0), (0.0, 0.0, 0.0, 1.0)),
+    ],
+)
+def test_shares_of_an_attempt_that_is_over(
+    trained_h: float, waste: Waste | None, shares: tuple[float | None, ...]
+) -> None:
+    claim = ran(trained_h=trained_h, waste=waste).state.claims[0]
+    found = shares_of(claim, None, NOW, None)
+    assert (found.idle, found.lost, found.startup, found.waiting) == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("heard_h", "shares"),
+    [
+        (8.0, (0.2, 0.0, 0.1, 0.1)),
+        (None, (0.2, 0.0, 0.3, 0.1)),
+        (3.0, (0.2, 0.0, 0.0, 0.1)),
+        (99.0, (0.2, 0.0, 0.3, 0.1)),
+        (-1.0, (0.0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_shares_of_an_attempt_that_runs_are_of_what_was_heard(
+    heard_h: float | None, shares: tuple[float | None, ...]
+) -> None:
+    """Ten hours ago it was launched. What it has not saved yet is not lost yet."""
+    state = make_state((Claimed(SPOT_A, 1), 0.0), (Launched(2, nodes(2)), 0.0))
+    short = summarize(state, Submission("job-1", make_spec(), "jane"), {}, at(0.0))
+    attempt = replace(short.attempts[0], trained_s=6 * HOUR, waste=WASTE)
+    heard = None if heard_h is None else at(heard_h * HOUR)
+    found = shares_of(state.claims[0], attempt, at(10 * HOUR), heard)
+    assert (found.idle, found.lost, found.startup, found.waiting) == pytest.approx(shares)
+    assert shares_of(state.claims[0], attempt, at(0.0), heard) == Shares(), "no time has passed"
+    alone = shares_of(state.claims[0], None, at(10 * HOUR), at(4 * HOUR))
+    assert (alone.idle, alone.lost, alone.startup, alone.waiting) == (0.0, 0.0, 0.4, None)
+
+
+def test_what_is_known_of_a_row() -> None:
+    row = Row("x")
+    assert row.saved_share is None and row.wasted == 0.0
+    row.add("a", Cost(spent=1.0, on_demand=4.0))
+    row.add("b", Cost(spent=2.0, on_demand=None))
+    row.add("c", Cost(spent=None, on_demand=8.0))
+    assert (row.jobs, row.spent.known, row.on_demand.known, row.saved.known) == ({"a", "b", "c"}, 3.0, 12.0, 3.0)
+    assert not (row.spent.complete or row.on_demand.complete or row.saved.complete)
+    assert row.saved_share == 0.75, "of those where both are known"
+    row.waste(Shares(0.5, None, 0.25, 0.0), 2.0)
+    row.waste(Shares(0.0, 0.0, 0.0, 0.5), None)
+    assert [getattr(row, name).known for name in ("idle", "lost", "startup", "waiting")] == [1.0, 0.0, 0.5, 0.0]
+    assert [getattr(row, name).complete for name in ("idle", "lost", "startup", "waiting")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert row.wasted == 1.5
+
+
+@pytest.mark.parametrize(
+    ("spent", "on_demand", "known", "saved"),
+    [
+        (Sum(1.0, True), Sum(4.0, True), (1.0, True, 4.0, True), (3.0, True)),
+        (Sum(1.0, False), Sum(4.0, True), (1.0, False, 4.0, True), (None, False)),
+        (Sum(0.0, False), Sum(0.0, False), (None, False, None, False), (None, False)),
+        (Sum(0.0, True), Sum(0.0, True), (0.0, True, 0.0, True), (0.0, True)),
+    ],
+)
+def test_sums_of_a_day_are_known_as_far_as_they_are_whole(
+    spent: Sum, on_demand: Sum, known: tuple[object, ...], saved: tuple[object, ...]
+) -> None:
+    row = Row("x")
+    row.add_sums("a", Sums(spent, on_demand))
+    found = (row.spent.known, row.spent.complete, row.on_demand.known, row.on_demand.complete)
+    assert (found, (row.saved.known, row.saved.complete), row.jobs) == (known, saved, {"a"})
+    assert row.saved_share == (0.75 if saved == (3.0, True) else None)
+
+
+def test_the_dearest_row_comes_first_and_days_come_in_order() -> None:
+    records = [ran(hours, job=job) for job, hours in (("b", 5.0), ("a", 5.0), ("c", 30.0))]
+    assert [row.name for row in report(records, [], "job", NOW).rows] == ["c", "a", "b"]
+    days = [row.name for row in report(records, [], "day", NOW).rows]
+    assert len(days) == 2 and days == sorted(days)
 
 
 def test_a_running_job_counts_so_far() -> None:

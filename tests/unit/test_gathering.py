@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,42 @@ def test_a_clone_takes_over_what_fits() -> None:
     assert found is not None and found.wheels == {"3.11-x86_64": wheels["3.11-x86_64"]}
     with pytest.raises(UserError, match=r"gathered for 3.11-arm64, 3.11-x86_64, and this needs 3.13-x86_64; submit it"):
         taken_over(spec("ec2", "debian/13"), ec2, (offering("c7i.large"),), arches, wheels)
+    with pytest.raises(UserError, match=r"gathered for none, and this needs 3.11-x86_64; submit it from its folder"):
+        taken_over(spec("ec2", "debian/12"), ec2, (offering("c7i.large"),), arches, {})
+    wanted = spec("ec2", "debian/12")
+    without = replace(wanted, environment=replace(wanted.environment, wheels=None))
+    assert taken_over(without, ec2, (offering("c7i.large"),), arches, wheels) is None
+
+
+@pytest.mark.parametrize(("machine", "arch"), [("x86_64", "x86_64"), ("aarch64", "arm64"), ("arm64", "arm64")])
+def test_this_computers_processor_is_called_as_clouds_call_it(
+    monkeypatch: pytest.MonkeyPatch, machine: str, arch: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert planned(spec("local", python=sys.executable), offering("local")).endswith(f"-{arch}")
+    # In a container here it is the version that is named, on this processor.
+    contained = spec("local", python="3.12", container={"image": "trainer"})
+    assert planned(contained, offering("local")) == f"3.12-{arch}"
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_a_python_that_does_not_run_is_named(python: str) -> None:
+    with pytest.raises(UserError, match=f"^environment.python: {python} does not run: "):
+        planned(spec("local", python=python), offering("local"))
+
+
+def test_they_are_gathered_from_the_index_that_the_job_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def gather(*given: object) -> str:
+        asked.append(given)
+        return "gathered"
+
+    monkeypatch.setattr("stoker.wheels.gather", gather)
+    (tmp_path / "requirements.txt").write_text("numpy\n")
+    wanted = spec("ec2", "debian/12", index={"url": "https://index/simple"})
+    found, told = pack_wheels(wanted, registry.capabilities("ec2"), (offering("c7i.large"),), arches, tmp_path)
+    assert (found, told) == ("gathered", ())
+    ((code, lines, targets, index),) = asked
+    assert (code, index) == (tmp_path, wanted.environment.index) and "numpy" in str(lines)
+    assert {target.name for target in targets} == {"3.11-x86_64"}  # type: ignore[attr-defined]
