@@ -67,7 +67,7 @@ class Place:
     claim: int
     ordinal: int
     name: str
-    rank: int = 0
+    rank: int
 
     @property
     def key(self) -> str:

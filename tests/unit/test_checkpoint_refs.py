@@ -32,7 +32,7 @@ from stoker.testing.sim_data import SPOT_A, make_state, nodes
 def checkpoint(claim: int, ordinal: int, name: str = "ckpt", step: int | None = None, whole: bool = True) -> Checkpoint:
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
     manifest = Manifest(name, "job-1", claim, 0, ordinal, moment, (), step=step)
-    place = Place(claim, ordinal, name)
+    place = Place(claim, ordinal, name, 0)
     return Checkpoint(place.key, place, {0: manifest}, whole, moment)
 
 
@@ -56,8 +56,8 @@ def test_three_of_one_name_have_references_of_their_own() -> None:
     assert resolve(ALL, "02.000001", STATE, "job-1").checkpoint == THREE
     assert resolve(ALL, ONE.key, STATE, "job-1").checkpoint == ONE
     assert resolve(ALL, "@2.2", None, "job-1").checkpoint == TWO
-    assert reference(Place(0, 0, "x"), STATE) == "0.0"
-    assert reference(Place(99, 3, "x"), STATE) == "@99.3", "of a claim that the log does not have"
+    assert reference(Place(0, 0, "x", 0), STATE) == "0.0"
+    assert reference(Place(99, 3, "x", 0), STATE) == "@99.3", "of a claim that the log does not have"
 
 
 def test_a_name_means_the_newest_and_says_so() -> None:

@@ -225,7 +225,7 @@ data = (head + row)[:size]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     found = decode(data)
-    assert find_problem(found, "j", Place(2, 1, "s")) is None
+    assert find_problem(found, "j", Place(2, 1, "s", 0)) is None
 except Exception as error:
     assert type(error).__name__ == "CodecError", error
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
