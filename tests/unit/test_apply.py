@@ -12,7 +12,7 @@ from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
 from stoker.fold import Claim, JobState
 from stoker.governor.apply import Applied
-from stoker.model import Claimed, Closed, Ended, Event, Launched, Leftover, Record, StopAsked
+from stoker.model import Claimed, Closed, Ended, Event, Launched, Leftover, Record, ResumeAsked, StopAsked
 from stoker.spec import Submission
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
 
@@ -44,6 +44,16 @@ def last_claim_of(state: JobState) -> Claim:
 
 def last_claim(world: ScriptedWorld, job: str = A) -> Claim:
     return last_claim_of(world.state(job))
+
+
+def test_markers_that_came_since_are_left_and_hide_no_others(world: ScriptedWorld) -> None:
+    ended = Ended("failed", "user-error", None)
+    state = world.submit(A, ended, ResumeAsked("jane"), ended)
+    keys = [layout.active(A, number) for number in (1, 2, 3)]
+    for key in keys:
+        world.store.put(key, b"")
+    world.applier()._unmark(A, (1, 3), state)
+    assert [meta.key for meta in world.store.list(layout.ACTIVE)] == [keys[1]]
 
 
 def test_a_place_is_written_down_once_for_many_launches(world: ScriptedWorld) -> None:

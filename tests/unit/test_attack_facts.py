@@ -22,12 +22,27 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import judge
 from stoker.core.snapshot import JobSnapshot
-from stoker.errors import CodecError, StoreError
+from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.fold import fold
 from stoker.jobfile import Job
-from stoker.model import Claimed, Entry, Event, Exit, Heartbeat, Known, Launched, NodeRef, Record, Submitted, Warned
+from stoker.model import (
+    Claimed,
+    Entry,
+    Event,
+    Exit,
+    Heartbeat,
+    Known,
+    Launched,
+    NodeRef,
+    NoticeFact,
+    Record,
+    Submitted,
+    Unknown,
+    Warned,
+)
 from stoker.spec import Submission
 from stoker.store import Store, open_store
+from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -105,6 +120,33 @@ def test_an_exit_counts_whatever_the_heartbeat_says(store: Store, heartbeat: byt
     read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(read.exit, Known) and read.exit.value is not None
     assert read.exit.value.value.outcome == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(StoreUnavailable("away"), Unknown("away")), (StoreDenied("no"), Unknown("no")), (StoreError("big"), Known(None))],
+)
+def test_a_boot_whose_output_cannot_be_read_is_unknown_and_one_without_end_says_nothing(
+    error: StoreError, told: object
+) -> None:
+    bucket = MemoryStore(lambda: NOW, faults=lambda _operation, _key: Fault(error=error))
+    assert facts.read_boot(bucket, NODE) == told
+
+
+def test_what_the_first_of_several_boots_said_stays_said(store: Store) -> None:
+    for number in range(3):
+        node = layout.node("job-1", 2, 0, layout.boot(INSTANCE, number))
+        store.put(layout.heartbeat(node), codec.dumps(beat(step=number)))
+        if number:
+            notice = NoticeFact(hard=True, source=f"boot {number}", at=NOW, grace_s=9.0)
+            store.put(layout.notice(node), codec.dumps(notice))
+            store.put(layout.exit_(node), codec.dumps(left(reason=f"boot {number}")))
+    found = facts.read_node(store, "job-1", 2, 0, INSTANCE)
+    assert isinstance(found.heartbeat, Known) and found.heartbeat.value is not None
+    assert isinstance(found.notice, Known) and found.notice.value is not None
+    assert isinstance(found.exit, Known) and found.exit.value is not None
+    assert found.heartbeat.value.value.step == 2, "of heartbeats the newest counts"
+    assert (found.notice.value.value.source, found.exit.value.value.reason) == ("boot 1", "boot 1")
 
 
 def test_a_senseless_heartbeat_does_not_hide_the_one_before(store: Store) -> None:

@@ -11,6 +11,7 @@ from stoker.core.books import Books, Standing
 from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
+from stoker.core.spending import Sum, Sums
 from stoker.errors import StokerError, StoreDenied, StoreUnavailable
 from stoker.fold import JobState
 from stoker.governor.apply import Applied, Applier
@@ -21,6 +22,7 @@ from stoker.model import Claimed, Closed, Event, Known, Launched, Offering, Subm
 from stoker.policyfile import parse_policy
 from stoker.rules import House
 from stoker.spec import Limits, Submission
+from stoker.spent import Spent, keep_spent
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes
 
@@ -200,6 +202,32 @@ def test_a_claim_is_not_launched_where_what_was_spent_before_cannot_be_read() ->
     )
     with pytest.raises(StokerError, match="what was spent is not known: not allowed"):
         shop.keeper.yields(house(), "job-1", 2, at(4.0))
+
+
+def test_a_job_that_was_forgotten_since_the_last_look_counts_by_what_it_left() -> None:
+    shop = Shop()
+    append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    assert shop.keeper.yields(house(), "job-1", 2, at(4.0)) is None
+    keep_spent(shop.store, Spent("other-1", at(0).date(), 3, Sums(Sum(50.0), Sum(50.0), Sum(50.0)), TEAM.tags))
+    shop.store.delete([layout.active("other-1", 1)])
+    held = shop.keeper.yields(house(), "job-1", 2, at(5.0))
+    assert held is not None and held.rule == "policy:money"
+
+
+def test_what_another_job_claimed_in_this_pass_counts_without_another_look() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    assert shop.keeps_back(1.0) is None
+    append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
+    append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
+    append(shop.store, "other-1", Launched(5, nodes(5)))
+    newest = log.read(shop.store, "other-1")
+    assert newest is not None
+    shop.keeper.memory.states["other-1"] = newest
+    assert shop.keeps_back(2.0) is None
+    shop.keeper.claimed("other-1")
+    assert "are spent" in (shop.keeps_back(2.0) or "")
 
 
 def test_a_claim_that_has_enough_is_launched() -> None:
