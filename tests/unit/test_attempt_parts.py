@@ -25,7 +25,7 @@ from stoker.agent.restore import Restored
 from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
 from stoker.errors import StoreUnavailable
-from stoker.model import CheckpointRef, Heartbeat, NoticeFact, Usage
+from stoker.model import CheckpointRef, Closed, Heartbeat, NoticeFact, Usage
 from stoker.processes import TRAINING
 from stoker.spec import Container as ContainerSpec
 from stoker.spec import Environment, Spec, Submission
@@ -134,13 +134,15 @@ def test_a_hint_is_passed_on_once_and_another_one_again(world: AgentWorld) -> No
         assert said(life).count("asked to save, going on") == number
 
 
-def test_a_hint_that_cannot_be_passed_on_does_not_end_the_training(world: AgentWorld) -> None:
+def test_a_hint_that_cannot_be_passed_on_does_not_end_the_training(
+    world: AgentWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     machine = Here()
     life = a_life(world, machine)
     life.sync = FakeSync()  # type: ignore[assignment]
     life.paths.channel.rmdir()
     machine.now = NoticeFact(hard=False, source="hint", at=NOW, grace_s=0.0)
-    assert life._reason_to_end(60.0) is None
+    assert life._reason_to_end(60.0) is None and "the training cannot be asked to save" in caplog.text
 
 
 def test_what_is_asked_of_a_store_that_is_away_is_asked_again_with_longer_pauses(world: AgentWorld) -> None:
@@ -165,6 +167,35 @@ def test_nothing_is_begun_for_a_node_that_has_left(world: AgentWorld) -> None:
     life._left.set()
     with pytest.raises(Left):
         life._stop_if_left()
+
+
+@pytest.mark.parametrize(("near", "pause_s"), [(True, 0.05), (False, 1.0)])
+def test_a_store_far_away_is_asked_less_often_for_the_permission_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool, pause_s: float
+) -> None:
+    world = AgentWorld(tmp_path)
+    world.submit("true")
+    older = world.claim()
+    claim = world.claim(launched=False)
+    life = world.life(claim)
+    life.store = SimpleNamespace(near=near)  # type: ignore[assignment]
+    pauses: list[float] = []
+
+    def launch(seconds: float) -> None:
+        pauses.append(seconds)
+        world.launch(claim.number)
+
+    monkeypatch.setattr(life_module.time, "sleep", launch)
+    state = life._wait_until_named()
+    assert pauses == [pause_s] and state.seq == world.state.seq
+
+    def close(seconds: float) -> None:
+        pauses.append(seconds)
+        world.append(Closed(older.number, "lost", "test", restart=True))
+
+    monkeypatch.setattr(life_module.time, "sleep", close)
+    allowed = life._wait_until_allowed()
+    assert pauses == [pause_s, pause_s] and allowed.seq == world.state.seq and life.beat.now.phase == "waiting"
 
 
 # ── The heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────────────

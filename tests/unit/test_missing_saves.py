@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -393,3 +394,119 @@ def test_a_notice_is_a_reason_to_say_it_at_once(code: Path) -> None:
     full.look(SyncStatus(files=1), 900.0, noticed=True)
     full.settle()
     assert not heard and full.warning is None
+
+
+def test_a_search_is_repeated_once_a_minute_while_there_is_no_checkpoint(code: Path) -> None:
+    missing, _ = watch(code)
+    missing.look(SyncStatus(), 14.9)
+    missing.settle()
+    assert missing.elsewhere == ()
+    missing.look(SyncStatus(), 15.0)
+    missing.settle()
+    assert missing.elsewhere
+    missing.elsewhere = ()
+    missing.look(SyncStatus(), 74.9)
+    missing.settle()
+    assert missing.elsewhere == ()
+    missing.look(SyncStatus(), 75.0)
+    missing.settle()
+    assert missing.elsewhere
+
+
+def test_a_file_of_the_checkpoint_folder_takes_the_warning_back(code: Path) -> None:
+    missing, said = watch(code)
+    missing.look(SyncStatus(), 400.0)
+    missing.settle()
+    assert missing.warning is not None and missing.elsewhere and len(said) == 1
+    missing.look(SyncStatus(files=1), 401.0)
+    assert missing.warning is None and missing.elsewhere == ()
+    missing.look(SyncStatus(), 402.0, noticed=True)
+    missing.settle()
+    assert len(said) == 1 and missing.warning is None, "it was said before, and the next look is not due"
+
+
+def test_a_search_that_is_under_way_is_not_begun_again(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searching, release, count = threading.Event(), threading.Event(), [0]
+
+    def find(*_: object) -> tuple[str, ...]:
+        count[0] += 1
+        searching.set()
+        release.wait(60.0)
+        return ()
+
+    monkeypatch.setattr(missing_saves, "find_saves", find)
+    missing, _ = watch(code)
+    missing.look(SyncStatus(), 20.0)
+    assert searching.wait(60.0)
+    missing.look(SyncStatus(), 500.0)
+    missing.settle(0.01)
+    assert count == [1]
+    release.set()
+    missing.settle(60.0)
+    missing.look(SyncStatus(), 500.0)
+    missing.settle(60.0)
+    assert count == [2]
+
+
+SAVES = (
+    *("pytorch_model.bin", "last.ckpt", "weights.h5", "weights.hdf5", "model.keras", "flax_model.msgpack", "step.npz"),
+    *("state.orbax", "model.pdparams", "A.PT", "model.pth", "model.safetensors"),
+    *("checkpoint-500/", "checkpoint_3/", "ckpt-1/", "ckpt_2/", "global_step100/", "Checkpoint-1/"),
+)
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_saves_of_common_libraries_are_known_by_their_names(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "out" / name
+    path.parent.mkdir()
+    (path.mkdir if name.endswith("/") else path.touch)()
+    assert find_saves(tmp_path, tmp_path / "checkpoints", since=1000.0) == (f"out/{name}",)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["__pycache__", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns", ".cache", "checkpoints"],
+)
+def test_folders_of_others_and_the_checkpoint_folder_are_not_searched(folder: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "model.pt").touch()
+    (tmp_path / "model.txt").touch()
+    assert find_saves(tmp_path, tmp_path / "checkpoints", since=1000.0) == ()
+
+
+def test_a_search_goes_six_folders_deep_and_follows_no_link(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    for name in ("a/b/c/d/e/f/in.pt", "a/b/c/d/e/f/g/out.pt"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.pt").touch()
+    (code / "linked").symlink_to(tmp_path / "elsewhere")
+    (code / "linked.pt").symlink_to(tmp_path / "elsewhere" / "x.pt")
+    assert find_saves(code, code / "checkpoints", since=1000.0) == ("a/b/c/d/e/f/in.pt",)
+
+
+def test_the_newest_saves_are_told_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("new.pt", "checkpoint-9/", "old.pt")):
+        path = tmp_path / name
+        (path.mkdir if name.endswith("/") else path.touch)()
+        os.utime(path, (10_000.0 - age, 10_000.0 - age))
+    assert find_saves(tmp_path, tmp_path / "c", since=1000.0) == ("new.pt", "checkpoint-9/", "old.pt")
+    assert find_saves(tmp_path, tmp_path / "c", since=9_999.0) == ("new.pt", "checkpoint-9/")
+
+
+def test_files_beside_those_that_the_pattern_takes_are_elsewhere(tmp_path: Path) -> None:
+    for name in ("taken.ckpt", "other.pt", "sub/taken.ckpt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    selection = Selection(takes=PathFilter(("*.ckpt",)).takes)
+    found = find_saves(tmp_path, tmp_path, 1000.0, selection=selection)
+    assert "other.pt" in found and "taken.ckpt" not in found
+
+
+def test_a_file_that_came_with_the_code_and_was_changed_is_a_save(tmp_path: Path) -> None:
+    (tmp_path / "same.pt").write_text("x")
+    (tmp_path / "changed.pt").write_text("x")
+    baseline = Baseline.take([tmp_path])
+    (tmp_path / "changed.pt").write_text("longer")
+    assert find_saves(tmp_path, tmp_path / "c", 1000.0, baseline) == ("changed.pt",)

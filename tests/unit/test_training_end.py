@@ -374,6 +374,20 @@ def test_shells_and_what_they_run_are_asked_children_first(
     assert targets(names, parents, 1, monkeypatch)[-1] == asked[-1]
 
 
+@pytest.mark.parametrize("shell", ["bash", "sh", "dash", "zsh", "ksh"])
+def test_what_a_shell_runs_is_asked_beside_it(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert targets({1: shell, 2: "python"}, {1: 0, 2: 1}, 1, monkeypatch) == [2, 1]
+
+
+@pytest.mark.parametrize("init", ["tini", "tini-static", "docker-init", "podman-init", "catatonit", "dumb-init"])
+def test_what_an_init_runs_is_asked_in_its_place(init: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert targets({1: init, 2: "python", 3: "python"}, {1: 0, 2: 1, 3: 2}, 1, monkeypatch) == [2]
+
+
+def test_a_process_that_is_not_of_the_training_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert targets({1: "bash", 2: "python"}, {1: 0}, 1, monkeypatch) == [1], "nothing is known of its parent"
+
+
 def test_the_name_of_a_process_is_its_programs() -> None:
     assert supervise._name(os.getpid()) == Path("/proc/self/comm").read_text().strip()
     assert supervise._name(2**22 + 1) == ""
