@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.spec import Input
 from stoker.store import Meta
 
+# As they are outside of these tests.
+PAUSES = {name: getattr(bringing, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
 FILES = {"a": b"aaa", "b": b"bb", "c": b"c"}
 
 
@@ -300,14 +303,20 @@ def test_pauses_grow_up_to_the_longest_and_are_checked(world: World, monkeypatch
 
     monkeypatch.setattr(bringing, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     monkeypatch.setattr(bringing, "run_watched", lambda question, _check: question())
-    monkeypatch.setattr(bringing, "_FIRST_PAUSE_S", 0.0625)
-    monkeypatch.setattr(bringing, "_LONGEST_PAUSE_S", 0.1875)
-    world.answers = [StoreUnavailable("away")] * 4
+    for name, own in PAUSES.items():
+        monkeypatch.setattr(bringing, name, own)
+    asked: list[float] = []
     inputs = world.inputs(lambda: checks.append(clock[0]))
-    inputs._ask(world._source(URL, lambda _: None).list, world.said.append)
-    # 0.0625, 0.125, then twice 0.1875: a tenth of a second at most at a time.
-    assert slept == [0.0625, 0.1, 0.025, 0.1, 0.0875, 0.1, 0.0875]
-    assert len(checks) == len(slept)
+
+    def ask() -> None:
+        asked.append(clock[0])
+        if len(asked) < 9:
+            raise StoreUnavailable("away")
+
+    inputs._ask(ask, world.said.append)
+    pauses = [round(later - earlier, 3) for earlier, later in pairwise(asked)]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert max(slept) <= 0.1 and len(checks) == len(slept)
 
 
 def test_credentials_that_do_not_come_within_a_minute_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from stoker.agent.inputs.keeping import Kept
 from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.store import ObjectChanged
 
+# As they are outside of these tests.
+PAUSES = {name: getattr(fetching, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}
 FILES = {"a": b"aaa", "sub/b": b"bb", "empty": b""}
 
 
@@ -304,10 +306,12 @@ def test_an_outage_before_the_first_look_is_told(tmp_path: Path, monkeypatch: py
 def test_pauses_grow_up_to_the_longest_and_begin_anew_after_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, own in PAUSES.items():
+        monkeypatch.setattr(fetching, name, own)
     bucket = PlainBucket({"a": b"a", "b": b"b"})
 
     def trouble(_key: str, _begin: int) -> None:
-        if len(bucket.asked) not in (7, 9):
+        if len(bucket.asked) not in (9, 11):
             raise StoreUnavailable("away")
 
     bucket.trouble = trouble
@@ -316,7 +320,7 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_an_answer(
     pauses: list[float] = []
     monkeypatch.setattr(fetch._stop, "wait", lambda pause_s: pauses.append(pause_s))
     fetch.run(nothing)
-    assert pauses == [0.001, 0.002, 0.004, 0.008, 0.01, 0.01, 0.001]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.1]
 
 
 def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[float, Exception | None]]) -> None:

@@ -284,6 +284,15 @@ def test_a_file_of_another_size_or_kind_is_not_believed(tmp_path: Path) -> None:
         assert missing(again) == {("a", 0)}, spoil
 
 
+def test_a_file_as_young_as_the_end_of_the_fetch_is_believed(tmp_path: Path) -> None:
+    bucket = PlainBucket(FILES)
+    kept = fetched(tmp_path, bucket)
+    end = (kept.folder / "done").stat().st_mtime_ns
+    os.utime(kept.files / "a", ns=(end, end))
+    kept.release()
+    assert take(Kept(tmp_path, bucket.listing())) is True
+
+
 def test_a_torn_or_strange_journal_says_nothing_of_what_it_does_not_name(tmp_path: Path) -> None:
     bucket = PlainBucket(FILES)
     kept = fetched(tmp_path, bucket)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from stoker.agent import masker, masking
 from stoker.agent.enclosure import Command, Host
-from stoker.processes import TRAINING, make_group, stat_of
+from stoker.processes import NODE, TRAINING, make_group, stat_of
 
 TOKEN = "hf_0123456789abcdefghij"
 
@@ -173,3 +174,137 @@ def test_an_agent_that_is_killed_loses_nothing_that_was_printed(tmp_path: Path) 
     log = tmp_path / "log"
     eventually(lambda: log.stat().st_size >= len(expected))
     assert log.read_text() == expected
+
+
+# ── The way of the output ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "program", "expected"),
+    [
+        ("0::/system.slice/stoker-agent.service\n", "/bin/systemd-run", ("/bin/systemd-run", "--scope", "--")),
+        ("0::/system.slice/stoker-agent.service\n", None, ()),
+        ("0::/user.slice\n", "/bin/systemd-run", ()),
+        (None, "/bin/systemd-run", ()),
+    ],
+)
+def test_a_masker_of_a_service_gets_out_of_it(
+    monkeypatch: pytest.MonkeyPatch, cgroup: str | None, program: str | None, expected: tuple[str, ...]
+) -> None:
+    def read(path: Path, **_: object) -> str:
+        assert path == Path("/proc/self/cgroup")
+        if cgroup is None:
+            raise OSError("no such file")
+        return cgroup
+
+    monkeypatch.setattr(masking.Path, "read_text", read)
+    monkeypatch.setattr(masking.shutil, "which", lambda name: program if name == "systemd-run" else None)
+    assert masking.way_out() == expected
+
+
+class Ended:
+    """A command that is over."""
+
+    pid = 4711
+
+    def poll(self) -> int | None:
+        return 3
+
+    def wait(self) -> int:
+        return 3
+
+
+def test_output_without_secrets_is_appended_and_with_some_it_is_masked(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    for secrets in ({}, {"SHORT": "abc"}):
+        with masking.open_output(log, secrets) as output:
+            assert not output.masked
+            os.write(output.stream, b"plain abc\n")
+            run = Ended()
+            assert output.of(run) is run
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(output.stream)
+    with masking.open_output(log, {"A": "abcd", "TOKEN": TOKEN}) as output:
+        assert output.masked
+        os.write(output.stream, f"abcd {TOKEN}\n".encode())
+        masked = output.of(Ended())
+    assert (masked.pid, masked.poll(), masked.wait(), masked.wait()) == (4711, 3, 3, 3)
+    assert log.read_text() == "before\n" + "plain abc\n" * 2 + "*** ***\n"
+
+
+def test_a_command_that_may_not_write_to_the_log_is_piped_without_secrets_too(tmp_path: Path) -> None:
+    with masking.open_output(tmp_path / "log", {}, piped=True) as output:
+        assert output.masked
+        os.write(output.stream, b"through a pipe\n")
+        masked = output.of(Ended())
+    masked.wait()
+    assert (tmp_path / "log").read_text() == "through a pipe\n"
+
+
+def test_a_named_pipe_is_opened_by_the_command_itself(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}, tmp_path / "pipe") as output:
+        writer = os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(writer, TOKEN.encode())
+        os.close(writer)
+        masked = output.of(Ended())
+    masked.wait()
+    assert (tmp_path / "log").read_text() == "***"
+
+
+def open_handles(folder: Path) -> int:
+    """Of pipes, and of files in this folder."""
+    found = []
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(str(handle.readlink()))
+    return sum(one.startswith(("pipe:", str(folder))) for one in found)
+
+
+def test_nothing_stays_open_however_it_ends(tmp_path: Path) -> None:
+    before = open_handles(tmp_path)
+    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+        masked = output.of(Ended())
+    masked.wait()
+    assert open_handles(tmp_path) == before
+    with pytest.raises(KeyError), masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}):
+        raise KeyError
+    assert open_handles(tmp_path) == before and not maskers()
+    with pytest.raises(FileNotFoundError), masking.open_output(tmp_path / "no" / "log", {"TOKEN": TOKEN}):
+        pass
+    assert open_handles(tmp_path) == before
+
+
+def test_output_that_another_program_holds_open_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masking, "_DRAIN_S", 0.05)
+    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+        held = os.dup(output.stream)
+        masked = output.of(Ended())
+    masked.wait()
+    assert not maskers()
+    os.close(held)
+
+
+def test_a_masker_that_was_killed_leaves_no_word_in_the_pipe(tmp_path: Path) -> None:
+    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+        (mask,) = maskers()
+        os.kill(mask, signal.SIGKILL)
+        masked = output.of(Ended())
+        masked._masking._process.wait()  # type: ignore[attr-defined]
+        os.write(output.stream, f"it is {TOKEN}\n".encode())
+    masked.wait()
+    assert (tmp_path / "log").read_text() == "it is ***\n"
+
+
+def test_the_masker_has_no_variable_of_the_agent_but_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NODE, "a-node")
+    monkeypatch.setenv("OTHER", "x")
+    with masking.open_output(tmp_path / "log", {"TOKEN": TOKEN}) as output:
+        (mask,) = maskers()
+        environ = Path(f"/proc/{mask}/environ").read_bytes()
+        masked = output.of(Ended())
+    masked.wait()
+    assert environ == f"{NODE}=a-node\0".encode()

@@ -142,6 +142,22 @@ def test_the_folder_that_outputs_names_in_the_tree_of_the_contract(outputs: Any,
     assert folders.outputs_inside(spec(outputs=outputs, environment=SAGEMAKER)) == inside
 
 
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        ("/opt/ml", "ml"),
+        ("/opt/ml/input/config", "ml/input/config"),
+        ("/opt/ml/code/a", "code/a"),
+        ("/opt/ml/model", "artifacts/model"),
+        ("/opt/ml/models/a", "ml/models/a"),
+        ("/opt/ml/output/data/a", "artifacts/data/a"),
+        ("/opt/ml/output/intermediate/a", "artifacts/intermediate/a"),
+    ],
+)
+def test_where_a_path_of_the_contract_is_on_the_machine(paths: NodePaths, inside: str, outside: str) -> None:
+    assert folders.outside(paths, inside) == paths.root / outside
+
+
 def outputs_of(paths: NodePaths, job: Spec, *names: str) -> tuple[set[str], set[str]]:
     """Of these new files, the declared ones and those beside the code."""
     files = folders.output_files(paths, job, Baseline())

@@ -26,7 +26,7 @@ class OutputWriter:
     Of several `nodes`, what rank 0 itself has in a folder called `rank-<r>` lies in `rank-0/`: the others' are there.
     """
 
-    def __init__(self, store: Store, job: str, claim: int, rank: int, boot: int = 0, *, nodes: int = 1) -> None:
+    def __init__(self, store: Store, job: str, claim: int, rank: int, boot: int, *, nodes: int) -> None:
         self._store = store
         self._job, self._claim, self._boot = job, claim, boot
         self._folder = f"rank-{rank}/" if rank else ""
