@@ -634,3 +634,34 @@ def test_the_toolkit_is_known_by_its_programs_or_its_devices(tmp_path: Path, mon
     assert surroundings._has_toolkit("podman")
     program.unlink()
     assert not surroundings._has_toolkit("docker")
+
+
+@pytest.mark.parametrize("folder", ["etc/cdi", "var/run/cdi"])
+def test_podman_sees_gpus_that_are_described_where_others_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setattr(surroundings, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert not surroundings._has_toolkit("podman")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "nvidia.yaml").touch()
+    assert surroundings._has_toolkit("podman")
+
+
+@pytest.mark.parametrize("program", ["nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk"])
+def test_docker_sees_gpus_by_any_program_of_the_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / program).touch(0o755)
+    assert surroundings._has_toolkit("docker")
+
+
+@pytest.mark.parametrize(("text", "enforced"), [("1\n", True), ("0\n", False), (None, False)])
+def test_whether_selinux_is_enforced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, enforced: bool
+) -> None:
+    monkeypatch.setattr(surroundings, "Path", lambda path: tmp_path / path.lstrip("/"))
+    if text is not None:
+        (tmp_path / "sys/fs/selinux").mkdir(parents=True)
+        (tmp_path / "sys/fs/selinux/enforce").write_text(text)
+    assert surroundings.look("docker").selinux is enforced

@@ -269,6 +269,37 @@ def test_a_copy_without_any_bytes_is_restored(tmp_path: Path) -> None:
     assert (found.st_size, found.st_mode & 0o777, found.st_mtime_ns) == (0, 0o755, 5)
 
 
+def test_a_copy_that_says_nothing_of_its_form_is_as_it_is(tmp_path: Path) -> None:
+    kept_in = store()
+    manifest = forge(kept_in, FILE, b"four")
+    found = kept_in.get(manifest)
+    assert found is not None
+    tree = json.loads(found.data)
+    kept_in.put(manifest, json.dumps({name: tree[name] for name in tree if name != "compressed"}).encode())
+    assert restore(kept_in, tmp_path / "restored")
+    assert (tmp_path / "restored/a").read_bytes() == b"four"
+
+
+def test_parts_are_written_whole_and_nothing_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = Listing.load(b'[["file", "empty", 0, 0, 7], ["file", "a", 10, 1, 5], ["file", "b", 4, 0, 6]]')
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: whole(handle, data[:3], offset))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    archive.lay_out(tmp_path / "made", listing)
+    # In any order, and a file in two of them.
+    archive.write_part(tmp_path / "made", listing, 8, b"89bbbb")
+    archive.write_part(tmp_path / "made", listing, 0, b"01234567")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    found = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "made").iterdir()}
+    assert found == {"empty": (b"", 7), "a": (b"0123456789", 5), "b": (b"bbbb", 6)}
+
+
+def test_what_is_neither_file_folder_nor_link_is_left_out(made: Path) -> None:
+    before = take_listing(made).dump()
+    os.mkfifo(made / "lib/pipe")
+    assert take_listing(made).dump() == before
+
+
 def test_a_copy_that_may_not_be_discarded_does_not_stop_the_machine(made: Path) -> None:
     kept_in = store(lambda call, _key: Fault(error=StoreDenied("not yours")) if call == "delete" else None)
     keep(kept_in, made)

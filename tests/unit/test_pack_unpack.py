@@ -146,6 +146,13 @@ def test_an_unpacking_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None
     assert everything(tmp_path) == ["code.tar.gz", "out", "out/a"]
 
 
+def test_folders_above_are_made(tmp_path: Path) -> None:
+    path = archive(tmp_path, member("d", DIR), member("d/x"))
+    for place in ("a/deep/place", "a/deep/other"):
+        unpack(path, tmp_path / place, code_digest(path))
+        assert everything(tmp_path / place) == ["d", "d/x"] and (tmp_path / place / "d/x").read_bytes() == b"evil"
+
+
 def test_good_links_are_made(tmp_path: Path) -> None:
     path = archive(tmp_path, member("d/x"), member("d/up", LINK, "../d/x"), member("here", LINK, "."))
     unpack(path, tmp_path / "out", code_digest(path))

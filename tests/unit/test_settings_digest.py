@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.enclosure import Command
+from stoker.agent.environment import variables
 from stoker.agent.environment.variables import CONDA_FILES, UV_FILES, digest_settings
 
 
@@ -139,3 +140,67 @@ def test_settings_of_the_users_own(place: Place, file: str) -> None:
 def test_names_that_cannot_be_files(place: Place) -> None:
     assert place.digest(UV_CONSTRAINT="x" * 5000) != place.digest()
     assert place.digest(UV_CONSTRAINT=os.fsdecode(b"\xff\xfe")) != place.digest()
+
+
+@pytest.mark.parametrize(
+    ("files", "places"),
+    [
+        (UV_FILES, {"/home/.config/uv/uv.toml", "/xdg/uv/uv.toml", "/etc/uv/uv.toml"}),
+        (
+            CONDA_FILES,
+            {
+                *("/home/.config/pip/pip.conf", "/home/.pip/pip.conf", "/xdg/pip/pip.conf", "/etc/pip.conf"),
+                *("/home/.condarc", "/home/.conda/.condarc", "/home/.conda/condarc", "/home/.config/conda/.condarc"),
+                *("/home/.config/conda/condarc", "/etc/conda/.condarc", "/etc/conda/condarc"),
+                *("/opt/conda/.condarc", "/opt/conda/condarc"),
+            },
+        ),
+    ],
+    ids=["uv", "conda and pip"],
+)
+def test_settings_are_looked_for_where_the_tools_look(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], places: set[str]
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(variables, "_read", lambda path: looked.append(str(path)))
+
+    def look(**env: str) -> set[str]:
+        looked.clear()
+        digest_settings(Command(("uv",), env, Path("/work/code")), "c", files, here=True)
+        return set(looked)
+
+    above = {f"{folder}/{name}" for folder in ("/work", "") for name in ("uv.toml", "pyproject.toml")}
+    assert places | above <= look(HOME="/home", XDG_CONFIG_DIRS="/xdg:/more")
+    # Where nothing is set.
+    monkeypatch.setenv("HOME", "/home")
+    assert {place.replace("/xdg/", "/etc/xdg/") for place in places} | above <= look()
+    moved = {place.replace("/home/.config/", "/config/") for place in places if place.startswith("/home/.config")}
+    assert moved <= look(HOME="/home", XDG_CONFIG_HOME="/config")
+
+
+def test_a_package_that_is_named_itself_counts_by_its_size_and_time(place: Place) -> None:
+    wheel = place.root / "a-1-py3-none-any.whl"
+    wheel.write_text("1")
+    os.utime(wheel, ns=(1, 1))
+    found = {place.digest(UV_CONSTRAINT=str(wheel))}
+    os.utime(wheel, ns=(2, 2))
+    found.add(place.digest(UV_CONSTRAINT=str(wheel)))
+    wheel.write_text("22")
+    os.utime(wheel, ns=(2, 2))
+    found.add(place.digest(UV_CONSTRAINT=str(wheel)))
+    assert len(found) == 3
+
+
+def test_settings_that_may_not_be_read_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.home / ".condarc").write_text("offline: true\n")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError
+
+    before = place.digest(here=False)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert place.digest() == before
+    # Nor does a file that is named.
+    without = place.digest(UV_CONSTRAINT="pins.txt")
+    (place.code / "pins.txt").touch()
+    assert place.digest(UV_CONSTRAINT="pins.txt") == without
