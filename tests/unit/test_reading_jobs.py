@@ -71,6 +71,18 @@ def test_an_old_record_of_a_running_job_is_made_new_from_its_heartbeat(world: Sc
     assert found.metrics == {"loss": 1.0, "lr": 0.1}
 
 
+def test_of_several_nodes_the_one_that_got_furthest_counts(world: ScriptedWorld) -> None:
+    two = (Claimed(SPOT_A, 2), Launched(2, nodes_of(2, 2)))
+    indexed(world, A, *two, heard_at=at(100), trained_s=50.0)
+    for rank, (trained_s, step) in enumerate([(30.0, 5), (70.0, 8)]):
+        world.cloud.now_s = 3000.0 + rank
+        told = Heartbeat(beat=1, phase="training", at=at(1), interval_s=10.0, trained_s=trained_s, step=step)
+        node = layout.node(A, 2, rank, layout.boot(f"i-2-{rank}", 0))
+        world.store.put(layout.heartbeat(node), codec.dumps(told))
+    (found,) = list_jobs(world.store).summaries
+    assert (found.heard_at, found.step, found.trained_s) == (at(3001), 8, 120.0)
+
+
 def test_an_older_heartbeat_or_none_changes_nothing(world: ScriptedWorld) -> None:
     before = indexed(world, A, *RUNNING, heard_at=at(100), step=7)
     assert list_jobs(world.store).summaries == (before,)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker import submitting
+from stoker.core.placement import MAX_COST
 from stoker.errors import InvalidRequest, QuotaExceeded, UserError
 from stoker.model import Offering
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
-from stoker.spec import Gpus, Resources, Spec
+from stoker.spec import Checkpoints, Environment, Gpus, Limits, Resources, Spec
 from stoker.store import Store, open_store
 
 RESOURCES = Resources(gpus=Gpus("A100", 1), spot="prefer", region="mars-1")
@@ -54,13 +57,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def prepare(place: Path, monkeypatch: pytest.MonkeyPatch, cloud: Cloud) -> submitting.Prepared:
+def prepare(
+    place: Path, monkeypatch: pytest.MonkeyPatch, cloud: Cloud, *, offline: bool = False, **fields: Any
+) -> submitting.Prepared:
     def connect(_spec: Spec, _store: Store, *, offline: bool = False) -> Cloud:
         return cloud
 
     monkeypatch.setattr(submitting, "connect", connect)
-    spec = Spec(name="job", run=("python", "train.py"), resources=RESOURCES)
-    return submitting.prepare(spec, open_store(str(place / "store")), folder=place / "code")
+    spec = Spec(**{"name": "job", "run": ("python", "train.py"), "resources": RESOURCES, **fields})
+    return submitting.prepare(spec, open_store(str(place / "store")), folder=place / "code", offline=offline)
 
 
 def test_the_best_of_each_kind_is_asked_about(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +108,174 @@ def test_what_should_be_known_is_in_the_plan(place: Path, monkeypatch: pytest.Mo
 
     with prepare(place, monkeypatch, Remarking(lambda: None)) as prepared:
         assert prepared.told[-1] == "of job"
+
+
+class Thorough(Cloud):
+    """Checks jobs, knows limits and tables, is at one place, and explains itself."""
+
+    place = "mars"
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.calls: list[object] = []
+
+    def check(self, spec: Spec) -> None:
+        self.calls.append(("check", spec.name))
+
+    def check_limits(self, offerings: Sequence[Offering], nodes: int) -> None:
+        self.calls.append(("limits", len(offerings), nodes))
+
+    def unchecked(self, resources: Resources) -> tuple[str, ...]:
+        return (f"no table has {resources.region}",)
+
+    def why_none(self, resources: Resources) -> str:
+        return "it is closed today"
+
+
+def test_a_provider_is_asked_all_that_it_knows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Thorough()
+    with prepare(place, monkeypatch, cloud, nodes=3) as prepared:
+        assert cloud.calls == [("check", "job"), ("limits", 3, 3)] and cloud.asked == [True, False]
+        assert (prepared.place, prepared.folder, len(prepared.offered)) == ("mars", place / "code", 3)
+        assert prepared.told == () and prepared.bounds is not None
+        assert prepared.environ is not None and "PATH" in prepared.environ
+
+
+def test_a_dry_run_asks_no_cloud(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Thorough()
+    with prepare(place, monkeypatch, cloud, offline=True) as prepared:
+        assert cloud.calls == [("check", "job")] and cloud.asked == []
+        assert prepared.told == ("no table has mars-1",)
+        assert prepared.noted == () and prepared.bounds is not None, "a folder can be asked for its rules"
+
+
+def test_a_provider_that_is_at_no_one_place_names_none(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with prepare(place, monkeypatch, Cloud(lambda: None)) as prepared:
+        assert prepared.place is None
+
+
+@pytest.mark.parametrize("explains", [True, False])
+def test_why_nothing_is_offered_is_the_providers_to_say(
+    place: Path, monkeypatch: pytest.MonkeyPatch, explains: bool
+) -> None:
+    cloud = Thorough() if explains else Cloud(lambda: None)
+    monkeypatch.setattr(cloud, "offerings", lambda _resources: ())
+    with pytest.raises(UserError, match=r"; `stoker offers` lists what there is$") as refused:
+        prepare(place, monkeypatch, cloud)
+    assert ("it is closed today" in str(refused.value)) == explains
+    assert list((place / "temporary").iterdir()) == []
+
+
+def test_what_does_not_fit_is_not_for_the_provider_to_explain(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Thorough()
+    monkeypatch.setattr(cloud, "offerings", lambda _resources: (sold(spot=True),))
+    with pytest.raises(UserError) as refused:
+        prepare(place, monkeypatch, cloud, resources=replace(RESOURCES, spot="never"))
+    assert "it is closed today" not in str(refused.value)
+
+
+def test_what_is_wrong_with_the_environment_leaves_nothing_packed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError):
+        prepare(place, monkeypatch, Thorough(), environment=Environment(requirements="none-there.txt"))
+    assert list((place / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "machine", "most"), [(Gpus("A100", 1), None, 2), (Gpus("A100", 1), "big", None), (None, None, None)]
+)
+def test_how_many_gpus_a_machine_may_have_is_agreed_on_where_no_machine_is_named(
+    gpus: Gpus | None, machine: str | None, most: int | None
+) -> None:
+    resources = Resources(gpus=gpus, machine=machine)
+    made = submitting._agreed(resources, (sold(spot=True), sold(spot=False, gpus=1)))
+    assert (made.gpus.most if made.gpus else None, made.region) == (most, "mars-1")
+    assert submitting._agreed(resources, ()) == resources
+
+
+def test_a_place_without_a_region_changes_none(place: Path) -> None:
+    offering = replace(sold(spot=True), region=None)
+    assert submitting._agreed(RESOURCES, (offering,)).region == "mars-1"
+
+
+def test_what_the_first_launch_would_ask_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Thorough()
+    with prepare(place, monkeypatch, cloud, nodes=2) as prepared:
+        (order,) = submitting.launch_requests(prepared, open_store(str(place / "store")))
+    assert isinstance(order, LaunchOrder)
+    assert (order.job, order.name, order.claim, order.attempt, order.nodes) == ("job-0000", "job", 2, 1, 2)
+    assert (order.offering, order.spec, order.store) == (sold(spot=True), prepared.spec, f"file://{place}/store")
+    assert order.environ == prepared.environ and "@" in order.submitter
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_providers_are_told_whether_they_may_ask(place: Path, monkeypatch: pytest.MonkeyPatch, offline: bool) -> None:
+    asked: list[tuple[str, registry.Context]] = []
+    monkeypatch.setattr(registry, "connect", lambda name, context: asked.append((name, context)))
+    store, spec = open_store(str(place / "store")), Spec(name="job", run="true")
+    submitting.connect(spec, store, offline=offline)
+    submitting.connect(spec, store)
+    assert [(name, context.store, context.offline) for name, context in asked] == [
+        ("local", store.url, offline),
+        ("local", store.url, False),
+    ]
+
+
+def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unnamed() -> str:
+        raise KeyError("no such user")
+
+    monkeypatch.setattr(submitting.getpass, "getuser", unnamed)
+    monkeypatch.setattr(submitting.os, "getuid", lambda: 4321)
+    assert submitting.submitter().startswith("4321@")
+
+
+@pytest.mark.parametrize(
+    ("spot", "whose", "told"),
+    [("prefer", MAX_COST, True), ("prefer", "rule 1", True), ("never", MAX_COST, False), ("only", MAX_COST, False)],
+)
+def test_spot_without_a_price_is_missed_only_by_jobs_that_prefer_it(spot: Any, whose: str, told: bool) -> None:
+    spec = Spec(name="x", run="true", resources=Resources(spot=spot), limits=Limits(max_cost=5.0))
+    unpriced = replace(sold(spot=True), price=None)
+    lines = submitting._spot_left_out(spec, (sold(spot=False),), (unpriced, sold(spot=False)), whose)
+    assert bool(lines) == told
+    if lines:
+        assert lines[0].startswith(f"spot is left out: {whose} needs a known price; `stoker prices --provider local")
+        assert ("limits.max_runtime" in lines[0]) == (whose == MAX_COST)
+    assert submitting._spot_left_out(spec, (sold(spot=False),), (sold(spot=True), replace(unpriced, spot=False))) == ()
+
+
+@pytest.mark.parametrize(
+    ("pythons", "oldest"), [({0: (3, 11), 2: (3, 10)}, (3, 10)), ({0: (3, 11), 2: None}, None), ({}, None)]
+)
+def test_an_agent_is_for_the_oldest_python_that_all_machines_are_known_to_have(
+    monkeypatch: pytest.MonkeyPatch, pythons: dict[int, Any], oldest: object
+) -> None:
+    images = SimpleNamespace(python_of=lambda _image, gpus: pythons[gpus])
+    monkeypatch.setattr(registry, "images", lambda _provider: images)
+    spec = Spec(name="x", run="true")
+    assert submitting._oldest_python(spec, tuple(sold(spot=True, gpus=gpus) for gpus in pythons)) == oldest
+    monkeypatch.setattr(registry, "images", lambda _provider: None)
+    assert submitting._oldest_python(spec, (sold(spot=True),)) is None
+
+
+def test_what_runs_make_is_not_code(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(place / "home"))
+    spec = Spec(name="x", run="true", checkpoints=Checkpoints(dir="saves"), outputs="out:logs/*.txt")
+    found = submitting._not_code(spec, open_store(str(place / "a store")))
+    assert set(found) >= {"saves", str(place / "home"), str(place / "a store")}
+    assert not [each for each in found if "*" in each], "a pattern may match code as well"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"code": "none"}, "code: .*/none: there is no such folder; name the folder that holds the script"),
+        ({"code": "train.py"}, "code: .*/train.py: is not a folder; name the folder that holds the script"),
+        ({"run": ("python", "other.py")}, "run: there is no other.py in .*/code; correct `run`, or `code`"),
+    ],
+)
+def test_code_that_is_not_there_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        prepare(place, monkeypatch, Thorough(), **fields)

@@ -156,7 +156,6 @@ class NodeCursor:
             if chunk.data is None:
                 yield from self._break()
             else:
-                self._position = len(chunk.data)
                 yield from self._feed(chunk.data)
         if rows and rows[-1][0] > self._chunk:
             yield from self._leave_chunk(rows[-1][0])
