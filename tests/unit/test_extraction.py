@@ -1,0 +1,173 @@
+"""A folder that is extracted into: what each call makes, replaces and refuses."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.stores import extraction as extracting
+from stoker.stores.extraction import Extraction, Obstructed, inner_parts
+
+
+@pytest.fixture
+def extraction(tmp_path: Path) -> Iterator[Extraction]:
+    with Extraction(tmp_path / "above" / "target") as made:
+        yield made
+
+
+def write(handle: int, data: bytes) -> None:
+    os.write(handle, data)
+    os.close(handle)
+
+
+@pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", ".", "a/..", "../a", "a/./b", "a\0b"])
+def test_only_paths_below_the_folder_are_paths(path: str) -> None:
+    with pytest.raises(Obstructed, match="is not a path below a folder"):
+        inner_parts(path)
+
+
+def test_parts_of_a_path() -> None:
+    assert inner_parts("a/b c/..d") == ("a", "b c", "..d")
+
+
+def test_a_link_is_the_folder_only_where_a_person_named_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with Extraction(tmp_path / "link") as made:
+        write(made.create("file"), b"1")
+    assert (tmp_path / "real" / "file").read_bytes() == b"1"
+    with pytest.raises(OSError, match="link"):
+        Extraction(tmp_path / "link", follow=False)
+
+
+def test_folders_are_made_with_their_times(extraction: Extraction) -> None:
+    for _ in range(2):
+        extraction.make_folder("a/b", 5 * 10**9)
+    assert (extraction.folder / "a/b").stat().st_mtime == 5
+    extraction.make_folder("a/c")
+    assert (extraction.folder / "a/c").stat().st_mtime > 10**9
+
+
+def test_a_new_file_takes_no_ones_place_and_another_takes_any_but_a_folders(extraction: Extraction) -> None:
+    write(extraction.create("a/file", 0o600), b"1")
+    assert stat.S_IMODE((extraction.folder / "a/file").stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        extraction.create("a/file")
+    extraction.make_link("a/link", "file")
+    with pytest.raises(FileExistsError):
+        extraction.make_link("a/link", "other")
+    for name in ("file", "link"):
+        write(extraction.create_anew(f"a/{name}", 0o640), b"2")
+        assert not (extraction.folder / "a" / name).is_symlink()
+        assert (extraction.folder / "a" / name).read_bytes() == b"2"
+        assert stat.S_IMODE((extraction.folder / "a" / name).stat().st_mode) == 0o640
+    with pytest.raises(Obstructed, match=r"target/a is a folder, and a file is to be there; remove it"):
+        extraction.create_anew("a")
+
+
+def test_only_a_plain_file_of_its_own_is_opened(extraction: Extraction) -> None:
+    (extraction.folder / "own").write_bytes(b"12345")
+    handle = extraction.open_file("own")
+    assert os.read(handle, 9) == b"12345" and os.pwrite(handle, b"x", 0) == 1
+    os.close(handle)
+    (extraction.folder / "second").hardlink_to(extraction.folder / "own")
+    (extraction.folder / "link").symlink_to("own")
+    os.mkfifo(extraction.folder / "pipe")
+    for name in ("own", "link", "pipe", "none"):
+        with pytest.raises(OSError, match=r".") as refused:
+            extraction.open_file(name)
+        assert ("is not a plain file of its own" in str(refused.value)) == (name in ("own", "pipe"))
+    with pytest.raises(FileNotFoundError):
+        extraction.open_file("never/made")
+    assert not (extraction.folder / "never").exists()
+
+
+def test_files_and_links_move_from_one_folder_to_another(extraction: Extraction, tmp_path: Path) -> None:
+    with Extraction(tmp_path / "other") as other:
+        other.write("a/file", b"new")
+        other.make_link("a/link", "file")
+        extraction.write("a/file", b"old")
+        for name in ("file", "link"):
+            extraction.move_from(other, f"a/{name}")
+        assert (extraction.folder / "a/file").read_bytes() == b"new"
+        assert (extraction.folder / "a/link").readlink() == Path("file")
+        assert list((tmp_path / "other" / "a").iterdir()) == []
+        other.write("a/dir", b"file")
+        extraction.make_folder("a/dir")
+        with pytest.raises(Obstructed, match="a/dir is a folder, and a file is to be there"):
+            extraction.move_from(other, "a/dir")
+
+
+def test_what_is_kept_takes_no_place_and_goes_through_no_link(extraction: Extraction, tmp_path: Path) -> None:
+    with Extraction(tmp_path / "other") as other:
+        other.write("x", b"1")
+        assert extraction.keep_from(other, "x", "kept/x")
+        assert (extraction.folder / "kept/x").read_bytes() == b"1" and not (tmp_path / "other" / "x").exists()
+        other.write("x", b"2")
+        assert not extraction.keep_from(other, "x", "kept/x"), "something is there"
+        (extraction.folder / "link").symlink_to(tmp_path)
+        assert not extraction.keep_from(other, "x", "link/x"), "a link is in the way"
+        (extraction.folder / "broken").symlink_to("nowhere")
+        assert not extraction.keep_from(other, "x", "broken")
+        assert (tmp_path / "other" / "x").read_bytes() == b"2"
+
+
+def test_links_give_way_to_folders_and_files_do_not(extraction: Extraction) -> None:
+    (extraction.folder / "link").symlink_to("elsewhere")
+    extraction.write("link/file", b"1")
+    assert not (extraction.folder / "link").is_symlink() and (extraction.folder / "link/file").is_file()
+    with pytest.raises(Obstructed, match="link/file is there and is not a folder; remove it, or name another folder"):
+        extraction.write("link/file/inner", b"1")
+
+
+def test_staged_files_are_given_their_paths_modes_and_times(extraction: Extraction) -> None:
+    with extraction.staging("mine-") as staging:
+        (place,) = extraction.folder.glob("mine-*")
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        with staging.new_file("0") as file:
+            file.write_bytes(b"12345")
+        with pytest.raises(FileExistsError), staging.new_file("0"):
+            pass
+        assert staging.read("0", 3) == b"123"
+        staging.place("0", "a/file", mode=0o751, modified_ns=7 * 10**9)
+        staging.place_link("a/link", "file")
+        staging.place_link("a/link", "other")
+        with staging.new_file("left"):
+            pass
+        with pytest.raises(Obstructed, match="is a folder"):
+            staging.place("left", "a")
+    found = (extraction.folder / "a/file").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_mtime) == (0o751, 7.0)
+    assert (extraction.folder / "a/link").readlink() == Path("other")
+    assert [path.name for path in extraction.folder.iterdir()] == ["a"]
+
+
+def test_a_staged_file_keeps_its_mode_and_time_where_none_is_given(extraction: Extraction) -> None:
+    with extraction.staging() as staging:
+        with staging.new_file("0") as file:
+            file.write_bytes(b"1")
+        before = next(extraction.folder.glob(".tmp-fetch-*/0")).stat()
+        staging.place("0", "file")
+    found = (extraction.folder / "file").stat()
+    assert (found.st_mode, found.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+def test_one_that_keeps_changing_is_given_up(extraction: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, tries = os.open, [0]
+
+    def busy(path: str, flags: int, *args: int, **named: int) -> int:
+        if path in ("busy", "folder"):
+            tries[0] += 1
+            raise FileExistsError(17, "File exists") if path == "busy" else FileNotFoundError(2, "none")
+        return opened(path, flags, *args, **named)
+
+    monkeypatch.setattr(extracting.os, "open", busy)
+    for path in ("busy", "folder/file"):
+        tries[0] = 0
+        with pytest.raises(Obstructed, match=f"target/{path[:4]}.*: another process keeps changing it"):
+            extraction.create_anew(path)
+        assert 2 < tries[0] < 1000
