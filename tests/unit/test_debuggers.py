@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.activity import Sight
+from stoker.agent.health import debuggers
 from stoker.agent.health.debuggers import is_debugged
 
 AGENT = 5
@@ -93,6 +94,31 @@ def test_a_python_that_asks_a_person_at_a_terminal(
     add(tmp_path, 10, parent=AGENT)
     ask(tmp_path, 10, call, stdin, program)
     assert is_debugged({10}, tmp_path, AGENT) is told
+
+
+@pytest.mark.parametrize(
+    ("machine", "call", "told"),
+    [
+        ("x86_64", "0 0x0", True),
+        ("x86_64", "0 0x1", False),
+        ("x86_64", "23 0x1", True),
+        ("x86_64", "270 0x1", True),
+        ("x86_64", "270 0x0", False),
+        ("x86_64", "63 0x0", False),
+        ("x86_64", "72 0x1", False),
+        ("aarch64", "63 0x0", True),
+        ("aarch64", "63 0x1", False),
+        ("aarch64", "72 0x1", True),
+        ("aarch64", "0 0x0", False),
+        ("riscv64", "63 0x0", False),
+    ],
+)
+def test_waiting_for_a_line_is_known_by_the_call_of_each_kind_of_machine(
+    machine: str, call: str, told: bool, tmp_path: Path
+) -> None:
+    add(tmp_path, 10, parent=AGENT)
+    ask(tmp_path, 10, f"{call} 0x0", "/dev/tty1")
+    assert debuggers._asks(tmp_path, 10, machine) is told
 
 
 @pytest.mark.parametrize("breaks", ["breakpoint()", "input()"])

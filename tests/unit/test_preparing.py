@@ -159,3 +159,13 @@ def test_where_no_daemon_pulls_nobody_else_works_for_it(family: set[int], monkey
     alone = watch(pulling=True, shared=False).workers()
     assert alone is not None and family <= alone and not {1, os.getpid(), os.getppid()} & alone
     assert preparing._name(2**22 + 1) == ""
+
+
+def test_the_daemons_of_docker_pull_images_for_a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {50: "dockerd", 51: "docker-proxy", 60: "containerd", 61: "containerd-shim", 70: "sshd"}
+    parents = {50: 1, 51: 50, 60: 1, 61: 60, 70: 1}
+    table = {pid: Stat(pid, "S", parent, pid, 1, 0) for pid, parent in parents.items()}
+    monkeypatch.setattr(preparing, "process_table", lambda: table)
+    monkeypatch.setattr(preparing, "_name", lambda pid: names[pid])
+    assert watch(pulling=True, shared=False, group={7}).workers() == {7, 50, 51, 60, 61}
+    assert watch(pulling=False, shared=False, group={7}).workers() == {7}
