@@ -46,6 +46,16 @@ def last_claim(world: ScriptedWorld, job: str = A) -> Claim:
     return last_claim_of(world.state(job))
 
 
+def test_after_a_lost_race_the_rest_of_that_job_is_dropped_and_other_jobs_go_on(world: ScriptedWorld) -> None:
+    for job in (A, "b-bbbb"):
+        world.submit(job, Claimed(SPOT_A, 1))
+    stop = StopAsked("jane")
+    lost, late = Append(A, 2, stop, "it is there already"), Append(A, 3, stop, "after that")
+    applied = apply(world, lost, late, late, Append("b-bbbb", 3, stop, "enough"))
+    assert [action.job for action in applied.done] == ["b-bbbb"]
+    assert world.state(A).seq == 2 and world.state("b-bbbb").seq == 3
+
+
 def test_markers_that_came_since_are_left_and_hide_no_others(world: ScriptedWorld) -> None:
     ended = Ended("failed", "user-error", None)
     state = world.submit(A, ended, ResumeAsked("jane"), ended)

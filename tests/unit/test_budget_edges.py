@@ -215,6 +215,16 @@ def test_a_job_that_was_forgotten_since_the_last_look_counts_by_what_it_left() -
     assert held is not None and held.rule == "policy:money"
 
 
+def test_every_pass_reads_what_forgotten_jobs_spent_anew() -> None:
+    shop = Shop()
+    assert isinstance(shop.keeper.look(house(), at(0)), Known)
+    keep_spent(shop.store, Spent("gone-1", at(0).date(), 3, Sums(Sum(50.0), Sum(50.0), Sum(50.0)), TEAM.tags))
+    assert shop.keeps_back(1.0) is None, "it was read a moment ago"
+    shop.keeper.begin(("job-1", "other-1"), now=at(2.0))
+    assert isinstance(shop.keeper.look(house(), at(2.0)), Known)
+    assert "are spent" in (shop.keeps_back(3.0) or "")
+
+
 def test_what_another_job_claimed_in_this_pass_counts_without_another_look() -> None:
     shop = Shop()
     assert isinstance(shop.keeper.look(house(), at(0)), Known)
