@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker import saves
-from stoker.saves import MARKER, Gathering, Lock, Save, numbered, read_json, write_json
+from stoker.saves import MARKER, Gathering, Lock, Save, numbered, read_json, remove, write_json
 
 
 @pytest.fixture
@@ -342,3 +342,24 @@ def test_a_save_that_raises_leaves_nothing(tmp_path: Path) -> None:
         (folder / "weights").write_text("x")
         raise KeyError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, link, file = tmp_path / "folder", tmp_path / "link", tmp_path / "file"
+    (folder / "inner").mkdir(parents=True)
+    link.symlink_to(folder)
+    file.write_text("1")
+    remove(link)
+    remove(file)
+    remove(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        remove(folder)
+    assert folder.is_dir()
+    remove(folder)
+    assert not folder.exists()

@@ -363,6 +363,18 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path, memory: MemoryStore) -
     assert list(world.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(("text", "points_at"), [(b"step-\xff", "step-\ufffd"), (b"n" * 255, "n" * 255)])
+def test_a_link_is_restored_as_far_as_its_text_can_be_read(
+    tmp_path: Path, memory: MemoryStore, text: bytes, points_at: str
+) -> None:
+    (tmp_path / "text").write_bytes(text)
+    sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
+    strange = manifest(files=(BlobRef("link", sent.digest, sent.size, stat.S_IFLNK | 0o777),))
+    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(strange))
+    restore(memory, JOB, 0, keys(memory)[0], tmp_path / "folder")
+    assert os.fspath((tmp_path / "folder/link").readlink()) == points_at
+
+
 def test_no_file_is_restored_with_more_rights_than_a_plain_one(tmp_path: Path, memory: MemoryStore) -> None:
     write(tmp_path / "text", "x")
     sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))

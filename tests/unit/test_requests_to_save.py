@@ -1,0 +1,216 @@
+"""The agent's end of `stoker.train.checkpoint`: requests, answers, and which save goes on when time is short."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_world import World, checkpoints, memory_store, write
+
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.agent.checkpoints.write_history import Mark
+from stoker.agent.commits import CommitQueue, CommitRequest
+from stoker.errors import StoreUnavailable
+from stoker.saves import Save
+from stoker.store import Sent
+from stoker.testing.memory import MemoryStore
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return memory_store()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> CommitQueue:
+    for name in ("channel", "folder"):
+        (tmp_path / name).mkdir()
+    return CommitQueue(tmp_path / "channel", tmp_path / "folder")
+
+
+def ask(tmp_path: Path, name: str, *, step: int | None = None, sharded: bool = False) -> None:
+    with Save(name, tmp_path / "folder", tmp_path / "channel", step=step, sharded=sharded, writers=1) as staging:
+        write(staging / "model", name)
+
+
+def test_requests_are_read_in_their_order_with_what_they_say(tmp_path: Path, queue: CommitQueue) -> None:
+    assert queue.used is False and queue.waiting() == []
+    ask(tmp_path, "a", step=5)
+    ask(tmp_path, "b", sharded=True)
+    assert queue.used is True
+    first, second = queue.waiting()
+    assert first == CommitRequest(1, "a", 1, 5, 0) and not first.sharded
+    assert second == CommitRequest(2, "b", 2, None, 1) and second.sharded
+
+
+def test_requests_go_by_their_number_whatever_their_files_are_called(tmp_path: Path, queue: CommitQueue) -> None:
+    """Nine digits sort before eight."""
+    for sequence in (99_999_999, 100_000_000):
+        tree = {"sequence": sequence, "name": "a", "number": 1}
+        write(tmp_path / "channel/commits" / f"{sequence:08d}.json", json.dumps(tree))
+    write(tmp_path / "channel/commits/notes.txt", "left alone")
+    assert [one.sequence for one in queue.waiting()] == [99_999_999, 100_000_000]
+    assert (tmp_path / "channel/commits/notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"sequence": 2, "name": "a", "number": 1},
+        {"sequence": 1, "name": "../a", "number": 1},
+        {"sequence": 1, "name": "a", "number": 1, "note": "x" * 65_536},
+    ],
+)
+def test_a_request_that_cannot_be_is_removed(tmp_path: Path, queue: CommitQueue, tree: dict[str, object]) -> None:
+    write(tmp_path / "channel/commits/00000001.json", json.dumps(tree))
+    assert queue.waiting() == []
+    assert not (tmp_path / "channel/commits/00000001.json").exists()
+
+
+def test_an_answer_takes_the_request_away_and_the_newest_hundred_are_kept(tmp_path: Path, queue: CommitQueue) -> None:
+    ask(tmp_path, "a")
+    (request,) = queue.waiting()
+    queue.answer(request, key="00000001/000001-a", note="done")
+    assert queue.waiting() == []
+    answers = tmp_path / "channel/commits.done"
+    told = json.loads((answers / "00000001.json").read_text())
+    assert told == {"sequence": 1, "key": "00000001/000001-a", "note": "done"}
+    for sequence in range(2, 103):
+        queue.answer(CommitRequest(sequence, "a", 1), key=None)
+    names = sorted(path.name for path in answers.iterdir())
+    assert (len(names), names[0], names[-1]) == (100, "00000003.json", "00000102.json")
+
+
+def test_a_save_that_was_replaced_or_removed_is_not_held_any_more(tmp_path: Path, queue: CommitQueue) -> None:
+    ask(tmp_path, "a")
+    (request,) = queue.waiting()
+    assert queue.holds(request) is True
+    ask(tmp_path, "a")
+    assert queue.holds(request) is False
+    assert queue.holds(CommitRequest(7, "unheard-of", 1)) is False
+
+
+def test_while_the_script_holds_the_lock_nothing_is_known_of_a_save_in_the_making(
+    tmp_path: Path, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.agent.commits._LOCK_S", 0.0)
+    handle = os.open(tmp_path / "channel/.stoker-lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert queue.holds(CommitRequest(1, "a", 1)) is None
+    ask_dir = tmp_path / "folder/a"
+    write(ask_dir / ".stoker-checkpoint.json", json.dumps({"number": 1}))
+    assert queue.holds(CommitRequest(1, "a", 1)) is True
+    queue.tidy(1)
+    os.close(handle)
+    assert queue.holds(CommitRequest(1, "a", 2)) is False
+
+
+def test_only_old_saves_that_do_not_wait_are_tidied_away(tmp_path: Path, queue: CommitQueue) -> None:
+    for name in "abcd":
+        ask(tmp_path, name)
+    for request in queue.waiting():
+        if request.name != "b":
+            queue.answer(request, key="k")
+    queue.tidy(1)
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["b", "d"]
+
+
+# ── Time is short ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Saving:
+    """A store during whose first upload the script makes another save."""
+
+    near = True
+
+    def __init__(self, store: MemoryStore, then: Callable[[], None]) -> None:
+        self._store, self._then, self.sent = store, then, 0
+        self._lock = threading.Lock()
+
+    def put_file(self, source: Path, key: Callable[[str], str]) -> Sent:
+        # No other file is sent meanwhile.
+        with self._lock:
+            self.sent += 1
+            found = self._store.put_file(source, key)
+            if self.sent == 1:
+                self._then()
+            return found
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def names(memory: MemoryStore) -> list[str]:
+    return [one.name for one in checkpoints(memory)]
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_of_sharded_saves_the_newest_goes_first_once_seconds_count(
+    tmp_path: Path, memory: MemoryStore, pressed: bool
+) -> None:
+    """Ranks decide alike: so sizes do not matter, but one that is more than half sent goes on."""
+    world = World(tmp_path, memory, keep=100)
+    parts = {f"{number}": f"{number}" * 100 for number in range(10)}
+    then = lambda: world.save("second", parts | {"0": "new"}, sharded=True)  # noqa: E731
+    world.store = Saving(memory, then)  # type: ignore[assignment]
+    world.begin()
+    world.save("first", parts, sharded=True)
+    if pressed:
+        world.sync.press(1000.0)
+    world.tick(rounds=2)
+    assert names(memory) == (["second"] if pressed else ["first", "second"])
+
+
+def test_a_sharded_save_that_is_more_than_half_sent_goes_on(tmp_path: Path, memory: MemoryStore) -> None:
+    world = World(tmp_path, memory, keep=100)
+    # The oldest goes first, and is most of it.
+    parts = {"0": "x" * 10_000, "1": "1"}
+    world.store = Saving(memory, lambda: world.save("second", {"0": "new"}, sharded=True))  # type: ignore[assignment]
+    world.begin()
+    world.save("first", parts, sharded=True)
+    for number, name in enumerate(("0", "1", ".stoker-checkpoint.json")):
+        os.utime(world.folder / "first" / name, ns=(number, number))
+    world.sync.press(1000.0)
+    world.tick(rounds=2)
+    assert names(memory) == ["first", "second"]
+
+
+def test_a_store_that_fails_after_the_notice_is_tried_again_within_seconds(tmp_path: Path, memory: MemoryStore) -> None:
+    tries: list[float] = []
+
+    class Down:
+        near = True
+
+        def put_file(self, _source: Path, _key: Callable[[str], str]) -> Sent:
+            tries.append(world.clock.s)
+            raise StoreUnavailable("down")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(memory, name)
+
+    world = World(tmp_path, Down()).begin()  # type: ignore[arg-type]
+    world.sync.press(1000.0)
+    world.save("a", {"model": "1"})
+    world.tick(rounds=400, every_s=0.1)
+    apart_s = [after - before for before, after in itertools.pairwise(sorted(set(tries)))]
+    assert 1.5 < max(apart_s) < 2.5
+
+
+def test_the_writer_of_a_file_ended_by_itself_if_it_was_alone_or_the_command_itself() -> None:
+    mark = Mark(0.0, {}, set(), set(), set(), frozenset({1, 2}), frozenset(), True)
+    mark.writers = {"root": frozenset({1}), "both": frozenset({1, 2}), "other": frozenset({2})}
+    paths = ("root", "both", "other", "unseen")
+    end = TrainingEnd("left", root=1, succeeded=True)
+    assert [end.exited(mark, path) for path in paths] == [True, False, False, False]
+    assert not any(end.gave_up(mark, path) for path in paths)
+    end = TrainingEnd("left", root=1, failed=True)
+    assert [end.gave_up(mark, path) for path in paths] == [True, False, False, False]
+    assert not any(end.exited(mark, path) for path in paths)
+    assert all(TrainingEnd("left", root=1, alone=True, succeeded=True).exited(mark, path) for path in paths)
+    assert all(TrainingEnd("left", root=1, alone=True, failed=True).gave_up(mark, path) for path in paths)
