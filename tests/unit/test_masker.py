@@ -345,3 +345,83 @@ def test_the_program_shows_a_beginning_after_a_silence(tmp_path: Path, monkeypat
     assert masker.main([str(told)]) == 0
     assert shown == [b"10% ", b"s", b" 20% ", b"sk"]
     assert asked == [masker._IDLE_S * 1000] * 3
+
+
+# ── What is held back ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begins_a_secret(data: bytes, found: set[bytes]) -> int:
+    """How many bytes at the end may go on to be one of these, found the slow way."""
+    longest = max(map(len, found))
+    for size in range(min(longest - 1, len(data)), 0, -1):
+        if any(len(one) > size and one.startswith(data[-size:]) for one in found):
+            return size
+    return 0
+
+
+@pytest.mark.parametrize("values", [[PLAIN], ["aabaabaa"], ["abcd", "bcdabcdabcd"], ["aaaaaaaaaaaa", "aaaab"]])
+def test_exactly_the_longest_end_that_may_become_a_secret_is_held_back(values: list[str]) -> None:
+    found = {one for value in values for one in patterns(value.encode())}
+    rng = random.Random(5)
+    pieces = [*found, b"a", b"ab", b"b ", b"x", b"sk-"]
+    for _ in range(300):
+        piece = rng.choice(pieces)
+        data = rng.choice([b"", b"loss ", rng.choice(pieces)]) + piece[: rng.randint(1, len(piece))]
+        machine = Masker(value.encode() for value in values)
+        shown = machine.feed(data)
+        held = begins_a_secret(data, found)
+        assert machine._held == data[len(data) - held :], data
+        if not any(one in data for one in found):
+            assert shown == data[: len(data) - held]
+
+
+@pytest.mark.parametrize(
+    "values", [["aaaaaaaaaaaa"], ["abcdabcdabcdX"], ["bcdabcdabcd", "abcd"], ["abababababab1"], ["xyzxyzxyzxyzxyz!"]]
+)
+def test_secrets_that_repeat_themselves_are_masked_wherever_they_are_cut(values: list[str]) -> None:
+    """One that holds its own beginning, or another one, has several places where it may have begun."""
+    found = {one for value in values for one in patterns(value.encode())}
+    for one in found:
+        for cut in range(1, len(one)):
+            machine = Masker(value.encode() for value in values)
+            shown = machine.feed(b"x " + one[:cut]) + machine.feed(one[cut:] + b" y") + machine.end()
+            # What is complete before the rest comes is masked, and the rest is masked, too.
+            assert shown.replace(MASK + MASK, MASK) == b"x *** y", (one, cut)
+
+
+def test_without_secrets_nothing_is_held_back() -> None:
+    machine = Masker([])
+    assert machine.feed(b"anything") == b"anything"
+    assert not machine.waiting and machine.idle() == b"" and machine.end() == b""
+
+
+def test_only_a_beginning_that_tells_little_is_shown_after_a_silence() -> None:
+    machine = Masker([PLAIN.encode()])
+    shortest = min(map(len, patterns(PLAIN.encode())))
+    most = min(8, (shortest + 1) // 2)
+    for size in range(1, most):
+        machine = Masker([PLAIN.encode()])
+        begun = PLAIN[:size].encode()
+        assert machine.feed(b"x " + begun) == b"x " and machine.waiting
+        assert machine.idle() == begun and not machine.waiting and machine.idle() == b""
+        assert machine.end() == b"", "it was shown already"
+    machine = Masker([PLAIN.encode()])
+    assert machine.feed(PLAIN[:most].encode()) == b"" and not machine.waiting
+    assert machine.idle() == b"" and machine.end() == MASK
+    assert machine.feed(b"more") == b"more" and machine.end() == b""
+
+
+def test_of_a_short_secret_less_is_shown_after_a_silence() -> None:
+    machine = Masker([b"qwert"])
+    shortest = min(map(len, patterns(b"qwert")))
+    assert shortest == 5
+    machine.feed(b"qw")
+    assert machine.waiting
+    machine.feed(b"e")
+    assert not machine.waiting, "more than half of it"
+
+
+def test_a_secret_whose_beginning_was_shown_is_masked_from_there_on() -> None:
+    machine = Masker([PLAIN.encode()])
+    shown = machine.feed(b"sk") + machine.idle() + machine.feed(PLAIN[2:].encode() + b" x")
+    assert shown == b"sk" + MASK + b" x"

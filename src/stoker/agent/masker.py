@@ -63,11 +63,12 @@ class Masker:
         """What can be shown, now that this came."""
         data = self._held + data
         shown, parts = self._shown, []
+        held_from = self._undecided(data)
         for start, end in self._spans(data):
-            if end > shown:
+            # One inside of what may become a longer one waits with it: what stands between would be shown.
+            if end > shown and start <= held_from:
                 parts += [data[shown:start], MASK]
                 shown = end
-        held_from = self._undecided(data)
         if held_from > shown:
             parts.append(data[shown:held_from])
             shown = held_from
@@ -111,14 +112,14 @@ class Masker:
         """Where the longest end begins that may go on to be a secret; the length where there is none."""
         found = len(data)
         for anchor, group in self._anchors.items():
-            # The longest one is the first.
-            at = data.find(anchor, max(0, len(data) - len(group[0]) + 1), found)
+            # The longest one is the first. Only what begins before the best so far counts; it may reach beyond that.
+            at = data.find(anchor, max(0, len(data) - len(group[0]) + 1), found + len(anchor) - 1)
             while at >= 0:
                 rest = data[at:]
                 if any(len(one) > len(rest) and one.startswith(rest) for one in group):
                     found = at
                     break
-                at = data.find(anchor, at + 1, found)
+                at = data.find(anchor, at + 1, found + len(anchor) - 1)
         if found < len(data):
             return found
         for size in range(min(_SHORTEST_PART_BYTES - 1, len(data)), 0, -1):
