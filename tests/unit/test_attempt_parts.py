@@ -15,20 +15,24 @@ from noticing_machine import Here
 
 from stoker.agent import flush as flush_module
 from stoker.agent import life as life_module
+from stoker.agent import ready as ready_module
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.closing import Closing
 from stoker.agent.exits import Trained, make_exit
+from stoker.agent.gang import Agreement
 from stoker.agent.life import Left, Life
+from stoker.agent.metrics import Progress
+from stoker.agent.output_files import Baseline
 from stoker.agent.peers import PeerLeft
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored
-from stoker.agent.supervise import Ended
+from stoker.agent.supervise import Ended, Ending
 from stoker.agent.sync import SyncStatus
 from stoker.errors import StoreUnavailable
-from stoker.model import CheckpointRef, Closed, Heartbeat, NoticeFact, Usage
+from stoker.model import Activity, CheckpointRef, Closed, Heartbeat, NoticeFact, SaveTimes, Trend, Usage
 from stoker.processes import TRAINING
+from stoker.spec import Checkpoints, Environment, Spec, Submission
 from stoker.spec import Container as ContainerSpec
-from stoker.spec import Environment, Spec, Submission
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -101,6 +105,77 @@ def test_a_notice_during_the_last_commit_leaves_time_for_the_exit(world: AgentWo
     life.sync = sync  # type: ignore[assignment]
     life._last_commit(1000.0, TrainingEnd("finished"))
     assert sync.final_s[1] <= 8.0 and said(life) == ""
+
+
+# ── A training that is asked to go ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_training_hears_before_anything_else_that_it_must_go(world: AgentWorld) -> None:
+    life = a_life(world)
+    did: list[str] = []
+    sync = FakeSync(commits=4)
+
+    def press(seconds: float) -> None:
+        did.append(f"press {round(seconds)}")
+
+    def tell(ending: Ending, notice: Path) -> float:
+        did.append(f"tell {ending.why} {notice.name}")
+        return time.monotonic() + 100.0
+
+    def end(ending: Ending, notice: Path, last_look: Any, pressed: Any) -> Ended:
+        did.append(f"end {ending.why} {notice.name} {life.beat.now.phase}")
+        assert last_look == life._last_commit and pressed == life.notices.look
+        sync.now = SyncStatus(commits=6)
+        return Ended(0, None, 7.0, ending, SaveTimes(1.0, 2.0, 3.0, 100.0))
+
+    def look(_status: SyncStatus, trained_s: float, *, leaving: bool) -> None:
+        did.append(f"look {trained_s} {leaving}")
+
+    sync.press = press  # type: ignore[attr-defined]
+    life.sync = sync  # type: ignore[assignment]
+    life.training = SimpleNamespace(tell=tell, end=end, trained_s=5.0)  # type: ignore[assignment]
+    life.missing = SimpleNamespace(look=look)  # type: ignore[assignment]
+    life.outputs = SimpleNamespace(hold=lambda: did.append("hold"))  # type: ignore[assignment]
+    life._end(Ending("stop", "stop asked by me", 100.0))
+    told = ["tell stop notice.json", "look 5.0 True", "press 100", "hold", "end stop notice.json saving"]
+    assert did == told and "stop asked by me: 100.0 s to save\n" in said(life)
+    assert life.trained.ended is not None and life.trained.ended.save == SaveTimes(1.0, 2.0, 3.0, 100.0, commits=2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpoints_and_outputs_are_watched_as_the_job_says(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    life = a_life(world, rank=rank, nodes=2)
+    started: list[str] = []
+
+    class Sync:
+        def __init__(self, name: str, words: tuple[Any, ...], **options: Any) -> None:
+            self.name, self.words, self.options = name, words, options
+
+        def start(self) -> None:
+            started.append(self.name)
+
+    monkeypatch.setattr(life_module, "CheckpointSync", lambda *words, **options: Sync("sync", words, **options))
+    monkeypatch.setattr(life_module, "OutputSync", lambda *words, **options: Sync("outputs", words, **options))
+    life.peers = SimpleNamespace(ranks_with_files=lambda: (1,), lead_finished=False)  # type: ignore[assignment]
+    life.trained.restored = Restored("key", ())
+    submission = Submission(JOB, Spec(name="job", run="true", checkpoints=Checkpoints(keep=7)), "test")
+    place = ready_module.make_place(life.node, submission, life.ready, Agreement(("a", "b"), 1, None), 1)
+    life._start_syncs(submission, place, Baseline())
+    sync: Any = life.sync
+    outputs: Any = life.outputs
+    assert started == ["sync", "outputs"] and life.training.observer is sync
+    told = {name: sync.options[name] for name in ("job", "claim", "rank", "nodes", "keep", "restored", "trust")}
+    attempt = {"job": JOB, "claim": life.config.claim, "rank": rank, "nodes": 2, "keep": 7}
+    assert told == attempt | {"restored": life.trained.restored, "trust": life.trust}
+    assert sync.options["folder"] == place.checkpoints and sync.options["peers"]() == (1,)
+    assert (sync.options["channel"], sync.options["scratch"]) == (life.paths.channel, life.paths.scratch)
+    assert sync.options["lead_finished"]() is False and not sync.options["writing"]().files
+    life.peers.lead_finished = True  # type: ignore[union-attr]
+    assert sync.options["lead_finished"]() is True
+    assert outputs.words[1:4] == (JOB, life.config.claim, rank) and outputs.options == {"nodes": 2}
+    assert (life.missing is not None) is (rank == 0), "one rank says that nothing is saved"
 
 
 # ── Reasons to end ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -222,6 +297,30 @@ def test_a_heartbeat_says_what_is_known_now(world: AgentWorld) -> None:
     assert life._refresh(a_beat()).restored_step is None, "it has not said what it restored yet"
     plain = a_life(world)._refresh(a_beat())
     assert plain.warnings == () and plain.checkpoint is None and plain.trained_s == 0.0
+
+
+def test_a_look_at_the_training_passes_on_its_steps_values_and_saves(world: AgentWorld) -> None:
+    life = a_life(world)
+    told: list[Any] = []
+    fact = Activity(silent_s=1.0)
+    life.activity = SimpleNamespace(  # type: ignore[assignment]
+        stepped=lambda step, moves: told.append((step, moves)),
+        reported=told.append,
+        saved=told.append,
+        fact=lambda: None,
+        idle_s=lambda gpus: 4.0 + gpus,
+    )
+    life.preparing.fact = lambda: fact  # type: ignore[method-assign]
+    trends = {"a": Trend(1.0, 2.0, 3.0, 4.0)}
+    life.metrics = SimpleNamespace(progress=Progress(1, 5, {"a": 1.0}, trends, 3))  # type: ignore[assignment]
+    life.sync = FakeSync(files=1, unsynced_bytes=2, bytes_moved=3, commits=4)  # type: ignore[assignment]
+    found = life._refresh(a_beat())
+    assert told == [(5, 3), {"a": 1.0}, (1, 2, 3, 4)]
+    assert (found.step, found.first_step, found.metrics, found.trends) == (5, 1, {"a": 1.0}, trends)
+    assert found.activity is fact and found.waste is not None and found.waste.idle_s == 4.0
+    own = Activity(silent_s=9.0)
+    life.activity.fact = lambda: own  # type: ignore[method-assign]
+    assert life._refresh(a_beat()).activity is own, "of the training, once it has begun"
 
 
 @pytest.mark.parametrize(

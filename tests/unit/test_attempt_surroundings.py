@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from agent_world import JOB, AgentWorld
 from checkpoint_world import write
+from noticing_machine import Here
 from plain_store import wait_for
 
 from stoker import codec, layout
 from stoker.agent import life as life_module
 from stoker.agent.beat import Beat
 from stoker.agent.checkpoints.placing import OWN, FolderRecord
+from stoker.agent.closing import Closing
 from stoker.agent.exits import Trained, judge, make_exit
 from stoker.agent.life import Left, Life
 from stoker.agent.node import Node, utcnow
-from stoker.agent.supervise import Ended
+from stoker.agent.supervise import Ended, Ending
 from stoker.agent.sync import SyncStatus
 from stoker.model import Closed, Exit, StopAsked, Submitted
 from stoker.pack import pack
@@ -204,6 +206,7 @@ def test_a_heartbeat_tells_what_the_training_reports(world: AgentWorld) -> None:
         assert beat is not None and beat.trends["loss"].low == 0.5 and beat.training_since is not None
         assert beat.activity is not None and beat.activity.stepped_s is not None and beat.waste is not None
         assert beat.trained_s > 0.0
+        wait_for(lambda: (world.beat(life) or beat).usage is not None)
         (life.paths.root / "go").touch()
 
     world.meanwhile(step)
@@ -320,6 +323,75 @@ def test_an_enclosure_stays_for_as_long_as_its_machine_is_held(world: AgentWorld
     world.meanwhile(give_back)
     world.run(life)
     assert before == [[]] and place.did == [("close", True)]
+
+
+def test_a_machine_that_is_taken_away_is_not_held(world: AgentWorld) -> None:
+    machine = Here()
+    world.submit("true", retry=Retry(hold_on_failure_s=500.0))
+    life = world.life(world.claim(), machine=machine)
+    life._spec = Spec(name="job", run="true", retry=Retry(hold_on_failure_s=500.0))
+    life.logs.start()
+    life.beat.start()
+    machine.give(30.0)
+    life._finish(make_exit("failed", "finished", "oh", Trained()))
+    assert world.has_exit(life) and "held" not in said(life) and life.beat.now.phase == "flushing"
+
+
+def test_what_is_left_of_a_grace_bounds_what_comes_after_the_training(world: AgentWorld) -> None:
+    life = a_life(world)
+    ending = Ending("stop", "stop asked by me", 20.0)
+    life.trained.ended = Ended(0, None, 1.0, ending, deadline_s=time.monotonic() + 20.0)
+    given: list[tuple[float, bool]] = []
+
+    def flush_rest(left: Exit, closing: Closing) -> Exit:
+        given.append((closing.share_s(), closing.pressing))
+        return left
+
+    life._flush_rest = flush_rest  # type: ignore[method-assign]
+    life.beat.start()
+    life._finish(make_exit("interrupted", "stop", "stop asked by me", life.trained))
+    [(share_s, pressing)] = given
+    assert pressing and share_s <= 18.0 and world.has_exit(life)
+    assert "stop asked by me" not in said(life), "it was said when it was asked to go"
+
+
+class Copy:
+    """The cloud's copy of the log."""
+
+    warning: str | None = None
+
+    def __init__(self) -> None:
+        self.fed = b""
+        self.did: list[str] = []
+
+    def feed(self, data: bytes, at: float) -> None:
+        self.fed += data
+
+    def drain(self, seconds: float) -> bool:
+        self.did.append(f"drain {round(seconds)}")
+        return True
+
+    def stop(self) -> None:
+        self.did.append("stop")
+
+
+def test_the_clouds_copy_gets_what_the_training_prints_and_is_stopped_last(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy()
+    monkeypatch.setattr(life_module, "open_copy", lambda *_: copy)
+    world.submit("sh", "-c", "echo a line of the training")
+    assert world.run(world.life(world.claim())).outcome == "succeeded"
+    assert b"a line of the training\n" in copy.fed and copy.did == ["drain 2", "drain 10", "stop"]
+
+
+def test_the_image_of_its_container_is_told(world: AgentWorld) -> None:
+    world.submit("true")
+    life = world.life(world.claim())
+    life.enclosure.image = "repository@sha256:1"  # type: ignore[misc]
+    world.run(life)
+    beat = world.beat(life)
+    assert beat is not None and beat.image == "repository@sha256:1"
 
 
 def test_what_is_mounted_for_the_training_is_unmounted_after_the_exit(

@@ -214,6 +214,7 @@ def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not news: it is written because somebody changed it.
     beat.change(step=5)
     wait_for(lambda: step() == 5)
+    wait_for(lambda: not beat._due.is_set())
     beat.stop()
     assert not beat._thread.is_alive()
 
