@@ -6,8 +6,9 @@ import pytest
 from foreign_world import CAPACITY, HOUR_S, INTERNAL, REGION, WASTE, World, kinds
 
 from stoker import layout
+from stoker.core.foreign.alarms import Alarm
 from stoker.errors import AuthDenied, NotInstalled, ProviderError, Transient
-from stoker.governor.foreign import index
+from stoker.governor.foreign import govern, index
 from stoker.governor.foreign.govern import Looked
 
 UNREADABLE = b'{"text": "rules: [{no_such: 1}]", "author": "newer"}'
@@ -116,3 +117,28 @@ def test_a_sweep_leaves_alarms_of_jobs_that_train() -> None:
     assert world.governor.sweep().found == [] and len(world.account.rings) == 2
     world.account.fail(reason=CAPACITY)
     assert len(world.governor.sweep(dry=True).found) == 2 and len(world.account.rings) == 2
+
+
+# ── Answers that are missing or strange ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_where_alarms_cannot_be_listed_none_is_made_or_removed_until_they_can() -> None:
+    world = World(WASTE)
+    world.account.start(training_s=60)
+    refuse(world, "DescribeAlarms", Transient("away"))
+    world.governor.wake(REGION, "bert")
+    assert not any(operation in ("PutMetricAlarm", "DeleteAlarms") for operation, _ in world.account.calls)
+    world.account.trouble = lambda _operation: False
+    world.wake()
+    assert len(world.account.rings) == 2
+
+
+def test_an_alarm_about_what_can_be_no_job_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.account.start(training_s=60)
+    odd = f"{world.governor.start}odd"
+    world.account.rings[odd] = Alarm(odd, "-odd/algo-1", ringing=True)
+    monkeypatch.setattr(govern.random, "shuffle", lambda names: names.sort())
+    world.governor.tick()
+    assert index.read(world.store, REGION).rows.keys() == {"bert"}
+    assert {name for operation, name in world.account.calls if operation == "DescribeTrainingJob"} == {"bert"}
