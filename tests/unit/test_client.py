@@ -13,7 +13,7 @@ import pytest
 
 from stoker import client, codec, layout, log, policies, sending
 from stoker.core.snapshot import Append
-from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import all_jobs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
@@ -264,6 +264,66 @@ def test_an_entry_whose_reply_was_lost_is_not_taken_back(store: Store) -> None:
     (job,) = active_jobs(store)
     assert log_state(store, job).job == job
     assert store.head(layout.spec(job)) is not None
+
+
+def test_a_job_that_is_submitted_is_never_taken_back(store: Store) -> None:
+    """What fails after the entry is told with the id: a governor may have launched the job by now."""
+    for verb, part in (("put", "active/"), ("delete", "active/")):
+
+        def fails(asked: str, key: str, verb: str = verb, part: str = part) -> Exception | None:
+            written = any(meta.key.endswith(".json") and "/log/" in meta.key for meta in store.list(layout.JOBS))
+            return StoreUnavailable("away") if written and asked == verb and part in key else None
+
+        with pytest.raises(StoreError, match=r"away; (\S+) was submitted: look with `stoker show \1`"):
+            submit(Failing(store, fails))  # type: ignore[arg-type]
+        (job,) = all_jobs(store)
+        assert store.head(layout.spec(job)) is not None and job in active_jobs(store)
+        store.delete(keys(store))
+
+
+def test_ids_of_jobs_that_are_or_were_there_are_passed_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter("bbbb" + "cccc" + "dddd" + "ffff")
+    monkeypatch.setattr(sending.secrets, "choice", lambda _letters: next(drawn))
+    store.put(layout.removed("train-bbbb"), b"")
+    store.put(layout.log_entry("train-cccc", 1), b"{}")
+    store.put(layout.spec("train-dddd"), b"{}")
+    assert submit(store) == "train-ffff"
+    monkeypatch.setattr(sending.secrets, "choice", lambda _letters: "b")
+    with pytest.raises(StokerError, match="no free id for a job called train; give it another name"):
+        submit(store)
+
+
+def test_an_entry_of_another_under_that_id_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "append", lambda *_: False)
+    with pytest.raises(StokerError, match="another job was submitted under this id at the same moment; submit it"):
+        submit(store)
+    assert [key for key in keys(store) if not key.startswith((layout.CODE, layout.REMOVED))] == []
+
+
+def test_a_clone_of_a_job_whose_code_is_gone_is_refused(store: Store) -> None:
+    job = submit(store)
+    store.delete([meta.key for meta in store.list(layout.CODE)])
+    with pytest.raises(UserError, match="its code is not in the store any more; submit it again from the folder"):
+        client.clone(job, store=store)
+    assert all_jobs(store) == [job]
+
+
+def test_what_a_submission_records(store: Store) -> None:
+    job = submit(store)
+    (entry,) = log.entries(store, job)
+    me = submission_of(store, job).submitter
+    assert "@" in me and (entry.by, entry.reason) == (me, f"submitted by {me}")
+    assert isinstance(entry.event, Submitted) and entry.event.submitter == me
+    assert submission_of(store, job).origin is None
+    assert submission_of(store, client.clone(job, store=store)).origin == job
+
+
+def test_a_store_that_may_not_be_written_is_named_before_the_plan(store: Store) -> None:
+    sending.check_writable(store)
+    assert keys(store) == []
+    denied = Failing(store, lambda verb, _key: StoreDenied("not yours") if verb == "put" else None)
+    with pytest.raises(UserError, match=r"^the store cannot be written: not yours; choose another with --store"):
+        sending.check_writable(denied)  # type: ignore[arg-type]
 
 
 def test_a_marker_that_vanished_meanwhile_is_put_back(store: Store) -> None:

@@ -373,6 +373,7 @@ class Script:
         self.nodes: list[NodeLog] = []
         self.store = store
         self._acts: list[list[Callable[[], None]]] = []
+        self._naps = 0
         self.ended = False
 
     def act(self, *parts: Callable[[], None]) -> None:
@@ -391,6 +392,8 @@ class Script:
         return tuple(self.nodes), self.ended
 
     def sleep(self, _seconds: float) -> None:
+        self._naps += 1
+        assert self._naps < 500, "it follows for ever"
         if not self._acts:
             self.ended = True
             return
@@ -494,6 +497,7 @@ def test_a_far_store_is_asked_less_often_and_one_that_is_away_ever_more_seldom()
 
         def sleep(seconds: float) -> None:
             slept.append(seconds)
+            assert len(slept) < 100, "it follows for ever"
             store.down = store.down and len(slept) < rounds
 
         list(follow(store, JOB, watch, sleep=sleep))
@@ -514,6 +518,7 @@ def test_a_node_that_cannot_be_read_is_a_failure_until_it_can() -> None:
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
+        assert len(slept) < 100, "it follows for ever"
         store.down = len(slept) < 3
 
     store.down = True
