@@ -66,6 +66,8 @@ def test_the_forger_of_these_tests_can_write_a_list() -> None:
         forged(("a", 1, "e"), files=0),
         forged(("a", 1, "e"), files=2),
         forged(("a", 1, "e"), files=-1),
+        forged(files=-1),
+        forged(url="s3://bucket/other", digest=sharing.digest_of(URL, ())),
         forged(("a", 1, "e"), files=10**9),
         forged(("a", 1, "e"), files="1"),
         forged(("a", -1, "e")),
@@ -101,6 +103,31 @@ def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch
         sharing.pack(URL, long)
     with pytest.raises(ValueError):
         sharing.unpack(forged(*((meta.key, 1, "") for meta in long)), URL)
+
+
+def test_more_files_than_are_allowed_are_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = sharing.pack(URL, FILES)
+    monkeypatch.setattr(sharing, "MOST_FILES", len(FILES))
+    assert sharing.unpack(packed, URL) == FILES and sharing.pack(URL, FILES) == packed
+    monkeypatch.setattr(sharing, "MOST_FILES", len(FILES) - 1)
+    with pytest.raises(ValueError, match="a list of 3 files"):
+        sharing.unpack(packed, URL)
+    with pytest.raises(UserError):
+        sharing.pack(URL, FILES)
+
+
+def test_a_list_that_was_written_meanwhile_counts_and_one_that_cannot_be_found_is_asked_for_again() -> None:
+    store = MemoryStore(utcnow)
+
+    def find() -> tuple[Meta, ...]:
+        store.put(KEY, sharing.pack(URL, FILES))
+        return FILES[:1]
+
+    assert sharing.agree(store, KEY, URL, find) == FILES
+    empty = MemoryStore(utcnow)
+    empty.create = lambda *_: False  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreUnavailable, match="is there and cannot be found"):
+        sharing.agree(empty, KEY, URL, lambda: FILES)
 
 
 def test_a_list_that_is_too_large_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
