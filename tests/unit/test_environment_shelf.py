@@ -311,3 +311,31 @@ def test_who_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert shelf.hold("k", check, said.append).complete
     assert said == ["another node on this machine is making the same environment; waiting for it"]
+
+
+def test_who_cannot_make_room_or_has_to_wait_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Exception):
+        pass
+
+    def refuse(_key: str) -> None:
+        raise PermissionError
+
+    def go() -> None:
+        raise Told
+
+    shelf = Shelf(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(shelf, "clear", refuse)
+    with pytest.raises(PermissionError):
+        hold(shelf)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    monkeypatch.undo()
+    making = hold(shelf)
+    with pytest.raises(Told):
+        shelf.hold("k", go, lambda _text: None)
+    making.release()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    make(shelf).release()
+    long = Shelf(tmp_path)
+    monkeypatch.setattr(long, "clear", refuse)
+    assert long.prune(-1.0) == [] and len(list(Path("/proc/self/fd").iterdir())) == before
