@@ -409,6 +409,7 @@ def test_a_training_whose_enclosure_was_taken_away_did_not_fail_by_itself(tmp_pa
     trained = Trained(ended=Ended(137, None, 5.0))
     left = judge(trained, tmp_path, None, "its own word", "the container engine was stopped")
     assert (left.outcome, left.why, left.reason) == ("infrastructure", "finished", "the container engine was stopped")
+    assert (left.older_checkpoints, left.restored_from, left.restored_step, left.save) == (0, None, None, None)
     said_by_itself = judge(trained, tmp_path, None, "its own word")
     assert (said_by_itself.outcome, said_by_itself.why) == ("failed", "finished")
     assert said_by_itself.reason == "the command ended with exit code 137: its own word"

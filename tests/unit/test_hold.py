@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from plain_store import wait_for
 
 from stoker import client, codec, layout, log
 from stoker.agent import hold as staying
@@ -363,6 +364,16 @@ def test_it_stays_for_the_verdict_and_leaves_if_that_keeps_no_machine(verdict: J
     assert stay.there, "the verdict is the one that keeps it"
     stay.state = verdict
     assert stay.left() == "no job keeps the machine"
+
+
+def test_it_waits_again_after_each_look() -> None:
+    stay = Stay(held_spec(), over())
+    for _ in range(2):
+        stay.wake.set()
+        wait_for(lambda: not stay.wake.is_set())
+    assert stay.there
+    stay.signalled = True
+    stay.left()
 
 
 def test_it_leaves_when_the_machine_is_shut_down() -> None:
