@@ -363,3 +363,15 @@ def test_what_cannot_be_removed_stays(tmp_path: Path, monkeypatch: pytest.Monkey
     assert folder.is_dir()
     remove(folder)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_a_save_is_as_readable_as_anything_else_that_the_script_makes(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with Save("step-1", tmp_path, None, step=None, sharded=False, writers=1) as staging:
+            (staging / "model").write_text("1")
+        assert os.umask(mask) == mask, "the script's own is left alone"
+    finally:
+        os.umask(before)
+    assert (tmp_path / "step-1").stat().st_mode & 0o777 == 0o777 & ~mask
