@@ -370,3 +370,28 @@ def test_a_watch_that_is_stopped_reads_no_more(world: AgentWorld, watches: Watch
     looked_again(world, store.counts)
     watch.stop()
     wait_for(lambda: "peers" not in [thread.name for thread in threading.enumerate()])
+
+
+class Pauses:
+    """Keeps how long a watch wants to wait, and stops it."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.asked.append(seconds)
+        return True
+
+
+def test_peers_are_looked_at_less_often_in_a_store_far_away(world: AgentWorld) -> None:
+    claim = world.claim(nodes=2)
+    asked: list[float] = []
+    for near in (True, False):
+        pauses = Pauses()
+        watch = PeerWatch(MemoryStore(lambda: datetime.now(timezone.utc), near=near), JOB, claim, 0)
+        watch._stop = pauses  # type: ignore[assignment]
+        watch._run(lambda: None)
+        asked += pauses.asked
+    near_s, far_s = asked
+    # Requests to a cloud cost money; a notice leaves half a minute.
+    assert 0.1 <= near_s <= 1.0 <= far_s <= 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from stoker.core.gate import Go, Wait
 from stoker.fold import JobState
 from stoker.model import StopAsked
 from stoker.store import Store
-from stoker.testing.memory import Fault
+from stoker.testing.memory import Fault, MemoryStore
 
 
 @pytest.fixture
@@ -110,3 +111,27 @@ def test_a_mistake_in_reading_does_not_end_the_watching(
     watch.start(lambda: changes.append(True))
     wait_for(lambda: bool(changes))
     assert caplog.text.count("reading the job's log failed") == 2
+
+
+class Pauses:
+    """Keeps how long a watch wants to wait, and stops it."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.asked.append(seconds)
+        return True
+
+
+def test_the_log_is_read_less_often_in_a_store_far_away() -> None:
+    asked: list[float] = []
+    for near in (True, False):
+        pauses = Pauses()
+        watch = LogWatch(MemoryStore(lambda: datetime.now(timezone.utc), near=near), JOB, 2, "i-1")
+        watch._stop = pauses  # type: ignore[assignment]
+        watch.start(lambda: None)
+        wait_for(lambda pauses=pauses: bool(pauses.asked))  # type: ignore[misc]
+        asked += pauses.asked
+    near_s, far_s = asked
+    assert 0.1 <= near_s <= 1.0 <= far_s <= 10.0
