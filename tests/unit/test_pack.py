@@ -182,6 +182,9 @@ def test_what_is_never_code(tmp_path: Path) -> None:
     put(tmp_path / "a.py")
     for name in (".git/config", ".stoker/x", "__pycache__/a.pyc", "p/__pycache__/x", ".mypy_cache/x", "b.pyc"):
         put(tmp_path / name)
+    for name in (".pytest_cache", ".ruff_cache", ".hypothesis", ".ipynb_checkpoints", ".tox", ".nox", ".DS_Store"):
+        put(tmp_path / name)
+        put(tmp_path / "p" / name / "x")
     put(tmp_path / "env/pyvenv.cfg")
     put(tmp_path / "env/lib/x.py")
     put(tmp_path / "venv/not-a-venv.py")
@@ -302,6 +305,20 @@ def test_large_code_is_warned_about_by_its_largest_parts(tmp_path: Path, monkeyp
     monkeypatch.setattr(packing, "WARN_ABOVE_BYTES", 7_000_000)
     with pack(tmp_path) as packed:
         assert packed.warnings == ()
+
+
+def test_a_folder_is_named_by_what_makes_it_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "WARN_ABOVE_BYTES", 19)
+    put(tmp_path / "one/of/it", "x" * 9)
+    put(tmp_path / "one/rest", "x")
+    put(tmp_path / "many/a", "x" * 8)
+    put(tmp_path / "many/b", "x" * 2)
+    with pack(tmp_path) as packed:
+        (warning,) = packed.warnings
+    assert "the largest: many/ (0 MB), one/of/it (0 MB)." in warning
+    monkeypatch.setattr(packing, "WARN_ABOVE_BYTES", 20)
+    with pack(tmp_path) as packed:
+        assert packed.warnings == () and packed.unpacked_size == 20
 
 
 def test_files_that_hold_secrets_are_warned_about(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from stoker import client, index, layout, log
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record
 from stoker.reindexing import reindex
 from stoker.spent import read_spent
 from stoker.store import Store, open_store
@@ -78,6 +78,53 @@ def test_a_job_whose_machines_are_not_known_to_be_gone_is_marked(store: Store, m
     monkeypatch.setattr(LocalProvider, "state", unknown)
     reindex(store)
     assert active_jobs(store) == {job: (1,)}
+
+
+@pytest.mark.parametrize(
+    ("states", "over"),
+    [
+        ({"a": "gone", "b": "gone"}, True),
+        ({"a": "gone", "b": "running"}, False),
+        ({"a": "gone"}, False),
+    ],
+)
+def test_an_ended_job_is_over_once_all_its_machines_are_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, states: dict[str, str], over: bool
+) -> None:
+    from stoker.providers.local.provider import LocalProvider
+
+    there = Offering(provider="local", machine="m", zone="z", spot=False, price=0.0, region="r")
+    job = add(
+        store,
+        # One that was asked for and never came.
+        *(Claimed(offering=there, nodes=1), Closed(claim=2, outcome="dry", rule="no-capacity")),
+        *(Claimed(offering=there, nodes=2), Launched(claim=4, nodes=(NodeRef(0, "a"), NodeRef(1, "b")))),
+        Ended(outcome="succeeded", rule="finished", claim=4),
+    )
+    store.delete([layout.active(job, 1)])
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(LocalProvider, "state", lambda _self, *given: asked.append(given) or states)
+    done = reindex(store)
+    assert (done.jobs, done.marked, done.forgotten) == (1, int(not over), 0)
+    assert active_jobs(store) == ({} if over else {job: (1,)})
+    assert asked == [(["a", "b"], "r")]
+
+
+def test_a_job_that_is_marked_is_left_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = add(store, Ended(outcome="failed", rule="test"))
+    done = reindex(store)
+    assert (done.jobs, done.marked) == (1, 0) and job in active_jobs(store), "a governor retires it"
+    assert read_spent(store, [layout.SPENT]) == []
+
+
+def test_what_is_left_of_removed_jobs_is_counted(store: Store) -> None:
+    job = add(store)
+    store.put(layout.removed("gone-bbbb"), b"")
+    store.put(layout.active("gone-bbbb", 1), b"")
+    told: list[tuple[int, int]] = []
+    done = reindex(store, lambda number, of: told.append((number, of)))
+    assert (done.jobs, done.forgotten, told) == (1, 1, [(1, 1)])
+    assert set(active_jobs(store)) == {job} and index.read_index(store, job) is not None
 
 
 def test_leftovers_of_jobs_that_are_not_there_are_dropped(store: Store, tmp_path: Path) -> None:
