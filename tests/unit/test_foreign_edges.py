@@ -589,3 +589,73 @@ def test_what_it_has_is_offered_with_its_price_and_accelerators() -> None:
         "us-east-1",
     )
     assert (found.price, found.gpus) == (2.0, 4) and described().offerings()[0].gpus == 0
+
+
+def test_all_that_counts_of_a_description_is_read() -> None:
+    job = read(
+        {
+            **asked(),
+            "TrainingJobStatus": "Failed",
+            "SecondaryStatus": "Failed",
+            "CreationTime": ago(900),
+            "LastModifiedTime": ago(60),
+            "BillableTimeInSeconds": 300,
+            "FailureReason": "AlgorithmError: no",
+            "CheckpointConfig": {"S3Uri": "s3://bucket/checkpoints/"},
+            "SecondaryStatusTransitions": [{"Status": "Training", "StartTime": ago(800), "EndTime": ago(100)}],
+        },
+        [
+            {"Key": "team", "Value": "nlp"},
+            {"Key": "aws:x", "Value": "y"},
+            {"Key": "submitter", "Value": "jane"},
+            {"Key": "stoker:clone", "Value": "2"},
+        ],
+        "us-east-1",
+    )
+    assert (job.name, job.region, job.status, job.secondary) == ("bert", "us-east-1", "Failed", "Failed")
+    assert (job.created_at, job.modified_at, job.ended_at) == (ago(900), ago(60), ago(60))
+    assert (job.role, job.max_runtime_s, job.billable_s, job.nodes) == ("jane", 432000.0, 300.0, 2)
+    assert (job.failure, job.checkpoints, job.clone) == ("AlgorithmError: no", "s3://bucket/checkpoints", 2)
+    assert (job.trained_before_s, job.training_since, job.waiting_since) == (700.0, None, None)
+    assert "team" in job.tags and not {"aws:x", "submitter"} & set(job.tags)
+    held_against = job.spec()
+    assert held_against.resources.provider == "sagemaker" and held_against.resources.machine == ("ml.g5.12xlarge",)
+    assert (held_against.resources.spot, held_against.resources.region) == ("only", "us-east-1")
+    assert held_against.environment.container is not None and held_against.nodes == 2
+    assert held_against.limits.max_runtime_s == 432000.0 and held_against.limits.max_wait_s is None
+    assert replace(job, spot=False, image=None).spec().resources.spot == "never"
+    assert replace(job, image=None).spec().environment.container is None
+    assert job.hosts == ("bert/algo-1", "bert/algo-2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "tags", "parent"),
+    [
+        ({"TuningJobArn": "arn:x/tune-1"}, {}, "tuning job tune-1"),
+        ({"AutoMLJobArn": "arn:x/auto-1"}, {}, "AutoML job auto-1"),
+        ({"LabelingJobArn": "arn:x/label-1"}, {}, "labelling job label-1"),
+        ({}, {"sagemaker:pipeline-execution-arn": "arn:x/p-1"}, "pipeline p-1"),
+        ({}, {"aws:sagemaker:pipeline": "arn:x/p-1"}, "pipeline p-1"),
+        ({}, {"AWS_STEP_FUNCTIONS_EXECUTION_ARN": "arn:aws:states:e:1"}, "Step Functions 1"),
+        ({}, {"MANAGED_BY_AWS": "STARTED_BY_STEP_FUNCTIONS"}, "Step Functions"),
+        ({"TrainingJobName": "pipelines-abc-train"}, {}, "pipeline"),
+        ({"TrainingJobName": "AWSBatchabc"}, {}, "AWS Batch"),
+        ({}, {"team": "nlp"}, ""),
+    ],
+)
+def test_what_started_it_and_waits_for_it(changes: dict[str, str], tags: dict[str, str], parent: str) -> None:
+    told = [{"Key": key, "Value": value} for key, value in tags.items()]
+    assert read({**asked(), **changes}, told, "us-east-1").parent == parent
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "bound"),
+    [
+        ("Stopped", "MaxWaitTimeExceeded", "MaxWaitTimeInSeconds"),
+        ("Stopped", "MaxRuntimeExceeded", "MaxRuntimeInSeconds"),
+        ("Stopped", "Stopped", ""),
+        ("Failed", "MaxRuntimeExceeded", ""),
+    ],
+)
+def test_at_which_bound_of_its_own_it_was_ended(status: str, secondary: str, bound: str) -> None:
+    assert replace(STOPPED, status=status, secondary=secondary).exceeded == bound
