@@ -93,22 +93,22 @@ def test_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         bucket.trouble = deny
         parts = kept.missing()
-        before = open_files()
+        before = open_files(tmp_path)
         if trouble is None:
             Fetch(kept, parts, lambda _: None).run(nothing)
         else:
             with pytest.raises(StoreDenied):
                 Fetch(kept, parts, lambda _: None).run(nothing)
-        assert open_files() == before
+        assert open_files(tmp_path) == before
 
 
-def open_files() -> list[str]:
+def open_files(root: Path) -> list[str]:
     """Those of a copy that this process holds open."""
     found = []
     for handle in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found.append(str(handle.readlink()))
-    return sorted(one for one in found if "/files" in one)
+    return sorted(one for one in found if one.startswith(str(root)) and "/files" in one)
 
 
 def test_of_a_large_file_that_was_begun_only_the_rest_is_fetched(
@@ -160,19 +160,23 @@ def test_a_file_that_comes_in_parts_has_its_size_from_the_first(
 # ── What goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_refusal_ends_the_fetch_and_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_refusal_ends_the_fetch_and_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "THREADS", 2)
     bucket = PlainBucket({f"f{number}": b"x" for number in range(20)})
-    refusals = [StoreDenied("first"), ValueError("second")]
+    kept = begun(tmp_path, bucket)
+    fetch = Fetch(kept, kept.missing(), lambda _: None)
 
-    def refuse(_key: str, _begin: int) -> None:
-        raise refusals.pop(0) if refusals else ValueError("later")
+    def refuse(key: str, _begin: int) -> None:
+        if key == "f0":
+            wait_for(lambda: len(bucket.asked) == 2)
+            raise StoreDenied("first")
+        wait_for(lambda: fetch._error is not None)
+        raise ValueError("second")
 
     bucket.trouble = refuse
-    kept = begun(tmp_path, bucket)
     with pytest.raises(StoreDenied, match="first"):
-        Fetch(kept, kept.missing(), lambda _: None).run(nothing)
-    assert len(bucket.asked) <= 2
+        fetch.run(nothing)
+    assert len(bucket.asked) == 2
     no_threads()
 
 
