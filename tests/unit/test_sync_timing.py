@@ -290,3 +290,34 @@ def test_a_restarted_agent_trusts_what_rested_when_the_one_before_lived_last(
     (found,) = checkpoints(memory)
     assert [blob.path for blob in found.manifests[0].files] == ["step_1/model.pt"]
     assert found.key == keys(memory)[0] == "00000001/000002-step_1", "the number after one that may still land"
+
+
+@pytest.mark.parametrize(
+    ("notice", "left_s", "pruned"), [(False, 4.9, False), (False, 5.1, True), (True, 29.0, False), (True, 31.0, True)]
+)
+def test_at_the_end_old_checkpoints_are_removed_only_if_there_is_time_to_spare(
+    tmp_path: Path, memory: MemoryStore, notice: bool, left_s: float, pruned: bool
+) -> None:
+    world = World(tmp_path, memory, keep=1).begin()
+    world.save("old", {"model": "1"})
+    world.tick()
+    world.save("new", {"model": "2"})
+    if notice:
+        world.sync.press(10.0)
+    last = world.sync.final(left_s)
+    assert last is not None and last.name == "new"
+    assert [one.name for one in checkpoints(memory)] == (["new"] if pruned else ["old", "new"])
+
+
+def test_uploads_that_nothing_refers_to_are_looked_for_now_and_then(tmp_path: Path, memory: MemoryStore) -> None:
+    """At first, since an agent before may have left some; a list is long, so not at every commit."""
+    listed: list[str] = []
+
+    def faults(method: str, key: str) -> None:
+        listed.extend([key] if method == "list" and "/blobs/" in key else [])
+
+    world = World(tmp_path, memory.client(faults), keep=1).begin()
+    for number in range(51):
+        world.save("step", {"model": f"{number}"})
+        world.tick()
+        assert len(listed) == (1 if number < 50 else 2), number
