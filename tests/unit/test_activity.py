@@ -432,7 +432,7 @@ def test_accelerators_that_cannot_be_read_are_there(monkeypatch: pytest.MonkeyPa
     assert [series.devices for series in recorded.fact().utilization] == [2]
 
 
-def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed() -> None:
+def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     looks = threading.Semaphore(0)
     seen: list[Look] = []
 
@@ -450,7 +450,7 @@ def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed() -> None:
     # The third begins when the second was taken.
     assert all(looks.acquire(timeout=60) for _ in range(3))
     found = recorder.fact()
-    assert found is not None and found.devices == 1
+    assert found is not None and found.devices == 1 and "the driver is gone" in caplog.text
 
 
 # ── Waste ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

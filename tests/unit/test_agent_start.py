@@ -142,13 +142,16 @@ def test_the_count_is_on_the_disk_when_it_is_known(start: Start, monkeypatch: py
     assert synced == [b"1"]
 
 
-def test_an_agent_whose_store_is_away_is_started_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_whose_store_is_away_is_started_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(main, "_STORE_LIMIT_S", 0.2)
     start.store.delete([layout.log_entry(JOB, 1)])
     began_s = time.monotonic()
     assert main.run_agent(start.root) == 1
     assert time.monotonic() - began_s >= 0.2 and "train" not in start.did and "power off" not in start.did
     assert len(start.opened) >= 2, "opened anew each time"
+    assert f"the log of {JOB} is not there" in caplog.text
 
 
 def test_a_store_that_comes_back_is_waited_for(start: Start) -> None:
@@ -159,7 +162,9 @@ def test_a_store_that_comes_back_is_waited_for(start: Start) -> None:
     assert main.run_agent(start.root) == 0 and len(start.opened) == 3 and "train" in start.did
 
 
-def test_the_pauses_between_two_questions_grow_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pauses_between_two_questions_grow_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pauses: list[float] = []
     now = [0.0]
 
@@ -175,7 +180,7 @@ def test_the_pauses_between_two_questions_grow_up_to_a_bound(monkeypatch: pytest
     monkeypatch.setattr(main, "open_store", fail)
     assert main._open_store(CONFIG, 900.0) is None
     assert pauses[:3] == [0.1, 0.2, 0.4] and max(pauses) == 5.0 and pauses == sorted(pauses)
-    assert 900.0 <= now[0] < 906.0
+    assert 900.0 <= now[0] < 906.0 and caplog.text.count("away") == len(pauses) + 1
 
 
 # ── A machine that may be made anew ───────────────────────────────────────────────────────────────────────────────────

@@ -187,7 +187,9 @@ def test_a_set_up_that_fails_is_the_users_or_the_machines(
     )
 
 
-def test_a_mistake_of_the_agent_before_the_training_is_told(world: AgentWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_the_agent_before_the_training_is_told(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise ValueError("oh")
 
@@ -195,6 +197,7 @@ def test_a_mistake_of_the_agent_before_the_training_is_told(world: AgentWorld, m
     world.submit("true")
     left = world.run(world.life(world.claim()))
     assert (left.outcome, left.why, left.reason) == ("infrastructure", "agent", "the agent failed: ValueError('oh')")
+    assert "Traceback" in caplog.text, "where it failed is in the agent's own log"
 
 
 def test_a_mistake_of_the_agent_during_the_training_leaves_the_saving_to_the_next_one(world: AgentWorld) -> None:
@@ -511,12 +514,14 @@ def test_a_failed_machine_is_held_until_a_person_gives_it_back(world: AgentWorld
     assert not life.beat._thread.is_alive()
 
 
-def test_a_hold_ends_when_the_machine_is_shut_down(world: AgentWorld) -> None:
+def test_a_hold_ends_when_the_machine_is_shut_down(world: AgentWorld, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     world.submit("sh", "-c", "exit 3", retry=Retry(hold_on_failure_s=500.0))
     life = world.life(world.claim())
     world.meanwhile(world.until_phase(life, "held"), lambda: os.kill(os.getpid(), signal.SIGTERM))
     began_s = time.monotonic()
     assert world.run(life).outcome == "failed" and time.monotonic() - began_s < 100.0
+    assert "the machine is being shut down" in caplog.text
 
 
 def test_a_job_that_succeeded_is_not_held(world: AgentWorld) -> None:

@@ -220,7 +220,9 @@ def test_a_hint_that_cannot_be_passed_on_does_not_end_the_training(
     assert life._reason_to_end(60.0) is None and "the training cannot be asked to save" in caplog.text
 
 
-def test_what_is_asked_of_a_store_that_is_away_is_asked_again_with_longer_pauses(world: AgentWorld) -> None:
+def test_what_is_asked_of_a_store_that_is_away_is_asked_again_with_longer_pauses(
+    world: AgentWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     life = a_life(world)
     pauses: list[float] = []
     life._pause = pauses.append  # type: ignore[method-assign]
@@ -233,7 +235,7 @@ def test_what_is_asked_of_a_store_that_is_away_is_asked_again_with_longer_pauses
         return "here"
 
     assert life._ask(question) == "here"
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0] and caplog.text.count("away") == 8
 
 
 def test_nothing_is_begun_for_a_node_that_has_left(world: AgentWorld) -> None:

@@ -78,7 +78,9 @@ def test_what_outlives_a_node_is_beside_it_or_where_its_machine_keeps_it(world: 
 # ── Patience ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_store_refuses_is_tried_again_after_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_store_refuses_is_tried_again_after_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     clock, pauses = [0.0], list[float]()
 
     def sleep(seconds: float) -> None:
@@ -95,7 +97,7 @@ def test_what_a_store_refuses_is_tried_again_after_longer_pauses(monkeypatch: py
             raise StoreUnavailable("away")
 
     assert patient(action, 1000.0) is True
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0] and caplog.text.count("away") == 9
     failures[0], clock[0] = 1000, 0.0
     pauses.clear()
     assert patient(action, 0.5) is False

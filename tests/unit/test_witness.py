@@ -316,13 +316,15 @@ def test_nobody_waits_for_what_the_store_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("no"), RuntimeError("the driver is gone"), IndexError("17")])
-def test_nobody_waits_for_what_cannot_be_collected(error: Exception, tmp_path: Path) -> None:
+def test_nobody_waits_for_what_cannot_be_collected(
+    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def collect() -> bytes:
         raise error
 
     scene = Scene(tmp_path, collect)
     scene.look("stall:2")
-    assert scene.beat.now.evidence == ("stall:2",)
+    assert scene.beat.now.evidence == ("stall:2",) and f"no evidence could be kept: {error}" in caplog.text
 
 
 def test_two_that_are_asked_at_once_come_one_after_another(tmp_path: Path) -> None:
