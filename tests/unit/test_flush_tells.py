@@ -21,6 +21,7 @@ from stoker.agent.flush import flush
 from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline
 from stoker.facts import read_fact
+from stoker.manifests import trust_of
 from stoker.model import CheckpointRef, Exit, Heartbeat, Known, Waste
 from stoker.spec import Checkpoints
 from stoker.testing.memory import Fault
@@ -319,3 +320,29 @@ def test_files_that_came_with_the_code_are_no_checkpoint_of_a_dead_training(worl
     Baseline.take([node.paths.code]).write(node.paths.baseline)
     flush(node)
     assert exit_of(world, node).commits == 0
+
+
+def test_what_older_attempts_saved_is_known_to_the_agent_that_commits(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Sync:
+        def __init__(self, *_: Any, **options: Any) -> None:
+            made.append(options)
+
+        def final(self, seconds: float, until_s: Any) -> None: ...
+
+        def status(self) -> flush_module.SyncStatus:
+            return flush_module.SyncStatus()
+
+    monkeypatch.setattr(flush_module, "CheckpointSync", Sync)
+    node = restarted(world, checkpoints=Checkpoints(keep=7))
+    saved_by(node, "a.pt")
+    flush(node)
+    [options] = made
+    named = {"job": JOB, "claim": node.config.claim, "rank": 0, "nodes": 1, "keep": 7, "recovering": True}
+    assert {name: options[name] for name in named} == named
+    assert options["trust"] == trust_of(world.state, own=node.config.claim)
+    assert options["folder"] == node.paths.code / "checkpoints"
+    assert (options["channel"], options["scratch"]) == (node.paths.channel, node.paths.scratch)

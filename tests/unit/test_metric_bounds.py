@@ -17,6 +17,7 @@ from stoker.agent import scan as scan_module
 from stoker.agent.metrics import BURST, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.chunks import Mark, Sample, UsageSample, decode_lines, last_chunk
+from stoker.core.patterns import MOST_EXPRESSIONS
 from stoker.model import Usage
 
 NODE = layout.node("job-1", 2, 0, "i-1.0")
@@ -92,6 +93,14 @@ def test_a_step_that_no_float_can_tell_apart_is_not_taken() -> None:
     scanner = MetricScanner({"step": r"step (\S+)", "a": r"a=(\d)"})
     found = scanner.feed(b"step 3 a=1\nstep 9007199254740992 a=2\nstep 4 a=3\n", 1.0)
     assert [(sample.step, sample.values) for sample in found] == [(3, {"a": 1.0}), (3, {"a": 2.0}), (4, {"a": 3.0})]
+
+
+def test_expressions_that_are_left_out_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    MetricScanner({"bad": r"(?=x)(\d)", "loss": r"loss=(\d+)"})
+    assert "metrics.bad is left out: " in caplog.text and "metrics.loss" not in caplog.text
+    assert "expressions; the first" not in caplog.text
+    MetricScanner({f"m{number}": rf"m{number}=(\d+)" for number in range(MOST_EXPRESSIONS + 1)})
+    assert f"metrics has {MOST_EXPRESSIONS + 1} expressions; the first {MOST_EXPRESSIONS} are used" in caplog.text
 
 
 def test_without_expressions_nothing_is_looked_for() -> None:
