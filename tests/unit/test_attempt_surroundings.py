@@ -98,7 +98,7 @@ def test_where_nothing_is_moved_aside_nothing_is_told_of_it(world: AgentWorld) -
     assert "nothing of it is deleted" not in said(life)
 
 
-def test_who_waits_for_other_ranks_says_so_and_hears_that_it_must_go(world: AgentWorld) -> None:
+def test_a_node_that_waits_for_other_ranks_says_so_and_hears_that_it_must_go(world: AgentWorld) -> None:
     life = a_life(world)
     life.preparing._recorder.begin(looking=False)
     life._wait_for_others(0.0)

@@ -211,7 +211,7 @@ def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found is not None
         return codec.loads(Heartbeat, found.data).step
 
-    # Not news: it is written because somebody changed it.
+    # Not news: it is written because it was changed.
     beat.change(step=5)
     wait_for(lambda: step() == 5)
     wait_for(lambda: not beat._due.is_set())

@@ -69,7 +69,7 @@ def test_what_was_read_stands_while_the_store_is_away(world: AgentWorld, watch: 
     assert leave is not None and leave.why == "stop"
 
 
-def test_nobody_is_allowed_to_train_by_a_store_that_is_away(watch: LogWatch, away: Away) -> None:
+def test_a_store_that_is_away_allows_no_training(watch: LogWatch, away: Away) -> None:
     assert watch.permission() == Go()
     away.now = True
     assert watch.permission() == Wait("the store does not answer: injected fault")
