@@ -7,20 +7,34 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
-from stoker import client, codec, layout, log, policies, sending
+from stoker import client, codec, index, layout, log, policies, sending
 from stoker.core.snapshot import Append
 from stoker.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import all_jobs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record, StopAsked, Submitted
+from stoker.model import (
+    Claimed,
+    Closed,
+    Ended,
+    Event,
+    Launched,
+    NodeRef,
+    Offering,
+    Record,
+    StopAsked,
+    Submitted,
+    Unknown,
+)
 from stoker.removing import collect_bundles, collect_code, remove_job
 from stoker.spec import Spec, Submission
 from stoker.store import Store, open_store
+from stoker.testing.sim_data import at, make_beat, make_facts
 
 OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
 
@@ -509,6 +523,25 @@ def test_a_summary_has_every_attempt(store: Store) -> None:
         append(store, job, Launched(claim=claim, nodes=(NodeRef(0, instance),)))
         append(store, job, Closed(claim=claim, outcome="reclaimed", rule="notice"))
     assert [attempt.nodes[0].instance for attempt in client.summary(job, store).attempts] == ["i-2", "i-5"]
+
+
+def test_the_time_is_never_before_the_newest_word_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A computer whose clock is late would tell of spans that have not begun."""
+    far_s = 1e9
+    beats = (make_facts(2, beat=make_beat(far_s)), make_facts(2, 1, beat=make_beat(far_s + 5)), make_facts(2, 2))
+    assert client._now({2: beats, 5: ()}) == at(far_s + 5)
+    before = datetime.now(timezone.utc)
+    old = replace(make_facts(2), heartbeat=Unknown("nobody answered"))
+    assert before <= client._now({2: (old, make_facts(2, beat=make_beat(0.0)))}) <= datetime.now(timezone.utc)
+
+
+def test_what_a_job_waits_for_is_told_until_it_has_ended(store: Store) -> None:
+    job = submit(store)
+    record = client.look(job, store)
+    index.write_index(store, replace(record, summary=replace(record.summary, reason="no machine is free")))
+    assert client.look(job, store).summary.reason == "no machine is free"
+    append(store, job, Ended(outcome="failed", rule="test"))
+    assert client.look(job, store).summary.reason == "for the test"
 
 
 def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None:
