@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +110,22 @@ def test_a_node_that_waits_for_other_ranks_says_so_and_hears_that_it_must_go(wor
     with pytest.raises(Left) as leaving:
         life._wait_for_others(1000.0)
     assert (leaving.value.why, leaving.value.reason) == ("stop", "stop asked by me")
+
+
+@pytest.mark.parametrize("why", ["notice", "stop"])
+def test_a_machine_that_the_log_does_not_name_yet_hears_that_it_must_go(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    # Were it not to hear, it would leave because it waited.
+    monkeypatch.setattr(life_module, "POLICY", replace(life_module.POLICY, wait_limit_s=3.0))
+    machine = Here()
+    world.submit("true")
+    life = world.life(world.claim(launched=False), machine=machine)
+    if why == "notice":
+        machine.give(30.0)
+    else:
+        world.append(StopAsked("me"))
+    assert world.run(life).why == why
 
 
 def test_a_rank_that_leaves_before_the_training_is_not_waited_for(
