@@ -114,7 +114,6 @@ class CheckpointSync:
         peers: Callable[[], Iterable[int]] = tuple,
         allowed: Callable[[], bool] = lambda: True,
         lead_finished: Callable[[], bool] = lambda: False,
-        last_restored: str | None = None,
         restored: Restored | None = None,
         trust: Trust | None = None,
         recovering: bool = False,
@@ -125,8 +124,6 @@ class CheckpointSync:
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        if last_restored is None and restored is not None:
-            last_restored = restored.key
         if settle_s is None:
             settle_s = NEAR_SETTLE_S if store.near else FAR_SETTLE_S
             settle_s = max(settle_s, GANG_SETTLE_S) if nodes > 1 and rank == 0 else settle_s
@@ -137,7 +134,7 @@ class CheckpointSync:
         self._peers = peers
         self._allowed = allowed
         self._lead_finished = lead_finished
-        self._last_restored, self._restored, self._recovering = last_restored, restored, recovering
+        self._restored, self._recovering = restored, recovering
         self._settle_s = settle_s
         self._monotonic = monotonic
         self._scratch, self._stamp = scratch, scratch / "alive"
@@ -164,7 +161,14 @@ class CheckpointSync:
         )
         self._trust = trust
         self._pruner = Pruner(
-            store, job, claim, rank, keep=keep, last_restored=last_restored, sender=self._sender, trust=trust
+            store,
+            job,
+            claim,
+            rank,
+            keep=keep,
+            last_restored=restored.key if restored is not None else None,
+            sender=self._sender,
+            trust=trust,
         )
         self._watch = FolderWatch(
             folder, writing, settle_s=settle_s, busy_s=busy_s, monotonic=monotonic, selection=selection
@@ -319,13 +323,14 @@ class CheckpointSync:
         foreign: dict[str, Signature] = {}
         for path, file in self._watch.files.items():
             part = parts.get(path)
-            if part is not None and part.rank != self._rank:
+            if part is None:
+                continue
+            if part.rank != self._rank:
                 foreign[path] = file.signature
-            elif part is not None:
+            else:
                 self._sender.remember(file.signature, part.blob)
                 self._watch.last[path] = part.blob
-            if part is not None or (self._restored is None and self._last_restored is not None):
-                self._watch.committed[path] = file.signature
+            self._watch.committed[path] = file.signature
         # Oldest first, as in a manifest: which file a save writes last is learnt from it.
         self._watch.last = {path: self._watch.last[path] for path in parts if path in self._watch.last}
         self._watch.set_foreign(foreign)

@@ -56,7 +56,7 @@ class Burst:
     before: Mapping[str, int]
     ended_at: float
     # Nothing may be concluded from it.
-    suspect: bool = False
+    suspect: bool
 
     @property
     def names(self) -> frozenset[str]:
