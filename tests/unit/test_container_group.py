@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.container.group import Cell, ContainerGroup, find_cgroups
+from stoker.agent.container.group import Cell, ContainerGroup, _cgroups, find_cgroups
 from stoker.agent.supervise import ask
 from stoker.processes import stat_of
 
@@ -186,3 +186,99 @@ def test_an_init_is_asked_through_and_nobody_is_asked_twice(name: str) -> None:
     assert child.stdout.readline() == "1\n"
     child.send_signal(signal.SIGKILL)
     child.wait()
+
+
+class OneProcess:
+    """A container with one process in it, whose cgroups are these."""
+
+    def __init__(self, process: subprocess.Popen[bytes], counting: Path | None = None) -> None:
+        self.process, self.counting = process, counting
+
+    def members(self) -> set[int]:
+        return {self.process.pid} if self.process.poll() is None else set()
+
+    def without_visitors(self, _commands: set[int]) -> set[int]:
+        return self.members()
+
+
+class Forbidden:
+    """A process of another user."""
+
+    def signal(self, _number: int) -> None:
+        raise PermissionError
+
+
+def test_where_signals_are_not_allowed_the_engine_ends_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        ended: list[None] = []
+
+        def end() -> None:
+            ended.append(None)
+            sleeper.kill()
+            sleeper.wait()
+
+        made = ContainerGroup(end)
+        assert made.members() == set() and made.folder is None and made.kill(), "there is no container yet"
+        made.cell = OneProcess(sleeper)  # type: ignore[assignment]
+        monkeypatch.setattr("stoker.agent.container.group.Process.of", lambda _pid: Forbidden())
+        assert not made.freeze(0.0) and not ended, "to halt it is no reason to end it"
+        assert made.kill(20.0) and ended == [None]
+
+
+def test_what_cannot_be_ended_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        made = ContainerGroup(lambda: None)
+        made.cell = OneProcess(sleeper, Path("/sys/fs/cgroup/x"))  # type: ignore[assignment]
+        monkeypatch.setattr("stoker.agent.container.group.Process.of", lambda _pid: Forbidden())
+        assert made.folder == "/sys/fs/cgroup/x"
+        assert not made.kill(0.01)
+        sleeper.kill()
+
+
+def test_a_pid_that_changed_hands_gets_no_signal() -> None:
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        made = ContainerGroup(lambda: None)
+        # It was listed, and is no member any more when it is looked up again.
+        made.cell = OneProcess(sleeper)  # type: ignore[assignment]
+        made.cell.members = lambda: set()  # type: ignore[union-attr, method-assign, misc]
+        assert made._signal(sleeper.pid, signal.SIGKILL)
+        assert sleeper.poll() is None
+        sleeper.kill()
+
+
+def test_a_container_that_has_ended_is_told() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    with pytest.raises(ProcessLookupError, match=f"the container {ID[:12]} has ended"):
+        Cell.of(ID, ended.pid)
+
+
+def test_the_members_of_a_cgroup_are_those_of_all_below(tmp_path: Path) -> None:
+    (tmp_path / "init/more").mkdir(parents=True)
+    for folder, text in ((".", "11\n12\n0\n"), ("init/more", "13\n")):
+        (tmp_path / folder / "cgroup.procs").write_text(text)
+    cell = Cell(ID, 11, frozenset({11}), tmp_path, tmp_path)
+    assert cell.members() == {12, 13}, "without those that only wait there, and those that cannot be seen"
+    assert Cell(ID, 2**22 + 1, frozenset(), None, None).members() == set(), "it is gone"
+    # Where everybody shares the machine's numbers, its namespace says nothing.
+    assert Cell(ID, os.getpid(), frozenset(), None, None).members() == set()
+
+
+@pytest.mark.parametrize(
+    ("controllers", "listing", "counting"),
+    [
+        (("", "memory", "freezer"), "", "memory"),
+        (("memory", "freezer", "cpu"), "freezer", "memory"),
+        (("",), "", ""),
+        (("cpu",), "cpu", None),
+        ((), None, None),
+    ],
+)
+def test_which_cgroup_lists_and_which_counts(
+    monkeypatch: pytest.MonkeyPatch, controllers: tuple[str, ...], listing: str | None, counting: str | None
+) -> None:
+    places = {name: Path(f"/cgroup/{name or 'unified'}") for name in controllers}
+    monkeypatch.setattr("stoker.agent.container.group.find_cgroups", lambda *_: places)
+    found = _cgroups(ID, os.getpid())
+    assert found == tuple(None if name is None else places[name] for name in (listing, counting))
+    assert _cgroups(ID, 2**22 + 1) == (None, None), "it is gone"

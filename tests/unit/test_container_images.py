@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -359,3 +360,84 @@ def test_nobody_but_an_agent_says_what_is_swept(world: World, tmp_path: Path) ->
         record_of(root).write_text(text.replace("PRECIOUS", str(precious)))
         sweep(root)
     assert precious.exists() and len(world.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "file"),
+    [
+        ("DOCKER_CONFIG", "config.json"),
+        ("HOME", ".docker/config.json"),
+        ("XDG_RUNTIME_DIR", "containers/auth.json"),
+        ("REGISTRY_AUTH_FILE", None),
+    ],
+)
+def test_logins_are_looked_for_where_engines_keep_them(tmp_path: Path, variable: str, file: str | None) -> None:
+    place = tmp_path / (file or "auth.json")
+    environ = {variable: str(tmp_path if file else place)}
+    assert not registry.knows("docker.io", environ)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("no JSON")
+    assert not registry.knows("docker.io", environ)
+    for name in ("https://index.docker.io/v1/", "docker.io", "https://docker.io"):
+        place.write_text(json.dumps({"auths": {name: {}}}))
+        assert registry.knows("docker.io", environ) and not registry.knows("ghcr.io", environ)
+    # The engine's own place wins over the one below the home.
+    assert not registry.knows("docker.io", {**environ, "DOCKER_CONFIG": "/nowhere"}) or variable != "HOME"
+
+
+def test_a_password_is_kept_where_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert registry.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path
+    may = {"/dev/shm", "/run"}
+    monkeypatch.setattr(os, "access", lambda place, _how: place in may)
+    assert registry.private_place({"XDG_RUNTIME_DIR": str(tmp_path)}) == Path("/dev/shm")
+    may.remove("/dev/shm")
+    assert registry.private_place({}) == Path("/run")
+    may.clear()
+    with pytest.raises(SetupFailed, match=r"neither /dev/shm nor /run can be written to") as failed:
+        registry.private_place({})
+    assert not failed.value.user
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [("ghcr.io", ["ghcr.io"]), ("docker.io", ["https://index.docker.io/v1/", "docker.io"])],
+)
+def test_a_login_is_for_its_registry_and_for_this_user_alone(tmp_path: Path, where: str, names: list[str]) -> None:
+    folder = tmp_path / "login"
+    (folder / "left").mkdir(parents=True)
+    with registry.login_folder(Login(where, "jane", "hunter2"), folder) as made:
+        assert made == folder and [path.name for path in folder.iterdir()] == ["config.json"]
+        modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "config.json")]
+        assert modes == [0o700, 0o600]
+        auth = base64.b64encode(b"jane:hunter2").decode()
+        assert json.loads((folder / "config.json").read_text()) == {"auths": {name: {"auth": auth} for name in names}}
+    assert not folder.exists()
+    assert "hunter2" not in repr(Login(where, "jane", "hunter2"))
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "gone"),
+    [
+        ("", 0, True),
+        ("Error: No such container: x", 1, True),
+        ("Error: no container with name or ID x found", 1, True),
+        ("removal of container x is already in progress", 1, True),
+        ("Cannot connect to the Docker daemon", 1, False),
+    ],
+)
+def test_a_container_that_is_not_gone_is_removed_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int, gone: bool
+) -> None:
+    monkeypatch.setattr("stoker.agent.container.sweep._PAUSE_S", 0.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    script = tmp_path / "docker"
+    script.write_text(f'#!/bin/sh\necho asked >>{tmp_path}/asked\necho "{said}" >&2\nexit {code}\n')
+    script.chmod(0o755)
+    root = tmp_path / "node"
+    (root / "door").mkdir(parents=True)
+    write_record(root, Record("docker", str(tmp_path / container_name(root))))
+    sweep(root)
+    assert not (root / "door").exists() and record_of(root).exists() is not gone
+    assert len((tmp_path / "asked").read_text().splitlines()) == (1 if gone else 3)
+    script.unlink()
+    sweep(root)
