@@ -11,6 +11,7 @@ from test_retry import KEY, make_case
 from stoker.core import watching
 from stoker.core.decide import decide_job
 from stoker.core.governance import Subject
+from stoker.core.kept_work import kept_of
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.retiring import retire
 from stoker.core.retry import closing, verdict
@@ -18,6 +19,7 @@ from stoker.core.snapshot import Append, JobSnapshot, Terminate, Unmark
 from stoker.core.watching import Sighting
 from stoker.model import (
     Activity,
+    CheckpointRef,
     Claimed,
     Closed,
     Draining,
@@ -303,3 +305,28 @@ def test_accelerators_of_the_offering_are_those_that_count() -> None:
     blind = replace(beat, value=replace(beat.value, activity=replace(beat.value.activity, utilization=(), devices=0)))
     hidden = replace(job, facts={2: (replace(facts, heartbeat=Known(blind)),)})
     assert sightings(hidden, policy(STALL)) == [] and len(sightings(job, policy(STALL))) == 1
+
+
+def test_of_several_nodes_the_newest_checkpoint_is_named() -> None:
+    older, newer = (
+        CheckpointRef(f"00000002/00000{number}-step", "step", 10 * number, committed_at=at(100)) for number in (1, 2)
+    )
+    first = make_exit("interrupted", "notice", at_s=130, started=True, checkpoint=newer)
+    second = make_exit("interrupted", "notice", at_s=160, started=True, checkpoint=older)
+    for exits in ((first, second), (second, first)):
+        assert kept_of(make_case(*exits)) == "in the store: step 20, saved 30 s before"
+    unnumbered = replace(newer, step=None, committed_at=None)
+    assert kept_of(make_case(replace(first, checkpoint=unnumbered))) == "in the store: step (1.2)"
+    assert kept_of(make_case(make_exit("interrupted", "notice"))) == "", "it never trained"
+
+
+def test_what_an_attempt_began_from_is_named_where_it_saved_nothing() -> None:
+    began = make_exit("interrupted", "notice", started=True, restored_from=KEY)
+    assert kept_of(make_case(began)) == "nothing new was saved: the store has step-10 (1.1), from which it began"
+    beat = make_beat(0, trained_s=5.0, checkpoint_files=1).value
+    told = kept_of(make_case(None, beat=beat))
+    assert told == "nothing was saved: what was written to checkpoints/ was not whole in time"
+    elsewhere = make_exit("interrupted", "notice", started=True, saves_elsewhere=("out/a.pt", "out/b.pt"))
+    assert kept_of(make_case(elsewhere)).endswith(
+        "; out/a.pt, out/b.pt look like saves: write `checkpoints: {dir: out}` in the job file"
+    )

@@ -11,6 +11,7 @@ import pytest
 from foreign_world import asked
 
 from stoker import codec
+from stoker.core.books import Books, Standing
 from stoker.core.foreign import alarms, going_on, news
 from stoker.core.foreign.alarms import Host, Readings
 from stoker.core.foreign.clone import Lineage, clone_name, lineage, without_metrics
@@ -190,6 +191,18 @@ def test_a_clone_waits_while_it_is_not_known_whether_it_was_resumed() -> None:
     assert found.look_in_s == 0.0 and found.actions == () and found.note.endswith("by hand: throttled")
     assert kind_of(follow(FAILED, Family("bert"), resumed_as=Known("bert-2"))) == "resumed-by-owner"
     assert kind_of(follow(FAILED, Family("bert"), resumed_as=Known(""))) == "clone"
+
+
+def test_a_budget_that_is_spent_keeps_a_clone_back_and_one_that_was_not_asked_about_does_not() -> None:
+    text = b"sagemaker: {regions: [us-east-1]}\nrules: [{name: money, budget: {dollars: 10, period: day}}]"
+    house = parse_policy(text, "p")
+    full = Books(NOW, {("money", ""): Standing(spent=10.0)})
+    waits = follow(FAILED, Family("bert"), house, books=Known(full))
+    assert (
+        kind_of(waits) == "later" and waits.look_in_s == 300.0 and waits.note.startswith("waits to go on: policy money")
+    )
+    assert kind_of(follow(FAILED, Family("bert"), house, books=Known(Books(NOW)))) == "clone"
+    assert kind_of(follow(FAILED, Family("bert"), house, books=None)) == "clone"
 
 
 def test_a_clone_that_was_meant_is_made_once() -> None:

@@ -90,9 +90,9 @@ def request(
 class Lineage:
     """Where a clone comes from, as its tags tell, which anybody may write. Of a job that is none: empty, and 0."""
 
-    origin: str = ""
-    of: str = ""
-    number: int = 0
+    origin: str
+    of: str
+    number: int
 
     def tags(self, room: int) -> dict[str, str]:
         """A tag for each, or one for all where there is no room: the original's are all kept."""

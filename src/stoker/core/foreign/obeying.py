@@ -125,12 +125,9 @@ def _few_alarms(names: list[str]) -> str:
 
 def _faults(sight: Sight, house: House, subject: Subject, now: datetime) -> Iterator[Fault]:
     """The rules that it breaks: by what it asked for, by its bounds, and by how it trains."""
-    seen = set()
     for offering in sight.job.offerings(sight.price, sight.gpus):
         for finding in governance.broken(house, subject, (offering,)):
-            if finding.rule.name not in seen:
-                seen.add(finding.rule.name)
-                yield _refused(sight, finding)
+            yield _refused(sight, finding)
     yield from _budgets(sight, house, subject, now)
     yield from _bounds(sight, bounds_of(house, subject), now)
     for rule, bounds in auditing.watched(house, unbounded(subject), "max_runtime_s", "max_cost", "max_wait_s"):
