@@ -222,7 +222,7 @@ def test_where_signals_are_not_allowed_the_engine_ends_it_all(monkeypatch: pytes
         made.cell = OneProcess(sleeper)  # type: ignore[assignment]
         monkeypatch.setattr("stoker.agent.container.group.Process.of", lambda _pid: Forbidden())
         assert not made.freeze(0.0) and not ended, "to halt it is no reason to end it"
-        assert made.kill(20.0) and ended == [None]
+        assert made.kill(2.0) and ended == [None]
 
 
 def test_what_cannot_be_ended_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
