@@ -1,4 +1,4 @@
-"""The step that installs Debian packages: what it is told, and what nobody else may see."""
+"""The step that installs Debian packages: what it is told, and what stays secret."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_password_that_apt_cannot_read_is_refused(password: str) -> None:
     assert failed.value.user
 
 
-def test_on_somebodys_own_computer_it_only_looks() -> None:
+def test_on_the_submitters_own_computer_it_only_looks() -> None:
     made, fetched = step(PackageIndex("https://host/debian", "env:TOKEN"), keep_out=True)
     assert made.command.env == {"PATH": PATH, "STOKER_APT_KEEP_OUT": "1"}
     assert made.command.secrets == {} and fetched == []

@@ -182,7 +182,7 @@ def test_one_of_this_computer_whose_folder_has_it_as_python_is_not_asked(
         ("make", True, None, "without-pip", True),
     ],
 )
-def test_whether_a_set_up_could_change_somebodys_python(
+def test_whether_a_set_up_could_change_a_python_that_is_not_its_own(
     tmp_path: Path, setup: str | None, here: bool, container: Container | None, python: str | None, changed: bool
 ) -> None:
     for name in ("with-pip", "without-pip"):
@@ -206,7 +206,7 @@ def test_a_set_up_without_any_python_goes_on_unless_one_is_named(tmp_path: Path)
     ("here", "contained", "copied", "cache"),
     [(True, False, False, False), (False, False, False, True), (True, True, True, True), (False, True, True, True)],
 )
-def test_whose_uv_and_cache_are_used(
+def test_which_uv_and_which_cache_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, contained: bool, copied: bool, cache: bool
 ) -> None:
     asked: list[tuple[Path, bool]] = []

@@ -87,7 +87,7 @@ def test_one_without_a_python(place: Place) -> None:
     assert place.make().python is None
 
 
-def test_nobody_is_asked_questions(place: Place) -> None:
+def test_the_installer_asks_no_questions(place: Place) -> None:
     place.write("environment.yml", "dependencies: [git]\n")
     place.make()
     told = {"CONDA_ALWAYS_YES=true", "MAMBA_ALWAYS_YES=true", "PIP_NO_INPUT=1", "NO_COLOR=1"}

@@ -335,7 +335,7 @@ def test_a_command_that_cannot_be_brought_in_is_told_with_the_engines_words(yard
     assert sorted(path.name for path in (yard.node.paths.root / "door").iterdir()) == ["alive", "begun"]
 
 
-def test_whoever_leaves_has_ended_all_that_ran(yard: Yard) -> None:
+def test_leaving_ends_all_that_ran(yard: Yard) -> None:
     container = yard.entered()
     yard.run(container, "sleep", "1000")
     cell = container.group.cell

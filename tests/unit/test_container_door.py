@@ -53,7 +53,7 @@ def test_any_user_goes_through_and_none_looks_around(tmp_path: Path) -> None:
     door.close()
 
 
-def test_whoever_waits_at_the_door_learns_that_the_agent_is_gone(door: Door) -> None:
+def test_a_reader_at_the_door_learns_that_the_agent_is_gone(door: Door) -> None:
     waiting = os.open(door.alive, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(BlockingIOError):
         os.read(waiting, 1)

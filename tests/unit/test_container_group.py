@@ -260,7 +260,7 @@ def test_the_members_of_a_cgroup_are_those_of_all_below(tmp_path: Path) -> None:
     cell = Cell(ID, 11, frozenset({11}), tmp_path, tmp_path)
     assert cell.members() == {12, 13}, "without those that only wait there, and those that cannot be seen"
     assert Cell(ID, 2**22 + 1, frozenset(), None, None).members() == set(), "it is gone"
-    # Where everybody shares the machine's numbers, its namespace says nothing.
+    # Where all processes share the machine's numbers, its namespace says nothing.
     assert Cell(ID, os.getpid(), frozenset(), None, None).members() == set()
 
 

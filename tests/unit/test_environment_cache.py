@@ -436,7 +436,7 @@ def test_what_is_there_is_not_sent_again(made: Path) -> None:
     assert keep(kept_in, made)
     whole = list(puts)
     puts.clear()
-    assert not keep(kept_in, made), "somebody else's copy is there"
+    assert not keep(kept_in, made), "another copy is there"
     assert puts == []
     # As when a packer was killed: of what it left, one part is not whole.
     kept_in.delete([layout.environment_manifest(layout.ENVIRONMENTS, "k")])
@@ -495,7 +495,7 @@ def test_it_is_kept_when_the_training_has_imported_what_it_needs(made: Path, tmp
     assert (tmp_path / "restored/lib/site/__pycache__/m3.cpython-311.pyc").read_bytes() == b"compiled"
 
 
-def test_who_waits_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_WORTH_TELLING_S", 0.0)
     begun, go_on = threading.Event(), threading.Event()
     calls: list[str] = []
@@ -516,7 +516,7 @@ def test_who_waits_for_it_is_told_and_what_is_late_is_left(made: Path, monkeypat
     go_on.set()
     keeping._thread.join(60)
     assert not keeping._thread.is_alive()
-    assert "create" not in calls, "nobody waits for it any more"
+    assert "create" not in calls, "it is not waited for any more"
     assert not any("is kept in the store" in line for line in said)
 
 

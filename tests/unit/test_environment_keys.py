@@ -90,7 +90,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
 
 
 def test_what_an_earlier_version_of_stoker_kept_is_found_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These keys are in stores. Who changes what they are made of has every environment made once more."""
+    """These keys are in stores. A change of what they are made of has every environment made once more."""
     del case.env["HOME"]
     monkeypatch.setenv("HOME", "/nowhere")
     case.source = SimpleNamespace(identity="https://packages.example/simple")

@@ -213,7 +213,7 @@ def test_what_nobody_used_for_long_is_removed_and_nothing_that_is_used(tmp_path:
     make(shelf).release()
 
 
-def test_whoever_finds_it_uses_it(tmp_path: Path) -> None:
+def test_finding_it_is_using_it(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     make(shelf).release()
     long_ago = time.time() - module.UNUSED_FOR_S - 60
@@ -263,7 +263,7 @@ def test_one_that_is_made_between_two_looks_is_found(tmp_path: Path, monkeypatch
     make(Shelf(tmp_path)).release()
     shelf = Shelf(tmp_path)
     lock = shelf._lock
-    # At the first look somebody was still making it.
+    # At the first look it was still being made.
     monkeypatch.setattr(shelf, "_lock", lambda key, handle, how: how == fcntl.LOCK_EX and lock(key, handle, how))
     held = hold(shelf)
     assert held.complete and (held.folder / "file").read_text() == "whole"
@@ -280,7 +280,7 @@ def test_a_lock_that_was_removed_meanwhile_locks_nothing(tmp_path: Path, monkeyp
     flock = fcntl.flock
 
     def late(handle: int, how: int) -> None:
-        """Twice somebody removes the file, once it makes another one, before this process has locked it."""
+        """Twice the file is removed, and once made again, before this process has locked it."""
         if how & fcntl.LOCK_NB and left:
             (tmp_path / "k.lock").unlink()
             if left.pop() == 2:
@@ -297,7 +297,7 @@ def test_a_lock_that_was_removed_meanwhile_locks_nothing(tmp_path: Path, monkeyp
     held.release()
 
 
-def test_who_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WORTH_TELLING_S", 0.0)
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
     shelf, said, looks = Shelf(tmp_path / "deep/shelf"), [], []
@@ -313,7 +313,9 @@ def test_who_waits_is_told_once_what_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert said == ["another node on this machine is making the same environment; waiting for it"]
 
 
-def test_who_cannot_make_room_or_has_to_wait_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_make_room_or_has_to_wait_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Told(Exception):
         pass
 
