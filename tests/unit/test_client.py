@@ -525,7 +525,7 @@ def test_a_summary_has_every_attempt(store: Store) -> None:
     assert [attempt.nodes[0].instance for attempt in client.summary(job, store).attempts] == ["i-2", "i-5"]
 
 
-def test_the_time_is_never_before_the_newest_word_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_is_never_before_the_newest_word_of_a_node() -> None:
     """A computer whose clock is late would tell of spans that have not begun."""
     far_s = 1e9
     beats = (make_facts(2, beat=make_beat(far_s)), make_facts(2, 1, beat=make_beat(far_s + 5)), make_facts(2, 2))
