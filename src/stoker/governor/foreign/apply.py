@@ -55,13 +55,11 @@ class ForeignApplier:
             case Note():
                 return self._written(sight, action.event, action.reason)
             case Stop():
-                if job not in sight.family.stops and not self._written(sight, action.event, action.reason):
-                    return False
-                return self._stop(action, sight)
+                written = job in sight.family.stops or self._written(sight, action.event, action.reason)
+                return written and self._stop(action, sight)
             case Clone():
-                if job not in sight.family.clones and not self._written(sight, action.event, action.reason):
-                    return False
-                return self._clone(action, sight, found)
+                written = job in sight.family.clones or self._written(sight, action.event, action.reason)
+                return written and self._clone(action, sight, found)
             case MakeAlarms():
                 for wanted in action.alarms:
                     # Before it is asked for: a reply may be lost.
