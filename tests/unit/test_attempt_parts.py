@@ -197,6 +197,15 @@ def test_a_peer_that_leaves_ends_the_training_with_its_grace_or_the_jobs(world: 
     assert (leaving.value.why, leaving.value.reason) == ("peer", "rank 1 was given notice")
 
 
+def test_evidence_that_the_log_asks_for_is_collected_before_and_during_the_training(world: AgentWorld) -> None:
+    life = a_life(world)
+    looks: list[Any] = []
+    life.witness.look = looks.append  # type: ignore[method-assign]
+    life._leave_if_noticed()
+    assert looks == [life.watch.state]
+    assert life._reason_to_end(60.0) is None and looks == [life.watch.state] * 2
+
+
 def test_a_hint_is_passed_on_once_and_another_one_again(world: AgentWorld) -> None:
     machine = Here()
     life = a_life(world, machine)
