@@ -252,6 +252,22 @@ def test_a_name_that_is_free_again_by_the_time_one_looks_is_taken(
     assert found is not None and found.data == b"x"
 
 
+@pytest.mark.parametrize(("number", "kind"), [(13, StoreDenied), (5, StoreUnavailable)])
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]
+) -> None:
+    store = open_store(str(tmp_path))
+    store.put("a/b", b"x")
+
+    def fails(path: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    for call in (lambda: list(store.list("a/")), lambda: store.folders("")):
+        with pytest.raises(kind):
+            call()
+
+
 def test_an_object_cannot_lie_below_another(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put("a", b"x")
