@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_hanging_or_wasteful import GPU, NOW_S, RUNNING, STALL, WASTE, hung, policy
@@ -289,7 +290,7 @@ def test_what_was_trained_last_is_lost_unless_it_succeeded() -> None:
         ({"restored_step": 40, "first_step": 40}, False),
     ],
 )
-def test_a_step_beyond_the_one_restored_shows_that_a_checkpoint_is_good(told: dict[str, int], loaded: bool) -> None:
+def test_a_step_beyond_the_one_restored_shows_that_a_checkpoint_is_good(told: dict[str, Any], loaded: bool) -> None:
     left = make_exit("failed", code=1, restored_from=KEY, tail=("ValueError: x",), **told)
     assert make_case(left).loaded is loaded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_retry import KEY, make_case, past
@@ -326,7 +327,7 @@ def test_a_word_of_long_ago_about_a_number_is_said_once_more() -> None:
 # ── Checkpoints that are missing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def warning(trained_s: float, claimed: Claimed | None = None, **told: object) -> str:
+def warning(trained_s: float, claimed: Claimed | None = None, **told: Any) -> str:
     state = make_state(claimed or Claimed(SPOT_A, 1), Launched(2, nodes(2)))
     beat = make_beat(100, trained_s=trained_s, **told)
     for action in decide_job(make_snapshot(state, make_facts(2, beat=beat)), DEFAULT, at(100)).actions:
@@ -345,7 +346,7 @@ def test_an_empty_folder_is_told_of_two_heartbeats_after_it_is_due() -> None:
 
 def test_a_spot_machine_without_a_checkpoint_for_long_is_told_of() -> None:
     due_s = DEFAULT.checkpoint_warning_s
-    files = {"checkpoint_files": 1}
+    files: dict[str, Any] = {"checkpoint_files": 1}
     assert warning(due_s - 1, **files) == "" and warning(due_s, Claimed(ON_DEMAND, 1), **files) == ""
     told = warning(due_s, **files)
     assert told == (

@@ -123,7 +123,7 @@ def test_a_job_that_is_asked_to_stop_or_ends_at_a_bound_reserves_its_last_save()
     for last in (StopAsked("jane"), Draining(2, "limit", "max_cost")):
         found = need(state((last, 100)), spec(5.0), 200)
         assert found is not None and found.why == "the last save"
-        assert (found.dollars, found.per_s) == (pytest.approx(SAVE_S * RATE), pytest.approx(RATE))
+        assert found.dollars == pytest.approx(SAVE_S * RATE) and found.per_s == pytest.approx(RATE)
     assert need(make_state(StopAsked("jane")), spec(5.0), 200) is None
     moved = need(state((Draining(2, "lost", "gang"), 100)), spec(5.0), 0)
     assert moved is not None and moved.why == "limits.max_cost"
