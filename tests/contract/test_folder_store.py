@@ -252,6 +252,21 @@ def test_a_name_that_is_free_again_by_the_time_one_looks_is_taken(
     assert found is not None and found.data == b"x"
 
 
+def test_a_name_that_another_takes_at_this_moment_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, link = open_store(str(tmp_path)), os.link
+
+    def faster(name: str, path: str) -> None:
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_bytes(b"theirs")
+        link(name, path)
+
+    monkeypatch.setattr(os, "link", faster)
+    (tmp_path / "source").write_bytes(b"mine")
+    assert not store.create("a/b", b"mine")
+    assert store.put_file(tmp_path / "source", lambda _: "a/c").moved == 0
+    assert {(tmp_path / "a" / name).read_bytes() for name in "bc"} == {b"theirs"}
+
+
 @pytest.mark.parametrize(("number", "kind"), [(13, StoreDenied), (5, StoreUnavailable)])
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]
