@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker import layout, log
+from stoker.core.budgets import Held
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
 from stoker.fold import Claim, JobState
 from stoker.governor.apply import Applied
-from stoker.model import Claimed, Closed, Ended, Event, Launched, Leftover, Record, ResumeAsked, StopAsked
+from stoker.model import Claimed, Closed, Ended, Event, Launched, Leftover, Offering, Record, ResumeAsked, StopAsked
 from stoker.spec import Submission
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
 
@@ -343,3 +344,68 @@ def test_a_provider_that_is_not_installed_is_not_taken_for_a_paid_one(
 
     monkeypatch.setattr(world.fleet, "_connect", missing)
     assert applier._is_paid("other") is False
+
+
+# ── Budgets at the moment of a launch ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Money:
+    """A purse that holds back these jobs, and these claims of jobs; `told` are the claims it has heard of."""
+
+    back: dict[str, str] = field(default_factory=dict)
+    yielding: dict[str, Held] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+
+    def keeps_back(self, job: str, offering: Offering) -> str | None:
+        return self.back.get(job)
+
+    def yields(self, job: str, number: int) -> Held | None:
+        return self.yielding.get(job)
+
+    def claimed(self, job: str) -> None:
+        self.told.append(job)
+
+
+def claim_and_launch(job: str, seq: int) -> tuple[Append, Launch]:
+    return Append(job, seq, Claimed(SPOT_A, 1), "claim"), Launch(job, seq, "launch")
+
+
+def test_a_claim_is_not_made_while_the_money_is_held_back(world: ScriptedWorld) -> None:
+    for job in (A, "b-bbbb"):
+        world.submit(job)
+    purse = Money(back={A: "the team has spent its money"})
+    actions = (*claim_and_launch(A, 2), *claim_and_launch("b-bbbb", 2))
+    applied = world.applier().apply(Plan(actions), purse)
+    assert applied.waiting == {A: "the team has spent its money"}
+    assert applied.moved == {"b-bbbb"} and world.state(A).seq == 1
+    assert [order.job for order in world.cloud.called("launch")] == ["b-bbbb"]
+    assert purse.told == ["b-bbbb"], "what was launched counts from then on"
+
+
+def test_other_actions_of_a_job_need_no_money(world: ScriptedWorld) -> None:
+    world.submit(A)
+    applied = world.applier().apply(Plan((Append(A, 2, StopAsked("jane"), "enough"),)), Money(back={A: "none left"}))
+    assert applied.waiting == {} and world.state(A).stop
+
+
+@pytest.mark.parametrize(("waits", "told"), [("waits for others", "waits for others"), ("", "too little is left")])
+def test_a_claim_that_others_leave_too_little_for_is_given_up(world: ScriptedWorld, waits: str, told: str) -> None:
+    world.submit(A)
+    purse = Money(yielding={A: Held("policy money", "too little is left", waits=waits)})
+    applied = world.applier().apply(Plan(claim_and_launch(A, 2)), purse)
+    claim = last_claim(world)
+    assert claim.closed is not None and world.cloud.called("launch") == []
+    assert (claim.closed.outcome, claim.closed.rule, claim.closed.restart) == ("abandoned", "policy money", True)
+    assert claim.closed_reason == "too little is left"
+    assert applied.waiting == {A: told} and applied.moved == {A}
+    assert [type(action) for action in applied.done] == [Append], "the launch was not done"
+    assert purse.told == [A], "what was given up counts no more"
+
+
+def test_a_claim_of_another_governor_is_left_to_it_where_the_money_is_too_little(world: ScriptedWorld) -> None:
+    world.submit(A, Claimed(SPOT_A, 1))
+    purse = Money(yielding={A: Held("policy money", "too little is left")})
+    applied = world.applier().apply(Plan((Launch(A, 2, "launch"),)), purse)
+    assert last_claim(world).open and world.cloud.called("launch") == []
+    assert applied.waiting == {A: "too little is left"} and applied.moved == set() and purse.told == []
