@@ -166,7 +166,7 @@ def test_over_the_bound_results_come_before_caches_and_the_newest_first(tmp_path
     assert set(found) == {"new.pt"} and len(left_out) == 3
 
 
-@pytest.mark.parametrize("crowd", ["samples/{}.png", "{}", "samples/{}/image.png", "model-{}.json"])
+@pytest.mark.parametrize("crowd", ["samples/{}.png", "{}", "samples/{}/image.png", "model-{}.json", "samples/step.{}"])
 def test_a_crowd_of_files_does_not_push_out_the_model(tmp_path: Path, crowd: str) -> None:
     work = tmp_path / "work"
     touch_later(work / "out/model.pt", "the model", 1_000_000)
@@ -231,6 +231,23 @@ def test_declared_files_that_cannot_be_kept_are_told_as_well(paths: NodePaths) -
         "beside.tmp": unfinished,
     }
     assert (report.files, report.left_out) == (2, 6)
+
+
+def test_what_could_not_be_kept_before_the_training_either_is_not_told(tmp_path: Path) -> None:
+    """A link that was packed with the code, and one whose target is kept by its own name, stand before a new pipe."""
+    (tmp_path / "a-packed").symlink_to("/dev/null")
+    write(tmp_path / "model/weights", "1")
+    baseline = Baseline.take([tmp_path])
+    (tmp_path / "latest").symlink_to("model")
+    write(tmp_path / "none-of-them/weights", "1")
+    os.mkfifo(tmp_path / "pipe")
+    takes = Source(tmp_path, takes=lambda path: not path.startswith("none"))
+    whole = Source(tmp_path, whole=True)
+    pipe = LeftOut("pipe", 0, "not a regular file")
+    link = LeftOut("a-packed", len("/dev/null"), "a link out of the folder")
+    assert OutputFiles([takes], baseline=baseline).unkept({}) == [pipe]
+    assert OutputFiles([whole], baseline=baseline).unkept({}) == [link, pipe], "all of it is the job's own"
+    assert OutputFiles([takes, whole], baseline=baseline).unkept({}) == [pipe, link]
 
 
 def test_of_an_output_folder_everything_but_what_cannot_be_is_kept(paths: NodePaths) -> None:
@@ -374,6 +391,34 @@ def test_what_programs_make_again_is_no_output(tmp_path: Path) -> None:
     assert len(OutputFiles([Source(tmp_path, whole=True)]).declared()) == 10, "an output folder is kept as it is"
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        *("__pycache__/a", ".git/HEAD", ".stoker/a", ".mypy_cache/a", ".pytest_cache/a", ".ruff_cache/a"),
+        *(".hypothesis/a", ".ipynb_checkpoints/a.ipynb", ".tox/a", ".nox/a", ".triton/a", ".nv/a", "node_modules/a"),
+        *(".DS_Store", "module.pyc", "env/pyvenv.cfg", "env/conda-meta/history"),
+    ],
+)
+def test_caches_of_usual_tools_are_neither_declared_nor_kept_beside_the_code(tmp_path: Path, made: str) -> None:
+    for name in ("result", made, f"below/{made}", f"not-{made}"):
+        write(tmp_path / name, "1")
+    expected = {"result", f"not-{made}"} if "env/" not in made and not made.endswith(".pyc") else {"result"}
+    assert set(OutputFiles([Source(tmp_path)]).declared()) == expected
+    found, left_out = OutputFiles([], Source(tmp_path)).beside({})
+    assert set(found) == expected
+    told = {"env", "below/env", "not-env"} if "env/" in made else set()
+    assert {one.path for one in left_out} == told, "only an environment is told: a person may miss it"
+
+
+@pytest.mark.parametrize("place", [".hidden/a", "cache/a", "caches/a", "tmp/a", "temp/a", "sub/tmp/a", ".a"])
+def test_where_there_is_not_room_for_everything_temporary_files_come_last(tmp_path: Path, place: str) -> None:
+    touch_later(tmp_path / place, "1", 3000.0)
+    touch_later(tmp_path / "tmp.txt", "1", 2000.0)
+    touch_later(tmp_path / "old", "1", 1000.0)
+    found, left_out = OutputFiles([], Source(tmp_path), most_files=2).beside({})
+    assert set(found) == {"tmp.txt", "old"} and [one.path for one in left_out] == [place]
+
+
 def test_a_saved_file_that_is_declared_is_not_kept_twice(tmp_path: Path) -> None:
     write(tmp_path / "work/saves/last", "1")
     write(tmp_path / "work/saves/best", "1")
@@ -497,6 +542,13 @@ def test_a_file_that_is_gone_or_closed_is_no_core_dump(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Path, "open", refuse)
     assert output_files._problem_of(tmp_path / "scored", status) == "cannot be read (Permission denied)"
+
+
+def test_a_baseline_with_names_that_are_no_text_is_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "work" / os.fsdecode(b"caf\xe9"), "1")
+    baseline = Baseline.take([tmp_path / "work"])
+    baseline.write(tmp_path / "baseline.json")
+    assert Baseline.read(tmp_path / "baseline.json") == baseline and len(baseline.files) == 1
 
 
 def test_a_baseline_knows_a_file_by_its_size_and_time(tmp_path: Path) -> None:

@@ -119,14 +119,14 @@ class Baseline:
     def write(self, path: Path) -> None:
         """For an agent that is started after this one died."""
         draft = path.with_name(f".{path.name}.tmp")
-        draft.write_text(json.dumps(self.files), encoding="utf-8", errors="surrogateescape")
+        draft.write_text(json.dumps(self.files), encoding="utf-8")
         draft.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Baseline | None:
         """None: no training began here."""
         try:
-            tree = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+            tree = json.loads(path.read_text(encoding="utf-8"))
             return cls({str(name): (int(stamp[0]), int(stamp[1])) for name, stamp in tree.items()})
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return None
@@ -350,20 +350,12 @@ def _walk_folder(parent: int, name: str, path: str, device: int | None) -> Itera
         yield path, None, _unreadable(error)
         return
     try:
-        if device is not None and any(_is_there(handle, mark) for mark in _ENVIRONMENT_MARKS):
+        if device is not None and any(os.access(mark, os.F_OK, dir_fd=handle) for mark in _ENVIRONMENT_MARKS):
             yield path, None, "a Python environment"
         else:
             yield from _walk_in(handle, path, device)
     finally:
         os.close(handle)
-
-
-def _is_there(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
 
 
 def _unreadable(error: OSError) -> str:
