@@ -425,3 +425,23 @@ def test_a_secret_whose_beginning_was_shown_is_masked_from_there_on() -> None:
     machine = Masker([PLAIN.encode()])
     shown = machine.feed(b"sk") + machine.idle() + machine.feed(PLAIN[2:].encode() + b" x")
     assert shown == b"sk" + MASK + b" x"
+
+
+def test_a_secret_that_is_no_text_is_masked_as_bytes_and_as_programs_write_them() -> None:
+    value = b"\xff\xfe raw/bytes \x80"
+    for written in (value, repr(value)[2:-1].encode(), quote(value, safe="").encode(), base64.b64encode(value)):
+        machine = Masker([value])
+        assert machine.feed(b"<" + written + b">") == b"<***>", written
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(b"a/b&amp;c&lt;d&gt;e&quot;f'g", b"a/b&amp;c&lt;d&gt;e&quot;f&#x27;g", b"a/b&amp;c&lt;d&gt;e&quot;f&apos;g"),
+        *(b"a/b&amp;c&lt;d&gt;e&#34;f&#39;g", b"a/b&amp;c&lt;d&gt;e\"f'g", b"a\\/b&c<d>e\\\"f'g"),
+        *(b"a/b&c<d>e\"f'\\''g", b"a%2fb%26c%3cd%3ee%22f%27g", b"612F62266 33C643E6522662767".replace(b" ", b"")),
+    ],
+)
+def test_each_way_of_quoting_shows_nothing(written: bytes) -> None:
+    machine = Masker([b"a/b&c<d>e\"f'g"])
+    assert machine.feed(b"<" + written + b"> ") + machine.end() == b"<***> "
