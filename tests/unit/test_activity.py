@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,13 +147,10 @@ def test_tpus_are_accelerators(name: str, tmp_path: Path) -> None:
 class Recorded:
     """A recorder with a clock, and looks that the test gives."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, others: int = 0, carrying: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.now_s = BEGAN_S
         self.recorder = ActivityRecorder(
-            lambda: pytest.fail("nobody looks here"),
-            others=others,
-            carrying=carrying,
-            monotonic=lambda: self.now_s,
+            lambda: pytest.fail("the test looks itself"), monotonic=lambda: self.now_s, **options
         )
         # The looks are the test's.
         monkeypatch.setattr(self.recorder, "_run", lambda: None)
@@ -202,6 +200,25 @@ def test_silence_lasts_since_it_began_or_something_moved(recorded: Recorded) -> 
     recorded.now_s += 30
     recorded.recorder.stepped(0)
     assert recorded.fact().silent_s == 0, "some count anew in each epoch"
+
+
+def test_each_move_is_progress_whatever_the_step_is(recorded: Recorded) -> None:
+    recorded.recorder.stepped(7, 1)
+    assert recorded.fact().first_step, "what it did before may have been compiling"
+    recorded.now_s += 30
+    recorded.recorder.stepped(9, 1)
+    assert recorded.fact().stepped_s == 30, "steps that come in turn are no moves"
+    recorded.recorder.stepped(9, 2)
+    told = recorded.fact()
+    assert (told.stepped_s, told.longest_step_s, told.first_step) == (0, 30, False)
+    recorded.now_s += 10
+    recorded.recorder.stepped(9, 3)
+    assert recorded.fact().longest_step_s == 30
+
+
+def test_of_several_moves_at_once_none_is_the_first(recorded: Recorded) -> None:
+    recorded.recorder.stepped(2, 2)
+    assert recorded.fact().stepped_s == 0 and not recorded.fact().first_step
 
 
 def test_lines_of_the_log_are_no_steps(recorded: Recorded) -> None:
@@ -257,6 +274,29 @@ def test_clocks_stop_while_a_person_looks_into_it_and_begin_anew(recorded: Recor
     told = recorded.look(0.0)
     assert (told.silent_s, told.stepped_s, told.debugged_s, told.released_s) == (0, 0, None, 0)
     assert len((unpack(told.utilization[0]) or [[]])[0]) == 101, "what was seen meanwhile is not the training's"
+
+
+def test_a_session_of_ten_seconds_begins_its_clocks_anew(recorded: Recorded) -> None:
+    for seconds, released_s in ((10, None), (11, 0)):
+        recorded.look(0.0, times=5)
+        held(recorded, seconds - 1)
+        recorded.now_s += 1.0
+        recorded.recorder.take(Look((0.0,), 0.0, 0.0))
+        assert recorded.fact().released_s == released_s and recorded.fact().stepped_s is None
+
+
+def test_what_was_done_in_a_debugger_is_no_work_of_the_training(recorded: Recorded) -> None:
+    recorded.look(times=2)
+    recorded.now_s += PERIOD_S
+    recorded.recorder.take(Look((), 100.0, 0.0, debugged=True))
+    recorded.look(cpu_s=100.0)
+    assert recorded.work() == [0.0, 0.0]
+
+
+def test_what_a_debugger_holds_is_not_told_when_looks_hang(recorded: Recorded) -> None:
+    assert held(recorded, 5).debugged_s == 4
+    recorded.now_s += 3 * PERIOD_S
+    assert recorded.fact().debugged_s is None
 
 
 def test_a_profiler_that_stops_it_for_moments_resets_no_clock(recorded: Recorded) -> None:
@@ -451,6 +491,29 @@ def test_it_looks_by_itself_and_goes_on_after_a_look_that_failed(caplog: pytest.
     assert all(looks.acquire(timeout=60) for _ in range(3))
     found = recorder.fact()
     assert found is not None and found.devices == 1 and "the driver is gone" in caplog.text
+
+
+def test_it_looks_no_more_when_it_is_stopped() -> None:
+    before = set(threading.enumerate())
+    recorder = ActivityRecorder(lambda: Look((), 0.0, 0.0), period_s=0.01)
+    recorder.begin()
+    (thread,) = set(threading.enumerate()) - before
+    recorder.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_times_are_told_to_the_millisecond(recorded: Recorded) -> None:
+    recorded.recorder.stepped(1)
+    recorded.recorder.saved(1)
+    recorded.recorder.saved(2)
+    recorded.now_s += 0.12345
+    recorded.recorder.stepped(2)
+    recorded.recorder.take(Look((0.0,), 0.0, 0.0))
+    recorded.now_s += 0.25
+    told = recorded.fact()
+    assert (told.longest_step_s, told.silent_s, told.stepped_s, told.saving_s) == (0.123, 0.25, 0.25, 0.373)
+    assert recorded.recorder.idle_s(1) == 0.123
 
 
 # ── Waste ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
