@@ -307,6 +307,24 @@ def test_places_are_swept_at_once_and_then_now_and_then(world: ScriptedWorld) ->
     assert len(world.cloud.called("list_leftovers")) == 2, "a partial pass sweeps nothing"
 
 
+def test_a_pass_over_some_jobs_begins_the_accounts_of_all_and_reads_only_these(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job in (A, "b-bbbb"):
+        world.submit(job, Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+    governor = world.governor()
+    begun: list[tuple[tuple[str, ...], bool]] = []
+    begin = governor.bookkeeper.begin
+
+    def watched(jobs: tuple[str, ...], *, whole: bool, now: Any) -> None:
+        begun.append((jobs, whole))
+        begin(jobs, whole=whole, now=now)
+
+    monkeypatch.setattr(governor.bookkeeper, "begin", watched)
+    assert (governor.run_pass(only={A}).active, governor.run_pass().active) == (1, 2)
+    assert begun == [((A, "b-bbbb"), False), ((A, "b-bbbb"), True)]
+
+
 def test_markets_are_read_anew_now_and_then(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     reader = govern.MarketReader

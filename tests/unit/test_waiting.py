@@ -93,6 +93,12 @@ def test_machines_that_do_not_go_are_not_waited_for_for_ever(store: Store, world
     assert world.now - 100.0 == client.RETIRE_S + 1.0
 
 
+def test_machines_that_need_a_few_passes_to_go_are_waited_for(store: Store, world: World, job: str) -> None:
+    world.passes = [lambda: end(store, job), *[lambda: None] * 4, lambda: retire(store, job)]
+    assert client.wait(job, store).phase == "succeeded"
+    assert world.passes == [], "it has seen that they are gone"
+
+
 def test_a_time_out_is_told_and_never_slept_past(store: Store, world: World, job: str) -> None:
     with pytest.raises(TimeoutError, match=f"^{job} has not ended within 2.5 s$"):
         client.wait(job, store, 2.5)
