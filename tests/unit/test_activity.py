@@ -115,6 +115,10 @@ def test_shares_of_accelerators(tmp_path: Path) -> None:
     assert look_at(tmp_path, gpus=(0.0, None, 55.0, 100.0)).gpus == (0.0, None, 0.55, 1.0)
 
 
+def test_where_no_save_can_be_sent_none_is() -> None:
+    assert not Sight(lambda: (), lambda: {os.getpid()}, shared=True)().sending
+
+
 def test_this_very_process_can_be_seen() -> None:
     sight = Sight(lambda: (), lambda: {os.getpid()}, shared=False)
     before = sight()
@@ -344,6 +348,25 @@ def test_processors_or_bytes_are_work(recorded: Recorded) -> None:
     # Some of its processes ended, and took their numbers with them.
     recorded.look(cpu_s=0.5, moved=0.0)
     assert recorded.work() == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0], "a little is polling"
+
+
+@pytest.mark.parametrize(("share", "works"), [(0.9, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize("what", ["cpu_s", "moved", "carried"])
+def test_what_is_work_is_work_in_each_second(what: str, share: float, works: float, recorded: Recorded) -> None:
+    recorded.look()
+    recorded.now_s += 2.0
+    least = {"cpu_s": 0.05 * 2.0, "moved": 100_000 * 2.0, "carried": 100_000 * 2.0}[what]
+    recorded.recorder.take(Look((), 0.0, 0.0, 0.0)._replace(**{what: share * least}))
+    assert recorded.work() == [works]
+
+
+def test_looks_that_come_rarely_count_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch, period_s=5.0)
+    recorded.recorder.take(Look((0.5,), 0.0, 0.0))
+    recorded.now_s += 14.0
+    assert recorded.fact().utilization
+    recorded.now_s += 1.0
+    assert not recorded.fact().utilization
 
 
 def test_what_the_agent_sends_for_it_is_work_and_no_sign_of_life(recorded: Recorded) -> None:

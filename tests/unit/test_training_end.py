@@ -47,6 +47,7 @@ class FakeGroup:
         self._run, self._did = run, did
         self.alive: set[int] = set()
         self.stuck = False
+        self.dies_after_s = 0.0
         self.folder = None
 
     def members(self) -> set[int]:
@@ -58,7 +59,7 @@ class FakeGroup:
 
     def kill(self, timeout_s: float = 10.0) -> bool:
         self._did.append("kill")
-        if self.stuck:
+        if self.stuck or timeout_s < self.dies_after_s:
             return False
         self.alive = set()
         if self._run.code is None:
@@ -178,6 +179,14 @@ def test_whoever_waits_in_the_kernel_dies_when_its_mount_is_cut() -> None:
     del scene.did[:]
     training.kill()
     assert scene.did == ["kill"], "who dies at once leaves the mount as it is"
+
+
+def test_a_training_that_takes_a_moment_to_die_leaves_its_mounts_as_they_are() -> None:
+    scene = Scene()
+    training = scene.start()
+    scene.group.dies_after_s = 0.4
+    training.kill()
+    assert scene.did == ["kill"]
 
 
 # ── Telling it ────────────────────────────────────────────────────────────────────────────────────────────────────────
