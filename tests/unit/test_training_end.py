@@ -144,6 +144,23 @@ def test_a_training_that_ends_by_itself_has_no_reason_to_end() -> None:
     assert training.wait(lambda: ENDING) is None, "it has ended"
 
 
+def test_a_training_is_left_alone_between_two_looks() -> None:
+    scene = Scene()
+    training = scene.start()
+    did: list[str] = []
+
+    def wait(_seconds: float) -> bool:
+        did.append("wait")
+        return False
+
+    def reason() -> Ending | None:
+        did.append("look")
+        return ENDING if did.count("look") == 3 else None
+
+    scene.wake.wait = wait  # type: ignore[method-assign, assignment]
+    assert training.wait(reason) is ENDING and did == ["look", "wait", "look", "wait", "look"]
+
+
 def test_a_reason_to_end_is_looked_for_at_once_when_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "_LOOK_EVERY_S", 1000.0)
     scene = Scene()

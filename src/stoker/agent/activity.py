@@ -80,8 +80,9 @@ class ActivityRecorder:
         self._work = Periods()
         self._before: tuple[float, Look] | None = None
         self._began_s: float | None = None
-        self._moved_s = 0.0
-        self._looked_s = 0.0
+        # Known from `begin` on.
+        self._moved_s: float
+        self._looked_s: float
         self._waited_s: float | None = None
         self._told_step: tuple[int | None, int] | None = None
         self._first_step = False

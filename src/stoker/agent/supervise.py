@@ -78,11 +78,12 @@ class Training:
         self._wake = wake
         self._unblock = unblock
         self._root: Run | None = None
-        self._started_s = 0.0
         self._ended_s: float | None = None
-        self._told_s = 0.0
-        self._deadline_s = 0.0
-        self._told_alone = False
+        # Known from `start` and from `tell` on.
+        self._started_s: float
+        self._told_s: float
+        self._deadline_s: float
+        self._told_alone: bool
 
     def start(self, command: Command, log: Path) -> None:
         """Start the command, its output at the end of `log`. Raises OSError when the program is not there."""
