@@ -351,6 +351,21 @@ def test_a_plan_is_made_without_doing_anything(world: ScriptedWorld) -> None:
     assert list(world.store.list(layout.GOVERNORS)) == [], "what was written to read the clock is removed"
 
 
+def test_a_pass_tells_what_each_job_waits_for_and_ps_tells_the_same(
+    world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job in (A, "b-bbbb"):
+        world.submit(job)
+    governor = world.governor()
+    held = {A: "the money is spent"}
+    monkeypatch.setattr(governor.bookkeeper, "keeps_back", lambda _house, job, *_: held.get(job))
+    done = governor.run_pass()
+    assert done.waiting == held and done.problems == {}
+    summary = read_summary(world.store, A)
+    assert summary is not None and summary.reason == "the money is spent"
+    assert world.state(A).claims == () and world.state("b-bbbb").claims != ()
+
+
 def test_what_a_warning_costs_to_note_is_a_problem_of_its_job(
     world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
