@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from plain_store import PlainStore
 from stoker import layout
 from stoker.agent import metrics as metrics_module
 from stoker.agent import scan as scan_module
-from stoker.agent.metrics import BURST, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
+from stoker.agent.metrics import BURST, MAX_NAMES, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.chunks import Mark, Sample, UsageSample, decode_lines, last_chunk
 from stoker.core.patterns import MOST_EXPRESSIONS
+from stoker.errors import StoreUnavailable
 from stoker.model import Usage
 
 NODE = layout.node("job-1", 2, 0, "i-1.0")
@@ -141,6 +143,18 @@ def test_a_burst_is_kept_and_then_so_many_a_second() -> None:
     assert offered(thinner, 1e6, 500) == BURST, "a long silence gives no more than a burst"
 
 
+def test_in_the_long_run_one_a_second_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "LONG_RUN", int(BURST))
+    thinner = Thinner()
+    assert [offered(thinner, at, 500) for at in (0.0, 1.0, 3.0)] == [BURST, 1, 2]
+
+
+def test_metrics_that_are_known_are_kept_beside_those_that_are_too_many() -> None:
+    thinner = Thinner()
+    thinner.offer(Sample(0.0, 1, {f"m{n}": 1.0 for n in range(MAX_NAMES)}))
+    assert thinner.offer(Sample(1.0, 2, {"new": 1.0, "m0": 2.0})) == Sample(1.0, 2, {"m0": 2.0})
+
+
 def test_the_newest_value_that_was_held_back_is_kept_unless_a_later_one_was() -> None:
     thinner = Thinner()
     offered(thinner, 0.0, int(BURST))
@@ -201,6 +215,85 @@ def test_trends_are_bounded_but_not_those_that_the_job_names(tmp_path: Path) -> 
     pump.stop()
     assert len(pump.progress.trends) == MAX_TRENDS + 1 and "named" in pump.progress.trends
     assert len(pump.progress.values) == MAX_TRENDS + 11
+
+
+def test_values_are_bounded_but_not_those_that_the_job_names(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    pump = MetricsPump(PlainStore(), NODE, path, {"named": r"named=(\S+)"})
+    path.write_text("".join(json.dumps({f"m{n}": 1}) + "\n" for n in range(MAX_NAMES + 1)) + '{"m0": 5}\n')
+    pump._read_reports()
+    pump.scan(b"named=7\n", 1.0)
+    values = pump.progress.values
+    assert (values["m0"], values["named"], len(values)) == (5.0, 7.0, MAX_NAMES + 1) and f"m{MAX_NAMES}" not in values
+
+
+def test_while_too_much_waits_nothing_more_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, path = PlainStore(), tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n')
+    pump = MetricsPump(store, NODE, path)
+    pump.add_usage(Usage(cpu_percent=1.0))
+    monkeypatch.setattr(metrics_module, "_WAITING_BYTES", pump._lines_bytes)
+    pump.add_usage(Usage(cpu_percent=2.0))
+    assert pump._read_reports() is False and pump.progress.values == {}, "the file keeps it"
+    pump._gather()
+    pump._push()
+    pump._read_reports()
+    assert pump.progress.values == {"a": 1.0}
+    assert [line.usage.cpu_percent for line in lines_of(store) if isinstance(line, UsageSample)] == [1.0]
+
+
+def test_while_the_store_is_away_the_file_keeps_what_is_reported(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "metrics.jsonl"
+    pump = MetricsPump(store, NODE, path)
+    put, away = store.put, [True, True]
+
+    def refuse(*words: Any, **options: Any) -> Any:
+        if away:
+            away.pop()
+            raise StoreUnavailable("away")
+        return put(*words, **options)
+
+    store.put = refuse  # type: ignore[method-assign]
+    path.write_text('{"a": 1}\n')
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            pump._turn(False)
+        path.write_text('{"a": 1}\n{"a": 2}\n')
+    assert pump.progress.values == {"a": 1.0}
+    pump._turn(True)
+    assert pump.progress.values == {"a": 2.0}
+
+
+def test_a_line_that_is_too_long_is_skipped_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "_READ_BYTES", 64)
+    monkeypatch.setattr(metrics_module, "_MAX_REPORT_BYTES", 100)
+    path = tmp_path / "metrics.jsonl"
+    report = '{"a": 1}\n'
+    path.write_text("x" * 256 + "\n" + report + "y" * (63 - len(report)))
+    pump = MetricsPump(PlainStore(), NODE, path)
+    assert [pump._read_reports() for _ in range(6)] == [True] * 5 + [False]
+    assert pump.progress.values == {"a": 1.0}
+
+
+def test_a_report_of_the_longest_size_may_come_in_two_parts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    pump = MetricsPump(PlainStore(), NODE, path)
+    report = '{"a": 1, "note": "%s"}'
+    path.write_text(report % ("x" * (16 * 1024 - len(report % ""))))
+    pump._read_reports()
+    with path.open("a") as file:
+        file.write("\n")
+    pump._read_reports()
+    assert pump.progress.values == {"a": 1.0}
+
+
+def test_a_pump_that_is_stopped_has_ended(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    pump = MetricsPump(PlainStore(), NODE, tmp_path / "metrics.jsonl")
+    pump.start()
+    (thread,) = set(threading.enumerate()) - before
+    pump.stop()
+    assert not thread.is_alive()
 
 
 def test_a_sample_of_the_machine_has_the_present_time_unless_it_is_told(tmp_path: Path) -> None:
@@ -273,3 +366,33 @@ def test_a_restarted_agent_goes_on_after_the_last_of_several_boots(tmp_path: Pat
         assert steps == [boot + 5], "what an earlier boot has told is not told again"
         assert (pump.progress.first_step, pump.progress.last_step) == (5, boot + 5)
     assert pump.progress.values == {"a": 2.0, "only0": 1.0, "only1": 1.0, "only2": 1.0}
+
+
+def test_a_restarted_agent_with_nothing_new_tells_what_was_told_and_writes_nothing(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5, "a": 1}\n{"step": 9, "a": 2}\n')
+    before = MetricsPump(store, NODE, path)
+    before._turn(True)
+    puts = len(store.puts)
+    pump = MetricsPump(store, layout.node("job-1", 2, 0, "i-1.1"), path, earlier=[NODE])
+    assert pump._turn(True) == "idle" and len(store.puts) == puts
+    told = pump.progress
+    assert (told.first_step, told.last_step, told.values) == (5, 9, {"a": 2.0})
+
+
+def test_a_restarted_agent_whose_earlier_boots_told_nothing_begins_at_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5, "a": 1}\n')
+    pump = MetricsPump(PlainStore(), layout.node("job-1", 2, 0, "i-1.1"), path, earlier=[NODE])
+    pump._turn(True)
+    assert pump.progress.values == {"a": 1.0} and pump.progress.first_step == 5
+
+
+def test_the_disk_below_what_is_durable_may_be_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5, "a": 1}\n')
+    pump = MetricsPump(PlainStore(), NODE, path)
+    given: list[int] = []
+    pump._tail.forget = given.append  # type: ignore[method-assign]
+    pump._turn(True)
+    assert given == [path.stat().st_size]
