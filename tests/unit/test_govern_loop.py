@@ -13,7 +13,7 @@ from scripted_cloud import ScriptedWorld
 from stoker import layout, log
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
 from stoker.core.telling import Told
-from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.errors import StoreDenied, StoreUnavailable, Transient
 from stoker.governor import govern
 from stoker.governor.errands import Errand
 from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
@@ -364,6 +364,26 @@ def test_a_pass_tells_what_each_job_waits_for_and_ps_tells_the_same(
     summary = read_summary(world.store, A)
     assert summary is not None and summary.reason == "the money is spent"
     assert world.state(A).claims == () and world.state("b-bbbb").claims != ()
+
+
+def test_what_could_not_be_done_is_a_problem_and_what_its_job_waits_for(world: ScriptedWorld) -> None:
+    world.submit(A)
+    world.cloud.errors["launch"] = Transient("the cloud does not answer")
+    done = world.governor().run_pass()
+    assert done.problems == done.waiting == {A: "the cloud does not answer"}
+    assert world.state(A).open_claims and [type(action) for action in done.actions] == [Append]
+    summary = read_summary(world.store, A)
+    assert summary is not None and summary.reason == "the cloud does not answer"
+
+
+def test_a_place_that_cannot_be_swept_is_a_problem_of_no_job(world: ScriptedWorld) -> None:
+    world.submit(A, Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+    world.cloud.machines = {"i-2-0": _running("i-2-0", 2)}
+    world.cloud.errors["list_leftovers"] = Transient("no list today")
+    governor = world.governor()
+    done = governor.run_pass()
+    assert "no list today" in " ".join(done.problems.values()) and A not in done.problems and done.waiting == {}
+    assert governor.run_pass().problems == {}, "it is swept now and then"
 
 
 def test_what_a_warning_costs_to_note_is_a_problem_of_its_job(

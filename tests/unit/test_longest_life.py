@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 
+import pytest
+
 from stoker.core.policy import DEFAULT
 from stoker.governor.apply import Applier, longest_life_s
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory
 from stoker.model import Claimed, Closed, Ended, Event, Launched, ResumeAsked
 from stoker.rules import Exemption, House, Rule
-from stoker.spec import Limits
+from stoker.spec import Limits, Retry
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
 
@@ -46,3 +48,19 @@ def test_a_job_that_was_resumed_has_what_the_houses_bound_leaves_it() -> None:
     left = longest_life_s(make_spec(limits=Limits(max_runtime_s=3000.0)))
     assert life_s(*before, until=date(2025, 12, 31)) == left
     assert life_s(*before, until=EPOCH.date()) == longest_life_s(make_spec(limits=Limits(max_runtime_s=86400.0)))
+
+
+@pytest.mark.parametrize(
+    ("max_cost", "burn_s", "held_s"),
+    [(None, 0.001, 1000.0), (0.5, 0.001, 500.0), (5.0, 0.001, 1000.0), (0.5, 0.0, 1000.0), (0.0, 0.001, 0.0)],
+)
+def test_a_machine_is_held_after_a_failure_no_longer_than_the_money_lasts(
+    max_cost: float | None, burn_s: float, held_s: float
+) -> None:
+    spec = make_spec(limits=Limits(max_runtime_s=3600.0, max_cost=max_cost))
+    usual, held = longest_life_s(spec), longest_life_s(replace(spec, retry=Retry(hold_on_failure_s=1000.0)), burn_s)
+    assert usual is not None and held is not None and held - usual == pytest.approx(held_s)
+
+
+def test_a_machine_of_a_job_whose_time_nothing_bounds_may_live_for_ever() -> None:
+    assert longest_life_s(make_spec(limits=Limits(max_cost=1.0)), 1.0) is None

@@ -72,6 +72,18 @@ def test_a_machine_that_switched_itself_off_before_its_agent_spoke_failed_to_boo
     assert reason(Told(None, "a traceback\n")) is None
 
 
+def test_a_machine_that_its_cloud_ended_before_its_agent_spoke_failed_to_boot() -> None:
+    failed = Gone(False, "InternalError: its host failed")
+    assert (
+        reason(Told(failed, "stoker: boot failed: no Python here\n")) == "boot failed: InternalError: its host failed"
+    )
+    assert reason(Told(failed), beat=make_beat(100)) is None, "it had booted"
+    node = _last_words(Told(failed), make_facts(2), None)  # type: ignore[arg-type]
+    assert isinstance(node.exit, Known) and node.exit.value is not None
+    left = node.exit.value.value
+    assert (left.outcome, left.why) == ("infrastructure", "boot") and node.notice == Known(None) and not node.dry
+
+
 def test_a_cloud_that_finds_out_late_that_it_has_no_machine() -> None:
     told = Told(Gone(False, "CapacityError: none", dry=True))
     node = _last_words(told, make_facts(2), None)  # type: ignore[arg-type]
