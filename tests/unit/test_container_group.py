@@ -6,15 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stoker.agent.container.group import Cell, ContainerGroup, _cgroups, find_cgroups
-from stoker.agent.supervise import ask
+from stoker.agent.enclosure import Command
+from stoker.agent.supervise import Ending, Training
 from stoker.processes import stat_of
 
 ID = "0f66a0602ed9e58409b476f44cca0dcf6a5154576ffc1f6fdd9c9f94f6a51d1d"
@@ -165,7 +169,7 @@ print(len(heard), flush=True)
 
 
 @pytest.mark.parametrize("name", ["tini", "docker-init", "dumb-init"])
-def test_an_init_is_asked_through_and_nobody_is_asked_twice(name: str) -> None:
+def test_an_init_is_asked_through_and_nobody_is_asked_twice(name: str, tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", INIT, name, COUNTS], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert {child.stdout.readline(), child.stdout.readline()} == {"ready\n", "hears\n"}
@@ -182,7 +186,10 @@ def test_an_init_is_asked_through_and_nobody_is_asked_twice(name: str) -> None:
         def kill(self, timeout_s: float = 10.0) -> bool:
             raise NotImplementedError
 
-    ask(child.pid, Everybody())
+    enclosure: Any = SimpleNamespace(group=Everybody(), spawn=lambda *_: child)
+    training = Training(enclosure, threading.Event())
+    training.start(Command(("x",), {}, tmp_path), tmp_path / "log")
+    training.tell(Ending("stop", "asked", 1.0), tmp_path / "notice")
     assert child.stdout.readline() == "1\n"
     child.send_signal(signal.SIGKILL)
     child.wait()

@@ -238,21 +238,17 @@ def reserve(grace_s: float) -> float:
     return min(10.0, max(0.3, grace_s * 0.25))
 
 
-def ask(root: int, group: Members) -> None:
-    """SIGTERM for the command, and through shells for what they run.
-
-    Not for the whole group: a data loader's workers that died of it would break the very save that is asked for. A
-    shell passes no signal on, so what it runs is asked as well. An init does: what it runs is asked in its place, for
-    many a script takes a second signal as a reason not to save.
-    """
-    _ask(_targets(root, _processes(group)))
-
-
 def _processes(group: Members) -> dict[int, Process]:
     return {pid: process for pid in group.members() if (process := Process.of(pid)) is not None}
 
 
 def _targets(root: int, members: Mapping[int, Process]) -> list[Process]:
+    """Those to be asked to go: the command, and through shells what they run.
+
+    Not the whole group: a data loader's workers that died of SIGTERM would break the very save that is asked for. A
+    shell passes no signal on, so what it runs is asked as well. An init does: what it runs is asked in its place, for
+    many a script takes a second signal as a reason not to save.
+    """
     children: dict[int, list[int]] = {}
     for pid in members:
         stat = stat_of(pid)
