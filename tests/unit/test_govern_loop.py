@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import layout, log
+from stoker import codec, layout, log
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
 from stoker.core.telling import Told
 from stoker.errors import StoreDenied, StoreUnavailable, Transient
@@ -20,7 +20,7 @@ from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
 from stoker.governor.telling import SINGLE_S, WATCH_S
 from stoker.index import read_summary
 from stoker.model import Claimed, Closed, Ended, Launched, Leftover, Warned
-from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_snapshot, make_spec, make_state, nodes
+from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes
 
 A = "a-aaaa"
 
@@ -341,6 +341,23 @@ def test_markets_are_read_anew_now_and_then(world: ScriptedWorld, monkeypatch: p
         governor.run_pass()
         counts.append(len(made))
     assert counts == [1, 1, 2]
+
+
+def test_silence_is_judged_by_a_pass_over_all_jobs_and_not_by_one_over_some(world: ScriptedWorld) -> None:
+    for job in (A, "b-bbbb", "c-cccc"):
+        world.submit(job, Claimed(SPOT_A, 1), Launched(2, nodes(2)))
+        world.store.put(
+            layout.heartbeat(layout.node(job, 2, 0, layout.boot("i-2-0", 0))), codec.dumps(make_beat(1).value)
+        )
+    world.cloud.now_s = 3600.0
+    for job in ("b-bbbb", "c-cccc"):
+        world.store.put(
+            layout.heartbeat(layout.node(job, 2, 0, layout.boot("i-2-0", 0))), codec.dumps(make_beat(1).value)
+        )
+    world.cloud.machines = {"i-2-0": _running("i-2-0", 2)}
+    governor = world.governor()
+    assert governor.run_pass(only={A}).actions == ()
+    assert {action.job for action in governor.run_pass().actions} == {A}
 
 
 def test_a_plan_is_made_without_doing_anything(world: ScriptedWorld) -> None:

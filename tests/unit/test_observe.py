@@ -234,6 +234,16 @@ def test_offerings_are_asked_for_only_where_a_claim_is_wanted(world: ScriptedWor
     assert jobs[B].offerings == Unknown("not allowed to ask for prices")
 
 
+def test_what_is_on_offer_for_a_job_of_another_computer_is_unknown_here(world: ScriptedWorld) -> None:
+    world.cloud.place = "here"  # type: ignore[attr-defined]
+    world.submit(A)
+    memory = Memory()
+    memory.submissions[A] = Submission(A, make_spec(), "jane", place="there")
+    (job,) = look(world, memory).snapshot.jobs
+    assert isinstance(job.offerings, Unknown) and "a governor has to run there" in str(job.offerings)
+    assert world.cloud.called("offerings") == []
+
+
 @pytest.mark.parametrize(("for_s", "known"), [(60.0, {SPOT_A.key: at(5)}), (0.0, {})])
 def test_what_any_job_found_dry_counts_where_that_means_something(
     world: ScriptedWorld, for_s: float, known: dict[str, object]
