@@ -84,6 +84,15 @@ def test_folders_are_removed_with_their_last_object_and_no_earlier(store: Folder
     assert not (tmp_path / "store" / "a").exists() and (tmp_path / "store").is_dir()
 
 
+def test_folders_are_made_and_removed_however_deep_a_key_is(store: FolderStore, tmp_path: Path) -> None:
+    deep = "/".join(["deep"] * 50)
+    for number, write in enumerate((store.put, store.create)):
+        write(f"{number}/{deep}/k", b"x")
+    assert keys(store, "0/") == [f"0/{deep}/k"]
+    store.delete([f"0/{deep}/k", f"1/{deep}/k"])
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [PARTIAL, "a"]
+
+
 def test_a_deletion_that_fails_midway_removes_the_folders_it_has_emptied(
     store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

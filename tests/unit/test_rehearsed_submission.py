@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker import submitting
+from stoker import submitting, tools
 from stoker.core.placement import MAX_COST
 from stoker.errors import InvalidRequest, QuotaExceeded, UserError
 from stoker.model import Offering
@@ -279,3 +279,58 @@ def test_code_that_is_not_there_is_named(
 ) -> None:
     with pytest.raises(UserError, match=told):
         prepare(place, monkeypatch, Thorough(), **fields)
+
+
+# ── Programs for the machines ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Bundled(Cloud):
+    """Lends machines of two architectures that install their own agents."""
+
+    def __init__(self, *, bundled: bool = True) -> None:
+        super().__init__(lambda: None)
+        self.capabilities = replace(self.capabilities, bundled=bundled)
+
+    def architectures(self, offerings: Sequence[Offering]) -> set[str]:
+        return {"arm64", "x86_64"}
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, set[str], bool]]:
+    """What was asked to be built: each program, for which machines, and whether without asking an index."""
+    found: list[tuple[Any, set[str], bool]] = []
+
+    def build_all(program: Any, arches: Any, *, offline: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        found.append((program, set(arches), offline))
+        return (f"built {program.name}",), (f"no {program.name}",)
+
+    monkeypatch.setattr(tools, "build_all", build_all)
+    return found
+
+
+def job_with(requirements: str | None) -> Spec:
+    return Spec(name="job", run=("true",), resources=RESOURCES, environment=Environment(requirements=requirements))
+
+
+def test_machines_that_install_packages_get_uv_and_all_get_a_program_that_looks_at_stalls(built: list[Any]) -> None:
+    both = {"arm64", "x86_64"}
+    found = submitting.pack_tools(Bundled(), job_with("requirements.txt"), ())  # type: ignore[arg-type]
+    assert built == [(tools.SPY, both, False), (tools.UV, both, False)]
+    spy, uv = tools.SPY.name, tools.UV.name
+    assert found == ((f"built {spy}", f"built {uv}"), (f"no {uv}",)), "nothing is missed that no job needs"
+    built.clear()
+    found = submitting.pack_tools(Bundled(), job_with(None), (), offline=True)  # type: ignore[arg-type]
+    assert built == [(tools.SPY, both, True)] and found == ((f"built {spy}",), ())
+
+
+def test_machines_that_have_an_agent_get_no_programs(built: list[Any]) -> None:
+    here = Bundled(bundled=False)
+    assert submitting.pack_tools(here, job_with("requirements.txt"), ()) == ((), ())  # type: ignore[arg-type]
+    assert submitting.pack_agents(here, job_with(None), ()) == ((), ()) and built == []  # type: ignore[arg-type]
+
+
+def test_machines_are_of_the_usual_architecture_where_a_provider_tells_none(built: list[Any]) -> None:
+    plain = Cloud(lambda: None)
+    plain.capabilities = replace(plain.capabilities, bundled=True)
+    submitting.pack_tools(plain, job_with(None), ())  # type: ignore[arg-type]
+    assert [arches for _, arches, _ in built] == [{"x86_64"}]
