@@ -139,6 +139,19 @@ def test_links_are_read_and_names_that_cannot_be_kept_are_left_out(node: Node, s
     assert node.sync.status().unsynced_bytes == 0
 
 
+def test_a_link_is_sent_again_when_the_file_that_it_leads_to_has_changed(node: Node, store: Store) -> None:
+    write(node.folder / "model.pt", "1")
+    (node.folder / "latest.pt").symlink_to("model.pt")
+    (node.folder / "nowhere").symlink_to("gone")
+    node.tick(rounds=6)
+    assert stored(store) == {"model.pt": b"1", "latest.pt": b"1"}
+    write(node.folder / "model.pt", "22")
+    node.tick(rounds=6)
+    assert stored(store) == {"model.pt": b"22", "latest.pt": b"22"}
+    report = node.sync.report()
+    assert (report.files, report.size, report.left_out) == (2, 4, 0)
+
+
 def test_an_outage_is_waited_out(tmp_path: Path) -> None:
     memory = memory_store()
     client = memory.client()

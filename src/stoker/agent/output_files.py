@@ -171,9 +171,10 @@ class OutputFiles:
                 if not source.whole and not self._is_new(source, path, file):
                     continue
                 target = _target_of(files, path) if self._confinement is not None else path
-                if target is not None:
-                    real = files[target]._replace(path=source.prefix + path)
-                    found.setdefault(source.prefix + path, Output(real, source.folder / target))
+                real = _followed(source.folder, files[target]) if target is not None else None
+                if target is not None and real is not None:
+                    named = source.prefix + path
+                    found.setdefault(named, Output(real._replace(path=named), source.folder / target))
         return found
 
     def unkept(self, declared: Mapping[str, Output]) -> list[LeftOut]:
@@ -263,6 +264,17 @@ def without_caches(files: Files) -> Files:
 
 def _output(source: Source, path: str, file: File) -> Output:
     return Output(file._replace(path=source.prefix + path), source.folder / path)
+
+
+def _followed(folder: Path, file: File) -> File | None:
+    """A link as the file that it leads to at this moment, which changes without the link; None: it leads to none."""
+    if file.link is None:
+        return file
+    try:
+        status = (folder / file.path).stat()
+    except OSError:
+        return None
+    return File(file.path, Signature.of(status), status.st_mode) if stat.S_ISREG(status.st_mode) else None
 
 
 def _target_of(files: Files, path: str) -> str | None:
