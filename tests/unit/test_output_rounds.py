@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from stoker import layout
 from stoker.agent import outputs
 from stoker.agent.output_files import OutputFiles, Source
 from stoker.agent.outputs import OutputSync
+from stoker.agent.snapshot import scan
 from stoker.store import FileChanged
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -287,6 +289,48 @@ def test_after_failures_it_waits_ever_longer_up_to_a_bound_and_begins_anew(world
     assert world.sync._retry_at - world.clock.s == 0.5
 
 
+def test_the_first_round_of_all_may_fail_and_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    before = world.sync.status()
+    assert (before.files, before.unsynced_bytes, before.bytes_moved, before.error) == (0, 0, 0, None)
+    world.write("a", "1")
+    world.sync._settle_s = 0.0
+    world.client.outage(True)
+    world.tick()
+    assert world.sync._retry_at - world.clock.s == 0.5
+    world.tick(rounds=3)
+    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+        "outputs cannot be brought to the store now"
+    ]
+    assert world.sync.status().unsynced_bytes == 1
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_end_whose_first_look_hangs_is_no_success_and_keeps_no_process_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    files = OutputFiles([Source(tmp_path / "out", whole=True)])
+    release, looking = threading.Event(), threading.Event()
+    own = files.declared
+
+    def declared() -> object:
+        looking.set()
+        release.wait(LIMIT_S)
+        return own()
+
+    monkeypatch.setattr(files, "declared", declared)
+    sync = OutputSync(memory_store(), JOB, 1, 0, files)
+    if started:
+        sync.start()
+        assert looking.wait(LIMIT_S)
+    try:
+        assert not sync.final(0.01)
+        assert sync._thread is not None and sync._thread.is_alive() and sync._thread.daemon
+    finally:
+        release.set()
+    sync._thread.join(LIMIT_S)
+    assert not sync._thread.is_alive()
+
+
 def test_at_the_end_an_outage_of_before_is_not_waited_out(world: World) -> None:
     world.write("a", "1")
     world.client.outage(True)
@@ -298,7 +342,9 @@ def test_at_the_end_an_outage_of_before_is_not_waited_out(world: World) -> None:
     assert world.plain() == {"a": b"1"}
 
 
-def test_one_bad_round_does_not_end_the_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bad_round_does_not_end_the_syncing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(outputs, "_POLL_S", 0.001)
     monkeypatch.setattr(outputs, "_BACKOFF_S", 0.001)
     write(tmp_path / "out/a", "1")
@@ -322,9 +368,12 @@ def test_one_bad_round_does_not_end_the_syncing(tmp_path: Path, monkeypatch: pyt
     sync._thread.join(LIMIT_S)
     assert not sync._thread.is_alive()
     assert noted[0] == "RuntimeError: odd"
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == ["output sync"]
 
 
-def test_a_fault_that_does_not_pass_ends_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_does_not_pass_ends_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(outputs, "_POLL_S", 0.001)
     files = OutputFiles([Source(tmp_path / "out", whole=True)])
     tries = []
@@ -337,6 +386,7 @@ def test_a_fault_that_does_not_pass_ends_the_last_round(tmp_path: Path, monkeypa
     sync = OutputSync(memory_store(), JOB, 1, 0, files)
     sync.final(10_000.0)
     assert len(tries) == 5
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == ["last output sync"] * 5
     assert [(one.path, one.size, one.why) for one in sync.report().named] == [
         (".", 0, "the rest cannot be kept: RuntimeError: odd")
     ]
@@ -392,15 +442,27 @@ def test_a_later_end_gives_no_more_time(world: World, monkeypatch: pytest.Monkey
     assert not world.sync.final(5.0, later)
 
 
-def test_the_end_tells_what_went_wrong_last(world: World) -> None:
+def test_the_end_tells_what_went_wrong_last(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.client.outage(True)
     world.write("a", "1")
 
     def until() -> float:
         return 0.0 if world.sync._error else float("inf")
 
+    caplog.clear()
     assert not world.sync.final(10_000.0, until)
     assert world.sync.report().named[0].why.startswith("StoreUnavailable: ")
+    assert len(caplog.records) == 1, "at the end it is said once more, however often it failed before"
+
+
+def test_saves_that_no_commit_has_are_sent_at_the_end(tmp_path: Path) -> None:
+    write(tmp_path / "work/checkpoints/step-3.pt", "weights")
+    work = Source(tmp_path / "work", takes=lambda path: not path.startswith("checkpoints/"))
+    memory = memory_store()
+    sync = OutputSync(memory, JOB, 1, 0, OutputFiles([], work))
+    sync.keep_saves(tmp_path / "work/checkpoints", scan(tmp_path / "work/checkpoints"))
+    assert sync.final(LIMIT_S)
+    assert plain(memory) == {"checkpoints/step-3.pt": b"weights"}
 
 
 @pytest.mark.parametrize("publish", [True, False])
@@ -411,16 +473,40 @@ def test_plain_names_of_large_files_follow_at_the_end_where_that_is_asked(
     for number in (1, 2):
         world.write("large", f"{number}" * (19 + number))
         world.write("sub/large", f"{number}" * (19 + number))
+        if number == 1:
+            (world.folder / "link").symlink_to("large")
         world.tick(rounds=6)
     assert world.sync.final(LIMIT_S, publish=publish)
     wait_for(lambda: not world.sync._thread.is_alive())  # type: ignore[union-attr]
     last = b"2" * 21 if publish else b"1" * 20
-    assert world.plain() == {"large": last, "sub/large": last}
+    assert world.plain() == {"large": last, "link": last, "sub/large": last}
+
+
+def test_an_end_is_a_success_when_only_plain_names_are_left_to_follow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
+    for number in (1, 2):
+        world.write("large", f"{number}" * (19 + number))
+        world.tick(rounds=6)
+    release = threading.Event()
+
+    def publish(_path: str, _held: Path) -> None:
+        world.clock.s += 1000.0
+        release.wait(LIMIT_S)
+
+    monkeypatch.setattr(world.sync._writer, "publish", publish)
+    try:
+        assert world.sync.final(LIMIT_S, publish=True)
+        assert world.sync._thread is not None and world.sync._thread.is_alive()
+    finally:
+        release.set()
+        world.sync._thread.join(LIMIT_S)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("trouble", ["fails", "time"])
 def test_a_plain_name_that_cannot_follow_is_no_failure(
-    world: World, monkeypatch: pytest.MonkeyPatch, trouble: str
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     monkeypatch.setattr(outputs, "WHOLE_BYTES", 10)
     for number in (1, 2):
@@ -441,6 +527,8 @@ def test_a_plain_name_that_cannot_follow_is_no_failure(
     assert world.sync.final(LIMIT_S, publish=True)
     wait_for(lambda: not world.sync._thread.is_alive())  # type: ignore[union-attr]
     assert published == (["a", "b"] if trouble == "fails" else ["a"])
+    logged = ["a has an older version under its plain name: no"] if trouble == "fails" else []
+    assert [one.getMessage() for one in caplog.records] == logged
 
 
 def test_closing_ends_it_without_a_last_round(tmp_path: Path) -> None:
@@ -453,6 +541,23 @@ def test_closing_ends_it_without_a_last_round(tmp_path: Path) -> None:
     assert not world.sync._thread.is_alive() and world.plain() == {}
     world.client.outage(True)
     assert not world.sync.final(0.05)
+
+
+@pytest.mark.parametrize("how", ["close", "final"])
+def test_an_end_is_not_slept_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(outputs, "_POLL_S", 10_000.0)
+    world = World(tmp_path)
+    sync = world.sync
+    sync.start()
+    wait_for(lambda: sync._look_at > 0)
+    assert sync._thread is not None
+    if how == "close":
+        sync.close()
+        sync._thread.join(10.0)
+    else:
+        sync._monotonic = time.monotonic
+        assert sync.final(10.0)
+    assert not sync._thread.is_alive()
 
 
 def test_declared_files_are_sent_before_those_beside_the_code(tmp_path: Path) -> None:
