@@ -231,6 +231,26 @@ def test_a_heartbeat_tells_what_the_training_reports(world: AgentWorld) -> None:
     assert (left.step, left.first_step, left.metrics) == (3, 3, {"loss": 0.5})
 
 
+def test_what_the_training_reports_to_its_file_is_in_the_store(world: AgentWorld) -> None:
+    world.submit("sh", "-c", """echo '{"step": 4, "loss": 0.25}' >> "$STOKER_CHANNEL/metrics.jsonl" """)
+    life = world.life(world.claim())
+    left = world.run(life)
+    assert (left.step, left.metrics) == (4, {"loss": 0.25})
+    assert list(world.store.list(f"{life.node.key}/metrics/"))
+
+
+def test_programs_are_fetched_as_the_submission_names_them(world: AgentWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    submission = Submission(JOB, Spec(name="job", run=("true",)), "test", tools={"py-spy": "a digest"})
+    data = codec.dumps(submission)
+    world.store.put(layout.spec(JOB), data)
+    world.append(Submitted(spec_digest=codec.digest(data), submitter="test"))
+    life = world.life(world.claim())
+    world.run(life)
+    monkeypatch.setattr(life_module, "find_spy", lambda: None)
+    monkeypatch.setattr(life_module, "fetch_program", lambda _store, tools, name, _folder: tools[name])
+    assert life._spy() == "a digest"  # type: ignore[comparison-overlap]
+
+
 METRICS = {"step": r"step (\d+)", "loss": r"loss (\S+)"}
 
 
