@@ -355,6 +355,17 @@ def test_what_watched_rules_would_make_of_a_failure_is_told_once() -> None:
         assert isinstance(event, Ended) and event.outcome == "failed", "and nothing is done"
 
 
+def test_watched_rules_that_change_nothing_beside_those_that_count_are_not_told() -> None:
+    job = make_snapshot(make_state(*RUNNING), failed(2, "EFA device is down"))
+    counting = "name: efa, failure: {log: EFA}"
+    ((event, reason),) = decided(job, policy(counting))
+    assert isinstance(event, Closed) and event.rule == "policy:efa"
+    for watched in ("name: later, failure: {log: EFA}, then: stop", "name: none, resume: {times: 0}"):
+        assert decided(job, policy(counting, f"{watched}, audit: true")) == [(event, reason)]
+    ((told, _),) = decided(job, policy("name: first, failure: {log: EFA}, then: stop, audit: true", counting))
+    assert told == Warned(code="policy:first")
+
+
 def test_that_a_watched_rule_would_give_spot_up_is_told_once() -> None:
     by = policy("spot: {on_demand_after: 0}, audit: true")
     taken = (*RUNNING, Closed(2, "reclaimed", "notice", restart=True))
