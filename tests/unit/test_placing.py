@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_world import write
@@ -242,3 +244,19 @@ def test_where_there_is_no_place_beside_the_folder_files_are_moved_inside_it(job
     assert job.restore({}) == ["half"]
     inside = job.folder / ".tmp-replaced"
     assert tree(inside) == {"half": "1", "1/half": "2"}
+
+
+def test_a_file_that_cannot_be_read_is_moved_and_not_deleted(job: Restores, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.restore({})
+    write(job.folder / "a", "whole")
+    opened = Path.open
+
+    def failing(self: Path, *args: Any, **options: Any) -> Any:
+        if self == job.folder / "a":
+            raise OSError(errno.EIO, "the disk")
+        return opened(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", failing)
+        assert job.restore({}, in_store=("whole",)) == ["a"]
+    assert tree(job.aside) == {"a": "whole"}

@@ -365,3 +365,51 @@ def test_a_file_that_changes_while_it_is_kept_is_not(copying: Copying, monkeypat
     monkeypatch.setattr(save_copies, "signature_of", lambda _path, _file: None)
     with pytest.raises(FileChanged):
         copying.copies._hold(now)
+
+
+def test_a_process_that_wrote_and_ended_makes_a_save_doubtful_but_a_worker_that_came_and_went_does_not(
+    copying: Copying,
+) -> None:
+    doubtful = []
+    for number, members in enumerate(({1, 2}, {1, 3}, {1}, {1}, set())):
+        copying.write("model", size=100 + number)
+        files = scan(copying.folder)
+        copying.copies._close(files, copying.copies._keep(files), frozenset(members))
+        last = copying.copies._bursts.last
+        assert last is not None
+        doubtful.append(last.suspect)
+    assert doubtful == [False, False, False, False, True]
+
+
+def test_a_folder_that_is_watched_anew_has_no_save_that_might_turn_out_to_be_whole(copying: Copying) -> None:
+    copying.write("model")
+    files = scan(copying.folder)
+    copying.copies._close(files, copying.copies._keep(files), frozenset())
+    assert copying.copies._candidate is not None
+    copying.copies._forget()
+    assert copying.copies._candidate is None
+    assert copying.keep() == {"model": "copied"}
+
+
+def test_what_lies_there_when_the_watch_begins_is_not_copied(tmp_path: Path, store: Store) -> None:
+    world = World(tmp_path, store, monotonic=time.monotonic, settle_s=NEVER_S, busy_s=NEVER_S)
+    (world.folder / "old.bin").write_bytes(b"old")
+    world.sync = world.make()
+    world.sync.start()
+    until(lambda: copies_of(world).calm_s(0.0) is not None)
+    for step in range(1, 4):
+        save(world, model=content(step))
+    kept = copies_of(world).newest()
+    assert kept is not None
+    assert (set(kept.files), set(kept.kept)) == ({"old.bin", "model.bin"}, {"model.bin"})
+    world.sync.close()
+
+
+def test_each_write_ends_the_calm(world: World) -> None:
+    copies = copies_of(world)
+    begun = copies._wrote_at
+    save(world, model=content(1))
+    first = copies._wrote_at
+    assert begun is not None and first is not None and first > begun
+    save(world, model=content(2))
+    assert copies._wrote_at is not None and copies._wrote_at > first

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import checkpoint_world
+import pytest
 from checkpoint_world import (
     World,
     age,
@@ -241,6 +242,37 @@ def test_a_restarted_agent_where_no_training_began_commits_nothing(tmp_path: Pat
     assert recovering(world).sync.final(LIMIT_S) is None
     assert world.sync.status().error is None
     assert checkpoints(store) == []
+
+
+def test_a_restarted_agent_commits_nothing_of_what_was_only_restored(tmp_path: Path, store: Store) -> None:
+    first = World(tmp_path, store).begin()
+    first.write(model="1")
+    first.settle()
+    second = World(tmp_path, store, claim=2).restore_newest().begin()
+    age(second.folder, seconds=60)
+    assert recovering(second).sync.final(LIMIT_S) is None
+    assert len(checkpoints(store)) == 1
+
+
+def test_a_restarted_agent_waits_for_a_store_that_does_not_say_what_it_has(tmp_path: Path, memory: MemoryStore) -> None:
+    client = memory.client()
+    world = World(tmp_path, client).begin()
+    world.write(model="1")
+    age(world.folder, seconds=60)
+    client.outage(True)
+    assert recovering(world).sync.final(0.2) is None
+    assert "StoreUnavailable" in (world.sync.status().error or "")
+    threading.Timer(0.3, client.outage, [False]).start()
+    assert recovering(world).sync.final(LIMIT_S) is not None
+
+
+def test_what_is_left_out_at_the_end_is_told(tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    world = final_world(tmp_path, store).begin()
+    (world.folder / "state.json").write_text('{"step": 1')
+    assert world.sync.final(LIMIT_S) is None
+    held_back = world.sync.status().held_back
+    assert held_back is not None and held_back.startswith("state.json is not part of the checkpoint: ")
+    assert held_back in [record.getMessage() for record in caplog.records]
 
 
 def test_patterns_are_what_the_docs_say() -> None:

@@ -53,14 +53,6 @@ def test_what_was_restored_last_is_kept(tmp_path: Path, store: Store) -> None:
     assert restored_content(store, tmp_path / "back", oldest) == {"step-0/model": b"0"}
 
 
-def test_nothing_is_pruned_unless_this_attempt_trains(tmp_path: Path, store: Store) -> None:
-    world = World(tmp_path, store, keep=1, allowed=lambda: False).begin()
-    for number in range(3):
-        world.save(f"step-{number}", {"model": f"{number}"})
-        world.tick()
-    assert len(checkpoints(store)) == 3
-
-
 def test_nothing_is_pruned_once_a_newer_claim_has_committed(tmp_path: Path, store: Store) -> None:
     old = World(tmp_path, store, keep=1).begin()
     old.save("step-0", {"model": "0"})

@@ -208,6 +208,12 @@ def test_a_training_that_failed_alone_may_have_left_out_files_of_its_save() -> N
     assert scene.held(files(s__a=2)) == {}, "with success it meant to save no more"
 
 
+def test_a_folder_that_was_being_removed_at_the_end_is_held_back_and_one_that_lies_still_is_not() -> None:
+    scene = Scene(files(step_1__a=1, step_1__b=1, step_2__a=1)).knows("step_0/a.pt", "step_0/b.pt")
+    died = TrainingEnd("died")
+    assert scene.held(files(step_1__b=1, step_2__a=1), died) == {"step_1": "files of it were being removed"}
+
+
 def test_what_was_open_at_the_end_is_not_whole() -> None:
     end = replace(LEFT, open=frozenset({"a.pt"}))
     assert Scene({}).held(files(a=2), end) == {"": "it was being written when the training ended"}

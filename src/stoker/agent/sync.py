@@ -92,10 +92,10 @@ class CheckpointSync:
 
     `channel` is the folder shared with the training; `scratch` one of the agent's own, on the same disk as `folder` if
     possible, and the same for every agent of this node. `writing` gives the files under `folder` that the training
-    has open for writing. `peers` gives the ranks whose `status().files` is not 0. `allowed` says whether this attempt
-    is the one that trains: only then is anything pruned. `lead_finished`: rank 0 will commit nothing more. `trust`
-    tells which manifests count; without it the log is asked. `selection` says which files of the folder are
-    checkpoints. `recovering`: this agent was restarted and never trains; it only calls `final`.
+    has open for writing. `peers` gives the ranks whose `status().files` is not 0. `lead_finished`: rank 0 will commit
+    nothing more. `trust` tells which manifests count; without it the log is asked. `selection` says which files of the
+    folder are checkpoints. `recovering`: this agent was restarted and never trains; it only calls `final`, and prunes
+    nothing.
     """
 
     def __init__(
@@ -112,7 +112,6 @@ class CheckpointSync:
         keep: int = 3,
         writing: Callable[[], Writing] = lambda: Writing({}, frozenset()),
         peers: Callable[[], Iterable[int]] = tuple,
-        allowed: Callable[[], bool] = lambda: True,
         lead_finished: Callable[[], bool] = lambda: False,
         restored: Restored | None = None,
         trust: Trust | None = None,
@@ -132,7 +131,6 @@ class CheckpointSync:
         self._store, self._job, self._claim, self._rank, self._nodes = store, job, claim, rank, nodes
         self._folder = folder
         self._peers = peers
-        self._allowed = allowed
         self._lead_finished = lead_finished
         self._restored, self._recovering = restored, recovering
         self._settle_s = settle_s
@@ -417,7 +415,7 @@ class CheckpointSync:
             self._prune_error = f"{type(error).__name__}: {error}"
 
     def _may_prune(self) -> bool:
-        if self._recovering or not self._allowed():
+        if self._recovering:
             return False
         if self._pressed_until is None:
             return self._until is None or self._monotonic() + _PRUNE_SPARE_S < self._until
