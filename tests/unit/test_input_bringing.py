@@ -227,6 +227,9 @@ def test_a_folder_of_this_machine_is_used_in_place_and_its_shard_is_links(world:
     view = Path(inputs.bring({"data": Input(folder.as_uri(), shard=True)})["data"])
     assert [(path.name, path.readlink()) for path in view.iterdir()] == [("b", folder / "b")]
     assert inputs.paths == [folder, view]
+    (view / "left").symlink_to(folder / "a")
+    inputs.bring({"data": Input(folder.as_uri(), shard=True)})
+    assert [path.name for path in view.iterdir()] == ["b"], "what an earlier attempt had there is gone"
     (folder / "b").unlink()
     assert told(world, Input(folder.as_uri(), shard=True), rank=1, nodes=2) == (
         f"inputs.data: {folder / 'b'} is not there any more; the nodes share out what the first of them found: "

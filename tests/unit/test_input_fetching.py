@@ -63,8 +63,10 @@ def test_every_part_is_fetched_once_and_noted(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(fetching, "THREADS", 3)
     bucket = PlainBucket(FILES)
     kept = begun(tmp_path, bucket)
-    Fetch(kept, kept.missing(), lambda _: None).run(nothing)
+    fetch = Fetch(kept, kept.missing(), lambda _: None)
+    fetch.run(nothing)
     assert there(kept) == FILES
+    assert fetch._progress.text().startswith("5 B of 5 B, 3 of 3 files"), "one came in two parts and counts once"
     assert sorted(bucket.asked) == [("a", 0), ("a", 2), ("empty", 0), ("sub/b", 0)]
     os.close(kept._lock)
     again = begun(tmp_path, bucket)
@@ -132,6 +134,7 @@ def test_a_beginning_of_another_size_is_not_built_upon(tmp_path: Path, monkeypat
     (kept.files / "a").write_bytes(b"longer than it was")
     Fetch(kept, parts, lambda _: None).run(nothing)
     assert there(kept) == {"a": b"abcd"}
+    assert open_files(tmp_path) == []
 
 
 def test_a_file_that_comes_in_parts_has_its_size_from_the_first(

@@ -243,6 +243,46 @@ def test_a_journal_of_another_boot_counts_once_all_was_on_the_disk(
     assert missing(again) == {("a", 0)}
 
 
+@pytest.mark.parametrize(("on_disk", "whole"), [(True, True), (False, False)])
+def test_after_a_power_cut_only_what_was_on_the_disk_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_disk: bool, whole: bool
+) -> None:
+    bucket = PlainBucket(FILES)
+    kept = fetched(tmp_path, bucket)
+    settled(kept)
+    kept.release()
+    if not on_disk:
+        (kept.folder / "settled").unlink()
+        assert kept._is_whole(), "in the same boot it is"
+    monkeypatch.setattr(keeping, "boot_id", lambda: "another boot")
+    again = Kept(tmp_path, bucket.listing())
+    assert take(again) is whole
+    if not whole:
+        assert missing(again) == {("a", 0), ("sub/b", 0), ("empty", 0)}
+
+
+def open_below(folder: Path) -> list[str]:
+    found = []
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(str(handle.readlink()))
+    return [path for path in found if path.startswith(f"{folder}/")]
+
+
+def test_what_was_kept_and_released_leaves_no_handle_open(tmp_path: Path) -> None:
+    """An agent keeps many inputs, and looks at all versions of each."""
+    bucket = PlainBucket(FILES)
+    for number in range(3):
+        bucket.objects["a"] = f"{number:03d}".encode()
+        kept = fetched(tmp_path, bucket)
+        settled(kept)
+        assert open_below(tmp_path) == [str(kept.folder / "lock")]
+        kept.release()
+        kept._settle()
+        prune(tmp_path)
+    assert open_below(tmp_path) == []
+
+
 def test_a_file_system_that_cannot_be_synced_is_not_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         @staticmethod
@@ -359,6 +399,30 @@ def test_a_file_that_a_training_left_in_the_way_is_replaced_by_the_link(tmp_path
     (new.files / "a").write_bytes(b"other")
     assert missing(new) == {("sub/b", 0)}
     assert (new.files / "a").samefile(old.files / "a")
+
+
+@pytest.mark.parametrize("place", ["files", "files/sub"])
+@pytest.mark.parametrize("whose", ["theirs", "mine"])
+def test_a_folder_that_a_training_replaced_by_a_link_is_not_followed(tmp_path: Path, whose: str, place: str) -> None:
+    bucket = PlainBucket(FILES)
+    old = fetched(tmp_path / "kept", bucket)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    bucket.objects["a"] = b"AAA"
+    new = Kept(tmp_path / "kept", bucket.listing())
+    take(new)
+    if whose == "theirs":
+        (old.folder / place).rename(tmp_path / "moved")
+        (old.folder / place).symlink_to(tmp_path / "moved")
+        assert ("sub/b", 0) in missing(new) and not (new.files / "sub/b").exists()
+    else:
+        (new.folder / place).parent.mkdir(exist_ok=True)
+        (new.folder / place).symlink_to(elsewhere)
+        parts = new.missing()
+        if place == "files":
+            with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+                Fetch(new, parts, lambda _: None).run(nothing)
+        assert list(elsewhere.iterdir()) == [], "nothing is written through the link"
 
 
 # ── Forgotten ─────────────────────────────────────────────────────────────────────────────────────────────────────────
