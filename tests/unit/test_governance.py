@@ -8,7 +8,7 @@ from datetime import date
 import pytest
 
 from stoker.core import auditing
-from stoker.core.governance import Subject, allowed, applies, bounded, broken
+from stoker.core.governance import Subject, allowed, applies, bounded, broken, names_submitters
 from stoker.model import Offering
 from stoker.policyfile import parse_policy
 from stoker.rules import House
@@ -115,6 +115,23 @@ def test_for_whom_and_except_for_whom() -> None:
     assert not applies(one, subject(job="job-7f3k"))
     # Any submitter may call a job so.
     assert applies(one, subject(replace(SPEC, name="job-7f3k"), job="job-7f3k-8888"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "matters"),
+    [
+        ("max_nodes: 1", False),
+        ("max_nodes: 1, for: {submitter: jane}", True),
+        ("max_nodes: 1, for: {team: nlp}", False),
+        ("max_nodes: 1, except: [{submitter: jane, until: 2026-12-31, why: a demo}]", True),
+        ("max_nodes: 1, except: [{job: job-1, until: 2026-12-31, why: a demo}]", False),
+        ("budget: {dollars: 10, period: day, by: submitter}", True),
+        ("budget: {dollars: 10, period: day, by: team}", False),
+    ],
+)
+def test_it_matters_which_person_submits_where_a_rule_asks_for_it(rule: str, matters: bool) -> None:
+    assert names_submitters(rules(rule)) is matters
+    assert names_submitters(rules("max_runtime: 1h", rule)) is matters
 
 
 def test_a_rule_names_submitters() -> None:
