@@ -22,12 +22,13 @@ from stoker.agent import life as life_module
 from stoker.agent.beat import Beat
 from stoker.agent.checkpoints.placing import OWN, FolderRecord
 from stoker.agent.closing import Closing
-from stoker.agent.exits import Trained, judge, make_exit
+from stoker.agent.exits import Trained, complete, judge, make_exit
 from stoker.agent.life import Left, Life
+from stoker.agent.metrics import Progress
 from stoker.agent.node import Node, utcnow
 from stoker.agent.supervise import Ended, Ending
 from stoker.agent.sync import SyncStatus
-from stoker.model import Closed, Exit, StopAsked, Submitted
+from stoker.model import CheckpointRef, Closed, Exit, ExitOutcome, KeptOutputs, StopAsked, Submitted, Waste
 from stoker.pack import pack
 from stoker.spec import Checkpoints, Code, Retry, Spec, Submission
 
@@ -450,3 +451,20 @@ def test_a_training_whose_enclosure_was_taken_away_did_not_fail_by_itself(tmp_pa
     said_by_itself = judge(trained, tmp_path, None, "its own word")
     assert (said_by_itself.outcome, said_by_itself.why) == ("failed", "finished")
     assert said_by_itself.reason == "the command ended with exit code 137: its own word"
+
+
+@pytest.mark.parametrize("outcome", ["failed", "interrupted"])
+def test_the_last_lines_of_a_training_that_failed_tell_its_cause(outcome: ExitOutcome) -> None:
+    lines = (*(f"line {n}" for n in range(30)), "Traceback (most recent call last):", "ValueError: too wide")
+    left = complete(make_exit(outcome, "finished", "oh", Trained()), None, None, lines, Waste(waited_s=4.0))
+    assert (left.cause is not None) is (outcome == "failed")
+    assert left.tail == lines[-20:] and left.waste == Waste(waited_s=4.0)
+    assert (left.checkpoint, left.commits, left.step, left.metrics) == (None, 0, None, {})
+
+
+def test_an_exit_tells_what_was_saved_and_reported() -> None:
+    ref, kept = CheckpointRef("key", "name"), KeptOutputs()
+    status, progress = SyncStatus(last=ref, commits=3), Progress(1, 9, {"loss": 0.5})
+    left = complete(make_exit("succeeded", "finished", "done", Trained()), status, progress, (), Waste(), kept)
+    assert (left.checkpoint, left.commits, left.first_step, left.step) == (ref, 3, 1, 9)
+    assert left.metrics == {"loss": 0.5} and left.outputs is kept and left.tail == ()

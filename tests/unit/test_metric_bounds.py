@@ -74,6 +74,12 @@ def test_nothing_of_a_line_that_is_too_long_is_taken_for_the_next_one() -> None:
     assert [sample.values for sample in scanner.feed(b"7\n8\n", 2.0)] == [{"n": 8.0}]
 
 
+def test_a_line_that_is_too_long_may_end_with_its_block() -> None:
+    scanner = MetricScanner({"n": r"(\d+)"})
+    scanner.feed(b"a" * (MAX_LINE_BYTES + 1), 1.0)
+    assert [sample.values for sample in scanner.feed(b"\n8\n", 2.0)] == [{"n": 8.0}]
+
+
 def test_of_a_line_that_is_too_long_its_beginning_counts() -> None:
     scanner = MetricScanner({"n": r"n=(\d+)"})
     line = b"n=1 " + b"x" * (MAX_LINE_BYTES - 7) + b"n=2 n=3"

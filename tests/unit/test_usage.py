@@ -87,6 +87,12 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetMemoryInfo(self, device: int) -> object:
         return types.SimpleNamespace(used=10, total=20)
 
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[object]:
+        if device:
+            raise RuntimeError("not supported")
+        used = (1_234_000_000, None)
+        return [types.SimpleNamespace(pid=100 + n, usedGpuMemory=used[n]) for n in range(2)]
+
 
 def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
@@ -96,6 +102,13 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = (GpuUsage(0, "H200", 87.0, 10, 20), GpuUsage(1, "H200", None, 10, 20))
     assert sampler.sample().gpus == sampler.sample().gpus == expected
     assert nvml.inits == 1
+
+
+def test_processes_on_gpus_are_told_with_their_memory_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.setattr(usage, "_DRIVER_SIGNS", (Path("/"),))
+    assert usage.Gpus().processes() == ["0 H200: 100 has 1,234 MB", "0 H200: 101 has ?"]
+    assert usage.Gpus().utilization() == (87.0, None)
 
 
 def test_a_broken_nvml_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
