@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -287,3 +288,23 @@ def test_a_check_that_raises_ends_the_program(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InterruptedError):
         mounts.mount(check)
     assert is_gone(int(mounts.log.read_text())) and mounts.unmounted == [mounts.target] * 2
+
+
+def test_what_serves_a_mount_ends_with_the_thread_that_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is killed leaves nothing behind; its next one mounts at the same place."""
+    mounts = Mounts(tmp_path, monkeypatch, "exec sleep 1000")
+    mounts.there = lambda: True
+    for _ in range(2):
+        served: list[mounting.Mounted] = []
+        thread = threading.Thread(target=lambda: served.append(mounts.mount()))  # noqa: B023
+        thread.start()
+        thread.join()
+        try:
+            assert served[0].server.wait(20) != 0
+        finally:
+            served[0].server.kill()
+
+
+def test_words_that_are_no_text_are_quoted_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotMountable, match="rclone ended with 1: \N{REPLACEMENT CHARACTER} no"):
+        Mounts(tmp_path, monkeypatch, "printf '\\377 no'; exit 1").mount()

@@ -47,6 +47,13 @@ def test_what_was_found_first_is_what_everybody_gets() -> None:
     assert sharing.pack(URL, FILES) == sharing.pack(URL, FILES)
 
 
+def test_thousands_of_files_are_shared_out_as_well() -> None:
+    store = MemoryStore(utcnow)
+    files = tuple(Meta(f"part-{number:06d}", number, sharing.UNTOLD, f"{number:032x}") for number in range(3000))
+    assert sharing.agree(store, KEY, URL, lambda: files) == files
+    assert sharing.agree(store, KEY, URL, never) == files
+
+
 def test_the_forger_of_these_tests_can_write_a_list() -> None:
     assert sharing.unpack(forged(("a", 1, "e")), URL) == (Meta("a", 1, sharing.UNTOLD, "e"),)
 
@@ -64,6 +71,7 @@ def test_the_forger_of_these_tests_can_write_a_list() -> None:
         sharing.pack("s3://bucket/other", FILES),
         forged(("a", 1, "e"), digest="0" * 64),
         forged(("a", 1, "e"), files=0),
+        forged(("a", 1, "e"), files=0, digest=sharing.digest_of(URL, ())),
         forged(("a", 1, "e"), files=2),
         forged(("a", 1, "e"), files=-1),
         forged(files=-1),
