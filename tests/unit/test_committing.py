@@ -230,3 +230,12 @@ def test_what_takes_long_is_sent_ahead_once_while_rank_0_is_still_at_it(
     (checkpoint,) = checkpoints(memory)
     assert set(checkpoint.manifests) == {0, 1}
     assert restored_content(memory, tmp_path / "back") == {"shard_0.pt": b"0", "shard_1.pt": b"1"}
+
+
+def test_a_store_that_is_far_away_gets_all_files_of_a_save(tmp_path: Path) -> None:
+    far = checkpoint_world.memory_store(near=False)
+    world = World(tmp_path, far).begin()
+    files = {f"part-{number}": f"{number}".encode() for number in range(20)}
+    world.save("step-1", files)
+    world.tick()
+    assert restored_content(far, tmp_path / "back") == {f"step-1/{name}": data for name, data in files.items()}

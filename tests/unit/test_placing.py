@@ -260,3 +260,9 @@ def test_a_file_that_cannot_be_read_is_moved_and_not_deleted(job: Restores, monk
         patch.setattr(Path, "open", failing)
         assert job.restore({}, in_store=("whole",)) == ["a"]
     assert tree(job.aside) == {"a": "whole"}
+
+
+def test_the_file_that_holds_a_folder_can_be_opened_again_by_the_same_user(tmp_path: Path) -> None:
+    os.close(hold_folder(tmp_path, "job-1"))
+    (held,) = tmp_path.iterdir()
+    assert held.stat().st_mode & 0o600 == 0o600

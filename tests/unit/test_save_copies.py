@@ -405,11 +405,11 @@ def test_what_lies_there_when_the_watch_begins_is_not_copied(tmp_path: Path, sto
     world.sync.close()
 
 
-def test_each_write_ends_the_calm(world: World) -> None:
-    copies = copies_of(world)
-    begun = copies._wrote_at
-    save(world, model=content(1))
-    first = copies._wrote_at
-    assert begun is not None and first is not None and first > begun
-    save(world, model=content(2))
-    assert copies._wrote_at is not None and copies._wrote_at > first
+def test_only_a_write_ends_the_calm(copying: Copying) -> None:
+    events = FolderEvents(copying.folder)
+    assert copying.copies._read(events) == []
+    assert copying.copies._wrote_at is None
+    copying.write("model")
+    assert {event.path for event in copying.copies._read(events)} == {"model"}
+    assert copying.copies._wrote_at is not None
+    events.close()

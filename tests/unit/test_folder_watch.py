@@ -1,0 +1,298 @@
+"""Tests of `FolderWatch`, look by look: what of a folder is committed, and when."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stoker.agent.checkpoints.choice import Choice
+from stoker.agent.checkpoints.folder_watcher import FolderWatch
+from stoker.agent.checkpoints.format_check import FormatCheck
+from stoker.agent.checkpoints.whole_units import TrainingEnd
+from stoker.model import BlobRef
+from stoker.processes import OpenFile, Writing
+
+SETTLE_S, BUSY_S = 2.0, 30.0
+
+
+class Folder:
+    """A folder that is watched. Time passes between looks; files have the times that the test counts upwards."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.now, self.written = root, 1000.0, 0
+        self.open: dict[str, bool] = {}
+        self.members = frozenset({1})
+        self.broken: set[str] = set()
+        self.watch = FolderWatch(
+            root, self.writing, settle_s=SETTLE_S, busy_s=BUSY_S, monotonic=lambda: self.now, check=self.check
+        )
+
+    def writing(self) -> Writing:
+        files = {self.root / path: OpenFile(frozenset({1}), appending) for path, appending in self.open.items()}
+        return Writing(files | {Path("/elsewhere/x"): OpenFile(frozenset({1}), False)}, self.members)
+
+    def check(self, path: Path) -> FormatCheck:
+        return FormatCheck("broken", "it is torn") if path.name in self.broken else FormatCheck("unknown")
+
+    def write(self, *paths: str, size: int = 10) -> None:
+        for path in paths:
+            self.written += 1
+            target = self.root / path
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(bytes([self.written % 256]) * size)
+            os.utime(target, (1_000_000 + self.written, 1_000_000 + self.written))
+
+    def look(self, after_s: float = 1.0) -> None:
+        self.now += after_s
+        self.watch.look()
+
+    def choose(self, after_s: float = 1.0) -> Choice | None:
+        self.look(after_s)
+        return self.watch.choose()
+
+    def commit(self) -> None:
+        """As it is, once it has settled."""
+        self.look()
+        choice = self.choose(SETTLE_S)
+        assert choice is not None
+        self.take(choice)
+
+    def take(self, choice: Choice) -> None:
+        files = {
+            path: BlobRef(path, f"{file.signature.modified_ns:064d}", file.size) for path, file in choice.files.items()
+        }
+        self.watch.committed_now(choice, choice.carried | files)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def chosen(choice: Choice | None) -> tuple[set[str], set[str], set[str]] | None:
+    """The files, those of them that are copied, and what stays as it was committed."""
+    return None if choice is None else (set(choice.files), set(choice.copies), set(choice.carried))
+
+
+def test_a_folder_settles_when_nothing_was_written_for_a_while(folder: Folder) -> None:
+    assert folder.choose() is None, "nothing is there"
+    folder.write("a", "s/b")
+    assert folder.choose() is None
+    assert folder.choose(SETTLE_S - 0.1) is None
+    assert chosen(folder.choose(0.1)) == ({"a", "s/b"}, set(), set())
+
+
+def test_a_folder_does_not_settle_while_a_file_is_open(folder: Folder) -> None:
+    folder.write("a")
+    folder.open = {"a": False}
+    folder.look()
+    assert folder.choose(SETTLE_S) is None
+    folder.open = {}
+    assert chosen(folder.choose(0.5)) == ({"a"}, set(), set()), "its writer lives, and closed it"
+
+
+def test_a_log_that_is_held_open_is_copied_and_is_no_reason_to_commit(folder: Folder) -> None:
+    folder.write("a", "run.bin")
+    folder.open = {"run.bin": True}
+    folder.look()
+    choice = folder.choose(SETTLE_S)
+    assert choice is not None and choice.streams == {"run.bin"}
+    assert chosen(choice) == ({"a", "run.bin"}, {"run.bin"}, set())
+    folder.take(choice)
+    folder.write("run.bin", size=20)
+    folder.look()
+    assert set(folder.watch.dirty()) == {"run.bin"}
+    assert folder.choose(SETTLE_S) is None
+
+
+def test_a_file_that_was_removed_is_no_reason_to_commit(folder: Folder) -> None:
+    folder.write("a", "b")
+    folder.commit()
+    (folder.root / "b").unlink()
+    folder.look()
+    assert folder.choose(SETTLE_S) is None
+
+
+def test_a_folder_of_which_a_file_was_removed_settles_as_late_as_after_a_write(folder: Folder) -> None:
+    folder.write("a", "c")
+    folder.look()
+    (folder.root / "c").unlink()
+    assert folder.choose(SETTLE_S - 0.5) is None
+    assert folder.choose(SETTLE_S - 0.1) is None, "the rest of it may be removed as well"
+    assert chosen(folder.choose(0.1)) == ({"a"}, set(), set())
+
+
+def test_a_unit_with_a_broken_file_stays_as_it_was(folder: Folder) -> None:
+    folder.write("s/a", "s/b", "t/a")
+    folder.commit()
+    folder.write("s/a", "s/b", "t/a")
+    folder.broken = {"a"}
+    folder.look()
+    assert folder.choose(SETTLE_S) is None, "nothing that is new is whole"
+    assert (folder.watch.held_back or "")[3:] == " (and 1 more) is not part of the checkpoint: it is torn"
+    folder.write("new")
+    folder.look()
+    choice = folder.choose(SETTLE_S)
+    assert chosen(choice) == ({"new"}, set(), {"s/a", "s/b", "t/a"})
+    assert choice is not None and [held.unit for held in choice.held] == ["s", "t"]
+    folder.take(choice)
+    assert set(folder.watch.dirty()) == {"s/a", "s/b", "t/a"}
+    folder.broken = set()
+    folder.write("s/a", "s/b", "t/a")
+    folder.commit()
+    assert folder.watch.held_back is None
+    assert folder.watch.dirty() == {}
+
+
+def test_what_is_uncommitted_is_counted(folder: Folder) -> None:
+    folder.write("a", size=7)
+    folder.look()
+    assert (set(folder.watch.dirty()), folder.watch.dirty_bytes) == ({"a"}, 7)
+    folder.commit()
+    assert (folder.watch.dirty(), folder.watch.dirty_bytes) == ({}, 0)
+    folder.write("b", size=5)
+    folder.look()
+    assert (set(folder.watch.dirty()), folder.watch.dirty_bytes) == ({"b"}, 5)
+
+
+def test_files_of_other_ranks_are_left_alone_as_long_as_they_look_the_same(folder: Folder) -> None:
+    folder.write("mine", "theirs")
+    folder.look()
+    folder.watch.set_foreign({"theirs": folder.watch.files["theirs"].signature})
+    assert set(folder.watch.files) == set(folder.watch.dirty()) == {"mine"}
+    folder.look()
+    assert set(folder.watch.files) == {"mine"}
+    folder.write("theirs")
+    folder.look()
+    assert set(folder.watch.files) == {"mine", "theirs"}
+
+
+# ── A folder that never settles ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def busy(folder: Folder, *paths: str, until_s: float) -> Choice | None:
+    """These files grow once a second, for so long; what is chosen in the last look."""
+    choice = None
+    for _ in range(int(until_s) + 1):
+        folder.write(*paths, size=folder.written + 11)
+        choice = folder.choose()
+    return choice
+
+
+def test_a_folder_that_has_been_changing_for_long_is_committed_from_copies_in_a_calm_moment(folder: Folder) -> None:
+    folder.write("still/a")
+    folder.commit()
+    assert busy(folder, "s/a", "s/b", until_s=BUSY_S) is None, "it is written this moment"
+    assert folder.choose(0.2) is None
+    assert chosen(folder.choose(0.05)) == ({"still/a", "s/a", "s/b"}, {"s/a", "s/b"}, set())
+
+
+def test_before_that_it_is_waited_for(folder: Folder) -> None:
+    busy(folder, "a", until_s=BUSY_S - 2)
+    assert folder.choose(0.25) is None
+
+
+def test_if_no_calm_moment_comes_for_as_long_again_what_is_closed_is_copied(folder: Folder) -> None:
+    assert busy(folder, "a", until_s=2 * BUSY_S - 1) is None
+    folder.write("a", size=10_000)
+    assert chosen(folder.choose()) == ({"a"}, {"a"}, set())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_open_is_left_out_with_all_of_its_unit(folder: Folder, late: bool) -> None:
+    folder.write("s/a", "s/b")
+    folder.commit()
+    folder.write("early")
+    folder.look()
+    folder.open = {"s/a": False}
+    folder.write("s/a")
+    busy(folder, "t/x", *(["late"] if late else []), until_s=BUSY_S)
+    # What is beside the folders was written after a save began that is not whole: it may refer to it.
+    taken = {"t/x"} if late else {"t/x", "early"}
+    assert chosen(folder.choose(0.5)) == (taken, {"t/x"}, {"s/a", "s/b"})
+
+
+def test_a_file_that_was_removed_a_moment_ago_is_no_calm(folder: Folder) -> None:
+    folder.write("old/a", "old/b")
+    folder.commit()
+    busy(folder, "new/a", until_s=BUSY_S)
+    (folder.root / "old" / "b").unlink()
+    folder.look(0.1)
+    assert folder.choose(0.2) is None
+    choice = folder.choose(0.1)
+    assert chosen(choice) == ({"new/a"}, {"new/a"}, {"old/a", "old/b"}), "the rest of it may be removed as well"
+
+
+def test_a_save_of_a_known_shape_is_copied_in_the_first_calm_moment(folder: Folder) -> None:
+    folder.write("a")
+    folder.commit()
+    folder.write("a")
+    assert folder.choose(0.5) is None
+    folder.write("a")
+    assert folder.choose(1.0) is None
+    assert folder.choose(0.5) is None
+    assert chosen(folder.choose(0.5)) == ({"a"}, {"a"}, set())
+
+
+# ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+DIED, FINISHED = TrainingEnd("died"), TrainingEnd("finished")
+
+
+def test_at_the_end_all_is_taken_that_is_new_unless_it_may_be_torn(folder: Folder) -> None:
+    folder.write("s/a")
+    folder.look()
+    assert chosen(folder.watch.choose_final(FINISHED)) == ({"s/a"}, set(), set())
+    choice = folder.watch.choose_final(DIED)
+    assert choice is None
+    assert folder.watch.held_back == "s/a is not part of the checkpoint: it was written just before the training ended"
+    choice = folder.watch.choose_final(DIED, anyway=True)
+    assert choice is not None and [held.unit for held in choice.held] == ["s"]
+    assert chosen(choice) == (set(), set(), set())
+
+
+def test_at_the_end_nothing_is_taken_where_nothing_is_new_unless_it_is_wanted_anyway(folder: Folder) -> None:
+    folder.write("a")
+    folder.commit()
+    assert folder.watch.choose_final(FINISHED) is None
+    assert chosen(folder.watch.choose_final(FINISHED, anyway=True)) == ({"a"}, set(), set())
+
+
+def test_what_was_written_before_an_agent_was_started_again_is_quiet(folder: Folder) -> None:
+    folder.write("s/a", "t/a")
+    folder.look()
+    folder.watch.forget_rest(folder.watch.files["t/a"].signature.modified_ns)
+    assert chosen(folder.watch.choose_final(DIED)) == ({"s/a"}, set(), set())
+
+
+def test_the_mark_is_of_the_folder_as_it_is_then(folder: Folder) -> None:
+    folder.write("a")
+    folder.look()
+    folder.write("b")
+    folder.open = {"b": False}
+    folder.now += 1.0
+    folder.watch.mark()
+    mark = folder.watch.history.mark
+    assert mark is not None
+    assert (set(mark.files), mark.open, mark.at) == ({"a", "b"}, {"b"}, folder.now)
+
+
+def test_only_files_of_the_folder_are_seen_open(folder: Folder) -> None:
+    folder.open = {"a": False, "s/b": True}
+    found = folder.watch.open_now()
+    assert (set(found.files), found.members) == ({"a", "s/b"}, frozenset({1}))
+    assert found.files["s/b"].appending
+    folder.watch.poll(0.5)
+    assert set(folder.watch.history.open) == {"a", "s/b"}
+
+
+def test_a_folder_that_is_gone_has_no_files(folder: Folder) -> None:
+    folder.write("a")
+    folder.look()
+    shutil.rmtree(folder.root)
+    folder.look()
+    assert folder.watch.files == {}
+    assert folder.watch.choose() is None
