@@ -124,7 +124,7 @@ def test_for_whom_and_except_for_whom() -> None:
         ("max_nodes: 1, for: {submitter: jane}", True),
         ("max_nodes: 1, for: {team: nlp}", False),
         ("max_nodes: 1, except: [{submitter: jane, until: 2026-12-31, why: a demo}]", True),
-        ("max_nodes: 1, except: [{job: job-1, until: 2026-12-31, why: a demo}]", False),
+        ("max_nodes: 1, except: [{job: job-1-7f3k, until: 2026-12-31, why: a demo}]", False),
         ("budget: {dollars: 10, period: day, by: submitter}", True),
         ("budget: {dollars: 10, period: day, by: team}", False),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,36 @@ def test_one_that_may_not_be_preempted_is_deleted() -> None:
     google.let("POST", f"{MACHINE}/simulateMaintenanceEvent", refusal)
     google.let("DELETE", MACHINE, {"status": "RUNNING"})
     assert interrupted(google).startswith("deleted, since no maintenance could be simulated")
+
+
+class Visited:
+    """A provider whose machines can be gone to; `ended` are the visits that are over."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.ended: list[str] = []
+
+    @contextmanager
+    def way(self, instance: str, visit: Visit, spec: Any, region: str | None = None) -> Iterator[str]:
+        self.asked.append((instance, visit, spec.name, region))
+        yield "the way"
+        self.ended.append(instance)
+
+
+def test_the_way_to_a_machine_is_its_providers_and_lasts_as_long_as_it_is_used(store: Store) -> None:
+    job, provider, visit = submitted(store), Visited(), Visit(command=("nvidia-smi",))
+    duty = client.OnDuty(job, "i-1", replace(OFFER, region="r1"), provider)  # type: ignore[arg-type]
+    with client.reach(duty, visit, store) as way:
+        assert (way, provider.ended) == ("the way", [])
+    assert provider.asked == [("i-1", visit, "train", "r1")] and provider.ended == ["i-1"]
+
+
+def test_a_provider_without_ways_to_its_machines_is_named(store: Store) -> None:
+    duty = client.OnDuty(submitted(store), "i-1", OFFER, object())  # type: ignore[arg-type]
+    with (
+        pytest.raises(UserError, match=r"^local has no machines that can be visited$"),
+        client.reach(duty, Visit(), store),
+    ):
+        pass
+    with pytest.raises(UserError, match=r"^local cannot rehearse a reclaim$"):
+        client.rehearse(duty)
