@@ -57,6 +57,19 @@ def test_stopped_or_traced_from_outside(state: str, tracer: int, told: bool, tmp
     assert is_debugged({10, 11}, tmp_path, AGENT) is told
 
 
+def test_a_process_whose_status_cannot_be_read_is_not_debugged(tmp_path: Path) -> None:
+    add(tmp_path, 10)
+    (tmp_path / "10" / "status").unlink()
+    assert is_debugged({10}, tmp_path, AGENT) is False
+
+
+def test_a_tracer_with_very_many_parents_is_not_the_agents(tmp_path: Path) -> None:
+    add(tmp_path, 10, tracer=100)
+    for pid in range(100, 160):
+        add(tmp_path, pid, parent=pid + 1)
+    assert is_debugged({10}, tmp_path, AGENT) is True
+
+
 @pytest.mark.parametrize("text", ["", "10", "10 (a", "10 (a) t", "TracerPid:\tx\n"])
 def test_what_cannot_be_read_is_not_debugged(text: str, tmp_path: Path) -> None:
     assert not is_debugged({10}, tmp_path, AGENT), "it is gone"

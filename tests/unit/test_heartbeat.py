@@ -152,6 +152,12 @@ def test_a_beat_counts_itself_and_tells_its_time() -> None:
     assert far.beat.now == far.written()
 
 
+def test_a_heartbeat_is_written_often_unless_its_node_is_calm() -> None:
+    beat = Beat(MemoryStore(lambda: T0), NODE, lambda found: found)
+    beat.write()
+    assert beat.now.interval_s == beat_module.FAR_INTERVAL_S
+
+
 # ── The thread ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -218,3 +218,35 @@ def test_a_notice_is_passed_on_in_a_thread_that_keeps_nothing_waiting(world: Age
     release.set()
     thread.join(60.0)
     assert told(world, node) == NoticeFact(True, "cloud", NOW, 60.0)
+
+
+def test_a_shutdown_leaves_less_than_an_earlier_notice_promised(world: AgentWorld) -> None:
+    machine = Woken()
+    notices = Notices(world.node(world.claim(), machine=machine))
+    machine.give(1000.0)
+    notices.look()
+    notices.take_signal()
+    before_s = time.monotonic()
+    deadline_s = notices.look()
+    assert deadline_s is not None and before_s + 30.0 <= deadline_s <= time.monotonic() + 30.0
+    assert notices.look() == deadline_s, "the time that is left does not begin anew"
+
+
+def test_a_notice_that_is_slow_to_get_to_the_store_does_not_hide_the_next_one(world: AgentWorld) -> None:
+    release, slow = threading.Event(), [True]
+    machine = Woken()
+
+    def faults(method: str, _key: str) -> None:
+        if method == "put" and slow:
+            slow.clear()
+            release.wait(60.0)
+
+    node = world.node(world.claim(), machine=machine, faults=faults)
+    hint, notice = NoticeFact(False, "cloud", NOW, 60.0), NoticeFact(True, "cloud", NOW, 60.0)
+    first = node.write_notice(hint)
+    wait_for(lambda: not slow)
+    second = node.write_notice(notice, after=first)
+    wait_for(lambda: told(world, node) == notice)
+    release.set()
+    second.join(60.0)
+    assert not first.is_alive() and told(world, node) == notice and machine.wakes == 3

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from plain_store import wait_for
 from noticing_machine import Here
 
 from stoker import layout
@@ -94,6 +95,7 @@ def test_it_tells_from_the_beginning_and_looks_once() -> None:
     told = looking.fact()
     assert told is not None and told.waits
     looking.stop()
+    wait_for(lambda: sum(thread.name == "activity" for thread in threading.enumerate()) <= before)
 
 
 # ── Others of the same machine ────────────────────────────────────────────────────────────────────────────────────────

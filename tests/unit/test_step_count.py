@@ -61,3 +61,17 @@ def test_a_step_that_was_reported_long_ago_is_new_again() -> None:
 
 def test_the_first_report_is_a_move() -> None:
     assert moves_of((5, {}), before=0) == 1 and moves_of((5, {}), (5, {}), before=0) == 1
+
+
+def test_a_step_that_comes_again_and_again_is_remembered() -> None:
+    count = StepCount()
+    moves = []
+    for other in range(2, 152):
+        count.note(other, {})
+        count.note(1, {})
+        moves.append(count.moves)
+    assert moves[-1] - moves[49] == 100, "a thread that repeats one step beside a training does not move it"
+
+
+def test_epochs_of_four_steps_that_count_anew_move() -> None:
+    assert moves_of(*((step, {}) for _ in range(40) for step in range(4)), before=0) == 160

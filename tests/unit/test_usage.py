@@ -135,6 +135,16 @@ def test_the_thread_samples_and_tells() -> None:
     assert thread.latest is not None
 
 
+def test_a_thread_that_is_stopped_ends() -> None:
+    before = set(threading.enumerate())
+    thread = usage.UsageThread(UsageSampler(Path("/")), interval_s=0.01)
+    thread.start()
+    (own,) = set(threading.enumerate()) - before
+    thread.stop()
+    own.join(60.0)
+    assert not own.is_alive()
+
+
 def test_stopping_does_not_wait_for_a_hanging_driver() -> None:
     entered, release = threading.Event(), threading.Event()
 

@@ -18,7 +18,6 @@ class Notices:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._signalled = False
-        self._signal_counted = False
         self.notice: NoticeFact | None = None
         # When a hard notice's grace is over, in monotonic seconds.
         self.deadline_s: float | None = None
@@ -48,9 +47,8 @@ class Notices:
             else:
                 self.saves_asked += 1
             self._telling = self._node.write_notice(notice, after=self._telling)
-        if self._signalled and not self._signal_counted:
+        if self._signalled:
             # Whatever was promised before, the machine goes down now.
-            self._signal_counted = True
             self._bound(_SIGNAL_GRACE_S)
         return self.deadline_s
 
