@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from plain_store import wait_for
 from noticing_machine import Here
+from plain_store import wait_for
 
 from stoker import layout
 from stoker.agent import preparing
