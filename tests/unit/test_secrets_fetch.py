@@ -371,10 +371,11 @@ def asked_again(
         return pauses, error
 
 
-def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     pauses, value = asked_again(monkeypatch, [secrets._Later("away") for _ in range(8)])
     assert value == "value"
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert [one.getMessage() for one in caplog.records] == ["secrets.X: away; asking again"] * 8
 
 
 def test_patience_ends_before_a_pause_that_would_outlast_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,3 +433,24 @@ def test_a_person_that_google_refuses_is_told_so(monkeypatch: pytest.MonkeyPatch
     refusals.append(("NOT_FOUND", 404))
     named = "projects/p/secrets/hf"
     assert problem(f"gcp-sm:{named}") == f"there is no {named}; correct the name, or add a version"
+
+
+@pytest.mark.parametrize("reference", ["gcp-sm:hf", "gcp-token"])
+def test_google_that_does_not_answer_who_asks_is_asked_again(monkeypatch: pytest.MonkeyPatch, reference: str) -> None:
+    answers = [google.GoogleError("", "no answer"), google.Identity("ya29.x", "mine", machine=False)]
+
+    def find(_environ: object) -> google.Identity:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(google, "find", find)
+    monkeypatch.setattr(google.SecretManager, "access", lambda *_: b"hidden")
+    pauses: list[float] = []
+    value = fetch("secrets.X", reference, {}, sleep=pauses.append)
+    assert value == ("hidden" if reference == "gcp-sm:hf" else "ya29.x") and pauses == [0.2]
+    answers.append(google.GoogleError("", "no answer"))
+    with pytest.raises(SetupFailed, match=r"^secrets\.X: no answer$") as failed:
+        fetch("secrets.X", reference, {}, patience_s=0.0)
+    assert not failed.value.user
