@@ -63,6 +63,14 @@ def test_a_process_whose_status_cannot_be_read_is_not_debugged(tmp_path: Path) -
     assert is_debugged({10}, tmp_path, AGENT) is False
 
 
+def test_a_name_that_is_no_text_hides_no_debugger(tmp_path: Path) -> None:
+    add(tmp_path, 90)
+    add(tmp_path, 10)
+    (tmp_path / "10" / "stat").write_bytes(b"10 (\xff) S 1 0 0\n")
+    (tmp_path / "10" / "status").write_bytes(b"Name:\t\xff\nTracerPid:\t90\n")
+    assert is_debugged({10}, tmp_path, AGENT) is True
+
+
 def test_a_tracer_with_very_many_parents_is_not_the_agents(tmp_path: Path) -> None:
     add(tmp_path, 10, tracer=100)
     for pid in range(100, 160):
