@@ -213,3 +213,21 @@ def test_an_object_that_cannot_be_opened_is_not_an_absent_one(
     for look in (lambda: store.get("a/b/c"), lambda: store.get_from("a/b/c", 0), lambda: store.head("a/b/c")):
         with pytest.raises(StoreDenied if number == errno.EACCES else StoreUnavailable):
             look()
+
+
+def test_a_file_that_is_being_sent_is_swept_by_no_other(store: FolderStore, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"x")
+    seen: list[Path] = []
+
+    def key(digest: str) -> str:
+        seen.extend((tmp_path / "store" / PARTIAL).iterdir())
+        for path in seen:
+            folders.remove_unlocked(str(path))
+        return digest
+
+    sent = store.put_file(tmp_path / "in", key)
+    assert len(seen) == 1 and keys(store) == sorted([sent.digest, "a/b/c"])
+
+
+def test_a_folder_is_near(store: FolderStore) -> None:
+    assert store.near is True
