@@ -257,6 +257,7 @@ def test_each_attempt_and_node_is_labelled_by_its_own(
     assert last["logName"].endswith("/logs/team%2Fjobs")
     assert last["resource"]["labels"] == {"project_id": PROJECT, "instance_id": "50", "zone": "us-central1-c"}
     assert open_copy(make_spec(), config, state) is None
+    assert open_copy(spec, config, None) is None and open_copy(spec, replace(config, claim=99), state) is None
 
 
 def test_a_job_that_asks_for_no_copy_imports_no_http() -> None:

@@ -163,7 +163,15 @@ def test_the_durable_offset_is_the_furthest_of_all_boots() -> None:
     assert durable_offset(store, []) == 0
 
 
-def test_a_tap_that_fails_does_not_hold_up_the_log(tmp_path: Path) -> None:
+def test_a_report_quotes_the_last_lines_unless_it_asks_for_more(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    append(path, b"".join(b"line %03d\n" % number for number in range(100)))
+    pump = LogPump(PlainStore(), folder(NODE), path)
+    assert pump.tail() == tuple(f"line {number:03d}" for number in range(80, 100))
+    assert pump.tail(2) == ("line 098", "line 099") and pump.tail(5, 12) == ("line 099",)
+
+
+def test_a_tap_that_fails_does_not_hold_up_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, path = PlainStore(), tmp_path / "train.log"
     blocks: list[bytes] = []
 
@@ -178,6 +186,7 @@ def test_a_tap_that_fails_does_not_hold_up_the_log(tmp_path: Path) -> None:
     pump.stop()
     assert b"".join(blocks) == b"a line\n"
     assert read_all(store) == "a line\n"
+    assert [one.getMessage() for one in caplog.records] == ["reading metrics from the log failed"]
 
 
 # ── The file ──────────────────────────────────────────────────────────────────────────────────────────────────────────
