@@ -215,6 +215,13 @@ def test_what_is_open_is_left_out_with_all_of_its_unit(folder: Folder, late: boo
     assert chosen(folder.choose(0.5)) == (taken, {"t/x"}, {"s/a", "s/b"})
 
 
+def test_a_save_that_is_not_whole_began_with_its_first_file(folder: Folder) -> None:
+    folder.write("s/a", "beside", "s/b")
+    folder.open = {"s/a": False}
+    busy(folder, "t/x", until_s=BUSY_S)
+    assert chosen(folder.choose(0.5)) == ({"t/x"}, {"t/x"}, set())
+
+
 def test_a_file_that_was_removed_a_moment_ago_is_no_calm(folder: Folder) -> None:
     folder.write("old/a", "old/b")
     folder.commit()

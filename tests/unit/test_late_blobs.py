@@ -154,6 +154,19 @@ def test_an_imported_checkpoint_counts_only_for_a_job_that_resumes_from_elsewher
     assert list_checkpoints(store, JOB) == [] and len(list_checkpoints(store, "next")) == 1
 
 
+@pytest.mark.parametrize("spec", [b"", b"[]", b"{}", b'{"spec": null}', None])
+def test_a_job_whose_settings_cannot_be_read_did_not_ask_for_an_imported_checkpoint(
+    store: Store, spec: bytes | None
+) -> None:
+    put_log(store, JOB, Claimed(OFFERING, 1), resume_from="other")
+    assert read_trust(store, JOB).imported
+    store.delete([layout.spec(JOB)])
+    if spec is not None:
+        store.create(layout.spec(JOB), spec)
+    trust = read_trust(store, JOB)
+    assert (trust.imported, trust.claims) == (False, {2: 1})
+
+
 def test_resume_from_another_job_goes_by_that_jobs_log(tmp_path: Path, store: Store) -> None:
     put_log(store, JOB, Claimed(OFFERING, 1))
     plant(store, 99999999)

@@ -266,3 +266,12 @@ def test_the_file_that_holds_a_folder_can_be_opened_again_by_the_same_user(tmp_p
     os.close(hold_folder(tmp_path, "job-1"))
     (held,) = tmp_path.iterdir()
     assert held.stat().st_mode & 0o600 == 0o600
+
+
+def test_nothing_is_moved_through_a_link_in_the_place_that_files_are_moved_to(job: Restores, tmp_path: Path) -> None:
+    job.restore({})
+    (tmp_path / "elsewhere").mkdir()
+    job.aside.symlink_to(tmp_path / "elsewhere")
+    write(job.folder / "a", "other")
+    job.restore({})
+    assert tree(tmp_path / "elsewhere") == {}

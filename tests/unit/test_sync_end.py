@@ -188,6 +188,19 @@ def test_an_error_nobody_foresaw_does_not_end_the_saving(tmp_path: Path, memory:
     world.sync.close()
 
 
+def test_once_it_is_closed_it_ends_without_a_last_commit(tmp_path: Path, store: Store) -> None:
+    world = final_world(tmp_path, store)
+    world.sync.start()
+    world.write(model="1")
+    world.sync.close()
+    thread = world.sync._thread
+    assert thread is not None
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert world.sync.final(LIMIT_S) is None
+    assert checkpoints(store) == []
+
+
 # ── A restarted agent ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -336,3 +336,16 @@ def test_what_a_process_that_died_since_the_mark_may_have_cut_off() -> None:
     seen.members = frozenset()
     seen.look()
     assert seen.history.shaken() == {"hot", "changed", "new"}
+
+
+def test_of_several_files_each_is_judged_by_its_own_writer() -> None:
+    """The first is open still, the second is gone, the third was closed by a process that lives."""
+    history = WriteHistory(settle_s=2.0, patience_s=5.0)
+    files = {path: File(path, signature(10), 0o644) for path in ("a", "c", "d")}
+    history.note_files(files, 100.0)
+    writers = {"a": 1, "gone": 2, "c": 1, "d": 2}
+    seen = {path: file.signature for path, file in files.items()}
+    opened = {path: OpenFile(frozenset({pid}), appending=False) for path, pid in writers.items()}
+    history.note_open(opened, frozenset({1, 2}), seen.get)
+    history.note_open({"a": opened["a"]}, frozenset({1}), seen.get)
+    assert history.died_open() == {"d"}
