@@ -238,6 +238,7 @@ def test_while_too_much_waits_nothing_more_is_taken(tmp_path: Path, monkeypatch:
     path.write_text('{"a": 1}\n')
     pump = MetricsPump(store, NODE, path)
     pump.add_usage(Usage(cpu_percent=1.0))
+    assert pump._lines_bytes > 0
     monkeypatch.setattr(metrics_module, "_WAITING_BYTES", pump._lines_bytes)
     pump.add_usage(Usage(cpu_percent=2.0))
     assert pump._read_reports() is False and pump.progress.values == {}, "the file keeps it"
@@ -402,3 +403,10 @@ def test_the_disk_below_what_is_durable_may_be_given_back(tmp_path: Path) -> Non
     pump._tail.forget = given.append  # type: ignore[method-assign]
     pump._turn(True)
     assert given == [path.stat().st_size]
+
+
+def test_a_report_that_is_not_whole_yet_is_left_to_the_next_boot(tmp_path: Path) -> None:
+    store, path = PlainStore(), tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n{"b": ')
+    MetricsPump(store, NODE, path)._turn(True)
+    assert [line for line in lines_of(store) if isinstance(line, Mark)] == [Mark(9)]
