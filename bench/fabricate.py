@@ -7,34 +7,16 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker import codec, layout
-from stoker.fold import JobState, fold
 from stoker.index import IndexRecord
-from stoker.model import (
-    Capabilities,
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Ended,
-    Entry,
-    Event,
-    Exit,
-    Heartbeat,
-    Instance,
-    InstanceState,
-    Known,
-    Launched,
-    NodeFacts,
-    NodeRef,
-    Offering,
-    Record,
-    Stamped,
-    Submitted,
-    Usage,
-)
+from stoker.model import codec, keys
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, Usage
+from stoker.model.observed import Known, Stamped
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Code, Resources, Spec, Submission
 from stoker.providers.base import LaunchOrder, Request, Terminated
 from stoker.providers.local.capabilities import CAPABILITIES
-from stoker.spec import Code, Resources, Spec, Submission
 from stoker.summary import summarize
 
 ACTIVE = 100
@@ -53,14 +35,14 @@ def make_jobs(root: Path, count: int) -> None:
     thousand files would take longer than all that is measured, and nobody who looks at all jobs looks at these.
     """
     active, ended = _template(_active_events(), None), _template(_ended_events(), _exit())
-    for prefix in (layout.JOBS, layout.WORK, layout.INDEX, layout.ACTIVE, layout.GOVERNORS):
+    for prefix in (keys.JOBS, keys.WORK, keys.INDEX, keys.ACTIVE, keys.GOVERNORS):
         (root / prefix).mkdir(parents=True)
     _write_job(root, name_of(0), ended)
     for n in range(1, count - ACTIVE):
         _copy_job(root, name_of(0), name_of(n), ended)
     for job in active_names(count):
         _write_job(root, job, active)
-        marker = root / layout.active(job, 1)
+        marker = root / keys.active(job, 1)
         marker.parent.mkdir()
         marker.touch()
 
@@ -69,7 +51,7 @@ def beat(root: Path, count: int) -> None:
     """What the agents of the active jobs do all the time: fresh heartbeats."""
     data = codec.dumps(_heartbeat(datetime.now(timezone.utc)))
     for job in active_names(count):
-        path = root / layout.heartbeat(_node(job))
+        path = root / keys.heartbeat(_node(job))
         draft = path.with_name(".draft")
         draft.write_bytes(data)
         draft.replace(path)
@@ -82,8 +64,8 @@ def active_objects(jobs: Iterable[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for job in jobs:
         found |= _objects(job, template)
-        found[layout.heartbeat(_node(job))] = now
-        found[layout.active(job, 1)] = b""
+        found[keys.heartbeat(_node(job))] = now
+        found[keys.active(job, 1)] = b""
     return found
 
 
@@ -154,18 +136,18 @@ def _template(events: list[Event], left: Exit | None) -> dict[str, bytes]:
         code=Code(digest="c" * 64, size=2400, files=2, commit="a" * 40, dirty=False),
         environ={"PATH": "/usr/bin:/bin"},
     )
-    objects = {layout.spec(_NAME): codec.dumps(submission)}
+    objects = {keys.spec(_NAME): codec.dumps(submission)}
     entries = []
     for seq, event in enumerate(events, start=1):
         entries.append(Entry(seq=seq, at=_AT, reason="as decided", event=event, by="desk"))
         record = Record(token=f"{seq:016x}", by="desk", reason="as decided", event=event)
-        objects[layout.log_entry(_NAME, seq)] = codec.dumps(record)
+        objects[keys.log_entry(_NAME, seq)] = codec.dumps(record)
     state = fold(_NAME, entries)
     assert state is not None
     node = _node(_NAME)
-    objects[layout.heartbeat(node)] = codec.dumps(_heartbeat(_AT))
-    objects[layout.log_chunk(node, 0)] = b"step 100 loss 0.31\n" * 9
-    objects[layout.index(_NAME, state.seq)] = codec.dumps(
+    objects[keys.heartbeat(node)] = codec.dumps(_heartbeat(_AT))
+    objects[keys.log_chunk(node, 0)] = b"step 100 loss 0.31\n" * 9
+    objects[keys.index(_NAME, state.seq)] = codec.dumps(
         IndexRecord(state, summarize(state, submission, _told(state, left), _AT))
     )
     return objects
@@ -220,7 +202,7 @@ def _exit() -> Exit:
 
 
 def _checkpoint() -> CheckpointRef:
-    key = layout.checkpoint_key(_CLAIM, 17, "step-850")
+    key = keys.checkpoint_key(_CLAIM, 17, "step-850")
     return CheckpointRef(key=key, name="step-850", step=850, committed_at=_AT)
 
 
@@ -229,7 +211,7 @@ def _instance(job: str) -> str:
 
 
 def _node(job: str) -> str:
-    return layout.node(job, _CLAIM, 0, layout.boot(_instance(job), 0))
+    return keys.node(job, _CLAIM, 0, keys.boot(_instance(job), 0))
 
 
 def _write_job(root: Path, job: str, template: dict[str, bytes]) -> None:
@@ -241,7 +223,7 @@ def _write_job(root: Path, job: str, template: dict[str, bytes]) -> None:
 
 
 def _objects(job: str, template: dict[str, bytes]) -> dict[str, bytes]:
-    spec = template[layout.spec(_NAME)].replace(_NAME.encode(), job.encode())
+    spec = template[keys.spec(_NAME)].replace(_NAME.encode(), job.encode())
     digest = codec.digest(spec).encode()
     return {
         key.replace(_NAME, job): data.replace(_NAME.encode(), job.encode()).replace(_DIGEST.encode(), digest)
@@ -251,13 +233,13 @@ def _objects(job: str, template: dict[str, bytes]) -> dict[str, bytes]:
 
 def _copy_job(root: Path, job: str, other: str, template: dict[str, bytes]) -> None:
     """Another job that went like `job`: an index record of its own, and the same log."""
-    os.makedirs(f"{root}/{layout.log_prefix(other)}")  # noqa: PTH103 - Paths cost more than the calls themselves
+    os.makedirs(f"{root}/{keys.log_prefix(other)}")  # noqa: PTH103 - Paths cost more than the calls themselves
     for key in template:
-        if key.startswith(layout.JOBS):
+        if key.startswith(keys.JOBS):
             os.link(f"{root}/{key.replace(_NAME, job)}", f"{root}/{key.replace(_NAME, other)}")
-    key = next(key for key in template if key.startswith(layout.INDEX))
+    key = next(key for key in template if key.startswith(keys.INDEX))
     record = template[key].replace(_NAME.encode(), other.encode())
-    os.mkdir(f"{root}/{layout.index_prefix(other)}")  # noqa: PTH102
+    os.mkdir(f"{root}/{keys.index_prefix(other)}")  # noqa: PTH102
     handle = os.open(f"{root}/{key.replace(_NAME, other)}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(handle, record)
     os.close(handle)

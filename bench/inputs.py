@@ -15,10 +15,10 @@ from typing import Any
 from bench.checkpoints import print_times
 from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs.bringing import Inputs
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.spec import Input
 from stoker.parallel import run_all
-from stoker.spec import Input
 from stoker.store import open_store
 from stoker.testing.servers import s3_server
 

@@ -32,11 +32,12 @@ def package() -> dict[str, float]:
 def warm_event() -> dict[str, float]:
     """Under AWS's own emulator, from the call to the answer: a state change of a machine whose job trains, on an S3 and
     an EC2 of this computer; the median of calls that find the function warm. The first call is told as well."""
-    from stoker import codec, layout, log
+    from stoker import log
     from stoker.client import submit
     from stoker.deploying.package import for_lambda
     from stoker.deploying.template import HANDLER
-    from stoker.model import Heartbeat
+    from stoker.model import codec, keys
+    from stoker.model.node_facts import Heartbeat
     from stoker.store import open_store
     from stoker.testing.lambda_runtime import lambda_function
     from stoker.testing.servers import moto_server, s3_server
@@ -60,8 +61,8 @@ def warm_event() -> dict[str, float]:
                 instance, claim = state.claims[-1].launched[0].instance, state.claims[-1].number
                 now = datetime.now(timezone.utc)
                 beat = Heartbeat(beat=1, phase="training", at=now, interval_s=2.0, training_since=now, trained_s=1.0)
-                node = layout.node(job, claim, 0, layout.boot(instance, 0))
-                store.put(layout.heartbeat(node), codec.dumps(beat))
+                node = keys.node(job, claim, 0, keys.boot(instance, 0))
+                store.put(keys.heartbeat(node), codec.dumps(beat))
                 event = _state_change(instance)
                 took_ms = [_took_ms(at, event, job) for _ in range(EVENTS)]
     return {"lambda_warm_ms": median(took_ms[2:]), "lambda_first_ms": first_ms}

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from stoker import client, errors, train
+    from stoker import client, train
     from stoker.client import clone, interrupt, remove, resume, stop, submit, wait
     from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
     from stoker.jobfile.job import Job
+    from stoker.model import errors
 else:
     ModuleType = type(sys)
 
@@ -57,7 +58,7 @@ _LAZY = {
         ("checkpoints", "compare", "jobs", "logs", "metrics", "pull", "pull_outputs"), "stoker.client_read"
     ),
 }
-_MODULES = ("client", "errors", "train")
+_MODULES = {"client": "stoker.client", "errors": "stoker.model.errors", "train": "stoker.train"}
 
 
 def __getattr__(name: str) -> Any:
@@ -65,7 +66,7 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         if name in _MODULES:
-            return importlib.import_module(f"stoker.{name}")
+            return importlib.import_module(_MODULES[name])
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name.startswith("_"):
         raise AttributeError(f"module 'stoker' has no attribute {name!r}")

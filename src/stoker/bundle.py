@@ -29,9 +29,9 @@ from importlib import metadata
 from pathlib import Path
 
 import stoker
-from stoker import layout
-from stoker.errors import UserError
 from stoker.home import home, make_home
+from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.providers.imaging import SERVED, Python, newer_image, version_text
 from stoker.store import Store
 from stoker.submit import generations
@@ -170,7 +170,7 @@ def build(tag: str, *, offline: bool = False) -> Built:
 
 def send(store: Store, built: Built) -> str:
     """Put the archive into the store, once, and answer its name there. Idempotent."""
-    return generations.keep(store, layout.BUNDLES, built.digest, layout.bundle, built.path.read_bytes)
+    return generations.keep(store, keys.BUNDLES, built.digest, keys.bundle, built.path.read_bytes)
 
 
 # ── What goes in ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.checkpoints import Checkpoint, choose
-from stoker.errors import UserError
-from stoker.fold import Choice, JobState
 from stoker.manifests import Place, parse_key
+from stoker.model.errors import UserError
+from stoker.model.job_state import Choice, JobState
 
 _REFERENCE = re.compile(r"(@?)(\d{1,9})\.(\d{1,9})")
 _NEAREST = 5

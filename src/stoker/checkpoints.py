@@ -16,8 +16,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from stoker import layout
-from stoker.errors import StokerError
 from stoker.manifests import (
     FAR_WORKERS,
     NEAR_WORKERS,
@@ -30,7 +28,9 @@ from stoker.manifests import (
     read_manifests,
     safe_path,
 )
-from stoker.model import BlobRef, Manifest
+from stoker.model import keys
+from stoker.model.errors import StokerError
+from stoker.model.node_facts import BlobRef, Manifest
 from stoker.parallel import run_all
 from stoker.store import Store
 from stoker.stores.extraction import Extraction, Staging
@@ -95,7 +95,7 @@ def list_checkpoints(
 
     Raises StoreUnavailable or StoreDenied: an empty list is an answer, never a silence.
     """
-    return group(read_manifests(store, job, layout.checkpoints(job), trust=trust, cache=cache))
+    return group(read_manifests(store, job, keys.checkpoints(job), trust=trust, cache=cache))
 
 
 def find_checkpoint(store: Store, job: str, key: str, *, trust: Trust | None = None) -> Checkpoint | None:
@@ -103,7 +103,7 @@ def find_checkpoint(store: Store, job: str, key: str, *, trust: Trust | None = N
     place = parse_key(key)
     if place is None:
         return None
-    prefix = f"{layout.checkpoints(job)}{layout.number(place.claim)}/"
+    prefix = f"{keys.checkpoints(job)}{keys.number(place.claim)}/"
     found = group(read_manifests(store, job, prefix, trust=trust))
     return next((checkpoint for checkpoint in found if checkpoint.key == key), None)
 
@@ -123,7 +123,7 @@ def choose(checkpoints: Iterable[Checkpoint], poisoned: frozenset[str], before: 
 
 def is_poisoned(checkpoint: Checkpoint, poisoned: frozenset[str]) -> bool:
     """Whether it is one of these keys, or of a claim that stands among them for all of its checkpoints."""
-    return checkpoint.key in poisoned or f"{layout.number(checkpoint.place.claim)}/" in poisoned
+    return checkpoint.key in poisoned or f"{keys.number(checkpoint.place.claim)}/" in poisoned
 
 
 def safe_link(path: str, target: str) -> bool:
@@ -208,7 +208,7 @@ def fetch(store: Store, job: str, wanted: list[Part], target: Path, progress: Pr
 
     def fetch_one(number: int, part: Part) -> str | None:
         nonlocal moved
-        key = layout.blob(job, part.rank, part.blob.name)
+        key = keys.blob(job, part.rank, part.blob.name)
         with staging.new_file(str(number)) as file:
             problem = _fetch_blob(store, key, part.blob, file)
         moved += part.blob.size

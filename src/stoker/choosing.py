@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker import requirements
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Spec
 from stoker.proofreading import check_packages, check_yaml
 from stoker.requirements import FIELD, NOTHING, USUAL
-from stoker.spec import Spec
 
 
 @dataclass(frozen=True)

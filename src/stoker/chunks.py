@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from stoker import codec
-from stoker.errors import CodecError, StoreError
-from stoker.model import Usage
+from stoker.model import codec
+from stoker.model.errors import CodecError, StoreError
+from stoker.model.node_facts import Usage
 from stoker.store import Meta, Store
 
 # The last chunk is written anew at every flush. One of at least this size is final; past this size that would cost more

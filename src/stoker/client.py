@@ -19,14 +19,12 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from stoker import facts, index, layout, log
+from stoker import facts, index, log
 from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
 from stoker.core.governance import names_submitters
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action, JobSnapshot
-from stoker.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import find_job
-from stoker.fold import JobState
 from stoker.gathering import taken_over
 from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
@@ -47,8 +45,15 @@ from stoker.jobfile import (
     resolve,
     spec_layer,
 )
-from stoker.keywords import checks_keywords
-from stoker.model import Event, Known, NodeFacts, Offering, Outcome, ResumeAsked, StopAsked
+from stoker.model import keys
+from stoker.model.errors import NotFound, ProviderError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.job_state import JobState
+from stoker.model.keywords import checks_keywords
+from stoker.model.log_entries import Event, Outcome, ResumeAsked, StopAsked
+from stoker.model.node_facts import NodeFacts
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec
 from stoker.notify import checking
 from stoker.providers import registry
 from stoker.providers.base import Interrupts, Provider, Reachable, Visit, Way
@@ -56,7 +61,6 @@ from stoker.providers.linking import Seat
 from stoker.reading.resuming import ResumePlan, plan_resume
 from stoker.removing import remove_job
 from stoker.sending import send
-from stoker.spec import Spec
 from stoker.store import Store, open_store
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders
@@ -133,7 +137,7 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
     first = job.layer() if isinstance(job, Job) else job_layer(Path(job))
     own = (first, *([assignments(sets)] if sets else []))
     check_reached(own, store)
-    house = store.get(layout.DEFAULTS)
+    house = store.get(keys.DEFAULTS)
     layers = (*gather(house=house.data if house is not None else None), *own)
     resolved = resolve(layers, registry.capabilities)
     return prepare(resolved.spec, store, folder=base_folder(layers), told=resolved.told)
@@ -249,7 +253,7 @@ def look(job: str, store: Store) -> index.IndexRecord:
     found = find_job(store, job)
     record = index.read_index(store, found)
     state = log.read(store, found, record.state if record is not None else None)
-    if state is None or store.head(layout.log_entry(found, 1)) is None:
+    if state is None or store.head(keys.log_entry(found, 1)) is None:
         raise _half_removed(found)
     submission = index.read_submission(store, state)
     told = {claim.number: facts.read_claim(store, found, claim) for claim in state.attempts}
@@ -352,7 +356,7 @@ def prepare_resume(found: str, opened: Store, checkpoint: str | None = None) -> 
     state = _state(opened, found)
     _check_resumable(state)
     code = index.read_submission(opened, state).code if state.code_digest is not None else None
-    if code is not None and opened.head(layout.code(layout.shared_name(code.digest, code.generation))) is None:
+    if code is not None and opened.head(keys.code(keys.shared_name(code.digest, code.generation))) is None:
         raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
     plan = plan_resume(opened, state, checkpoint)
     _heed_again(opened, state)
@@ -384,7 +388,7 @@ def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
     announcements: list[str] = []
 
     def announce(seq: int) -> None:
-        announcements.append(layout.announcement(found, seq, log.new_token()))
+        announcements.append(keys.announcement(found, seq, log.new_token()))
         opened.put(announcements[-1], b"")
 
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
@@ -394,7 +398,7 @@ def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
         raise UserError(f"{found} was removed meanwhile")
     # Announcements are deleted after a while: what stays is the marker of an entry that is in the log.
     if after is not None and after.ended is None:
-        opened.put(layout.active(found, after.opened_seq), b"")
+        opened.put(keys.active(found, after.opened_seq), b"")
         opened.delete(announcements)
 
 

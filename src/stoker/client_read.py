@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from stoker import log
 from stoker.checkpoint_refs import reference
 from stoker.checkpoints import Checkpoint, list_checkpoints
-from stoker.errors import UserError
 from stoker.finding import find_job, find_jobs
-from stoker.fold import JobState
-from stoker.keywords import checks_keywords
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
+from stoker.model.keywords import checks_keywords
 from stoker.reading.curves import ComparedJob, Comparison
 from stoker.reading.jobs import Filter, list_jobs
 from stoker.reading.logs import Line, NodeLog, Watch, follow, read_lines, read_tail

@@ -6,25 +6,22 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
-from stoker import codec, layout
-from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
-from stoker.fold import Claim
-from stoker.model import (
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import (
     CheckpointRef,
     Exit,
     FailureCause,
     Heartbeat,
     KeptOutputs,
-    Known,
     LeftOutput,
     NodeFacts,
     NoticeFact,
-    Observed,
     SaveTimes,
-    Stamped,
-    Unknown,
-    Waste,
 )
+from stoker.model.observed import Known, Observed, Stamped, Unknown
 from stoker.store import Store
 
 T = TypeVar("T")
@@ -80,27 +77,27 @@ def _read(store: Store, key: str, cls: type[T]) -> tuple[Observed[Stamped[T] | N
 
 def read_node(store: Store, job: str, claim: int, rank: int, instance: str) -> NodeFacts:
     """Everything the agents of one machine said, over all their boots: the newest heartbeat, any notice, any exit."""
-    nodes = [layout.node(job, claim, rank, layout.boot(instance, n)) for n in range(MAX_BOOTS)]
+    nodes = [keys.node(job, claim, rank, keys.boot(instance, n)) for n in range(MAX_BOOTS)]
     heartbeat: Observed[Stamped[Heartbeat] | None] = Known(None)
     notice: Observed[Stamped[NoticeFact] | None] = Known(None)
     exit_: Observed[Stamped[Exit] | None] = Known(None)
     for node in nodes:
-        beat, there = _read(store, layout.heartbeat(node), Heartbeat)
+        beat, there = _read(store, keys.heartbeat(node), Heartbeat)
         if not there:
             if node == nodes[0]:
                 exit_ = read_boot(store, node)
             break
         # One that makes no sense says nothing, but what else its agent said counts all the same.
         heartbeat = beat if beat != Known(None) else heartbeat
-        notice = _prefer(notice, read_fact(store, layout.notice(node), NoticeFact))
-        exit_ = _prefer(exit_, read_fact(store, layout.exit_(node), Exit))
+        notice = _prefer(notice, read_fact(store, keys.notice(node), NoticeFact))
+        exit_ = _prefer(exit_, read_fact(store, keys.exit_(node), Exit))
     return NodeFacts(rank=rank, instance=instance, heartbeat=heartbeat, notice=notice, exit=exit_)
 
 
 def read_boot(store: Store, node: str) -> Observed[Stamped[Exit] | None]:
     """The exit of a machine that could not start an agent, and said so."""
     try:
-        found = store.get(layout.boot_output(node), limit=MAX_BOOT_BYTES)
+        found = store.get(keys.boot_output(node), limit=MAX_BOOT_BYTES)
     except (StoreUnavailable, StoreDenied) as error:
         return Unknown(str(error))
     except StoreError:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from stoker import layout
-from stoker.errors import NoSuchJob, UserError
 from stoker.log import removed_jobs
+from stoker.model import keys
+from stoker.model.errors import NoSuchJob, UserError
 from stoker.store import Store, can_be_key
 
 # An id is the job's name, a dash, and so many characters.
@@ -35,7 +35,7 @@ def all_jobs(store: Store) -> list[str]:
 
     Removed jobs are none, also those whose removal was cut short.
     """
-    found = store.folders(layout.JOBS)
+    found = store.folders(keys.JOBS)
     removed = removed_jobs(store) if found else frozenset()
     return [job for job in found if job not in removed]
 
@@ -51,7 +51,7 @@ def find_job(store: Store, text: str) -> str:
     jobs = all_jobs(store)
     namesakes = {job for job in jobs if name_of(job) == wanted}
     if len(namesakes) > 1:
-        active = namesakes & set(store.folders(layout.ACTIVE))
+        active = namesakes & set(store.folders(keys.ACTIVE))
         if len(active) == 1:
             return active.pop()
     return choose_job(wanted, jobs)
@@ -96,7 +96,7 @@ def choose_job(text: str, jobs: Iterable[str]) -> str:
 
 def _exists(store: Store, job: str) -> bool:
     """Submitted, or half removed: both can be asked for by their whole id."""
-    return store.head(layout.log_entry(job, 1)) is not None or store.head(layout.spec(job)) is not None
+    return store.head(keys.log_entry(job, 1)) is not None or store.head(keys.spec(job)) is not None
 
 
 def _nearest(text: str, known: list[str]) -> str:

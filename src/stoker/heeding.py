@@ -14,16 +14,17 @@ from stoker.core.market import ordered
 from stoker.core.placement import that_pay
 from stoker.core.policy import DEFAULT
 from stoker.core.reservations import Ask, first_need
-from stoker.core.spans import span_text
 from stoker.core.used import used_before
-from stoker.errors import UserError
-from stoker.fold import JobState
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.market import MarketReader
 from stoker.governor.observe import Memory, active_jobs
-from stoker.model import Known, Observed, Offering
-from stoker.rules import NO_RULES, House, Then
-from stoker.spec import Spec
+from stoker.model.durations import span_text
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
+from stoker.model.observed import Known, Observed
+from stoker.model.offerings import Offering
+from stoker.model.policy import NO_RULES, House, Then
+from stoker.model.spec import Spec
 from stoker.store import Store
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from stoker import codec, layout
-from stoker.errors import CodecError, StoreError
-from stoker.fold import JobState
 from stoker.log import is_removed, removed_jobs
-from stoker.spec import Submission
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreError
+from stoker.model.job_state import JobState
+from stoker.model.spec import Submission
 from stoker.store import Meta, Object, Store
 from stoker.summary import Summary
 
@@ -63,10 +63,10 @@ def write_index(store: Store, record: IndexRecord, *, written: int | None = None
     `written` is the number that this process wrote last for this job: if it has not changed, none is looked for.
     """
     job, seq = record.state.job, record.state.seq
-    store.put(layout.index(job, seq), codec.dumps(record))
+    store.put(keys.index(job, seq), codec.dumps(record))
     if written != seq:
         # Also its own, where a rival's is higher. A delete that lands late removes what has a higher one beside it.
-        found = {meta.key: _number(meta) for meta in store.list(layout.index_prefix(job))}
+        found = {meta.key: _number(meta) for meta in store.list(keys.index_prefix(job))}
         newest = max(found.values(), default=seq)
         store.delete([key for key, number in found.items() if number < newest])
 
@@ -74,7 +74,7 @@ def write_index(store: Store, record: IndexRecord, *, written: int | None = None
 def list_index(store: Store) -> list[Meta]:
     """The newest cached record of every job that was not removed, without reading them."""
     newest: dict[str, Meta] = {}
-    for meta in store.list(layout.INDEX):
+    for meta in store.list(keys.INDEX):
         job = job_of(meta)
         if job not in newest or _number(newest[job]) < _number(meta):
             newest[job] = meta
@@ -84,14 +84,14 @@ def list_index(store: Store) -> list[Meta]:
 
 def job_of(meta: Meta) -> str:
     """The job whose record this is."""
-    return meta.key.removeprefix(layout.INDEX).partition("/")[0]
+    return meta.key.removeprefix(keys.INDEX).partition("/")[0]
 
 
 def forget_index(store: Store, job: str) -> int:
     """Delete every record of a job. Answers how many there were."""
-    keys = [meta.key for meta in store.list(layout.index_prefix(job))]
-    store.delete(keys)
-    return len(keys)
+    key_list = [meta.key for meta in store.list(keys.index_prefix(job))]
+    store.delete(key_list)
+    return len(key_list)
 
 
 def _newest(store: Store, job: str, listed: Meta | None) -> Object | None:
@@ -100,7 +100,7 @@ def _newest(store: Store, job: str, listed: Meta | None) -> Object | None:
         if found is not None:
             return found
     for _ in range(_TRIES):
-        newest = max(store.list(layout.index_prefix(job)), key=_number, default=None)
+        newest = max(store.list(keys.index_prefix(job)), key=_number, default=None)
         if newest is None or is_removed(store, job):
             return None
         found = store.get(newest.key)
@@ -117,7 +117,7 @@ def _number(meta: Meta) -> int:
 
 def read_submission(store: Store, state: JobState) -> Submission:
     """The frozen spec, checked against the log. Raises StoreError when it is not what was submitted."""
-    key = layout.spec(state.job)
+    key = keys.spec(state.job)
     found = store.get(key)
     if found is None:
         raise StoreError(f"{key}: missing; the job cannot be governed without its spec")

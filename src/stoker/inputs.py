@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
-from stoker.model import Capabilities
-from stoker.spec import Input, Spec
+from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.model.offerings import Capabilities
+from stoker.model.spec import Input, Spec
 from stoker.store import ObjectNamesUnusable, read_bucket
 from stoker.submit.system_folders import check_input_folder
 

@@ -15,10 +15,10 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from stoker import codec, layout
-from stoker.errors import CodecError, StoreError, StoreUnavailable
-from stoker.fold import JobState, fold
-from stoker.model import PROTOCOL_VERSION, Entry, Event, Opaque, Record
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreError, StoreUnavailable
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import PROTOCOL_VERSION, Entry, Event, Opaque, Record
 from stoker.store import Object, Store
 
 # No entry that Stoker writes comes near this; a larger one is not ours.
@@ -41,7 +41,7 @@ def append(store: Store, job: str, seq: int, record: Record) -> bool:
     Safe to repeat with the same record. Raises StoreUnavailable when it cannot be known which, and StoreError for
     an entry that no reader would take: one such would end the log for everybody.
     """
-    key = layout.log_entry(job, seq)
+    key = keys.log_entry(job, seq)
     data = codec.dumps(replace(record, reason=record.reason[:MAX_REASON_CHARS]))
     if len(data) > MAX_ENTRY_BYTES:
         raise StoreError(f"{key}: an entry of {len(data)} bytes is too large to be written")
@@ -81,7 +81,7 @@ def append_next(
     while True:
         state = read(store, job, state)
         if state is None and lost_the_first:
-            raise StoreError(f"{layout.log_entry(job, 1)}: does not open a job; only submitters may write it")
+            raise StoreError(f"{keys.log_entry(job, 1)}: does not open a job; only submitters may write it")
         wanted = decide(state)
         if wanted is None:
             return state
@@ -106,19 +106,19 @@ def read(store: Store, job: str, state: JobState | None = None) -> JobState | No
 
 def is_removed(store: Store, job: str) -> bool:
     """Whether the job's tombstone is there. True is for good."""
-    return store.head(layout.removed(job)) is not None
+    return store.head(keys.removed(job)) is not None
 
 
 def removed_jobs(store: Store) -> frozenset[str]:
     """The jobs that were ever removed, or whose removal has begun."""
-    return frozenset(meta.key.removeprefix(layout.REMOVED) for meta in store.list(layout.REMOVED))
+    return frozenset(meta.key.removeprefix(keys.REMOVED) for meta in store.list(keys.REMOVED))
 
 
 def entries(store: Store, job: str, start: int = 1) -> Iterator[Entry]:
     """The entries from number `start` on, until there is none."""
     seq = start
     while True:
-        found = store.get(layout.log_entry(job, seq), limit=MAX_ENTRY_BYTES)
+        found = store.get(keys.log_entry(job, seq), limit=MAX_ENTRY_BYTES)
         if found is None:
             return
         yield parse(seq, found)

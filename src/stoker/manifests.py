@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from stoker import codec, layout
-from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
-from stoker.fold import JobState
 from stoker.log import is_removed
 from stoker.log import read as read_log
-from stoker.model import BlobRef, Manifest
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import BlobRef, Manifest
 from stoker.parallel import run_all
 from stoker.store import Meta, Store
 
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        return layout.checkpoint_key(self.claim, self.ordinal, self.name, self.rank)
+        return keys.checkpoint_key(self.claim, self.ordinal, self.name, self.rank)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def read_trust(store: Store, job: str) -> Trust:
     state = read_log(store, job)
     if state is None:
         return NOTHING if is_removed(store, job) else EVERYTHING
-    found = store.get(layout.spec(job))
+    found = store.get(keys.spec(job))
     try:
         imported = bool(json.loads(found.data)["spec"].get("resume_from")) if found is not None else False
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -133,7 +133,7 @@ def read_trust(store: Store, job: str) -> Trust:
 def parse_key(key: str) -> Place | None:
     """Read `00000007/000002-step-900@1`; None for what is no such key."""
     match = _KEY.fullmatch(key)
-    if match is None or not layout.safe_name(match[3]):
+    if match is None or not keys.safe_name(match[3]):
         return None
     return Place(int(match[1]), int(match[2]), match[3], int(match[4] or 0))
 
@@ -226,7 +226,7 @@ def read_manifests(
 ) -> list[Stored]:
     """Every manifest under `prefix` that is believed, read and validated. Without `trust`, the log is asked for it."""
     trust = read_trust(store, job) if trust is None else trust
-    root = layout.checkpoints(job)
+    root = keys.checkpoints(job)
     listed: list[tuple[Place, Meta]] = []
     doubted = 0
     for meta in store.list(prefix):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker import codec, layout
-from stoker.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
 from stoker.log import new_token
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
+from stoker.model.policy import NO_RULES, House
 from stoker.policyfile import MOST_BYTES, parse_policy
-from stoker.rules import NO_RULES, House
 from stoker.store import Store
 
 # The text, twice for what JSON makes of it, and who wrote it.
@@ -50,12 +50,12 @@ class Kept:
 
 def newest(store: Store) -> int:
     """The number of the newest version; 0: there never was one."""
-    return max((_number(meta.key) for meta in store.list(layout.RULES)), default=0)
+    return max((_number(meta.key) for meta in store.list(keys.RULES)), default=0)
 
 
 def read(store: Store, version: int) -> Kept | None:
     """One version. Raises StoreError where it cannot be read."""
-    key = layout.rules(version)
+    key = keys.rules(version)
     found = store.get(key, limit=_MOST_BYTES)
     if found is None:
         return None
@@ -73,7 +73,7 @@ def current(store: Store) -> Kept | None:
 
 def history(store: Store) -> list[Kept]:
     """All of them, oldest first."""
-    numbers = sorted(_number(meta.key) for meta in store.list(layout.RULES))
+    numbers = sorted(_number(meta.key) for meta in store.list(keys.RULES))
     return [kept for version in numbers if (kept := read(store, version)) is not None]
 
 
@@ -108,7 +108,7 @@ def write(store: Store, text: str, author: str, note: str = "", *, token: Callab
             raise Unchanged(f"this is the policy already, as version {before.version}, by {before.written.author}")
         tried.append(version + 1)
         try:
-            store.create(layout.rules(version + 1), codec.dumps(mine))
+            store.create(keys.rules(version + 1), codec.dumps(mine))
         except StoreUnavailable:
             continue  # It may have been written all the same.
     raise StoreUnavailable("the policy could not be written: the store does not answer, or others write all the time")
@@ -125,5 +125,5 @@ def _readable(store: Store, version: int) -> Kept | None:
 
 
 def _number(key: str) -> int:
-    name = key.removeprefix(layout.RULES).removesuffix(".json")
+    name = key.removeprefix(keys.RULES).removesuffix(".json")
     return int(name) if name.isascii() and name.isdigit() else 0

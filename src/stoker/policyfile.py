@@ -7,14 +7,13 @@ import itertools
 import re
 from dataclasses import replace
 
-from stoker import codec, series
-from stoker.errors import SpecError
 from stoker.finding import looks_like_id
 from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.fields import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
-from stoker.notify import address
-from stoker.rules import SUBJECTS, Channel, House, Rule, SageMaker
+from stoker.model import channel_address, codec, usage_series
+from stoker.model.errors import SpecError
+from stoker.model.policy import SUBJECTS, Channel, House, Rule, SageMaker
 
 # Far more than any house has. A governor reads it in every pass.
 MOST_BYTES = 256 * 1024
@@ -107,7 +106,7 @@ def _named_channels(channels: tuple[Channel, ...], reader: SectionReader, layer:
         path = f"notify[{number}]"
         if channel.name and any(channel.name == other.name for other in found):
             raise _where(reader, layer, path, "name", f"{channel.name} is another's name already")
-        name = channel.name or _free(address.short(channel.to), taken)
+        name = channel.name or _free(channel_address.short(channel.to), taken)
         taken.add(name)
         found.append(replace(channel, name=name))
     return tuple(found)
@@ -191,24 +190,24 @@ def _check_spans(rule: Rule, path: str, reader: SectionReader, layer: Layer) -> 
     """What no machine remembers would never be found: the rule would be there, and never hold."""
     if rule.stall is not None:
         stall, path = rule.stall, f"{path}.stall"
-        if stall.window_s < series.FINEST_S:
+        if stall.window_s < usage_series.FINEST_S:
             raise _where(reader, layer, path, "window", "is less than a second, and governors do not look so often")
-        if stall.windows > series.MOST_WINDOWS:
-            raise _where(reader, layer, path, "windows", f"are more than {series.MOST_WINDOWS}; make them longer")
-        if stall.span_s > series.LONGEST_S:
+        if stall.windows > usage_series.MOST_WINDOWS:
+            raise _where(reader, layer, path, "windows", f"are more than {usage_series.MOST_WINDOWS}; make them longer")
+        if stall.span_s > usage_series.LONGEST_S:
             raise _where(reader, layer, path, "windows", "together are more than 24 h, which no machine remembers")
         _check_warning(stall.warn_before_s, path, reader, layer)
     if rule.min_gpu_utilization is not None:
         over_s, path = rule.min_gpu_utilization.over_s, f"{path}.min_gpu_utilization"
-        if over_s < series.FINEST_S:
+        if over_s < usage_series.FINEST_S:
             raise _where(reader, layer, path, "over", "is less than a second, and governors do not look so often")
-        if over_s > series.LONGEST_S:
+        if over_s > usage_series.LONGEST_S:
             raise _where(reader, layer, path, "over", "is more than 24 h, which no machine remembers")
         _check_warning(rule.min_gpu_utilization.warn_before_s, path, reader, layer)
 
 
 def _check_warning(warn_before_s: float, path: str, reader: SectionReader, layer: Layer) -> None:
-    if warn_before_s > series.LONGEST_S:
+    if warn_before_s > usage_series.LONGEST_S:
         raise _where(reader, layer, path, "warn_before", "is more than 24 h; with `then: warn` nothing is ever ended")
 
 

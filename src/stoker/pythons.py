@@ -13,7 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 _FIELD = "environment.python"
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")

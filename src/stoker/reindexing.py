@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TypeVar
 
-from stoker import facts, index, layout, log
-from stoker.errors import STUMBLES, ProviderError, StokerError, in_words
+from stoker import facts, index, log
 from stoker.finding import all_jobs
-from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.index import IndexRecord
+from stoker.model import keys
+from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
+from stoker.model.job_state import JobState
 from stoker.parallel import each_in_order
 from stoker.removing import finish_removals
 from stoker.spent import write_spent
@@ -101,7 +102,7 @@ def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _Job:
         write_spent(store, state, submission.spec, datetime.now(timezone.utc))
         return _Job(there=True)
     # If it is retired at this very moment, the next pass finds the marker and removes it again.
-    store.put(layout.active(job, state.opened_seq), b"")
+    store.put(keys.active(job, state.opened_seq), b"")
     return _Job(there=True, marked=True)
 
 
@@ -128,15 +129,15 @@ def _forget_absent(store: Store, done: Reindexed, there: set[str]) -> None:
     are `there` were just read."""
 
     def forget_record(job: str) -> bool:
-        return store.head(layout.log_entry(job, 1)) is None and bool(index.forget_index(store, job))
+        return store.head(keys.log_entry(job, 1)) is None and bool(index.forget_index(store, job))
 
     unsure = [job for job in map(index.job_of, index.list_index(store)) if job not in there]
     done.forgotten += sum(_each(forget_record, unsure, store))
     now = datetime.now(timezone.utc)
     for job in active_jobs(store):
-        if job in there or store.head(layout.log_entry(job, 1)) is not None:
+        if job in there or store.head(keys.log_entry(job, 1)) is not None:
             continue
-        markers = list(store.list(f"{layout.ACTIVE}{job}/"))
+        markers = list(store.list(f"{keys.ACTIVE}{job}/"))
         # A submission that is under way puts its marker back, should it be slower than this.
         if all(now - marker.modified > _ABANDONED_AFTER for marker in markers):
             store.delete([marker.key for marker in markers])

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
-from stoker import index, layout, log
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError, in_words
+from stoker import index, log
 from stoker.finding import all_jobs
-from stoker.fold import JobState
-from stoker.model import Event, RemovalAsked
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError, in_words
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Event, RemovalAsked
 from stoker.store import Meta, Store
 from stoker.submit.generations import Shared, references
 
@@ -33,11 +34,11 @@ def remove_job(store: Store, job: str, by: str = "a person") -> None:
     """
     if not log.is_removed(store, job):
         _append_removal(store, job, by)
-    store.create(layout.removed(job), b"")
-    _delete_below(store, f"{layout.WORK}{job}/")
+    store.create(keys.removed(job), b"")
+    _delete_below(store, f"{keys.WORK}{job}/")
     forget_removed(store, job)
-    _delete_below(store, layout.log_prefix(job))
-    store.delete([layout.spec(job)])
+    _delete_below(store, keys.log_prefix(job))
+    store.delete([keys.spec(job)])
 
 
 def _append_removal(store: Store, job: str, by: str) -> None:
@@ -61,7 +62,7 @@ def forget_removed(store: Store, job: str) -> None:
 
     Governors call it. They may not delete log entries; what a late append left there is deleted by `finish_removals`.
     """
-    for prefix in (f"{layout.ACTIVE}{job}/", layout.index_prefix(job)):
+    for prefix in (f"{keys.ACTIVE}{job}/", keys.index_prefix(job)):
         _delete_below(store, prefix)
 
 
@@ -88,7 +89,7 @@ def finish_removals(store: Store) -> list[str]:
     removed = log.removed_jobs(store)
     if not removed:
         return []
-    there = {job for prefix in (layout.JOBS, layout.WORK, layout.ACTIVE, layout.INDEX) for job in store.folders(prefix)}
+    there = {job for prefix in (keys.JOBS, keys.WORK, keys.ACTIVE, keys.INDEX) for job in store.folders(prefix)}
     left = sorted(removed & there)
     for job in left:
         remove_job(store, job)
@@ -97,17 +98,17 @@ def finish_removals(store: Store) -> list[str]:
 
 def collect_code(store: Store) -> int:
     """Delete packed code that no job refers to and that is older than a day. Answers how many archives went."""
-    return _collect(store, layout.CODE)
+    return _collect(store, keys.CODE)
 
 
 def collect_bundles(store: Store) -> int:
     """The same for agents that no job's machines install any more."""
-    return _collect(store, layout.BUNDLES)
+    return _collect(store, keys.BUNDLES)
 
 
 def collect_tools(store: Store) -> int:
     """The same for programs that no job's machines fetch any more."""
-    return _collect(store, layout.TOOLS)
+    return _collect(store, keys.TOOLS)
 
 
 def collect_environments(store: Store) -> int:
@@ -117,11 +118,11 @@ def collect_environments(store: Store) -> int:
     """
     now = datetime.now(timezone.utc)
     below: dict[str, list[Meta]] = {}
-    for meta in store.list(layout.ENVIRONMENTS):
-        below.setdefault(meta.key.removeprefix(layout.ENVIRONMENTS).partition("/")[0], []).append(meta)
+    for meta in store.list(keys.ENVIRONMENTS):
+        below.setdefault(meta.key.removeprefix(keys.ENVIRONMENTS).partition("/")[0], []).append(meta)
     gone = 0
     for key, found in below.items():
-        manifest = layout.environment_manifest(layout.ENVIRONMENTS, key)
+        manifest = keys.environment_manifest(keys.ENVIRONMENTS, key)
         if now - max(meta.modified for meta in found) > UNUSED_FOR:
             # Without its manifest the rest is nothing, whenever this is cut short.
             store.delete([manifest])
@@ -132,7 +133,7 @@ def collect_environments(store: Store) -> int:
             old = [meta.key for meta in found if now - meta.modified > COLLECT_AFTER]
             unneeded = [one for one in old if needed is not None and one.rpartition("/")[2] not in needed]
             store.delete(
-                one for one in unneeded if one not in (manifest, layout.environment_used(layout.ENVIRONMENTS, key))
+                one for one in unneeded if one not in (manifest, keys.environment_used(keys.ENVIRONMENTS, key))
             )
     return gone
 
@@ -151,7 +152,7 @@ def _parts_of(store: Store, manifest: str) -> set[str] | None:
 
 def collect_wheels(store: Store) -> int:
     """The same for packages that no job's machines install any more."""
-    return _collect(store, layout.WHEELS)
+    return _collect(store, keys.WHEELS)
 
 
 def _collect(store: Store, kind: str) -> int:
@@ -168,7 +169,7 @@ def sweep(store: Store, kind: str, found: Mapping[str, Callable[[], list[Meta]]]
     `submit.generations` for why a submission under way loses nothing. The age only spares it a second try.
     """
     now = datetime.now(timezone.utc)
-    given_up = {meta.key.removeprefix(layout.collected(kind, "")) for meta in store.list(layout.collected(kind, ""))}
+    given_up = {meta.key.removeprefix(keys.collected(kind, "")) for meta in store.list(keys.collected(kind, ""))}
     needed = _References(store)
     unneeded: dict[str, list[Meta]] = {}
     for name in found.keys() - needed.read(kind) if found else ():
@@ -177,11 +178,11 @@ def sweep(store: Store, kind: str, found: Mapping[str, Callable[[], list[Meta]]]
             unneeded[name] = metas
     for name in unneeded.keys() - given_up:
         # Either answer means that the mark is there.
-        store.create(layout.collected(kind, name), b"")
+        store.create(keys.collected(kind, name), b"")
     gone = unneeded.keys() - needed.read(kind) if unneeded else set()
     for name in sorted(gone):
-        for keys in _batches(meta.key for meta in unneeded[name]):
-            store.delete(keys)
+        for key_list in _batches(meta.key for meta in unneeded[name]):
+            store.delete(key_list)
     return len(gone)
 
 
@@ -197,7 +198,7 @@ class _References:
         names: set[str] = set()
         for job in all_jobs(self._store):
             if job not in self._by_job:
-                found = self._store.get(layout.spec(job))
+                found = self._store.get(keys.spec(job))
                 if found is None:
                     continue
                 self._by_job[job] = references(found.data, self._store.url, found.meta.key)
@@ -220,8 +221,8 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
 
 
 def _delete_below(store: Store, prefix: str) -> None:
-    for keys in _batches(meta.key for meta in store.list(prefix)):
-        store.delete(keys)
+    for key_list in _batches(meta.key for meta in store.list(prefix)):
+        store.delete(key_list)
 
 
 def _batches(keys: Iterable[str]) -> Iterable[list[str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 Kind = Literal["requirements", "project", "uv-lock", "pylock"]
 

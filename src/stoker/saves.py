@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stoker.layout import safe_name
+from stoker.model.keys import safe_name
 
 MARKER = ".stoker-checkpoint.json"
 LOCK = ".stoker-lock"

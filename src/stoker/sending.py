@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stoker import codec, layout, log
-from stoker.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
+from stoker import log
 from stoker.finding import ID_ALPHABET, SUFFIX_LENGTH
 from stoker.home import home, make_home
-from stoker.model import Record, Submitted
-from stoker.spec import Code, Submission
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
+from stoker.model.log_entries import Record, Submitted
+from stoker.model.spec import Code, Submission
 from stoker.store import Store
 from stoker.submit import generations
 from stoker.submit.generations import any_given_up, references
@@ -95,13 +96,13 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
         submission = _put_shared(prepared, store, me, told)
         job, data = _put_spec(submission, store, begun)
         # Only now: a collector that gives something up after this look finds the spec, and leaves it alone.
-        if not any_given_up(store, references(data, store.url, layout.spec(job))):
+        if not any_given_up(store, references(data, store.url, keys.spec(job))):
             break
         _take_back(store, begun)
         begun.clear()
     else:
         raise StokerError("what the job needs is deleted from the store again and again; submit it once more")
-    announcement = layout.announcement(job, 1, log.new_token())
+    announcement = keys.announcement(job, 1, log.new_token())
     store.put(announcement, b"")
     code = submission.code
     event = Submitted(
@@ -113,7 +114,7 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
     begun.clear()
     try:
         # A reindexing may have deleted the announcement: what stays is the marker of an entry that is in the log.
-        store.put(layout.active(job, 1), b"")
+        store.put(keys.active(job, 1), b"")
         store.delete([announcement])
     except StoreError as error:
         raise _Uncertain(f"{error}; {job} was submitted: look with `stoker show {job}`") from None
@@ -139,9 +140,9 @@ def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[s
         data = codec.dumps(replace(submission, job=job))
         _check_readable(data)
         # An id is never used again: what lands late for a removed job must not meet another one.
-        if log.is_removed(store, job) or store.head(layout.log_entry(job, 1)) is not None:
+        if log.is_removed(store, job) or store.head(keys.log_entry(job, 1)) is not None:
             continue
-        if store.create(layout.spec(job), data):
+        if store.create(keys.spec(job), data):
             begun.append(job)
             return job, data
     raise StokerError(f"no free id for a job called {submission.spec.name}; give it another name")
@@ -201,7 +202,7 @@ def _put_code(prepared: Prepared, store: Store) -> Code | None:
         )
     if code is None:
         return None
-    brought = layout.code(layout.shared_name(code.digest, code.generation))
+    brought = keys.code(keys.shared_name(code.digest, code.generation))
 
     def read() -> bytes:
         if packed is not None:
@@ -211,17 +212,17 @@ def _put_code(prepared: Prepared, store: Store) -> Code | None:
             raise UserError("its code is not in the store any more; submit it again from the folder")
         return found.data
 
-    name = generations.keep(store, layout.CODE, code.digest, layout.code, read)
-    return replace(code, generation=layout.generation_of(name))
+    name = generations.keep(store, keys.CODE, code.digest, keys.code, read)
+    return replace(code, generation=keys.generation_of(name))
 
 
 def _take_back(store: Store, begun: list[str]) -> None:
     try:
         for job in begun:
             # As for a job that is removed: the id is never used again, so a delete that lands late harms none.
-            store.create(layout.removed(job), b"")
+            store.create(keys.removed(job), b"")
         # Also without any: a folder then removes what it made for itself.
-        markers = [meta.key for job in begun for meta in store.list(f"{layout.ACTIVE}{job}/")]
-        store.delete([*markers, *map(layout.spec, begun)])
+        markers = [meta.key for job in begun for meta in store.list(f"{keys.ACTIVE}{job}/")]
+        store.delete([*markers, *map(keys.spec, begun)])
     except StoreError:
         return  # It does not answer; what is left is a spec without a log, which nobody runs and `reindex` unmarks.

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from urllib.parse import parse_qsl, urlencode
 
-from stoker import facts, layout
+from stoker import facts
 from stoker.core.hold import may_have_been_held
 from stoker.core.spending import Sum, Sums, by_day, spells
-from stoker.fold import JobState
+from stoker.model import keys
+from stoker.model.job_state import JobState
+from stoker.model.spec import Spec
 from stoker.parallel import run_all
-from stoker.spec import Spec
 from stoker.store import Store
 from stoker.summary import held_until
 
@@ -30,7 +31,7 @@ _AMOUNT = f"([0-9]{{1,18}}{_UNKNOWN}?|{_UNKNOWN})"
 # Where its log ended; what was spent, what that would have cost on-demand, and what of it counts against budgets; the
 # tags. What was written before the third was known has the first two alone, with a dot between them.
 _NAME = re.compile(rf"([0-9]{{8}})\.{_AMOUNT}(?:-{_AMOUNT}-{_AMOUNT}|\.{_AMOUNT})\.(.*)", re.ASCII)
-_KEY = re.compile(rf"{layout.SPENT}([0-9]{{4}}-[0-9]{{2}})/([0-9]{{2}})/([^/]+)/([^/]+)", re.ASCII)
+_KEY = re.compile(rf"{keys.SPENT}([0-9]{{4}}-[0-9]{{2}})/([0-9]{{2}})/([^/]+)/([^/]+)", re.ASCII)
 # Names of files end at 255 bytes. Tags that would not fit are in the object itself, which nobody else needs to read.
 _MOST_TAGS = 150
 _ELSEWHERE = "~"
@@ -81,9 +82,9 @@ def read_spent(store: Store, prefixes: Iterable[str], known: Parsed | None = Non
     StoreError when the store does not answer: then nobody knows the sum.
     """
     before = {} if known is None else known
-    keys = [meta.key for prefix in prefixes for meta in store.list(prefix)]
-    new = [key for key in keys if key not in before]
-    after = {key: before[key] for key in keys if key in before} | _read(store, new)
+    key_list = [meta.key for prefix in prefixes for meta in store.list(prefix)]
+    new = [key for key in key_list if key not in before]
+    after = {key: before[key] for key in key_list if key in before} | _read(store, new)
     if known is not None:
         known.clear()
         known.update(after)
@@ -121,7 +122,7 @@ def _key(spent: Spent) -> tuple[str, bytes]:
         tags, data = _ELSEWHERE, json.dumps(dict(spent.tags)).encode()
     sums = spent.sums
     amounts = "-".join(_micro(each) for each in (sums.spent, sums.on_demand, sums.counted))
-    return f"{layout.spent_day(spent.day)}{spent.job}/{layout.number(spent.seq)}.{amounts}.{tags}", data
+    return f"{keys.spent_day(spent.day)}{spent.job}/{keys.number(spent.seq)}.{amounts}.{tags}", data
 
 
 def _parsed(key: str) -> tuple[Spent | None, Mapping[str, str] | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import StoreError, StoreUnavailable, UserError
+from stoker.model.errors import StoreError, StoreUnavailable, UserError
 
 # A segment that is empty, `.` or `..` would leave its place in a folder; control characters and halves of surrogate
 # pairs do not survive every bucket. Refused everywhere alike, so that a job does not depend on where it is kept.

@@ -17,11 +17,6 @@ from stoker.choosing import check_conda, choose_requirements
 from stoker.core.governance import Bounded, names_submitters
 from stoker.core.placement import MAX_COST, acceptable, that_pay
 from stoker.core.policy import DEFAULT
-from stoker.errors import (
-    InvalidRequest,
-    ProviderError,
-    UserError,
-)
 from stoker.finding import SUFFIX_LENGTH
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
@@ -29,15 +24,16 @@ from stoker.heeding import as_housed, cost_bound, heed, house_of
 from stoker.home import home
 from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
-from stoker.model import Capabilities, Offering
+from stoker.model.errors import InvalidRequest, ProviderError, UserError
+from stoker.model.offerings import Capabilities, Offering
+from stoker.model.path_patterns import entries_of, is_pattern
+from stoker.model.policy import House
+from stoker.model.spec import Code, Resources, Spec
 from stoker.notify import checking
 from stoker.pack import Packed, pack
-from stoker.path_patterns import entries_of, is_pattern
 from stoker.providers import registry
 from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
-from stoker.rules import House
-from stoker.spec import Code, Resources, Spec
 from stoker.store import Store
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders

@@ -9,23 +9,12 @@ from datetime import datetime
 from stoker.core.costs import claim_cost, job_cost
 from stoker.core.hold import hold_of
 from stoker.core.kept_work import is_about_training, kept_part, lost_everything
-from stoker.fold import Claim, JobState
-from stoker.model import (
-    CheckpointRef,
-    Exit,
-    Heartbeat,
-    KeptOutputs,
-    Known,
-    NodeFacts,
-    NodeRef,
-    NoticeFact,
-    Outcome,
-    Phase,
-    SaveTimes,
-    Waste,
-)
-from stoker.path_patterns import as_written
-from stoker.spec import Code, Scalar, Spec, Submission
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import NodeRef, Outcome, Phase, Waste
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs, NodeFacts, NoticeFact, SaveTimes
+from stoker.model.observed import Known
+from stoker.model.path_patterns import as_written
+from stoker.model.spec import Code, Scalar, Spec, Submission
 
 # A machine whose heartbeat is older was ended since: agents of far stores beat every ten seconds.
 _HEARD_S = 60.0

@@ -16,17 +16,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker import references
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
-from stoker.containers import flags
-from stoker.errors import UserError
 from stoker.finding import find_job
 from stoker.inputs import localise_input
 from stoker.jobfile.honour import set_fields
-from stoker.model import Capabilities
+from stoker.model import docker_flags, secret_refs
+from stoker.model.errors import UserError
+from stoker.model.offerings import Capabilities
+from stoker.model.spec import Container, Spec
 from stoker.pythons import find_python
-from stoker.spec import Container, Spec
 from stoker.store import Store
 
 # The submitter's active environment. Nothing here is secret.
@@ -171,7 +170,7 @@ def _check_secrets(spec: Spec) -> None:
             raise UserError(f"{field}: {variable} is not set in your environment; export it first")
         if not os.environ[variable]:
             raise UserError(f"{field}: {variable} is empty in your environment; export the secret first")
-        if references.parse(reference).key is not None:
+        if secret_refs.parse(reference).key is not None:
             _check_member(field, reference)
 
 
@@ -235,7 +234,7 @@ def _localise_volumes(container: Container, folder: Path) -> Container:
             pass  # The daemon may see what this user may not.
         return path
 
-    return replace(container, run=flags.with_sources(container.run, place))
+    return replace(container, run=docker_flags.with_sources(container.run, place))
 
 
 def _check_conda(spec: Spec, capabilities: Capabilities) -> None:
@@ -273,7 +272,7 @@ def unmasked(spec: Spec) -> tuple[str, ...]:
 
 def _variable(field: str, reference: str) -> str | None:
     """The variable that holds a secret, where a variable does."""
-    wanted = references.parse(reference)
+    wanted = secret_refs.parse(reference)
     return (wanted.name or field.rpartition(".")[2]) if wanted.kind == "env" else None
 
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from stoker import layout
-from stoker.errors import UserError
 from stoker.home import home, make_home
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.spec import Spec
 from stoker.requirements import NOTHING
-from stoker.spec import Spec
 from stoker.store import Store
 from stoker.submit import generations
 
@@ -95,7 +95,7 @@ def build_all(
 
 def send(store: Store, tool: Tool) -> str:
     """Put it into the store, once, and answer its name there. Idempotent."""
-    return generations.keep(store, layout.TOOLS, tool.digest, layout.tool, tool.path.read_bytes)
+    return generations.keep(store, keys.TOOLS, tool.digest, keys.tool, tool.path.read_bytes)
 
 
 def _kept(program: Program, arch: str) -> Path:

@@ -63,8 +63,8 @@ def _checks_keywords(function: F) -> F:
     def checked(*arguments: object, **named: object) -> object:
         for name in named:
             if name not in known:
-                from stoker.errors import WrongKeyword
-                from stoker.keywords import nearest
+                from stoker.model.errors import WrongKeyword
+                from stoker.model.keywords import nearest
 
                 told = f"{function.__name__}({name}=…): there is no such argument; {nearest(name, list(known))}"
                 raise WrongKeyword(told)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from stoker import codec, index, layout
-from stoker.errors import STUMBLES, ProviderError, StokerError, StoreError, UserError
-from stoker.fold import JobState
+from stoker import index
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Place, known_places
-from stoker.spec import Submission
+from stoker.model import codec, keys
+from stoker.model.errors import STUMBLES, ProviderError, StokerError, StoreError, UserError
+from stoker.model.job_state import JobState
+from stoker.model.spec import Submission
 from stoker.spent import write_spent
 from stoker.store import Store
 
@@ -34,7 +35,7 @@ def check_gone(store: Store, job: str, why: StoreError) -> None:
         left = [instance.id for instance in found if instance.job == job and instance.state != "gone"]
         if left:
             raise UserError(f"{job} cannot be read ({why}), and has machines on {where}: {', '.join(left)}; end them")
-    written = max((meta.modified for meta in store.list(layout.log_prefix(job))), default=None)
+    written = max((meta.modified for meta in store.list(keys.log_prefix(job))), default=None)
     if written is not None and datetime.now(timezone.utc) - written < young:
         minutes = young.total_seconds() / 60
         raise UserError(f"{job} cannot be read ({why}), and a machine of it may still show up; wait {minutes:.0f} min")
@@ -52,9 +53,9 @@ def keep_money(store: Store, job: str, state: JobState | None) -> None:
         if record is None:
             return
         state, until = record.state, record.summary.heard_at or record.state.updated_at
-    found = store.get(layout.spec(job))
+    found = store.get(keys.spec(job))
     try:
-        spec = codec.loads(Submission, found.data if found else b"", where=layout.spec(job)).spec
+        spec = codec.loads(Submission, found.data if found else b"", where=keys.spec(job)).spec
     except (StokerError, *STUMBLES):
         return  # Without its tags it counts for nobody.
     write_spent(store, state, spec, until)

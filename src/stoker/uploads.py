@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from stoker import layout
 from stoker.agent.inputs.source import list_files
-from stoker.errors import UserError
-from stoker.model import Capabilities
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.offerings import Capabilities
+from stoker.model.spec import Spec
 from stoker.parallel import run_all
 from stoker.removing import sweep
-from stoker.spec import Spec
 from stoker.store import Meta, Sent, Store, can_be_key
 from stoker.submit.generations import Shared, input_name, is_given_up, usable_name
 
@@ -73,7 +73,7 @@ def gather(spec: Spec, capabilities: Capabilities, url: str, store: Store | None
         upload = measure(name, Path(wanted.source))
         stored = upload.digest
         if store is not None:
-            stored = usable_name(store, layout.INPUTS, upload.digest)
+            stored = usable_name(store, keys.INPUTS, upload.digest)
             upload = replace(upload, to_send=sum(file.size for file in _missing(store, upload, stored)))
         uploads.append(upload)
         inputs[name] = replace(wanted, source=_source(url, upload, stored))
@@ -88,7 +88,7 @@ def named(spec: Spec, url: str, stored: Mapping[str, tuple[Upload, str]]) -> Spe
 
 def _source(url: str, upload: Upload, stored: str) -> str:
     single = f"/{upload.files[0].name}" if upload.path.is_file() else ""
-    return f"{url}/{layout.input_files(stored)}".rstrip("/") + single
+    return f"{url}/{keys.input_files(stored)}".rstrip("/") + single
 
 
 def measure(name: str, path: Path) -> Upload:
@@ -130,7 +130,7 @@ def send(store: Store, upload: Upload, told: Callable[[int], None] = lambda _: N
     `told` hears, in several threads, of bytes as they go. The upload is not taken back when a submission fails: others
     may rely on it by then. Raises UserError when a file changed since it was looked at, and what a store raises.
     """
-    stored = usable_name(store, layout.INPUTS, upload.digest)
+    stored = usable_name(store, keys.INPUTS, upload.digest)
     missing = _missing(store, upload, stored)
     run_all([partial(_send, store, upload, stored, file, told) for file in missing], _AT_ONCE)
     return stored
@@ -140,7 +140,7 @@ def _send(store: Store, upload: Upload, stored: str, file: UploadFile, told: Cal
     def key(digest: str) -> str:
         if digest != file.digest:
             raise UserError(f"inputs.{upload.name}: {file.path} was changed meanwhile; submit again when it rests")
-        return layout.input_files(stored) + file.name
+        return keys.input_files(stored) + file.name
 
     try:
         if isinstance(store, TellsOfBytes):
@@ -152,7 +152,7 @@ def _send(store: Store, upload: Upload, stored: str, file: UploadFile, told: Cal
 
 
 def _missing(store: Store, upload: Upload, stored: str) -> list[UploadFile]:
-    prefix = layout.input_files(stored)
+    prefix = keys.input_files(stored)
     there = {meta.key.removeprefix(prefix): meta.size for meta in store.list(prefix)}
     return [file for file in upload.files if there.get(file.name) != file.size]
 
@@ -163,8 +163,8 @@ def check_there(store: Store, spec: Spec) -> None:
         stored = input_name(store.url, wanted.source)
         if stored is None:
             continue
-        there = next(iter(store.list(layout.input_files(stored))), None) is not None
-        if not there or is_given_up(store, Shared(layout.INPUTS, stored)):
+        there = next(iter(store.list(keys.input_files(stored))), None) is not None
+        if not there or is_given_up(store, Shared(keys.INPUTS, stored)):
             raise UserError(f"inputs.{name}: its files are not in the store any more; name the folder that they are in")
 
 
@@ -172,6 +172,6 @@ def collect(store: Store) -> int:
     """Delete uploads that no job refers to and that were not written for a day. Answers how many inputs went."""
 
     def files_of(name: str) -> list[Meta]:
-        return list(store.list(layout.input_files(name)))
+        return list(store.list(keys.input_files(name)))
 
-    return sweep(store, layout.INPUTS, {name: partial(files_of, name) for name in store.folders(layout.INPUTS)})
+    return sweep(store, keys.INPUTS, {name: partial(files_of, name) for name in store.folders(keys.INPUTS)})

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker import layout
-from stoker.errors import UserError
 from stoker.home import home, make_home
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.spec import PackageIndex, Wheel, wheels_target
 from stoker.parallel import run_all
 from stoker.requirements import Requirements
-from stoker.spec import PackageIndex, Wheel, wheels_target
 from stoker.store import Store
 from stoker.submit import generations
 
@@ -120,18 +120,18 @@ def send(store: Store, gathered: Gathered) -> dict[str, tuple[Wheel, ...]]:
 
 def _send(store: Store, wheel: Wheel, path: Path | None) -> Wheel:
     def read() -> bytes:
-        found = store.get(layout.wheel(layout.shared_name(wheel.digest, wheel.generation)))
+        found = store.get(keys.wheel(keys.shared_name(wheel.digest, wheel.generation)))
         if found is None:
             raise UserError("its wheels are not in the store any more; submit it again from the folder")
         return found.data
 
     if path is None:
-        name = generations.keep(store, layout.WHEELS, wheel.digest, layout.wheel, read)
-        return replace(wheel, generation=layout.generation_of(name))
-    name = generations.usable_name(store, layout.WHEELS, wheel.digest)
-    generation = layout.generation_of(name)
-    if store.head(layout.wheel(name)) is None:
-        store.put_file(path, lambda digest: layout.wheel(layout.shared_name(digest, generation)))
+        name = generations.keep(store, keys.WHEELS, wheel.digest, keys.wheel, read)
+        return replace(wheel, generation=keys.generation_of(name))
+    name = generations.usable_name(store, keys.WHEELS, wheel.digest)
+    generation = keys.generation_of(name)
+    if store.head(keys.wheel(name)) is None:
+        store.put_file(path, lambda digest: keys.wheel(keys.shared_name(digest, generation)))
     return replace(wheel, generation=generation)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs import keeping
 from stoker.agent.inputs.bringing import Inputs
-from stoker.spec import Input
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.spec import Input
 from stoker.store import open_store
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model import Instance
+from stoker.model.offerings import Instance
+from stoker.model.spec import LocalResources, Resources, Spec
 from stoker.processes import Process
 from stoker.processes.cgroup import make as make_cgroup
 from stoker.providers.base import LaunchOrder
@@ -21,7 +22,6 @@ from stoker.providers.local import offers
 from stoker.providers.local.folder import NodeFolder
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
-from stoker.spec import LocalResources, Resources, Spec
 
 # Stands in for the agent. `brood` has children of every kind that is hard to find; each writes down its pid.
 AGENT = """

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import codec, layout, log
-from stoker.model import Record, Submitted, Warned
+from stoker import log
+from stoker.model import codec, keys
+from stoker.model.log_entries import Record, Submitted, Warned
 from stoker.store import Store, open_store
 from stoker.testing.gcs import GcsServer
 from stoker.testing.servers import isolated, pytest_isolated
@@ -27,7 +28,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from stoker import log
-from stoker.model import Warned
+from stoker.model.log_entries import Warned
 from stoker.store import open_store
 
 url, job, me, count, gate = sys.argv[1:]
@@ -69,10 +70,10 @@ def race(url: str, gate: Path) -> None:
 
 
 def check(store: Store) -> None:
-    keys = [meta.key for meta in store.list(layout.log_prefix(JOB))]
-    assert keys == [layout.log_entry(JOB, seq) for seq in range(1, 1 + WRITERS * APPENDS + 1)]
+    key_list = [meta.key for meta in store.list(keys.log_prefix(JOB))]
+    assert key_list == [keys.log_entry(JOB, seq) for seq in range(1, 1 + WRITERS * APPENDS + 1)]
     records = []
-    for key in keys[1:]:
+    for key in key_list[1:]:
         found = store.get(key)
         assert found is not None
         records.append(codec.loads(Record, found.data))

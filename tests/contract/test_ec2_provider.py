@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.errors import NoCapacity, Transient
-from stoker.model import Offering
+from stoker.model.errors import NoCapacity, Transient
+from stoker.model.offerings import Offering
+from stoker.model.spec import Ec2Resources, Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Leaves, Provider
-from stoker.spec import Ec2Resources, Resources, Spec
 from stoker.testing.ec2 import Ec2Cloud, why_no_machines
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from stoker.testing.servers import isolated, pytest_isolated

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from stoker import Job, client
-from stoker.errors import StokerError
 from stoker.governor.govern import Governor
+from stoker.model.errors import StokerError
 from stoker.providers.ec2 import iam
 from stoker.store import open_store
 from stoker.testing.ec2 import Ec2Cloud, ec2_cloud, why_no_machines

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import open_store
 from stoker.stores import folder, transfer
 
@@ -311,7 +311,7 @@ def test_empty_folders_of_a_crashed_writer_are_not_told(tmp_path: Path) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from stoker.errors import StoreUnavailable
+from stoker.model.errors import StoreUnavailable
 from stoker.store import open_store
 root, source = map(Path, sys.argv[1:])
 store = open_store(str(root))
@@ -364,7 +364,7 @@ def shared() -> Iterator[Path]:
 def test_a_folder_one_may_not_write_to_is_denied(shared: Path) -> None:
     code = """
 import os, sys
-from stoker.errors import StoreDenied
+from stoker.model.errors import StoreDenied
 from stoker.store import open_store
 store = open_store(sys.argv[1])
 if os.geteuid() == 0:  # who may write everywhere

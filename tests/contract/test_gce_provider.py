@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.errors import InvalidRequest, Misnamed, NoCapacity, QuotaExceeded, Transient
-from stoker.model import Offering
+from stoker.model.errors import InvalidRequest, Misnamed, NoCapacity, QuotaExceeded, Transient
+from stoker.model.offerings import Offering
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest, LaunchOrder, Leaves, Provider, Rehearses, TellsWhyGone
-from stoker.spec import GceResources, Resources, Spec
 from stoker.testing.gce import PROJECT, REGION, Fault, GceCloud, why_no_gce
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from stoker.testing.servers import isolated, pytest_isolated

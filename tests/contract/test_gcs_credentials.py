@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.store import open_store
 from stoker.stores import bucket
 from stoker.testing.gcs import DEAD_ADDRESS, GcsServer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import FileChanged, Store, open_store
 from stoker.stores import bucket
 from stoker.testing.gcs import GcsServer

@@ -16,11 +16,11 @@ from xml.sax.saxutils import escape
 import pytest
 from input_machine import Machine, tree
 
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs import keeping
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.prepare import SetupFailed
-from stoker.spec import Input
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.spec import Input
 from stoker.testing.servers import isolated, pytest_isolated
 
 BUCKET = "bucket"

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import pytest
 from input_machine import Machine, tree
 
-from stoker import layout
 from stoker.agent.inputs import source
 from stoker.agent.prepare import SetupFailed
-from stoker.spec import Input
+from stoker.model import keys
+from stoker.model.spec import Input
 from stoker.store import open_store
 from stoker.testing.servers import S3Server, isolated, pytest_isolated
 
@@ -126,7 +126,7 @@ if isolated():
 
     def test_a_list_that_makes_no_sense_is_told(s3_url: str, tmp_path: Path) -> None:
         fill(s3_url, "00", "01")
-        key = layout.shared_files("job", "data")
+        key = keys.shared_files("job", "data")
         open_store(str(tmp_path / "store")).put(key, b"{}")
         told = f"the list of its files in the store, {key}, makes no sense; submit the job again"
         assert refused(tmp_path, "node0", 0, s3_url) == f"inputs.data: {told}"

@@ -17,7 +17,7 @@ from input_machine import Machine, tree
 from stoker.agent.inputs import bringing, fetching, keeping, source
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.prepare import SetupFailed
-from stoker.spec import Input
+from stoker.model.spec import Input
 from stoker.store import Meta, open_store
 from stoker.testing.gcs import GcsServer
 from stoker.testing.machines.store_door import StoreDoor

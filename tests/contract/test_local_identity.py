@@ -14,7 +14,7 @@ import local_nodes
 import pytest
 from local_nodes import folder_of, launch, process_of, run_python, until_gone
 
-from stoker.errors import InvalidRequest
+from stoker.model.errors import InvalidRequest
 from stoker.processes import Process
 from stoker.processes.cgroup import make as make_cgroup
 from stoker.providers.base import Request

@@ -15,10 +15,10 @@ import local_nodes
 import pytest
 from local_nodes import STORE, folder_of, launch, make_order, process_of, run_python, supervisor_of, until, until_gone
 
-from stoker.errors import NoCapacity
+from stoker.model.errors import NoCapacity
+from stoker.model.spec import LocalResources
 from stoker.providers.local.capabilities import KEEP_GONE_S
 from stoker.providers.local.provider import LocalProvider
-from stoker.spec import LocalResources
 
 # Fixtures that all tests of nodes on this computer share.
 way, home, acting, provider = local_nodes.way, local_nodes.home, local_nodes.acting, local_nodes.provider
@@ -80,7 +80,7 @@ class TestLaunching:
     def test_racing_launchers_do_not_overshoot(self, provider: LocalProvider, tmp_path: Path) -> None:
         go = tmp_path / "go"
         code = """
-            from stoker.errors import NoCapacity
+            from stoker.model.errors import NoCapacity
             room = here.LocalResources(capacity=4)
             requests = provider.build(here.make_order(store=here.STORE, claim=claim, nodes=2, local=room))
             print("ready", flush=True)

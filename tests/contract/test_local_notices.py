@@ -9,10 +9,10 @@ import local_nodes
 import pytest
 from local_nodes import STORE, folder_of, launch, make_order, process_of, reason_of, until, until_gone
 
-from stoker.errors import InvalidRequest, NotFound
+from stoker.model.errors import InvalidRequest, NotFound
+from stoker.model.spec import LocalResources
 from stoker.providers.local.machine import LocalMachine
 from stoker.providers.local.provider import LocalProvider
-from stoker.spec import LocalResources
 
 # Fixtures that all tests of nodes on this computer share.
 way, home, acting, provider = local_nodes.way, local_nodes.home, local_nodes.acting, local_nodes.provider

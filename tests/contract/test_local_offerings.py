@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from stoker.model.spec import Gpus, LocalResources, Resources
 from stoker.providers.local import offers
-from stoker.spec import Gpus, LocalResources, Resources
 
 
 class TestOfferings:

@@ -17,8 +17,8 @@ from stoker.agent.environment import apt
 from stoker.agent.environment.steps import Steps
 from stoker.agent.logs import say
 from stoker.agent.prepare import SetupFailed
+from stoker.model.spec import PackageIndex
 from stoker.processes import TRAINING, make_group
-from stoker.spec import PackageIndex
 from stoker.testing.deb_repository import Deb, deb_repository, make_deb
 from stoker.testing.machines import why_no_machines
 from stoker.testing.machines.images import BOOKWORM

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs import mounting
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.prepare import SetupFailed
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.spec import Input
 from stoker.processes.unmounting import mounted_below, unmount_below
-from stoker.spec import Input
 from stoker.store import open_store
 from stoker.testing.servers import isolated, pytest_isolated
 

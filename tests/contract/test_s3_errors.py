@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import FileChanged, Store, open_store
 from stoker.stores import bucket
 from stoker.testing.servers import S3Server, isolated, pytest_isolated

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, QuotaExceeded, Throttled, Transient
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, QuotaExceeded, Throttled, Transient
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources, SagemakerResources, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder, Provider, TellsWhyGone
 from stoker.providers.sagemaker import names
-from stoker.spec import Resources, SagemakerResources, Spec
 from stoker.testing.provider_contract import Connect, OrderFactory, ProviderContract
 from stoker.testing.sagemaker import ACCOUNT, NO_CAPACITY, REGION, SageMakerCloud
 from stoker.testing.servers import isolated, pytest_isolated

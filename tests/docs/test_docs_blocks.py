@@ -15,13 +15,13 @@ from pages import DOCS, GENERATED, ROOT, Block, all_blocks, page_files, spans
 import stoker
 from stoker import client, train
 from stoker.agent.environ import CONTRACT
-from stoker.errors import SpecError
 from stoker.jobfile import layer_of, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk
+from stoker.model.errors import SpecError
+from stoker.model.policy import SUBJECTS
+from stoker.model.spec import Spec
 from stoker.policyfile import parse_policy, subject_key
 from stoker.providers import registry
-from stoker.rules import SUBJECTS
-from stoker.spec import Spec
 from stoker.summary import Summary
 
 FIELDS = {name for name, _ in walk()}

@@ -10,8 +10,8 @@ import pytest
 from pages import DOCS, GENERATED, ROOT, Command, commands, page_files
 
 from stoker.cli import COMMANDS, cli
-from stoker.errors import StokerError
 from stoker.jobfile import assignments, layer_of, parse_job
+from stoker.model.errors import StokerError
 
 ROOT_CONTEXT = click.Context(cli, info_name="stoker")
 

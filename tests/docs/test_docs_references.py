@@ -14,13 +14,14 @@ import pytest
 from pages import DOCS, ROOT
 
 import stoker
-from stoker import client, layout, train
+from stoker import client, train
 from stoker.core import claiming, decide, failure_patterns, retry, tending
 from stoker.governor import apply
 from stoker.jobfile.fields import fields_of
-from stoker.model import Event, Opaque, Phase
+from stoker.model import keys
+from stoker.model.log_entries import Event, Opaque, Phase
+from stoker.model.spec import LocalResources
 from stoker.providers.base import Provider
-from stoker.spec import LocalResources
 
 
 def page(name: str) -> str:
@@ -118,19 +119,19 @@ def test_every_kind_of_entry_is_explained() -> None:
 
 def test_every_kind_of_key_is_in_the_layout() -> None:
     text = page("governing.md")
-    keys = [
-        layout.spec("<job>"),
-        layout.code("<digest>"),
-        layout.index_prefix("<job>"),
-        layout.removed("<job>"),
-        layout.governor("<id>"),
-        layout.blobs("<job>") + "<rank>/<digest>",
-        layout.checkpoints("<job>") + "<claim>/",
-        layout.log_prefix("<job>"),
-        layout.ACTIVE + "<job>",
-        layout.DEFAULTS,
+    key_list = [
+        keys.spec("<job>"),
+        keys.code("<digest>"),
+        keys.index_prefix("<job>"),
+        keys.removed("<job>"),
+        keys.governor("<id>"),
+        keys.blobs("<job>") + "<rank>/<digest>",
+        keys.checkpoints("<job>") + "<claim>/",
+        keys.log_prefix("<job>"),
+        keys.ACTIVE + "<job>",
+        keys.DEFAULTS,
     ]
-    assert [key for key in keys if f"`{key}" not in text] == []
+    assert [key for key in key_list if f"`{key}" not in text] == []
     for name in ("heartbeat", "notice", "exit", "log/<n>", "metrics/<n>", "outputs/<claim>"):
         assert name in text
 

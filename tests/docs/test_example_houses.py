@@ -7,10 +7,10 @@ from datetime import date
 from pages import DOCS, all_blocks
 
 from stoker.core import governance
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.policy import House
+from stoker.model.spec import SUBMITTER, Limits, Resources, Spec
 from stoker.policyfile import parse_policy
-from stoker.rules import House
-from stoker.spec import SUBMITTER, Limits, Resources, Spec
 
 TODAY = date(2026, 11, 16)
 VISION = {"team": "vision", "project": "maps", "ticket": "ML-7"}

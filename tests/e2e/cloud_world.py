@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from harness import World, until
 
-from stoker.errors import StokerError
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
+from stoker.model.errors import StokerError
 from stoker.summary import Summary
 from stoker.testing.machines.harness import Handle
 

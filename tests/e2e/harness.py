@@ -23,10 +23,11 @@ from stoker import Job, client, facts, log
 from stoker.checkpoints import Checkpoint, list_checkpoints
 from stoker.chunks import list_chunks, parse_segments
 from stoker.cli.following import node_logs
-from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
-from stoker.model import Heartbeat, Known
+from stoker.model.job_state import Claim, JobState
+from stoker.model.node_facts import Heartbeat
+from stoker.model.observed import Known
 from stoker.processes import Process
 from stoker.reading.logs import read_lines
 from stoker.reading.nodes import boots

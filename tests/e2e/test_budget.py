@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness import World, until
 
-from stoker import layout
-from stoker.model import Waste
+from stoker.model import keys
+from stoker.model.log_entries import Waste
 from stoker.testing.webhooks import webhook
 
 FULL = "rules:\n- {name: money, budget: {dollars: 1, period: month}}\n"
@@ -33,7 +33,7 @@ def test_what_the_first_job_spent_the_second_waits_for(world: World) -> None:
     first = world.run(params={"steps": 5, "pause": 0.05}, resources=dear, tags={"team": "vision"})
     assert first.phase == "succeeded", world.story(first.id)
     rules(world, FULL)
-    assert list(world.store.list(layout.SPENT)), "what it spent is written down"
+    assert list(world.store.list(keys.SPENT)), "what it spent is written down"
     told = world.cli("policy", "test", "--json", str(_job_file(world)))
     assert told.returncode == 0 and "no new machines until then" in json.loads(told.stdout)["budgets"][0]["reason"]
 

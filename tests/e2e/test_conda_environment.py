@@ -13,7 +13,7 @@ from harness import EXAMPLES, World
 from test_secrets_nowhere import found_in
 
 from stoker import client
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 PASSWORD = "hunter2/Zm9v+bar='x\" &9"
 FILE = "name: train\nchannels:\n  - conda-forge\ndependencies:\n  - python=3.12\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import World, chain, until
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.testing.engines import IMAGE, Docker, why_no_docker
 from stoker.testing.package_index import make_wheel
 

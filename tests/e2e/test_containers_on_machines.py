@@ -11,7 +11,8 @@ from cloud_world import CloudWorld
 from ec2_world import Ec2World
 from harness import chain, fields
 
-from stoker import client, layout
+from stoker import client
+from stoker.model import keys
 from stoker.testing.engines import IMAGE, why_no_docker_machines
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -87,7 +88,7 @@ if isolated():
         assert summary.last_checkpoint is not None
         (attempt,) = summary.attempts
         assert (attempt.image or "").startswith("sha256:")
-        (result,) = [meta.key for meta in lent.store.list(layout.outputs(job, attempt.claim))]
+        (result,) = [meta.key for meta in lent.store.list(keys.outputs(job, attempt.claim))]
         assert result.endswith("/result") and lent.store.get_from(result, 0) == b"made inside"
 
     def test_a_spot_notice_hands_over_in_the_same_image(lent: CloudWorld) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ec2_world import Ec2World
 from harness import chain, fields
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.testing.ec2 import why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 

@@ -14,7 +14,7 @@ from harness import World, chain, fields, until
 
 from stoker import log
 from stoker.governor.govern import Governor
-from stoker.model import Claimed, Closed, Launched
+from stoker.model.log_entries import Claimed, Closed, Launched
 
 
 def test_many_governors_race_through_a_reclaim(world: World) -> None:

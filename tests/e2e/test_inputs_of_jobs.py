@@ -16,7 +16,7 @@ import pytest
 from harness import EXAMPLES, World, fields, until
 
 from stoker import client
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
 from stoker.store import open_store

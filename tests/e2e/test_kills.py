@@ -17,7 +17,7 @@ from harness import PATIENCE_S, World, chain, until
 
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import poisoned
-from stoker.errors import StokerError
+from stoker.model.errors import StokerError
 
 SEEDS = range(int(os.environ.get("STOKER_CHAOS_SEEDS", "2")))
 STEPS = 72

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from harness import EXAMPLES, World, chain, fields, until
 
-from stoker import client, layout
-from stoker.model import BlobRef
+from stoker import client
+from stoker.model import keys
+from stoker.model.node_facts import BlobRef
 
 # Nodes of this computer talk through loopback.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -108,7 +109,7 @@ def test_a_damaged_shard_moves_all_ranks_back(world: World) -> None:
 
 
 def damage(world: World, job: str, rank: int, blob: BlobRef) -> None:
-    path = world.folder / layout.blob(job, rank, blob.name)
+    path = world.folder / keys.blob(job, rank, blob.name)
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.chmod(0o600)

@@ -13,7 +13,7 @@ from harness import EXAMPLES, World, until
 from test_secrets_nowhere import arguments, found_in
 
 from stoker import client
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.testing.package_index import PackageIndex, make_wheel, package_index
 
 PASSWORD = "hunter2/Zm9v+bar='x\" &9"
@@ -136,7 +136,7 @@ def test_wheels_are_gathered_at_submission_and_no_index_is_asked_later(
 
 def lock(code: Path, index: PackageIndex) -> None:
     from stoker import wheels
-    from stoker.spec import PackageIndex as Source
+    from stoker.model.spec import PackageIndex as Source
 
     (code / "pyproject.toml").write_text(
         '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["alpha"]\n'

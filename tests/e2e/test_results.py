@@ -9,7 +9,7 @@ import pytest
 from harness import World, until
 
 from stoker import client
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 # A script that knows nothing of Stoker, as nanoGPT is.
 PLAIN = """

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from harness import EXAMPLES, World, until
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import SUBMITTER
 from stoker.sagemaker import PyTorch, UnexpectedStatusException
-from stoker.spec import SUBMITTER
 
 
 def written(tags: Mapping[str, str]) -> dict[str, str]:

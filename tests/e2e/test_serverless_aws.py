@@ -29,14 +29,15 @@ def boto(service: str, region: str = REGION) -> Any:
 
 
 if isolated():
-    from stoker import Job, client, layout, policies
+    from stoker import Job, client, policies
     from stoker.cli import main
     from stoker.core.foreign.alarms import prefix
     from stoker.deploying import aws, monitoring, package, record, removing, stacks, template
     from stoker.deploying.template import HANDLER
-    from stoker.errors import AuthDenied
     from stoker.governor.background import Governed, call_deployed
     from stoker.governor.observe import active_jobs
+    from stoker.model import keys
+    from stoker.model.errors import AuthDenied
     from stoker.providers.ec2.client import Clients
     from stoker.store import Store, open_store
     from stoker.testing.lambda_runtime import LambdaFunction, emulator, lambda_function
@@ -195,8 +196,8 @@ if isolated():
         before = roles()
         assert stoker("--store", bucket, "deploy", "aws", "--dry-run") == 0
         assert '"AWS::Lambda::Function"' in capsys.readouterr().out
-        name, store = layout.deployment(bucket), open_store(bucket)
-        assert removing.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(layout.DEPLOYED))
+        name, store = keys.deployment(bucket), open_store(bucket)
+        assert removing.left_over(Clients(), name, bucket, REGION) == [] and not list(store.list(keys.DEPLOYED))
 
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--events-from", "us-west-2") == 0
         deployed = record.find(store)
@@ -238,7 +239,7 @@ if isolated():
         assert [each["AlarmName"] for each in boto("cloudwatch").describe_alarms()["MetricAlarms"]] == [
             "somebody-elses"
         ]
-        assert not list(store.list(layout.DEPLOYED)) and record.find(store) is None
+        assert not list(store.list(keys.DEPLOYED)) and record.find(store) is None
         capsys.readouterr()
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0, "again does no harm"
         assert capsys.readouterr().err == f"there is no stack {name} in {REGION}; nothing to remove\n"
@@ -263,15 +264,15 @@ if isolated():
     def test_a_persons_command_wakes_it(bucket: str) -> None:
         """The function's own pass is what shows: nobody else governs this store."""
         assert stoker("--store", bucket, "deploy", "aws", "-y") == 0
-        store, name = open_store(bucket), layout.deployment(bucket)
+        store, name = open_store(bucket), keys.deployment(bucket)
         assert call_deployed(store, ["nobody-bcdf"]).by == f"{name} in {REGION}"
-        until(lambda: any("aws-lambda" in meta.key for meta in store.list(layout.GOVERNORS)), "the function passed")
+        until(lambda: any("aws-lambda" in meta.key for meta in store.list(keys.GOVERNORS)), "the function passed")
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
         assert call_deployed(store, ["nobody-bcdf"]) == Governed()
 
     def test_what_was_interrupted_is_still_known(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Deploying, and removing: another region's stack is found and removed by who knows nothing of it."""
-        name, store, before = layout.deployment(bucket), open_store(bucket), roles()
+        name, store, before = keys.deployment(bucket), open_store(bucket), roles()
         settle = stacks.settle
 
         def interrupt(*given: Any) -> Any:
@@ -292,12 +293,12 @@ if isolated():
         assert record.find(store) is None
         assert stoker("--store", bucket, "deploy", "aws", "--remove", "-y") == 0
         assert removing.left_over(Clients(), name, bucket, "us-west-2") == [] and roles() == before
-        assert not list(store.list(layout.DEPLOYED))
+        assert not list(store.list(keys.DEPLOYED))
 
     def test_alarms_go_wherever_it_made_them(bucket: str) -> None:
         store, here, there = open_store(bucket), prefix(bucket), boto("cloudwatch", "eu-west-1")
         policies.write(store, "sagemaker: {regions: [us-east-1, eu-west-1]}", "me", "")
-        store.put(f"{layout.FAMILIES}ap-south-1/x/1.json", b"{}")
+        store.put(f"{keys.FAMILIES}ap-south-1/x/1.json", b"{}")
         assert stoker("--store", bucket, "deploy", "aws", "-y", "--sagemaker") == 0
         for region in ("eu-west-1", "ap-south-1"):
             put_alarm(f"{here}theirs-1", "arn:aws:sns:eu-west-1:000000000000:x", client=boto("cloudwatch", region))

@@ -26,14 +26,15 @@ from stoker.testing.servers import free_port, isolated, pytest_isolated
 PROJECT, REGION = "vision-1", "us-central1"
 
 if isolated():
-    from stoker import Job, client, layout, log, policies
+    from stoker import Job, client, log, policies
     from stoker.cli import main
     from stoker.deploying import bindings, gcp, package, project, record
-    from stoker.errors import UserError
     from stoker.governor.background import call_deployed
     from stoker.governor.clock import record_pass
     from stoker.governor.govern import Governor
     from stoker.governor.serverless.gcp import NAME
+    from stoker.model import keys
+    from stoker.model.errors import UserError
     from stoker.providers.gce.client import Api
     from stoker.providers.gce.machine import GceMachine
     from stoker.store import open_store
@@ -119,7 +120,7 @@ if isolated():
         operations = {name for name in google.things if "/operations/" in name}
         assert set(google.things) - operations == set(before)
         assert members(google) <= {"user:jane@example.com"} and google.policies[bucket]["bindings"]
-        assert record.find(store) is None and not list(store.list(layout.DEPLOYED))
+        assert record.find(store) is None and not list(store.list(keys.DEPLOYED))
         assert stoker("--store", gcs_url, "deploy", "gcp", "--remove", "-y") == 0, "again does no harm"
 
     def test_every_request_is_one_that_google_knows(gcs_url: str) -> None:

@@ -6,7 +6,7 @@ import json
 
 from harness import World, fields
 
-from stoker import layout
+from stoker.model import keys
 
 
 def test_a_reclaim_on_this_computer_is_no_sighting(world: World) -> None:
@@ -18,7 +18,7 @@ def test_a_reclaim_on_this_computer_is_no_sighting(world: World) -> None:
     world.interrupt(job, grace_s=5)
     summary = world.ended(job)
     assert fields(summary, "outcome") == [("reclaimed",), ("succeeded",)], world.story(job)
-    assert list(world.store.list(layout.MARKET)) == []
+    assert list(world.store.list(keys.MARKET)) == []
     offered = world.cli("offers", "--json", "--set", "resources.spot=true")
     (offer,) = json.loads(offered.stdout)
     assert (offer["last_24h"]["reclaims"], offer["last_24h"]["launches"]) == (0, 0)

@@ -8,7 +8,7 @@ import signal
 from harness import World, until
 
 from stoker import facts
-from stoker.model import Known
+from stoker.model.observed import Known
 
 RULES = "rules:\n- {name: hangs, stall: {window: 2s, windows: 2, after: 1s}}\n"
 

@@ -8,8 +8,11 @@ from datetime import datetime, timedelta
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Terminate, Unmark
-from stoker.fold import fold
-from stoker.model import Entry, Event, Exit, Instance, Known, Launched, NodeFacts, NodeRef, Stamped
+from stoker.model.job_state import fold
+from stoker.model.log_entries import Entry, Event, Launched, NodeRef
+from stoker.model.node_facts import Exit, NodeFacts
+from stoker.model.observed import Known, Stamped
+from stoker.model.offerings import Instance
 from stoker.testing.sim_data import OFFERINGS, instance_id
 
 

@@ -10,33 +10,27 @@ from hypothesis import strategies as st
 
 from stoker.core.market import Market, Sighting
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import JobState, fold
-from stoker.model import (
-    CheckpointRef,
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import (
     Claimed,
     Closed,
     Draining,
     Ended,
     Entry,
     Event,
-    Exit,
-    Heartbeat,
-    Instance,
-    Known,
     Launched,
-    NodeFacts,
     NodeRef,
-    NoticeFact,
     Opaque,
     ResumeAsked,
-    Stamped,
     StopAsked,
     Submitted,
     Suspected,
-    Unknown,
     Warned,
 )
-from stoker.spec import Limits
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, NodeFacts, NoticeFact
+from stoker.model.observed import Known, Stamped, Unknown
+from stoker.model.offerings import Instance
+from stoker.model.spec import Limits
 from stoker.testing.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, instance_id, make_spec
 
 # Long after everything that happened in the snapshots, or in the middle of it.

@@ -17,10 +17,13 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.core.spending import by_day, spells
-from stoker.fold import JobState
-from stoker.model import Claimed, Ended, Exit, Known, Observed, Offering, Unknown, Warned
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Ended, Warned
+from stoker.model.node_facts import Exit
+from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.offerings import Offering
+from stoker.model.spec import Limits
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits
 from stoker.testing.sim_data import CAPABILITIES, EPOCH, make_snapshot, make_spec, make_state
 
 MONEY = settings(

@@ -18,8 +18,11 @@ from stoker.core.decide import decide, decide_job
 from stoker.core.hold import LEAVE_S
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, JobSnapshot, Launch, Plan, Snapshot, Terminate, Unmark
-from stoker.fold import Claim
-from stoker.model import Claimed, Closed, Draining, Ended, Exit, Instance, Known, Suspected, Unknown
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Suspected
+from stoker.model.node_facts import Exit
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance
 from stoker.testing.sim_data import at
 
 settings.register_profile(

@@ -24,9 +24,9 @@ from stoker.core.foreign import news
 from stoker.core.foreign.family import GaveUp
 from stoker.core.foreign.news import Whose
 from stoker.core.policy import DEFAULT
-from stoker.errors import StoreUnavailable, Transient
 from stoker.governor.foreign import families
 from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.model.errors import StoreUnavailable, Transient
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sagemaker.jobs import ENDED
 

@@ -19,23 +19,12 @@ from stoker.core.decide import decide_job
 from stoker.core.market import UNKNOWN
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan, Terminate
-from stoker.model import (
-    Activity,
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Heartbeat,
-    Known,
-    Launched,
-    NodeFacts,
-    Series,
-    Stamped,
-    Warned,
-)
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Launched, Warned
+from stoker.model.node_facts import Activity, Heartbeat, NodeFacts, Series
+from stoker.model.observed import Known, Stamped
+from stoker.model.policy import Rule
+from stoker.model.usage_series import pack
 from stoker.policyfile import parse_policy
-from stoker.rules import Rule
-from stoker.series import pack
 from stoker.testing.sim_data import (
     ON_DEMAND,
     SPOT_A,

@@ -16,10 +16,11 @@ from stoker.core.books import close_books
 from stoker.core.budgets import Held, judge
 from stoker.core.governance import Subject
 from stoker.core.reservations import ask_for, bounds_of, waits_code
-from stoker.fold import JobState, fold
-from stoker.model import Claimed, Closed, Ended, Entry, Event, Known, Launched, Submitted, Warned
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Submitted, Warned
+from stoker.model.observed import Known
+from stoker.model.spec import Limits, Spec
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits, Spec
 from stoker.testing.sim_data import EPOCH, ON_DEMAND, make_spec, nodes
 
 DOLLARS = 5.0

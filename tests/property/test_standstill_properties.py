@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from stoker.agent.activity import ActivityRecorder, Look
 from stoker.core.stalls import stalled, wasteful
-from stoker.errors import SpecError
-from stoker.model import Activity, Claimed, Launched
+from stoker.model.errors import SpecError
+from stoker.model.log_entries import Claimed, Launched
+from stoker.model.node_facts import Activity
+from stoker.model.policy import Rule
 from stoker.policyfile import parse_policy
-from stoker.rules import Rule
 from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
 # A recording of a day is long: these are few, and cover orders of magnitude evenly.

@@ -9,21 +9,24 @@ from typing import Any
 
 import pytest
 
-from stoker import layout, log, policies
+from stoker import log, policies
 from stoker.core import decide
 from stoker.core.books import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
-from stoker.errors import StoreDenied, StoreUnavailable
-from stoker.fold import JobState, fold
 from stoker.governor import govern
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
 from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory, active_jobs
-from stoker.model import Claimed, Entry, Event, Instance, Known, Launched, Unknown, Warned
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreUnavailable
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Claimed, Entry, Event, Launched, Warned
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance
+from stoker.model.policy import House
+from stoker.model.spec import Limits
 from stoker.providers.base import Request
-from stoker.rules import House
-from stoker.spec import Limits
 from stoker.spent import read_spent, write_spent
 from stoker.store import Store
 from stoker.testing.memory import Fault
@@ -46,7 +49,7 @@ class Watched(World):
     def point(self, caller: Caller, call: str) -> None:
         self.asked[caller.name, call] = self.now_s
         for name, job in [*self.blind_since]:
-            if name == caller.name and call.startswith(f"create {layout.log_prefix(job)}"):
+            if name == caller.name and call.startswith(f"create {keys.log_prefix(job)}"):
                 self.wrote[name, call] = self.blind_since[name, job]
         super().point(caller, call)
 
@@ -171,7 +174,7 @@ def test_no_governor_claims_once_the_money_is_spent(seed: int) -> None:
             match entry.event:
                 case Claimed():
                     # The store may take its time with it.
-                    call = f"create {layout.log_entry(job, entry.seq)}"
+                    call = f"create {keys.log_entry(job, entry.seq)}"
                     moment, blind_since = at(world.asked[entry.by, call]), world.wrote[entry.by, call]
                 case Launched(claim=claim) if began and (began[-1] - entries[claim - 1].at).total_seconds() > 60:
                     # A launch takes a while, and is not called back.
@@ -259,7 +262,7 @@ def test_a_pass_that_launches_many_sees_what_another_launches_meanwhile(late: bo
     world = crowd(40, 0.03)
     others = [job for job in world.jobs.values() if job.name >= "job-20"]
     if late:
-        world.store.delete([layout.active(job.name, 1) for job in others])
+        world.store.delete([keys.active(job.name, 1) for job in others])
     real = SimProvider.launch
     by_a: list[int] = []
 
@@ -268,7 +271,7 @@ def test_a_pass_that_launches_many_sees_what_another_launches_meanwhile(late: bo
             by_a.append(1)
             if len(by_a) == 1:
                 for job in others:
-                    world.store.put(layout.active(job.name, 1), b"")
+                    world.store.put(keys.active(job.name, 1), b"")
                 world._new_governor(world.callers[1]).run_pass(only={job.name for job in others})
             world.run_until(world.now_s + 60.0)
         return real(self, requests)
@@ -396,7 +399,7 @@ def test_what_a_job_spent_stays_when_it_is_forgotten() -> None:
         world = play(seed)
         told = logs(world)
         forgotten = [job for job in world.jobs if told[job] and job not in active_jobs(world.store)]
-        found = {each.job: each for each in read_spent(world.store, [layout.SPENT])}
+        found = {each.job: each for each in read_spent(world.store, [keys.SPENT])}
         for job in forgotten:
             state = fold(job, told[job])
             assert state is not None and state.ended is not None
@@ -414,7 +417,7 @@ def test_the_sum_is_unknown_as_soon_as_one_part_of_it_is() -> None:
     house = policies.house(policies.current(world.store))
     jobs = tuple(active_jobs(world.store))
     now = at(world.now_s)
-    for broken in (layout.SPENT, layout.log_prefix(jobs[0]), layout.spec(jobs[0])):
+    for broken in (keys.SPENT, keys.log_prefix(jobs[0]), keys.spec(jobs[0])):
 
         def faults(_operation: str, key: str, broken: str = broken) -> Fault | None:
             return Fault(error=StoreUnavailable("no answer")) if key.startswith(broken) else None
@@ -436,7 +439,7 @@ def test_a_job_is_not_forgotten_before_its_money_is_written_down() -> None:
     world.after(0.0, lambda: world.tick(world.callers[0]))
 
     def denied(_operation: str, key: str) -> Fault | None:
-        return Fault(error=StoreDenied("you may not write there")) if key.startswith(layout.SPENT) else None
+        return Fault(error=StoreDenied("you may not write there")) if key.startswith(keys.SPENT) else None
 
     real = world.store.client
     world.store.client = lambda faults=None: real(denied if faults else None)  # type: ignore[assignment, method-assign]
@@ -449,4 +452,4 @@ def test_a_job_is_not_forgotten_before_its_money_is_written_down() -> None:
     world.store.client = real  # type: ignore[method-assign]
     world._new_governor(world.callers[1]).run_pass()
     assert job.name not in active_jobs(world.store)
-    assert [each.job for each in read_spent(world.store, [layout.SPENT])] == [job.name]
+    assert [each.job for each in read_spent(world.store, [keys.SPENT])] == [job.name]

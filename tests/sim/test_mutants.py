@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from stoker import facts, index, layout, log, removing
+from stoker import facts, index, log, removing
 from stoker.core import decide, gate, orphans, retiring, retry, tending
 from stoker.core.look import Look
 from stoker.core.policy import Policy
 from stoker.core.room import Rooms
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import Claim, JobState
 from stoker.governor import observe
 from stoker.governor.apply import Applier
-from stoker.model import Ended, Known
+from stoker.model import keys
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Ended
+from stoker.model.observed import Known
 from stoker.testing import sim
 from stoker.testing.sim_cloud import SimProvider
 
@@ -176,8 +178,8 @@ def nobody_looks_for_tombstones(patch: Patch) -> None:
 
 def a_record_is_put_over_the_one_before(patch: Patch) -> None:
     """One key for each job: a write that lands late brings back what was."""
-    numbered = layout.index
-    patch.setattr(layout, "index", lambda job, seq: numbered(job, 0))
+    numbered = keys.index
+    patch.setattr(keys, "index", lambda job, seq: numbered(job, 0))
 
 
 def removed_jobs_are_read_like_others(patch: Patch) -> None:

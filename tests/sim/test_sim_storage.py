@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from checkpoint_world import JOB, World, restored_content
 
-from stoker import layout
 from stoker.agent.logs import durable_offset
 from stoker.checkpoints import Checkpoint, list_checkpoints
 from stoker.chunks import ChunkWriter, Segment, encode_segment
-from stoker.errors import StoreUnavailable
 from stoker.manifests import Trust, encode
-from stoker.model import Manifest
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable
+from stoker.model.node_facts import Manifest
 from stoker.testing.memory import Fault, MemoryStore
 
 SEEDS = int(os.environ.get("STOKER_SIM_STORAGE_SEEDS", "60"))
@@ -71,7 +71,7 @@ def test_no_committed_checkpoint_loses_a_blob(seed: int, tmp_path: Path) -> None
     late = Late(seed)
     claims = dict.fromkeys((2, 5, 8), 1)
     planted = Manifest("step-9", JOB, 99999999, 0, 1, EPOCH, ())
-    late.memory.put(layout.manifest(JOB, "99999999/000001-step-9"), encode(planted))
+    late.memory.put(keys.manifest(JOB, "99999999/000001-step-9"), encode(planted))
     for claim in claims:
         trust = Trust({known: 1 for known in claims if known <= claim}, imported=False)
         world = World(tmp_path / str(claim), late.store, keep=late.random.choice((1, 2)), claim=claim, trust=trust)
@@ -112,7 +112,7 @@ def check(late: Late, trust: Trust, target: Path) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_drained_log_stays_whole(seed: int) -> None:
     late = Late(seed)
-    writer = ChunkWriter(late.store, lambda n, size: layout.log_chunk("node", n, size))
+    writer = ChunkWriter(late.store, lambda n, size: keys.log_chunk("node", n, size))
     offset = 0
     for number in range(200):
         data = b"line %d " % number + b"x" * late.random.choice((1, 500, 3000)) + b"\n"

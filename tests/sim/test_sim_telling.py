@@ -9,14 +9,15 @@ from datetime import timedelta
 
 import pytest
 
-from stoker import layout, log, policies
+from stoker import log, policies
 from stoker.core.outbox import SENDING
 from stoker.core.telling import Letter, tell
-from stoker.errors import StoreDenied, StoreUnavailable
 from stoker.governor.govern import Governor
 from stoker.governor.telling import Send, Teller
-from stoker.model import Entry
-from stoker.rules import House
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreUnavailable
+from stoker.model.log_entries import Entry
+from stoker.model.policy import House
 from stoker.testing.sim import Caller, World
 from stoker.testing.sim_data import at
 from stoker.testing.sim_scenario import make_scenario
@@ -41,7 +42,7 @@ class Telling(World):
         for job in self.jobs.values():
             seen = self.entries.setdefault(job.name, [])
             while job.state is not None and len(seen) < job.state.seq:
-                found = self.store.get(layout.log_entry(job.name, len(seen) + 1))
+                found = self.store.get(keys.log_entry(job.name, len(seen) + 1))
                 assert found is not None
                 seen.append(log.parse(len(seen) + 1, found))
 

@@ -12,26 +12,19 @@ from typing import Any
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import codec, layout, log
-from stoker.agent.config import NodeConfig, NodePaths
+from stoker import log
 from stoker.agent.life import Life
 from stoker.agent.node import Node
 from stoker.chunks import parse_segments
 from stoker.facts import read_fact
-from stoker.fold import Claim, JobState
-from stoker.model import (
-    Claimed,
-    Event,
-    Exit,
-    Heartbeat,
-    Known,
-    Launched,
-    NodeRef,
-    Offering,
-    Record,
-    Submitted,
-)
-from stoker.spec import Spec, Submission
+from stoker.model import codec, keys
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Exit, Heartbeat
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Submission
 from stoker.testing.memory import Faults, MemoryStore
 
 JOB = "job-0a1b"
@@ -66,7 +59,7 @@ class AgentWorld:
     def submit(self, *run: str, **spec: Any) -> Submission:
         submission = Submission(JOB, Spec(**{"name": "job", "run": run} | spec), "test")
         data = codec.dumps(submission)
-        self.store.put(layout.spec(JOB), data)
+        self.store.put(keys.spec(JOB), data)
         self.append(Submitted(spec_digest=codec.digest(data), submitter="test"))
         return submission
 
@@ -93,8 +86,8 @@ class AgentWorld:
         paths = NodePaths(self.root / instance)
         paths.channel.mkdir(parents=True, exist_ok=True)
         config = NodeConfig("memory://", "gce", JOB, claim.number, rank, claim.nodes, instance)
-        keys = [layout.node(JOB, claim.number, rank, layout.boot(instance, boot)) for boot in range(boots + 1)]
-        return Node(config, paths, self.store.client(faults), machine or Here(), keys[-1], tuple(keys[:-1]))
+        key_list = [keys.node(JOB, claim.number, rank, keys.boot(instance, boot)) for boot in range(boots + 1)]
+        return Node(config, paths, self.store.client(faults), machine or Here(), key_list[-1], tuple(key_list[:-1]))
 
     def life(self, claim: Claim, rank: int = 0, *, machine: Here | None = None, faults: Faults | None = None) -> Life:
         life = Life(self.node(claim, rank, machine=machine, faults=faults))
@@ -102,17 +95,17 @@ class AgentWorld:
         return life
 
     def beat(self, life: Life) -> Heartbeat | None:
-        found = read_fact(self.store, layout.heartbeat(life.node.key), Heartbeat)
+        found = read_fact(self.store, keys.heartbeat(life.node.key), Heartbeat)
         assert isinstance(found, Known)
         return found.value.value if found.value else None
 
     def exit_of(self, life: Life) -> Exit:
-        found = read_fact(self.store, layout.exit_(life.node.key), Exit)
+        found = read_fact(self.store, keys.exit_(life.node.key), Exit)
         assert isinstance(found, Known) and found.value is not None, "there is no exit"
         return found.value.value
 
     def has_exit(self, life: Life) -> bool:
-        return self.store.holds(layout.exit_(life.node.key))
+        return self.store.holds(keys.exit_(life.node.key))
 
     def log_of(self, life: Life) -> str:
         """What the store has of its log."""

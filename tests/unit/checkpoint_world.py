@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from stoker import layout
 from stoker.agent.restore import Restored, restore, restore_newest
 from stoker.agent.sync import CheckpointSync
 from stoker.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
+from stoker.model import keys
 from stoker.processes import OpenFile, Writing
 from stoker.saves import MARKER, Save
 from stoker.store import Store, open_store
@@ -136,7 +136,7 @@ def checkpoints(store: Store, *, complete: bool = True) -> list[Checkpoint]:
     return [one for one in list_checkpoints(store, JOB) if one.complete or not complete]
 
 
-def keys(store: Store) -> list[str]:
+def manifest_keys(store: Store) -> list[str]:
     return [one.key for one in checkpoints(store)]
 
 
@@ -148,12 +148,12 @@ def restored_content(store: Store, target: Path, key: str | None = None, rank: i
 
 
 def blobs(store: Store, rank: int = 0) -> set[str]:
-    prefix = f"{layout.blobs(JOB)}{rank}/"
+    prefix = f"{keys.blobs(JOB)}{rank}/"
     return {meta.key[len(prefix) :] for meta in store.list(prefix)}
 
 
 def needed(store: Store, rank: int = 0) -> set[str]:
-    stored = read_manifests(store, JOB, layout.checkpoints(JOB))
+    stored = read_manifests(store, JOB, keys.checkpoints(JOB))
     return {
         blob.name
         for item in stored
@@ -164,11 +164,11 @@ def needed(store: Store, rank: int = 0) -> set[str]:
 
 def assert_sound(store: Store) -> None:
     """Every manifest that can be read has all its blobs, byte for byte."""
-    for item in read_manifests(store, JOB, layout.checkpoints(JOB)):
+    for item in read_manifests(store, JOB, keys.checkpoints(JOB)):
         assert item.manifest is not None, item.meta.key
         assert parse_key(item.place.key) == item.place
         for blob in item.manifest.files:
-            found = store.get(layout.blob(JOB, item.place.rank, blob.name))
+            found = store.get(keys.blob(JOB, item.place.rank, blob.name))
             assert found is not None, f"{item.place.key} lacks {blob.path}"
             assert hashlib.sha256(found.data).hexdigest() == blob.digest
             assert len(found.data) == blob.size

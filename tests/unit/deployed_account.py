@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from stoker import layout
 from stoker.cli import deploy as command
 from stoker.cli import main
 from stoker.deploying import aws, package, removing
 from stoker.deploying.package import Package
 from stoker.governor.clock import record_pass
 from stoker.governor.serverless.aws import NAME
+from stoker.model import keys
 from stoker.testing.memory import MemoryStore
 
 URL = "s3://bucket/team"
@@ -261,4 +261,4 @@ def stoker(account: Account, capsys: pytest.CaptureFixture[str]) -> Stoker:
 
 
 def governor_name() -> str:
-    return layout.deployment(URL)
+    return keys.deployment(URL)

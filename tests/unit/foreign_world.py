@@ -11,10 +11,10 @@ from typing import Any
 from stoker import policies
 from stoker.core.foreign.alarms import Alarm, Host, Readings, WantedAlarm
 from stoker.core.foreign.family import FamilyRecord
-from stoker.errors import InvalidRequest, Transient
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount, Listed
 from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.model.errors import InvalidRequest, Transient
 from stoker.store import Store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sagemaker import Clock

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.errors import ProviderError
+from stoker.model.errors import ProviderError
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import refused
 from stoker.providers.gce.provider import GceProvider

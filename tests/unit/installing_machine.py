@@ -13,15 +13,15 @@ from typing import TypeVar
 import pytest
 from uv import find_uv_bin
 
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.enclosure import Command, Host
 from stoker.agent.environment.conda import Conda
 from stoker.agent.environment.making import Making
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.steps import Steps
 from stoker.agent.node import Node
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.spec import Code, Environment, Spec, Submission
 from stoker.processes import TRAINING, make_group
-from stoker.spec import Code, Environment, Spec, Submission
 from stoker.store import open_store
 from stoker.testing.package_index import PackageIndex, make_wheel, package_index
 

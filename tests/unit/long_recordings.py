@@ -10,28 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker import facts, layout
+from stoker import facts
 from stoker.agent.activity import ActivityRecorder, Look
 from stoker.agent.beat import FAR_INTERVAL_S, Beat, is_calm
 from stoker.agent.health.step_count import StepCount
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append
-from stoker.fold import fold
-from stoker.model import (
-    CheckpointRef,
-    Claimed,
-    Draining,
-    Entry,
-    Event,
-    Heartbeat,
-    Launched,
-    NodeRef,
-    Submitted,
-    Warned,
-)
+from stoker.model import keys
+from stoker.model.job_state import fold
+from stoker.model.log_entries import Claimed, Draining, Entry, Event, Launched, NodeRef, Submitted, Warned
+from stoker.model.node_facts import CheckpointRef, Heartbeat
+from stoker.model.spec import Limits
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits
 from stoker.testing.memory import MemoryStore
 from stoker.testing.playback import RECORDED
 from stoker.testing.sim_data import JOB, SPOT_A, at, make_snapshot, make_spec
@@ -93,7 +84,7 @@ class LongJob:
         self.store = MemoryStore(lambda: at(self.now_s))
         self.recorder = ActivityRecorder(_nobody_looks, monotonic=lambda: float(self.now_s))
         self.recorder.begin(looking=False)
-        node = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
+        node = keys.node(JOB, 2, 0, keys.boot("i-2-0", 0))
         self.beat = Beat(self.store, node, self._refresh, self._is_calm, monotonic=lambda: float(self.now_s))
         self.beat.change(phase="training", checkpoint=CheckpointRef("c1", "1"))
         self.entries = [

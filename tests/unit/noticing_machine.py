@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from stoker.model import NoticeFact
+from stoker.model.node_facts import NoticeFact
 
 
 class Here:

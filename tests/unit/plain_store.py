@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import Meta, Object, Sent
 
 DAWN = datetime(2026, 1, 1, tzinfo=timezone.utc)

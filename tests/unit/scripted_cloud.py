@@ -6,16 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker import codec, layout, log
-from stoker.fold import JobState
+from stoker import log
 from stoker.governor.apply import Applier
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory
 from stoker.index import read_submission
-from stoker.model import Capabilities, Claimed, Event, Instance, InstanceState, Leftover, Offering, Record, Submitted
+from stoker.model import codec, keys
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Event, Record, Submitted
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.model.spec import Resources, Spec, Submission
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
-from stoker.spec import Resources, Spec, Submission
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, OFFERINGS, at, make_spec
 
@@ -102,11 +104,11 @@ class ScriptedWorld:
     def submit(self, job: str, *events: Event, spec: Spec | None = None) -> JobState:
         """A job whose log has these events after its submission."""
         data = codec.dumps(Submission(job=job, spec=spec or make_spec(), submitter="jane"))
-        self.store.put(layout.spec(job), data)
-        self.store.put(layout.active(job, 1), b"")
+        self.store.put(keys.spec(job), data)
+        self.store.put(keys.active(job, 1), b"")
         for event in events:
             if isinstance(event, Claimed):
-                self.store.put(layout.place(event.offering.provider, event.offering.region), b"")
+                self.store.put(keys.place(event.offering.provider, event.offering.region), b"")
         for seq, event in enumerate((Submitted(codec.digest(data), "jane"), *events), start=1):
             assert log.append(self.store, job, seq, Record(log.new_token(), "test", f"entry {seq}", event))
         return self.state(job)
@@ -122,7 +124,7 @@ class ScriptedWorld:
     def applier(self) -> Applier:
         """One that has observed every job in the store."""
         memory = Memory()
-        for job in self.store.folders(layout.JOBS):
+        for job in self.store.folders(keys.JOBS):
             memory.states[job] = self.state(job)
             memory.submissions[job] = read_submission(self.store, memory.states[job])
         return Applier(self.store, self.fleet, memory, "g")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from stoker import layout, log
+from stoker import log
 from stoker.core.telling import Letter
 from stoker.governor.telling import News, Send, Teller
 from stoker.index import read_submission
+from stoker.model import keys
+from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 from stoker.store import Store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import at
@@ -46,7 +47,7 @@ class World:
 
 def news(store: Store) -> dict[str, News]:
     found = {}
-    for job in store.folders(layout.JOBS):
+    for job in store.folders(keys.JOBS):
         state = log.read(store, job)
         if state is not None:
             found[job] = News(state, read_submission(store, state).spec)

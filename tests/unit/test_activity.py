@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stoker.agent.activity import PERIOD_S, ActivityRecorder, Look, Sight, count_others
-from stoker.model import Activity
-from stoker.series import unpack
+from stoker.model.node_facts import Activity
+from stoker.model.usage_series import unpack
 
 TICKS = os.sysconf("SC_CLK_TCK")
 # Seconds of a clock that is not the wall's.

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from stoker import codec, layout
 from stoker.agent import __main__ as entry
 from stoker.agent import main, visit
 from stoker.agent.beat import FAR_INTERVAL_S
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.container.sweep import Record, container_name, write_record
 from stoker.agent.node import Node
-from stoker.errors import StoreError
 from stoker.facts import MAX_BOOTS
-from stoker.model import Heartbeat
+from stoker.model import codec, keys
+from stoker.model.errors import StoreError
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Heartbeat
 from stoker.processes import NODE, TRAINING
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -59,7 +59,7 @@ class Start:
         self.nodes: list[Node] = []
         self.machine: Machine = Machine(self.did)
         self.store = MemoryStore(lambda: datetime.now(timezone.utc), near=True)
-        self.store.put(layout.log_entry(JOB, 1), b"submitted")
+        self.store.put(keys.log_entry(JOB, 1), b"submitted")
         self.opened: list[str] = []
         paths = NodePaths(root)
         paths.config.write_bytes(codec.dumps(CONFIG))
@@ -98,7 +98,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 def node_key(boot: int) -> str:
-    return layout.node(JOB, 3, 1, layout.boot("z.1", boot))
+    return keys.node(JOB, 3, 1, keys.boot("z.1", boot))
 
 
 def test_the_first_agent_trains_and_gives_the_machine_back(start: Start) -> None:
@@ -146,7 +146,7 @@ def test_an_agent_whose_store_is_away_is_started_again(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(main, "_STORE_LIMIT_S", 0.2)
-    start.store.delete([layout.log_entry(JOB, 1)])
+    start.store.delete([keys.log_entry(JOB, 1)])
     began_s = time.monotonic()
     assert main.run_agent(start.root) == 1
     assert time.monotonic() - began_s >= 0.2 and "train" not in start.did and "power off" not in start.did
@@ -189,7 +189,7 @@ def test_the_pauses_between_two_questions_grow_up_to_a_bound(
 def test_an_agent_of_a_machine_that_was_made_anew_finds_the_one_before(start: Start) -> None:
     start.machine = RemadeMachine(start.did)
     assert main.run_agent(start.root) == 0
-    announced = start.store.get(layout.heartbeat(node_key(0)))
+    announced = start.store.get(keys.heartbeat(node_key(0)))
     assert announced is not None and start.nodes[-1].key == node_key(0)
     beat = codec.loads(Heartbeat, announced.data, where="test")
     assert (beat.beat, beat.phase, beat.interval_s) == (0, "booting", FAR_INTERVAL_S)
@@ -222,17 +222,17 @@ def test_an_announcement_whose_reply_was_lost_is_known_by_its_bytes(start: Start
             return Fault(after=True)
         return None
 
-    assert announce(start.store.client(faults)) == 0 and lost == [layout.heartbeat(node_key(0))]
+    assert announce(start.store.client(faults)) == 0 and lost == [keys.heartbeat(node_key(0))]
 
 
 def test_announcements_begin_at_the_boot_that_the_disk_tells(start: Start) -> None:
     assert announce(start.store, 2) == 2 and announce(start.store, 2) == 3
-    assert not start.store.holds(layout.heartbeat(node_key(0)))
+    assert not start.store.holds(keys.heartbeat(node_key(0)))
 
 
 def test_boots_beyond_those_that_readers_look_at_are_not_announced(start: Start) -> None:
     assert [announce(start.store) for _ in range(MAX_BOOTS + 2)] == [*range(MAX_BOOTS), MAX_BOOTS, MAX_BOOTS]
-    assert not start.store.holds(layout.heartbeat(node_key(MAX_BOOTS)))
+    assert not start.store.holds(keys.heartbeat(node_key(MAX_BOOTS)))
 
 
 # ── The command line ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker import layout, log
-from stoker.errors import StoreError, StoreUnavailable
-from stoker.fold import JobState
-from stoker.model import Event, Opaque, Record, StopAsked, Submitted, Warned
+from stoker import log
+from stoker.model import keys
+from stoker.model.errors import StoreError, StoreUnavailable
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Event, Opaque, Record, StopAsked, Submitted, Warned
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB
 
@@ -110,7 +111,7 @@ def test_only_the_contiguous_prefix_counts() -> None:
 def test_what_a_newer_stoker_wrote_is_shown_and_not_decided_on() -> None:
     store = make_store()
     log.append(store, JOB, 1, make_record("a"))
-    store.put(layout.log_entry(JOB, 2), b'{"min_version":9,"event":{"kind":"sung"}}')
+    store.put(keys.log_entry(JOB, 2), b'{"min_version":9,"event":{"kind":"sung"}}')
     (_, entry) = log.entries(store, JOB)
     assert entry.event == Opaque("sung") and entry.min_version == 9
     state = log.read(store, JOB)
@@ -120,6 +121,6 @@ def test_what_a_newer_stoker_wrote_is_shown_and_not_decided_on() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"min_version":1,"event":{"kind":"sung"}}', b"\xff"])
 def test_what_is_no_entry_is_an_error_of_that_job(data: bytes) -> None:
     store = make_store()
-    store.put(layout.log_entry(JOB, 1), data)
+    store.put(keys.log_entry(JOB, 1), data)
     with pytest.raises(StoreError):
         log.read(store, JOB)

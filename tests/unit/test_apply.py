@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import layout, log
+from stoker import log
 from stoker.core.budgets import Held
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
-from stoker.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
-from stoker.fold import Claim, JobState
 from stoker.governor.apply import Applied
-from stoker.model import Claimed, Closed, Ended, Event, Launched, Leftover, Offering, Record, ResumeAsked, StopAsked
-from stoker.spec import Submission
+from stoker.model import keys
+from stoker.model.errors import AuthDenied, InvalidRequest, NoCapacity, NotFound, Throttled, Transient, UserError
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, ResumeAsked, StopAsked
+from stoker.model.offerings import Leftover, Offering
+from stoker.model.spec import Submission
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
 
 A = "a-aaaa"
@@ -31,7 +33,7 @@ def remembering_dry(world: ScriptedWorld, for_s: float = 60.0) -> None:
 
 
 def dry(world: ScriptedWorld) -> list[str]:
-    return sorted(meta.key.removeprefix(layout.DRY) for meta in world.store.list(layout.DRY))
+    return sorted(meta.key.removeprefix(keys.DRY) for meta in world.store.list(keys.DRY))
 
 
 def apply(world: ScriptedWorld, *actions: object) -> Applied:
@@ -60,11 +62,11 @@ def test_after_a_lost_race_the_rest_of_that_job_is_dropped_and_other_jobs_go_on(
 def test_markers_that_came_since_are_left_and_hide_no_others(world: ScriptedWorld) -> None:
     ended = Ended("failed", "user-error", None)
     state = world.submit(A, ended, ResumeAsked("jane"), ended)
-    keys = [layout.active(A, number) for number in (1, 2, 3)]
-    for key in keys:
+    key_list = [keys.active(A, number) for number in (1, 2, 3)]
+    for key in key_list:
         world.store.put(key, b"")
     world.applier()._unmark(A, (1, 3), state)
-    assert [meta.key for meta in world.store.list(layout.ACTIVE)] == [keys[1]]
+    assert [meta.key for meta in world.store.list(keys.ACTIVE)] == [key_list[1]]
 
 
 def test_a_place_is_written_down_once_for_many_launches(world: ScriptedWorld) -> None:
@@ -73,7 +75,7 @@ def test_a_place_is_written_down_once_for_many_launches(world: ScriptedWorld) ->
     world.store.create = lambda key, data: created.append(key) or create(key, data)  # type: ignore[method-assign,func-returns-value]
     for job in (A, "b-bbbb"):
         applier._remember_place(last_claim_of(world.submit(job, Claimed(SPOT_A, 1))))
-    assert created.count(layout.place(SPOT_A.provider, SPOT_A.region)) == 1
+    assert created.count(keys.place(SPOT_A.provider, SPOT_A.region)) == 1
 
 
 # ── What was dry ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,11 +150,11 @@ def test_what_was_dry_for_longer_than_a_day_is_forgotten(world: ScriptedWorld) -
 def test_a_launch_is_written_down_and_its_place_remembered_before(world: ScriptedWorld) -> None:
     offering = replace(SPOT_A, region="r1")
     world.submit(A, Claimed(offering, 2), spec=make_spec(2))
-    world.store.delete([layout.place("sim", "r1")])
+    world.store.delete([keys.place("sim", "r1")])
     apply(world, Launch(A, 2, "launch"))
     claim = last_claim(world)
     assert [(node.rank, node.instance) for node in claim.launched or ()] == [(0, "i-a-aaaa-2-0"), (1, "i-a-aaaa-2-1")]
-    assert world.store.holds(layout.place("sim", "r1"))
+    assert world.store.holds(keys.place("sim", "r1"))
     (order,) = world.cloud.called("launch")
     assert (order.attempt, order.nodes, order.claim, order.submitter) == (1, 2, 2, "jane")
 
@@ -227,7 +229,7 @@ def test_a_launch_that_may_succeed_later_is_a_problem_and_decides_nothing(
     world.submit(A, Claimed(SPOT_A, 1))
     applied = apply(world, Launch(A, 2, "launch"), Unmark(A, (1,), "after it"))
     assert str(error) in applied.problems[A] and last_claim(world).open
-    assert applied.done == [] and world.store.holds(layout.active(A, 1)), "the rest of the job's plan is dropped"
+    assert applied.done == [] and world.store.holds(keys.active(A, 1)), "the rest of the job's plan is dropped"
 
 
 def test_machines_of_a_claim_that_a_rival_settled_meanwhile_are_given_back(
@@ -269,7 +271,7 @@ def test_what_is_gone_already_is_not_given_back(world: ScriptedWorld, monkeypatc
 
     def gone(requests: tuple[object, ...]) -> object:
         made = tuple(replace(each, state="gone") for each in launch(requests))
-        world.store.create(layout.removed(A), b"")
+        world.store.create(keys.removed(A), b"")
         return made
 
     monkeypatch.setattr(world.cloud, "launch", gone)
@@ -303,7 +305,7 @@ def test_a_machine_that_cannot_be_ended_keeps_nothing_else_from_being_done(world
     world.submit(A, Ended("succeeded", "exit", None))
     applied = apply(world, Terminate(A, "i-1", "sim", "orphan"), Unmark(A, (1,), "it has ended"))
     assert applied.problems == {A: "not allowed to end it"}
-    assert [type(each) for each in applied.done] == [Unmark] and not world.store.holds(layout.active(A, 1))
+    assert [type(each) for each in applied.done] == [Unmark] and not world.store.holds(keys.active(A, 1))
 
 
 def test_a_machine_that_the_cloud_does_not_know_counts_as_ended(world: ScriptedWorld) -> None:
@@ -318,11 +320,11 @@ def test_a_job_is_not_forgotten_while_something_of_it_is_left(world: ScriptedWor
     world.cloud.leftovers = [Leftover("disk", "d-1", "sim", A, 2)]
     world.cloud.errors["remove"] = Transient("in use")
     applied = apply(world, Unmark(A, (1,), "it has ended"))
-    assert applied.problems == {A: "in use"} and world.store.holds(layout.active(A, 1))
+    assert applied.problems == {A: "in use"} and world.store.holds(keys.active(A, 1))
     world.cloud.errors.clear()
     applier = world.applier()
     applied = applier.apply(Plan((Unmark(A, (1,), "it has ended"),)))
-    assert applied.problems == {} and not world.store.holds(layout.active(A, 1))
+    assert applied.problems == {} and not world.store.holds(keys.active(A, 1))
     assert A not in applier.memory.states, "what is forgotten is not remembered"
 
 

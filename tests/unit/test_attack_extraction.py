@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, content, memory_store
 
-from stoker import layout
 from stoker.agent.environment.index import PackedWheels
 from stoker.agent.inputs.fetching import Fetch
 from stoker.agent.inputs.keeping import Kept
@@ -25,11 +24,12 @@ from stoker.agent.programs import fetch_program, tool_name
 from stoker.agent.restore import restore_newest
 from stoker.agent.resume import FromJob, import_checkpoint
 from stoker.checkpoints import list_checkpoints, pull
-from stoker.errors import StokerError
 from stoker.manifests import encode
-from stoker.model import BlobRef, Manifest
+from stoker.model import keys
+from stoker.model.errors import StokerError
+from stoker.model.node_facts import BlobRef, Manifest
+from stoker.model.spec import Wheel
 from stoker.reading.outputs import OutputFile, pull_outputs
-from stoker.spec import Wheel
 from stoker.store import Meta, Store
 from stoker.stores.extraction import Extraction, Obstructed
 from stoker.testing.memory import MemoryStore
@@ -58,7 +58,7 @@ def commit(store: Store, ordinal: int, files: Mapping[str, str], links: Mapping[
     blobs = []
     for path, text in {**files, **links}.items():
         digest = hashlib.sha256(text.encode()).hexdigest()
-        store.put(layout.blob(JOB, 0, digest), text.encode())
+        store.put(keys.blob(JOB, 0, digest), text.encode())
         blobs.append(BlobRef(path=path, digest=digest, size=len(text.encode()), mode=LINK if path in links else 0o644))
     manifest = Manifest(
         name=f"step-{ordinal}",
@@ -69,8 +69,8 @@ def commit(store: Store, ordinal: int, files: Mapping[str, str], links: Mapping[
         committed_at=datetime.now(timezone.utc),
         files=tuple(blobs),
     )
-    key = layout.checkpoint_key(1, ordinal, manifest.name)
-    store.create(layout.manifest(JOB, key), encode(manifest))
+    key = keys.checkpoint_key(1, ordinal, manifest.name)
+    store.create(keys.manifest(JOB, key), encode(manifest))
 
 
 def pull_each(store: Store, target: Path) -> None:
@@ -135,10 +135,10 @@ def test_what_has_the_name_of_a_file_is_replaced_and_never_opened(
     pull_each(store, target)
     assert stat.S_ISREG((target / name).lstat().st_mode)
     assert (target / name).read_text() == "pulled"
-    store.put(f"{layout.outputs(JOB, 1)}{name}", b"an output")
+    store.put(f"{keys.outputs(JOB, 1)}{name}", b"an output")
     (target / name).unlink()
     obstacle(kind, target / name, outside)
-    pull_outputs(store, (OutputFile(name, f"{layout.outputs(JOB, 1)}{name}", 9, 1),), target)
+    pull_outputs(store, (OutputFile(name, f"{keys.outputs(JOB, 1)}{name}", 9, 1),), target)
     assert (target / name).read_bytes() == b"an output"
     assert outside.read_text() == "mine"
     assert [path.name for path in outside.parent.iterdir()] == [KEYS]
@@ -236,9 +236,9 @@ def test_staged_files_that_are_swapped_are_not_taken(tmp_path: Path) -> None:
 def test_outputs_do_not_go_through_links_of_an_earlier_pull(store: MemoryStore, home: Path) -> None:
     target = home / "work/pulled"
     (target / "up").symlink_to("../..")
-    store.put(f"{layout.outputs(JOB, 1)}up/.ssh/{KEYS}", b"the attacker's")
+    store.put(f"{keys.outputs(JOB, 1)}up/.ssh/{KEYS}", b"the attacker's")
     path = f"up/.ssh/{KEYS}"
-    pull_outputs(store, (OutputFile(path, f"{layout.outputs(JOB, 1)}{path}", 14, 1),), target)
+    pull_outputs(store, (OutputFile(path, f"{keys.outputs(JOB, 1)}{path}", 14, 1),), target)
     assert (home / ".ssh" / KEYS).read_text() == "mine"
 
 
@@ -302,7 +302,7 @@ def test_inputs_do_not_go_through_links_that_a_training_left(
 def test_a_wheel_or_a_program_does_not_name_its_place(store: MemoryStore, tmp_path: Path) -> None:
     data = b"evil"
     digest = hashlib.sha256(data).hexdigest()
-    store.put(layout.wheel(digest), data)
+    store.put(keys.wheel(digest), data)
     wheel = Wheel(name="../../outside.whl", digest=digest, size=4)
     index = PackedWheels(store, (wheel,), tmp_path / "node/wheels", lambda call: call())
     with pytest.raises(StokerError):

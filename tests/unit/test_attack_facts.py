@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from stoker import client, codec, facts, layout, log
+from stoker import client, facts, log
 from stoker.chunks import Sample, decode_lines, encode_line
 from stoker.cli import cli
 from stoker.cli.printing import duration, legible
@@ -22,32 +22,21 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import judge
 from stoker.core.snapshot import JobSnapshot
-from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
-from stoker.fold import fold
 from stoker.jobfile import Job
-from stoker.model import (
-    Claimed,
-    Entry,
-    Event,
-    Exit,
-    Heartbeat,
-    Known,
-    Launched,
-    NodeRef,
-    NoticeFact,
-    Record,
-    Submitted,
-    Unknown,
-    Warned,
-)
-from stoker.spec import Submission
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.job_state import fold
+from stoker.model.log_entries import Claimed, Entry, Event, Launched, NodeRef, Record, Submitted, Warned
+from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
+from stoker.model.observed import Known, Unknown
+from stoker.model.spec import Submission
 from stoker.store import Store, open_store
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 INSTANCE = "machine-1"
-NODE = layout.node("job-1", 2, 0, layout.boot(INSTANCE, 0))
+NODE = keys.node("job-1", 2, 0, keys.boot(INSTANCE, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +104,8 @@ def test_numbers_without_end_are_refused() -> None:
 
 @pytest.mark.parametrize("heartbeat", [b"", b"{", b"[" * 5000, b"null", b"x" * (facts.MAX_FACT_BYTES + 1)])
 def test_an_exit_counts_whatever_the_heartbeat_says(store: Store, heartbeat: bytes) -> None:
-    store.put(layout.heartbeat(NODE), heartbeat)
-    store.put(layout.exit_(NODE), codec.dumps(left(outcome="succeeded")))
+    store.put(keys.heartbeat(NODE), heartbeat)
+    store.put(keys.exit_(NODE), codec.dumps(left(outcome="succeeded")))
     read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(read.exit, Known) and read.exit.value is not None
     assert read.exit.value.value.outcome == "succeeded"
@@ -135,12 +124,12 @@ def test_a_boot_whose_output_cannot_be_read_is_unknown_and_one_without_end_says_
 
 def test_what_the_first_of_several_boots_said_stays_said(store: Store) -> None:
     for number in range(3):
-        node = layout.node("job-1", 2, 0, layout.boot(INSTANCE, number))
-        store.put(layout.heartbeat(node), codec.dumps(beat(step=number)))
+        node = keys.node("job-1", 2, 0, keys.boot(INSTANCE, number))
+        store.put(keys.heartbeat(node), codec.dumps(beat(step=number)))
         if number:
             notice = NoticeFact(hard=True, source=f"boot {number}", at=NOW, grace_s=9.0)
-            store.put(layout.notice(node), codec.dumps(notice))
-            store.put(layout.exit_(node), codec.dumps(left(reason=f"boot {number}")))
+            store.put(keys.notice(node), codec.dumps(notice))
+            store.put(keys.exit_(node), codec.dumps(left(reason=f"boot {number}")))
     found = facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(found.heartbeat, Known) and found.heartbeat.value is not None
     assert isinstance(found.notice, Known) and found.notice.value is not None
@@ -150,8 +139,8 @@ def test_what_the_first_of_several_boots_said_stays_said(store: Store) -> None:
 
 
 def test_a_senseless_heartbeat_does_not_hide_the_one_before(store: Store) -> None:
-    store.put(layout.heartbeat(NODE), codec.dumps(beat(step=7)))
-    store.put(layout.heartbeat(layout.node("job-1", 2, 0, layout.boot(INSTANCE, 1))), b"garbage")
+    store.put(keys.heartbeat(NODE), codec.dumps(beat(step=7)))
+    store.put(keys.heartbeat(keys.node("job-1", 2, 0, keys.boot(INSTANCE, 1))), b"garbage")
     read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(read.heartbeat, Known) and read.heartbeat.value is not None
     assert read.heartbeat.value.value.step == 7
@@ -169,9 +158,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("fact", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_exit_makes_an_entry_that_cannot_be_read(store: Store, fact: Exit) -> None:
-    store.put(layout.exit_(NODE), codec.dumps(fact))
+    store.put(keys.exit_(NODE), codec.dumps(fact))
     ref = {"key": "9" * 200_000, "name": "n"}
-    store.put(layout.heartbeat(NODE), codec.dumps(beat())[:-1] + b',"checkpoint":' + json.dumps(ref).encode() + b"}")
+    store.put(keys.heartbeat(NODE), codec.dumps(beat())[:-1] + b',"checkpoint":' + json.dumps(ref).encode() + b"}")
     job = observed(store)
     closed = judge(case_of(job, job.state.claims[0], DEFAULT))
     assert decide_job(job, DEFAULT, at(100)).actions
@@ -186,13 +175,13 @@ def test_an_entry_that_nobody_could_read_is_not_written(store: Store) -> None:
     record = Record(token="t", by="t", reason="", event=Warned(code="c" * log.MAX_ENTRY_BYTES))
     with pytest.raises(StoreError, match="too large"):
         log.append(store, "job-1", 1, record)
-    assert store.head(layout.log_entry("job-1", 1)) is None
+    assert store.head(keys.log_entry("job-1", 1)) is None
 
 
 def test_what_an_agent_writes_comes_back_as_it_is(store: Store) -> None:
     fact = left(reason="exit code 1", tail=tuple(f"line {n}" for n in range(20)), trained_s=12.5, restored_from="k")
-    store.put(layout.exit_(NODE), codec.dumps(fact))
-    read = facts.read_fact(store, layout.exit_(NODE), Exit)
+    store.put(keys.exit_(NODE), codec.dumps(fact))
+    read = facts.read_fact(store, keys.exit_(NODE), Exit)
     assert isinstance(read, Known) and read.value is not None and read.value.value == fact
 
 
@@ -300,17 +289,17 @@ def append(store: Store, job: str, *events: Any) -> None:
 def test_every_command_survives_an_absurd_node(store: Store, tmp_path: Path) -> None:
     job = submitted_job(store, tmp_path / "code")
     append(store, job, Claimed(offering=SPOT_A, nodes=1), Launched(claim=2, nodes=(NodeRef(0, INSTANCE),)))
-    node = layout.node(job, 2, 0, layout.boot(INSTANCE, 0))
+    node = keys.node(job, 2, 0, keys.boot(INSTANCE, 0))
     absurd = codec.dump(beat())
     absurd |= {"trained_s": "inf", "step": 10**30, "metrics": {"\x1b]0;owned\x07": "nan"}, "warnings": ["\x1b[2J"] * 9}
     absurd |= {"training_since": "2026-01-01T00:00:00Z", "checkpoint_files": 10**30, "interval_s": "nan"}
-    store.put(layout.heartbeat(node), json.dumps(absurd).encode())
+    store.put(keys.heartbeat(node), json.dumps(absurd).encode())
     store.put(
         f"{node}/metrics/00000000/0",
         b'{"kind":[]}\n{"kind":"sample","at":1,"step":%d,"values":{"a\\u001b[2J":1}}\n' % 10**30,
     )
     store.put(f"{node}/log/00000000/0", b"@1 1 9999999\nnot so long")
-    store.put(f"{layout.checkpoints(job)}00000002/000001-x.json", b"[" * 3000)
+    store.put(f"{keys.checkpoints(job)}00000002/000001-x.json", b"[" * 3000)
     for command in (["ps"], ["show", job], ["explain", job], ["compare", job], ["checkpoints", job], ["logs", job]):
         result = CliRunner().invoke(cli, ["--store", store.url, *command], color=True)
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
@@ -327,5 +316,5 @@ def test_a_job_that_no_governor_could_read_is_refused(store: Store, tmp_path: Pa
 
 def test_a_submission_says_where_it_runs(store: Store, tmp_path: Path) -> None:
     job = submitted_job(store, tmp_path / "code")
-    found = store.get(layout.spec(job))
+    found = store.get(keys.spec(job))
     assert found is not None and codec.loads(Submission, found.data).place

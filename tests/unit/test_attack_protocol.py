@@ -16,14 +16,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker import client, layout, log
+from stoker import client, log
 from stoker.core.snapshot import Plan, Unmark
-from stoker.errors import StoreUnavailable, Transient
 from stoker.governor.clock import governor_name
 from stoker.governor.govern import Governor
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable, Transient
+from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.processes.identity import process_table, stat_of
 from stoker.providers.local.folder import NodeFolder
 from stoker.providers.local.provider import LocalProvider
@@ -128,7 +129,7 @@ def test_a_governor_elsewhere_does_not_finish_the_launch(store: Store, tmp_path:
 
 
 def _resources() -> Any:
-    from stoker.spec import Resources
+    from stoker.model.spec import Resources
 
     return Resources()
 
@@ -139,7 +140,7 @@ def _resources() -> Any:
 def ended(store: Store) -> str:
     job = submit(store)
     append(store, job, Ended(outcome="failed", rule="test"))
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     return job
 
 
@@ -169,7 +170,7 @@ def test_the_marker_of_a_resume_that_died_goes_away(store: Store, tmp_path: Path
     # It may be on its way still.
     Governor(store).run_pass()
     assert active_jobs(store) == {job: (3,)}
-    (announcement,) = [meta.key for meta in store.list(f"{layout.ACTIVE}{job}/")]
+    (announcement,) = [meta.key for meta in store.list(f"{keys.ACTIVE}{job}/")]
     age(store, tmp_path, announcement, timedelta(hours=2))
     done = Governor(store).run_pass()
     assert any(isinstance(action, Unmark) for action in done.actions)
@@ -185,7 +186,7 @@ def test_a_resume_that_was_slow_puts_its_marker_back(store: Store) -> None:
             return getattr(store, name)
 
         def create(self, key: str, data: bytes) -> bool:
-            late.extend(meta.key for meta in store.list(layout.ACTIVE))
+            late.extend(meta.key for meta in store.list(keys.ACTIVE))
             store.delete(late)
             return store.create(key, data)
 
@@ -204,7 +205,7 @@ def test_a_submission_that_was_slow_is_marked_whatever_lands_late(store: Store) 
             return getattr(store, name)
 
         def create(self, key: str, data: bytes) -> bool:
-            late.extend(meta.key for meta in store.list(layout.ACTIVE))
+            late.extend(meta.key for meta in store.list(keys.ACTIVE))
             store.delete(late)
             return store.create(key, data)
 
@@ -237,7 +238,7 @@ def test_a_governor_forgets_jobs_that_others_retired(store: Store) -> None:
     job = submit(store, resources={"cpus": 1})
     append(store, job, Ended(outcome="failed", rule="test"))
     governor.memory.states[job] = client.look(job, store).state
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     governor.run_pass()
     assert governor.memory.states == {} and governor.memory.submissions == {}
 

@@ -19,7 +19,6 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import layout
 from stoker.agent import life as life_module
 from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.life import Life
@@ -27,10 +26,12 @@ from stoker.agent.prepare import SetupFailed
 from stoker.agent.ready import Readying
 from stoker.agent.snapshot import scan
 from stoker.checkpoints import list_checkpoints
-from stoker.fold import Claim
 from stoker.manifests import encode
-from stoker.model import Closed, Draining, Exit, Manifest, NoticeFact, StopAsked
-from stoker.spec import Checkpoints, Limits, Retry
+from stoker.model import keys
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import Closed, Draining, StopAsked
+from stoker.model.node_facts import Exit, Manifest, NoticeFact
+from stoker.model.spec import Checkpoints, Limits, Retry
 from stoker.testing.memory import Fault
 
 # Goes on until it is told to leave, then saves.
@@ -73,8 +74,8 @@ def commit(world: AgentWorld, claim: Claim, ordinal: int, text: str, step: int |
     now = datetime.now(timezone.utc)
     name = f"ckpt-{ordinal}"
     manifest = Manifest(name, JOB, claim.number, 0, ordinal, now, tuple(blobs.values()), step=step)
-    key = layout.checkpoint_key(claim.number, ordinal, name)
-    assert world.store.create(layout.manifest(JOB, key), encode(manifest))
+    key = keys.checkpoint_key(claim.number, ordinal, name)
+    assert world.store.create(keys.manifest(JOB, key), encode(manifest))
     return key
 
 
@@ -244,7 +245,7 @@ def test_a_notice_has_the_training_save_and_the_save_made_durable(world: AgentWo
     assert said(life).count("notice from test") == 1, "the reason is not said again"
     told = json.loads(life.paths.notice.read_text())
     assert told["reason"] == "notice from test" and 50.0 < told["grace_s"] <= 60.0
-    assert world.store.holds(layout.notice(life.node.key)), "the governors hear of it"
+    assert world.store.holds(keys.notice(life.node.key)), "the governors hear of it"
 
 
 def test_a_training_that_saves_elsewhere_is_told_where(world: AgentWorld) -> None:
@@ -422,7 +423,7 @@ def test_a_store_that_is_away_is_asked_again(world: AgentWorld) -> None:
     failed: list[str] = []
 
     def faults(_method: str, key: str) -> Fault | None:
-        if key == layout.spec(JOB) and len(failed) < 3:
+        if key == keys.spec(JOB) and len(failed) < 3:
             failed.append(key)
             return Fault()
         return None
@@ -457,7 +458,7 @@ def test_a_checkpoint_that_cannot_be_restored_gives_way_to_the_one_before(world:
     torn = commit(world, first, 2, "torn\n")
     manifest = next(one for one in list_checkpoints(world.store, JOB) if one.key == torn)
     assert manifest.complete
-    lost = [meta.key for meta in world.store.list(layout.blobs(JOB)) if meta.size == len("torn\n")]
+    lost = [meta.key for meta in world.store.list(keys.blobs(JOB)) if meta.size == len("torn\n")]
     world.store.delete(lost)
     reclaimed(world, first)
     life = world.life(world.claim())
@@ -471,7 +472,7 @@ def test_a_job_whose_checkpoints_are_all_broken_does_not_begin_anew(world: Agent
     world.submit("sh", "-c", "echo began")
     first = world.claim()
     commit(world, first, 1, "torn\n")
-    world.store.delete([meta.key for meta in world.store.list(layout.blobs(JOB))])
+    world.store.delete([meta.key for meta in world.store.list(keys.blobs(JOB))])
     reclaimed(world, first)
     life = world.life(world.claim())
     left = world.run(life)

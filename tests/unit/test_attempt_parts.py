@@ -28,11 +28,12 @@ from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored
 from stoker.agent.supervise import Ended, Ending
 from stoker.agent.sync import SyncStatus
-from stoker.errors import StoreUnavailable
-from stoker.model import Activity, CheckpointRef, Closed, Heartbeat, NoticeFact, SaveTimes, Trend, Usage
+from stoker.model.errors import StoreUnavailable
+from stoker.model.log_entries import Closed
+from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat, NoticeFact, SaveTimes, Trend, Usage
+from stoker.model.spec import Checkpoints, Environment, Spec, Submission
+from stoker.model.spec import Container as ContainerSpec
 from stoker.processes import TRAINING
-from stoker.spec import Checkpoints, Environment, Spec, Submission
-from stoker.spec import Container as ContainerSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

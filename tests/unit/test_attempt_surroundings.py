@@ -17,7 +17,6 @@ from checkpoint_world import write
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import codec, layout
 from stoker.agent import life as life_module
 from stoker.agent.beat import Beat
 from stoker.agent.checkpoints.placing import OWN, FolderRecord
@@ -28,9 +27,11 @@ from stoker.agent.metrics import Progress
 from stoker.agent.node import Node, utcnow
 from stoker.agent.supervise import Ended, Ending
 from stoker.agent.sync import SyncStatus
-from stoker.model import CheckpointRef, Closed, Exit, ExitOutcome, KeptOutputs, StopAsked, Submitted, Waste
+from stoker.model import codec, keys
+from stoker.model.log_entries import Closed, StopAsked, Submitted, Waste
+from stoker.model.node_facts import CheckpointRef, Exit, ExitOutcome, KeptOutputs
+from stoker.model.spec import Checkpoints, Code, Retry, Spec, Submission
 from stoker.pack import pack
-from stoker.spec import Checkpoints, Code, Retry, Spec, Submission
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +64,11 @@ def said(life: Life) -> str:
 def test_the_code_is_there_before_the_set_up_and_the_set_up_before_the_training(world: AgentWorld) -> None:
     write(world.root / "source" / "hello.txt", "packed\n")
     packed = pack(world.root / "source")
-    world.store.put(layout.code(layout.shared_name(packed.digest, 1)), packed.path.read_bytes())
+    world.store.put(keys.code(keys.shared_name(packed.digest, 1)), packed.path.read_bytes())
     spec = Spec(name="job", run=("sh", "-c", "cat made.txt"), setup="cp hello.txt made.txt")
     submission = Submission(JOB, spec, "test", code=Code(packed.digest, 1, 1, generation=1))
     data = codec.dumps(submission)
-    world.store.put(layout.spec(JOB), data)
+    world.store.put(keys.spec(JOB), data)
     world.append(Submitted(spec_digest=codec.digest(data), submitter="test", code_digest=packed.digest))
     life = world.life(world.claim())
     assert world.run(life).outcome == "succeeded" and "packed\n" in said(life)
@@ -183,7 +184,7 @@ def test_outputs_are_in_the_store_while_the_training_goes_on(world: AgentWorld) 
     running: list[str] = []
 
     def stored() -> None:
-        wait_for(lambda: any("outputs/" in meta.key for meta in world.store.list(f"{layout.WORK}{JOB}/")))
+        wait_for(lambda: any("outputs/" in meta.key for meta in world.store.list(f"{keys.WORK}{JOB}/")))
         running.append(life.beat.now.phase)
         (life.paths.root / "go").touch()
 
@@ -243,7 +244,7 @@ def test_what_the_training_reports_to_its_file_is_in_the_store(world: AgentWorld
 def test_programs_are_fetched_as_the_submission_names_them(world: AgentWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     submission = Submission(JOB, Spec(name="job", run=("true",)), "test", tools={"py-spy": "a digest"})
     data = codec.dumps(submission)
-    world.store.put(layout.spec(JOB), data)
+    world.store.put(keys.spec(JOB), data)
     world.append(Submitted(spec_digest=codec.digest(data), submitter="test"))
     life = world.life(world.claim())
     world.run(life)

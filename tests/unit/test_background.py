@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import layout
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import background
 from stoker.governor.govern import Pass
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import Store, open_store
 
 
@@ -30,8 +30,8 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def open_job(store: Store, job: str) -> None:
-    store.put(layout.active(job, 1), b"")
-    store.put(layout.log_entry(job, 1), b"{}")
+    store.put(keys.active(job, 1), b"")
+    store.put(keys.log_entry(job, 1), b"{}")
 
 
 def test_one_governor_is_started_while_one_holds_the_lock(store: Store, spawned: list[int]) -> None:
@@ -54,8 +54,8 @@ class Governed:
 
     def watch(self, until, on_pass, on_error) -> None:  # type: ignore[no-untyped-def]
         type(self).rounds += 1
-        for job in self.store.folders(layout.ACTIVE):
-            self.store.delete([layout.active(job, 1)])
+        for job in self.store.folders(keys.ACTIVE):
+            self.store.delete([keys.active(job, 1)])
         done = Pass(active=0, at=None)  # type: ignore[arg-type]
         on_pass(done)
         assert until(done)
@@ -112,7 +112,7 @@ def test_it_ends_when_another_took_the_lock_meanwhile(store: Store, monkeypatch:
 
 
 def test_a_marker_without_a_log_keeps_no_governor_alive(store: Store) -> None:
-    store.put(layout.active("never-bbbb", 1), b"")
+    store.put(keys.active("never-bbbb", 1), b"")
     assert background._idle(store)
     open_job(store, "real-bbbb")
     assert not background._idle(store)

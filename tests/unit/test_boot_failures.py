@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from stoker import layout
 from stoker.core.cases import case_of
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import verdict
 from stoker.facts import BOOT_FAILED, boot_exit, read_node
-from stoker.model import Claimed, Closed, Exit, Known, Launched, Stamped
+from stoker.model import keys
+from stoker.model.log_entries import Claimed, Closed, Launched
+from stoker.model.node_facts import Exit
+from stoker.model.observed import Known, Stamped
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import SPOT_A, make_facts, make_snapshot, make_state, nodes
 
@@ -20,8 +22,8 @@ SAID = f"cloud-init runs\n+ looking for Python\n{BOOT_FAILED}Python 3.9.2 is too
 
 def told(output: str) -> Exit | None:
     store = MemoryStore(lambda: NOW)
-    key = layout.node("job-1", 2, 0, layout.boot("i-7", 0))
-    store.put(layout.boot_output(key), output.encode())
+    key = keys.node("job-1", 2, 0, keys.boot("i-7", 0))
+    store.put(keys.boot_output(key), output.encode())
     found = read_node(store, "job-1", 2, 0, "i-7").exit
     assert isinstance(found, Known)
     return found.value.value if found.value else None
@@ -42,9 +44,9 @@ def test_a_boot_that_tells_of_no_failure_is_none() -> None:
 
 def test_an_agents_own_word_counts_more() -> None:
     store = MemoryStore(lambda: NOW)
-    key = layout.node("job-1", 2, 0, layout.boot("i-7", 0))
-    store.put(layout.boot_output(key), SAID.encode())
-    store.put(layout.heartbeat(key), b"{}")
+    key = keys.node("job-1", 2, 0, keys.boot("i-7", 0))
+    store.put(keys.boot_output(key), SAID.encode())
+    store.put(keys.heartbeat(key), b"{}")
     found = read_node(store, "job-1", 2, 0, "i-7")
     assert found.exit == Known(None)
 

@@ -10,21 +10,24 @@ from typing import Any
 
 import pytest
 
-from stoker import client, codec, layout, log
+from stoker import client, log
 from stoker.chunks import Segment, encode_segment
 from stoker.cli import logs as logs_command
 from stoker.cli import main
-from stoker.errors import Transient
 from stoker.facts import BOOT_FAILED
 from stoker.governor.fleet import Fleet
-from stoker.model import Claimed, Closed, Ended, Event, Heartbeat, Launched, NodeRef, Offering, Record, Submitted
+from stoker.model import codec, keys
+from stoker.model.errors import Transient
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.node_facts import Heartbeat
+from stoker.model.offerings import Offering
+from stoker.model.spec import Logs, Spec, Submission
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2 import links, tags
 from stoker.providers.gce import names
 from stoker.providers.linking import Seat
 from stoker.reading.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
-from stoker.spec import Logs, Spec, Submission
 from stoker.store import Store, open_store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import at, make_spec, nodes
@@ -42,17 +45,17 @@ OFFERING = Offering("ec2", "c7i.large", "us-east-1b", spot=False, region="us-eas
 
 
 def folder(node: NodeLog, boot: int = 0) -> str:
-    return layout.node(JOB, node.claim, node.rank, layout.boot(node.instance, boot))
+    return keys.node(JOB, node.claim, node.rank, keys.boot(node.instance, boot))
 
 
 def put_boot(store: Store, node: NodeLog, said: str = SAID) -> None:
-    store.put(layout.boot_output(folder(node)), said.encode())
+    store.put(keys.boot_output(folder(node)), said.encode())
 
 
 def put_log(store: Store, node: NodeLog, text: bytes) -> None:
     beat = Heartbeat(beat=1, phase="training", at=at(0), interval_s=1.0)
-    store.put(layout.heartbeat(folder(node)), codec.dumps(beat))
-    store.put(layout.log_chunk(folder(node), 0), encode_segment(Segment(2_000_000_000_000, 0, text)))
+    store.put(keys.heartbeat(folder(node)), codec.dumps(beat))
+    store.put(keys.log_chunk(folder(node), 0), encode_segment(Segment(2_000_000_000_000, 0, text)))
 
 
 def texts(lines: Iterable[Line]) -> list[tuple[int, str]]:
@@ -81,7 +84,7 @@ def test_where_there_is_an_agent_its_log_counts(memory: MemoryStore) -> None:
     put_boot(memory, FIRST)
     put_log(memory, FIRST, b"hello\n")
     assert texts(read_lines(memory, JOB, [FIRST])) == [(1, "hello")]
-    memory.delete([layout.log_chunk(folder(FIRST), 0)])
+    memory.delete([keys.log_chunk(folder(FIRST), 0)])
     assert texts(read_lines(memory, JOB, [FIRST])) == []
 
 
@@ -129,7 +132,7 @@ def test_a_node_that_is_heard_of_costs_no_more_than_one_look(memory: MemoryStore
         return [FIRST], rounds == 50
 
     list(follow(looking, JOB, watch, sleep=lambda _s: None))
-    assert layout.boot_output(folder(FIRST)) not in asked
+    assert keys.boot_output(folder(FIRST)) not in asked
 
 
 def test_who_never_wrote_a_word(memory: MemoryStore) -> None:
@@ -162,7 +165,7 @@ def put_job(store: Store, *events: Event, spec: Spec | None = None) -> None:
     spec = spec or make_spec()
     spec = replace(spec, resources=replace(spec.resources, provider="ec2"))
     data = codec.dumps(Submission(JOB, spec, "jane"))
-    store.put(layout.spec(JOB), data)
+    store.put(keys.spec(JOB), data)
     for seq, event in enumerate([Submitted(codec.digest(data), "jane"), *events], 1):
         assert log.append(store, JOB, seq, Record(token=log.new_token(), by="t", reason="because", event=event))
 

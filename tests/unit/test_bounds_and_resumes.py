@@ -12,26 +12,26 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.core.used import used_before
-from stoker.errors import UserError
-from stoker.fold import JobState
 from stoker.heeding import heed_used
-from stoker.model import (
-    CheckpointRef,
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import (
     Claimed,
     Closed,
     Draining,
     Ended,
     Event,
-    Known,
     Launched,
-    Offering,
     Record,
     ResumeAsked,
     StopAsked,
     Warned,
 )
+from stoker.model.node_facts import CheckpointRef
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Limits, Retry, Spec
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits, Retry, Spec
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 

@@ -13,7 +13,7 @@ import pytest
 from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 from obstore.store import MemoryStore, S3Store
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import FileChanged, ObjectChanged
 from stoker.stores import bucket
 from stoker.stores.bucket import BucketStore

@@ -6,22 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.core.books import Books, Standing
 from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
 from stoker.core.snapshot import Append, Launch, Plan, Snapshot
 from stoker.core.spending import Sum, Sums
-from stoker.errors import StokerError, StoreDenied, StoreUnavailable
-from stoker.fold import JobState
 from stoker.governor.apply import Applied, Applier
 from stoker.governor.bookkeeping import LOOK_AGAIN_S, Bookkeeper
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory
-from stoker.model import Claimed, Closed, Event, Known, Launched, Offering, Submitted, Unknown
+from stoker.model import codec, keys
+from stoker.model.errors import StokerError, StoreDenied, StoreUnavailable
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Event, Launched, Submitted
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Offering
+from stoker.model.policy import House
+from stoker.model.spec import Limits, Submission
 from stoker.policyfile import parse_policy
-from stoker.rules import House
-from stoker.spec import Limits, Submission
 from stoker.spent import Spent, keep_spent
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes
@@ -57,10 +60,10 @@ def test_all_of_it_is_spent_at_a_hundred_per_cent(spent: float, full: bool) -> N
 
 def put_job(store: MemoryStore, job: str, *events: Event) -> None:
     data = codec.dumps(Submission(job, TEAM, "jane"))
-    store.put(layout.spec(job), data)
+    store.put(keys.spec(job), data)
     for event in (Submitted(codec.digest(data), "jane"), *events):
         append(store, job, event)
-    store.put(layout.active(job, 1), b"")
+    store.put(keys.active(job, 1), b"")
 
 
 def append(store: MemoryStore, job: str, event: Event) -> None:
@@ -198,7 +201,7 @@ def test_a_claim_is_not_launched_where_what_was_spent_before_cannot_be_read() ->
     append(shop.store, "job-1", Claimed(ON_DEMAND, 1))
     shop.keeper.memory.submissions["job-1"] = Submission("job-1", TEAM, "jane")
     shop.keeper.store = shop.store.client(
-        lambda _operation, key: Fault(error=StoreDenied("not allowed")) if key.startswith(layout.SPENT) else None
+        lambda _operation, key: Fault(error=StoreDenied("not allowed")) if key.startswith(keys.SPENT) else None
     )
     with pytest.raises(StokerError, match="what was spent is not known: not allowed"):
         shop.keeper.yields(house(), "job-1", 2, at(4.0))
@@ -210,7 +213,7 @@ def test_a_job_that_was_forgotten_since_the_last_look_counts_by_what_it_left() -
     assert isinstance(shop.keeper.look(house(), at(0)), Known)
     assert shop.keeper.yields(house(), "job-1", 2, at(4.0)) is None
     keep_spent(shop.store, Spent("other-1", at(0).date(), 3, Sums(Sum(50.0), Sum(50.0), Sum(50.0)), TEAM.tags))
-    shop.store.delete([layout.active("other-1", 1)])
+    shop.store.delete([keys.active("other-1", 1)])
     held = shop.keeper.yields(house(), "job-1", 2, at(5.0))
     assert held is not None and held.rule == "policy:money"
 

@@ -15,11 +15,12 @@ from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan
 from stoker.core.spending import by_day, spells
 from stoker.core.telling import budget, line, title
-from stoker.fold import JobState
-from stoker.model import Claimed, Closed, Ended, Event, Known, Launched, Observed, Unknown, Warned
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Warned
+from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.policy import Budget
+from stoker.model.spec import Limits, Spec
 from stoker.policyfile import parse_policy
-from stoker.rules import Budget
-from stoker.spec import Limits, Spec
 from stoker.testing.sim_data import (
     EPOCH,
     ON_DEMAND,

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker import bundle, layout
+from stoker import bundle
 from stoker.boot.script import Boot, render
 from stoker.bundle import Built, NotServed, build, build_all, runs_here, send, tags_for
+from stoker.model import keys
+from stoker.model.spec import Resources, Spec
 from stoker.providers import registry
 from stoker.providers.imaging import newer_image
-from stoker.spec import Resources, Spec
 from stoker.store import Store
 from stoker.submitting import pack_agents
 from stoker.testing.memory import MemoryStore
@@ -83,7 +84,7 @@ def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
         assert wanted in held
     assert {f"stoker/stores/{name}.py" for name in ("bucket", "folder", "gcs", "s3")} <= set(held)
     # What scripts import on the machine is laid out from here.
-    assert {"stoker/train.py", "stoker/saves.py", "stoker/layout.py"} <= set(held)
+    assert {"stoker/train.py", "stoker/saves.py", "stoker/model/keys.py"} <= set(held)
     assert any(name.startswith("obstore/_obstore") and name.endswith(".so") for name in held)
     assert not [name for name in held if name.endswith((".pyi", ".pyc")) or "sbom" in name]
     assert not [name for name in held if name.startswith(("stoker/cli/", "stoker/governor/", "stoker/jobfile/"))]
@@ -293,10 +294,10 @@ def test_it_is_sent_once_and_never_under_a_name_that_was_given_up(tmp_path: Path
     path.write_bytes(b"agent")
     built = Built(HERE, "ab" * 32, path, 5)
     assert send(store, built) == built.digest
-    key = layout.bundle(built.digest)
+    key = keys.bundle(built.digest)
     first = store.head(key)
     assert send(store, built) == built.digest
     assert store.head(key) == first
-    store.create(layout.collected(layout.BUNDLES, built.digest), b"")
+    store.create(keys.collected(keys.BUNDLES, built.digest), b"")
     assert send(store, built) == f"{built.digest}-2"
-    assert store.head(layout.bundle(f"{built.digest}-2")) is not None
+    assert store.head(keys.bundle(f"{built.digest}-2")) is not None

@@ -9,16 +9,18 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from bench.fabricate import Machines, active_objects, name_of
 
-from stoker import codec, index, layout, log
+from stoker import index, log
 from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, Terminate
-from stoker.errors import StoreUnavailable
-from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
-from stoker.model import Activity, CheckpointRef, Claimed, Heartbeat, Launched, StopAsked, Suspected, Warned
+from stoker.model import codec, keys
+from stoker.model.errors import StoreUnavailable
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Launched, StopAsked, Suspected, Warned
+from stoker.model.node_facts import Activity, CheckpointRef, Heartbeat
 from stoker.providers.ec2.capabilities import CAPABILITIES as EC2
 from stoker.providers.gce.capabilities import CAPABILITIES as GCE
 from stoker.providers.sagemaker.capabilities import CAPABILITIES as SAGEMAKER
@@ -59,7 +61,7 @@ class Node:
         return len(self.puts) - before
 
     def written(self) -> Heartbeat:
-        found = self.store.get(layout.heartbeat("work/job-1/2/0/boot"))
+        found = self.store.get(keys.heartbeat("work/job-1/2/0/boot"))
         assert found is not None
         return codec.loads(Heartbeat, found.data)
 
@@ -197,7 +199,7 @@ class Fleetful:
         return datetime(2026, 3, 1, tzinfo=timezone.utc) + timedelta(seconds=self.now_s)
 
     def _count(self, operation: str, key: str) -> None:
-        if operation == "put" and key.startswith(layout.INDEX):
+        if operation == "put" and key.startswith(keys.INDEX):
             self.records[key] += 1
 
 

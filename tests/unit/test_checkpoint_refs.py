@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from stoker import client, layout, log
+from stoker import client, log
 from stoker.agent.restore import RestoreError, find_candidates
 from stoker.checkpoint_refs import candidates, matching, reference, resolve, words
 from stoker.checkpoints import Checkpoint, Manifest, Place
@@ -19,12 +19,13 @@ from stoker.cli.completing import complete_checkpoint
 from stoker.cli.resume import command as resume_command
 from stoker.core import retry
 from stoker.core.policy import DEFAULT
-from stoker.errors import UserError
-from stoker.fold import Choice, JobState
 from stoker.governor.background import Governed
 from stoker.jobfile import Job
 from stoker.manifests import encode
-from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.job_state import Choice, JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import SPOT_A, make_state, nodes
 
@@ -142,7 +143,7 @@ def put(store: Store, job: str, one: Checkpoint) -> None:
     data = encode(
         Manifest(one.name, job, one.place.claim, 0, one.place.ordinal, manifest.committed_at, (), step=one.step)
     )
-    assert store.create(layout.manifest(job, one.key), data)
+    assert store.create(keys.manifest(job, one.key), data)
 
 
 def append(store: Store, job: str, *events: Event) -> JobState:
@@ -246,7 +247,7 @@ def test_the_command_says_what_it_goes_on_from(store: Store, job: str, monkeypat
 
 
 def test_a_job_without_a_checkpoint_is_said_to_start_from_the_beginning(store: Store, job: str) -> None:
-    store.delete([layout.manifest(job, one.key) for one in (ONE, TWO, THREE5)])
+    store.delete([keys.manifest(job, one.key) for one in (ONE, TWO, THREE5)])
     assert client.prepare_resume(job, store).told == ("it starts from the beginning: there is no checkpoint",)
 
 
@@ -261,7 +262,7 @@ def test_a_job_whose_ranks_did_not_all_commit_starts_from_the_beginning(
 
 
 def test_a_job_without_bad_checkpoints_passes_none_over(store: Store, job: str) -> None:
-    store.delete([layout.manifest(job, THREE5.key)])
+    store.delete([keys.manifest(job, THREE5.key)])
     assert client.prepare_resume(job, store).told == ("it goes on from 1.2 (ckpt, step 20)",)
 
 
@@ -277,7 +278,7 @@ def test_a_choice_is_told_with_what_speaks_against_it(store: Store, job: str) ->
 
 @pytest.mark.parametrize(("more", "told"), [(4, ""), (5, " and 1 more"), (6, " and 2 more")])
 def test_of_many_that_are_left_aside_the_newest_five_are_named(store: Store, job: str, more: int, told: str) -> None:
-    store.delete([layout.manifest(job, one.key) for one in (TWO, THREE5)])
+    store.delete([keys.manifest(job, one.key) for one in (TWO, THREE5)])
     for ordinal in range(2, 3 + more):
         put(store, job, checkpoint(2, ordinal, step=ordinal * 10))
     last = client.prepare_resume(job, store, "1.1").told[-1]
@@ -290,7 +291,7 @@ def test_of_many_that_are_left_aside_the_newest_five_are_named(store: Store, job
 def test_a_job_whose_chosen_checkpoint_is_gone_asks_for_another(store: Store, job: str) -> None:
     client.resume(job, store, checkpoint="1.1")
     append(store, job, Ended(outcome="failed", rule="user-error"))
-    store.delete([layout.manifest(job, ONE.key)])
+    store.delete([keys.manifest(job, ONE.key)])
     with pytest.raises(UserError, match=r"the chosen checkpoint is gone; it has 2\.1 .*, 1\.2 .*stoker clone"):
         client.prepare_resume(job, store)
 
@@ -309,13 +310,13 @@ def test_python_chooses_by_the_same_references(store: Store, job: str) -> None:
 def test_a_chosen_checkpoint_that_is_gone_never_means_starting_anew(store: Store, job: str) -> None:
     client.resume(job, store, checkpoint="1.1")
     state = append(store, job)
-    store.delete([layout.manifest(job, ONE.key)])
+    store.delete([keys.manifest(job, ONE.key)])
     with pytest.raises(RestoreError, match=r"the chosen checkpoint .* is not in the store any more"):
         find_candidates(store, job, frozenset(), state.choice)
 
 
 def test_where_all_are_poisoned_a_person_has_to_choose(store: Store, job: str) -> None:
-    store.delete([layout.manifest(job, one.key) for one in (ONE, TWO)])
+    store.delete([keys.manifest(job, one.key) for one in (ONE, TWO)])
     with pytest.raises(UserError, match=r"attempts failed on every checkpoint; it has 2\.1 .*--checkpoint REF"):
         client.prepare_resume(job, store)
     state = append(store, job)

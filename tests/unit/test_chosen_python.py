@@ -20,7 +20,7 @@ from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python, find, is_plain, put_first
 from stoker.agent.environment.steps import Answer
 from stoker.agent.prepare import SetupFailed
-from stoker.spec import Container, Environment, PackageIndex, Spec, Submission, Wheel
+from stoker.model.spec import Container, Environment, PackageIndex, Spec, Submission, Wheel
 
 BASE = Python(
     path="/opt/bin/python3.12",

@@ -23,8 +23,8 @@ from stoker.chunks import (
     list_chunks,
     parse_segments,
 )
-from stoker.errors import StoreError
-from stoker.model import Usage
+from stoker.model.errors import StoreError
+from stoker.model.node_facts import Usage
 
 
 def name(n: int, size: int) -> str:

@@ -16,28 +16,21 @@ from pathlib import Path
 import click
 import pytest
 
-from stoker import client, codec, index, layout, log
+from stoker import client, index, log
 from stoker.cli import COMMANDS, cli, main, run
 from stoker.cli.following import Follower, Screen, node_logs
 from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
 from stoker.cli.printing import table
-from stoker.errors import AuthDenied, InvalidRequest, NoCredentials, StokerError, StoreDenied, UserError
 from stoker.governor import background
 from stoker.jobfile import Job
-from stoker.model import (
-    Capabilities,
-    Claimed,
-    Ended,
-    Event,
-    Launched,
-    NodeRef,
-    Offering,
-    Record,
-)
+from stoker.model import codec, keys
+from stoker.model.errors import AuthDenied, InvalidRequest, NoCredentials, StokerError, StoreDenied, UserError
+from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Capabilities, Offering
+from stoker.model.spec import Limits, Resources, Spec, Submission
 from stoker.reading.jobs import list_jobs
 from stoker.reading.logs import Line
 from stoker.reindexing import reindex
-from stoker.spec import Limits, Resources, Spec, Submission
 from stoker.store import Store, open_store
 from stoker.submitting import Prepared
 
@@ -85,7 +78,7 @@ def submit(store: Store, name: str = "train") -> str:
 
 
 def submission_of(store: Store, job: str) -> Submission:
-    found = store.get(layout.spec(job))
+    found = store.get(keys.spec(job))
     assert found is not None
     return codec.loads(Submission, found.data)
 
@@ -424,10 +417,10 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     for job in jobs[1:]:
         append(store, job, Ended(outcome="failed", rule="test"))
     reindex(store)
-    store.delete([layout.active(job, 1) for job in jobs[1:]])
+    store.delete([keys.active(job, 1) for job in jobs[1:]])
     for age, job in enumerate(jobs[1:]):
         moment = datetime.now(timezone.utc) - timedelta(hours=age)
-        os.utime(tmp_path / "store" / layout.index(job, 2), (moment.timestamp(), moment.timestamp()))
+        os.utime(tmp_path / "store" / keys.index(job, 2), (moment.timestamp(), moment.timestamp()))
     listed = list_jobs(store, 2)
     active, found = set(listed.active), list(listed.summaries)
     assert active == {jobs[0]}
@@ -435,7 +428,7 @@ def test_ps_shows_active_jobs_and_the_last_that_ended(stoker: Stoker, store: Sto
     code, out, _ = stoker("ps", "--json", "--phase", "failed", "--all")
     assert code == 0 and [one["id"] for one in json.loads(out)] == [jobs[3], jobs[2], jobs[1]]
     assert "no governor looks after these jobs" in stoker("ps")[1]
-    store.put(layout.governor("here"), b"{}")
+    store.put(keys.governor("here"), b"{}")
     out = stoker("ps")[1]
     assert "no governor looks after" not in out and "a governor last looked" in out
     assert stoker("ps", "--phase", "flying")[0] == 2
@@ -446,7 +439,7 @@ def test_ps_reads_only_what_it_shows(store: Store) -> None:
         job = submit(store, f"job-{number}")
         append(store, job, Ended(outcome="failed", rule="test"))
     reindex(store)
-    store.delete([meta.key for meta in store.list(layout.ACTIVE)])
+    store.delete([meta.key for meta in store.list(keys.ACTIVE)])
     read: list[str] = []
 
     class Counting:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.cli import check
-from stoker.errors import StoreDenied
+from stoker.model.errors import StoreDenied
 from stoker.providers.base import Finding
 
 ALLOWED = [Finding(f"ec2:{name}", True, "allowed") for name in ("RunInstances", "DescribeInstances", "DescribeTags")]

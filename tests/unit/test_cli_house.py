@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from foreign_world import REGION, World
 
-from stoker import codec, layout, policies
+from stoker import policies
 from stoker.cli import main
 from stoker.cli.run import _abridged
 from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
+from stoker.model import codec, keys
 from stoker.providers import registry
 from stoker.store import Store, open_store
 
@@ -126,7 +127,7 @@ def test_what_is_only_told_is_told_beforehand(stoker: Stoker, store: Store, tmp_
 def test_a_version_that_cannot_be_read_is_shown_as_it_was_written(stoker: Stoker, store: Store) -> None:
     policies.write(store, "rules: [{max_nodes: 1}]\n", "jane", "two\nlines")
     assert stoker("policy", "history")[1].splitlines()[1].endswith("jane  two lines")
-    store.create(layout.rules(2), codec.dumps(policies.Written("rules: [{most_fun: 1}]\n", "jane", token="t")))
+    store.create(keys.rules(2), codec.dumps(policies.Written("rules: [{most_fun: 1}]\n", "jane", token="t")))
     code, told, said = stoker("policy", "show")
     assert code == 0 and told == "rules: [{most_fun: 1}]\n"
     assert "most_fun: unknown field" in said and "update this one" in said

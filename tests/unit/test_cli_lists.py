@@ -18,12 +18,14 @@ from pathlib import Path
 import click
 import pytest
 
-from stoker import client, layout, log
+from stoker import client, log
 from stoker.cli import cli, main, ps
 from stoker.cli.printing import width
 from stoker.governor import background
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.model import keys
+from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Offering
 from stoker.reading.jobs import Filter, list_jobs
 from stoker.reindexing import reindex
 from stoker.store import Store, open_store
@@ -69,7 +71,7 @@ def submit(store: Store, name: str, *events: Event, **tags: str) -> str:
 
 def end_all(store: Store, *jobs: str) -> None:
     reindex(store)
-    store.delete([meta.key for meta in store.list(layout.ACTIVE) if meta.key.split("/")[1] in jobs])
+    store.delete([meta.key for meta in store.list(keys.ACTIVE) if meta.key.split("/")[1] in jobs])
 
 
 FAILED = Ended(outcome="failed", rule="test")

@@ -15,7 +15,8 @@ from stoker.cli import cli
 from stoker.core.outbox import Outbox, begun, failed, noted
 from stoker.core.telling import Told
 from stoker.governor.mailbox import Mailbox
-from stoker.notify import address, chat
+from stoker.model import channel_address
+from stoker.notify import chat
 from stoker.store import Store, open_store
 from stoker.testing.webhooks import webhook
 
@@ -44,11 +45,11 @@ def test_channels_are_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
         tried = stoker("notify")
         assert tried.return_value == 2
         assert "✓ team (env:CHAT): taken" in tried.output
-        assert f"✗ webhook ({address.masked(bad.url)}): answers with 403" in tried.output
+        assert f"✗ webhook ({channel_address.masked(bad.url)}): answers with 403" in tried.output
         assert "s3cr3t" not in told(tried)
         assert good.bodies[0]["events"] == [] and good.bodies[0]["title"] == "Stoker can be heard"
         named = stoker("notify", good.url)
-        assert f"✓ {address.masked(good.url)}: taken" in named.output and named.return_value == 0
+        assert f"✓ {channel_address.masked(good.url)}: taken" in named.output and named.return_value == 0
 
 
 def test_what_a_service_answers_steers_no_terminal(store: Store) -> None:
@@ -90,7 +91,7 @@ def test_what_waits_is_sent_when_somebody_asks(store: Store, monkeypatch: pytest
         monkeypatch.setenv("CHAT", hook.url)
         box = Outbox(to="env:CHAT", name="team", own=True)
         waiting = noted(box, [event, replace(event, seq=4)], {}, now)
-        mailbox, channel = Mailbox(store), address.digest("env:CHAT")
+        mailbox, channel = Mailbox(store), channel_address.digest("env:CHAT")
         mailbox.change(channel, lambda _: waiting, now)
         assert "notify team: 2 events wait for a governor that can send them; `stoker govern` sends them" in (
             stoker("ps").output

@@ -8,16 +8,18 @@ from datetime import datetime, timedelta, timezone
 import click
 import pytest
 
-from stoker import codec, layout
 from stoker.cli import ps
 from stoker.cli.compare import _row
 from stoker.cli.printing import as_of
 from stoker.cli.report import job_text
 from stoker.cli.status_line import status_of
-from stoker.model import Claimed, Ended, KeptOutputs, Launched, Offering
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Ended, Launched
+from stoker.model.node_facts import KeptOutputs
+from stoker.model.offerings import Offering
+from stoker.model.spec import Submission
 from stoker.reading.curves import ComparedJob
 from stoker.reading.metrics import Metrics
-from stoker.spec import Submission
 from stoker.summary import AttemptSummary, Held, NodeSummary, Summary, summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_facts, make_spec, make_state, nodes
@@ -121,8 +123,8 @@ def test_a_job_is_as_old_as_what_was_last_heard_of_its_nodes() -> None:
 def test_so_is_the_line_below_the_log() -> None:
     heard = datetime.now(timezone.utc) - timedelta(seconds=130)
     store = MemoryStore(lambda: heard)
-    key = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
-    store.put(layout.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
+    key = keys.node(JOB, 2, 0, keys.boot("i-2-0", 0))
+    store.put(keys.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
     text = status_of(store, JOB, make_state(*RUNNING)).text
     assert "step 412" in text and "as of 2m 1" in text
 

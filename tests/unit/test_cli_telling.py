@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from stoker.cli.timeline import Teller
-from stoker.fold import JobState, fold
-from stoker.model import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Offering, Submitted
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Submitted
+from stoker.model.offerings import Offering
 
 START = datetime(2026, 11, 16, tzinfo=timezone.utc)
 A, B, C = (Offering("gce", "n2-standard-2", f"us-central1-{zone}", True, price=0.05) for zone in "abc")

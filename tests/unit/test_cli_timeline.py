@@ -8,19 +8,10 @@ from datetime import datetime, timedelta, timezone
 from stoker.cli.printing import clock
 from stoker.cli.report import cost_text, job_text
 from stoker.cli.timeline import attempt_line, describe, handover_line, news, outcome_text, timeline
-from stoker.model import (
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Ended,
-    Entry,
-    Launched,
-    NodeFacts,
-    Offering,
-    SaveTimes,
-    Submitted,
-)
-from stoker.spec import Code, Submission
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Submitted
+from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
+from stoker.model.offerings import Offering
+from stoker.model.spec import Code, Submission
 from stoker.summary import AttemptSummary, NodeSummary, Summary, summarize
 from stoker.testing.sim_data import JOB, make_exit, make_facts, make_spec, make_state, nodes
 
@@ -302,8 +293,8 @@ def test_a_free_machine_has_no_price() -> None:
 
 
 def test_no_price_is_said_to_be_from_a_job_file_that_names_none() -> None:
+    from stoker.model.spec import LocalResources, Resources
     from stoker.providers.local.offers import offerings
-    from stoker.spec import LocalResources, Resources
 
     def sources(local: LocalResources | None) -> set[str]:
         return {each.price_source for each in offerings(Resources(provider="local", local=local))}

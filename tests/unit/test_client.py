@@ -12,27 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, codec, index, layout, log, policies, sending
+from stoker import client, index, log, policies, sending
 from stoker.core.snapshot import Append
-from stoker.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.finding import all_jobs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import (
-    Claimed,
-    Closed,
-    Ended,
-    Event,
-    Launched,
-    NodeRef,
-    Offering,
-    Record,
-    StopAsked,
-    Submitted,
-    Unknown,
-)
+from stoker.model import codec, keys
+from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, StopAsked, Submitted
+from stoker.model.observed import Unknown
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Submission
 from stoker.removing import collect_bundles, collect_code, remove_job
-from stoker.spec import Spec, Submission
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import at, make_beat, make_facts
 
@@ -55,7 +46,7 @@ def store(tmp_path: Path) -> Store:
     return open_store(str(tmp_path / "store"))
 
 
-def keys(store: Store) -> list[str]:
+def key_list(store: Store) -> list[str]:
     return [meta.key for meta in store.list("")]
 
 
@@ -73,7 +64,7 @@ def submit(store: Store, **fields: object) -> str:
 def end(store: Store, job: str, outcome: str = "failed") -> None:
     """End a job that had no machines, and retire it."""
     append(store, job, Ended(outcome=outcome, rule="test"))  # type: ignore[arg-type]
-    store.delete([layout.active(job, marker) for marker in active_jobs(store)[job]])
+    store.delete([keys.active(job, marker) for marker in active_jobs(store)[job]])
 
 
 class Failing:
@@ -112,12 +103,12 @@ def test_submit_writes_code_spec_marker_and_the_first_entry(store: Store) -> Non
     job = submit(store, params={"lr": 3e-4})
     state = log.read(store, job)
     assert state is not None
-    spec = store.get(layout.spec(job))
+    spec = store.get(keys.spec(job))
     assert spec is not None
     submission = codec.loads(Submission, spec.data)
     assert submission.job == job and submission.code is not None
-    assert keys(store) == sorted(
-        [layout.active(job, 1), layout.code(submission.code.digest), layout.log_entry(job, 1), layout.spec(job)]
+    assert key_list(store) == sorted(
+        [keys.active(job, 1), keys.code(submission.code.digest), keys.log_entry(job, 1), keys.spec(job)]
     )
     assert state.spec_digest == codec.digest(spec.data)
     assert state.code_digest == submission.code.digest
@@ -142,7 +133,7 @@ def test_the_python_is_the_submitters_active_one(store: Store, tmp_path: Path, m
 
 
 def submission_of(store: Store, job: str) -> Submission:
-    found = store.get(layout.spec(job))
+    found = store.get(keys.spec(job))
     assert found is not None
     return codec.loads(Submission, found.data)
 
@@ -225,12 +216,12 @@ def test_commands_that_cannot_be_told_apart_are_not_refused(store: Store, run: s
 def test_code_is_uploaded_once_however_old_it_is(store: Store, tmp_path: Path) -> None:
     digest = log_state(store, submit(store)).code_digest
     assert digest is not None
-    file = tmp_path / "store" / layout.code(digest)
+    file = tmp_path / "store" / keys.code(digest)
     then = time.time() - 30 * 3600
     os.utime(file, (then, then))
     assert log_state(store, submit(store)).code_digest == digest
     assert file.stat().st_mtime == pytest.approx(then)
-    assert len(list(store.list(layout.CODE))) == 1
+    assert len(list(store.list(keys.CODE))) == 1
 
 
 def log_state(store: Store, job: str) -> log.JobState:
@@ -254,7 +245,7 @@ def test_a_submission_that_fails_leaves_no_job(store: Store, part: str, error: t
     with pytest.raises(expected):
         submit(Failing(store, fails))  # type: ignore[arg-type]
     # Code may be another submission's by now, and is collected when it is old. The id is never used again.
-    assert [key for key in keys(store) if not key.startswith((layout.CODE, layout.REMOVED))] == []
+    assert [key for key in key_list(store) if not key.startswith((keys.CODE, keys.REMOVED))] == []
     assert all_jobs(store) == []
 
 
@@ -277,7 +268,7 @@ def test_an_entry_whose_reply_was_lost_is_not_taken_back(store: Store) -> None:
         submit(Losing(store, lambda _verb, _key: None))  # type: ignore[arg-type]
     (job,) = active_jobs(store)
     assert log_state(store, job).job == job
-    assert store.head(layout.spec(job)) is not None
+    assert store.head(keys.spec(job)) is not None
 
 
 def test_a_job_that_is_submitted_is_never_taken_back(store: Store) -> None:
@@ -285,22 +276,22 @@ def test_a_job_that_is_submitted_is_never_taken_back(store: Store) -> None:
     for verb, part in (("put", "active/"), ("delete", "active/")):
 
         def fails(asked: str, key: str, verb: str = verb, part: str = part) -> Exception | None:
-            written = any(meta.key.endswith(".json") and "/log/" in meta.key for meta in store.list(layout.JOBS))
+            written = any(meta.key.endswith(".json") and "/log/" in meta.key for meta in store.list(keys.JOBS))
             return StoreUnavailable("away") if written and asked == verb and part in key else None
 
         with pytest.raises(StoreError, match=r"away; (\S+) was submitted: look with `stoker show \1`"):
             submit(Failing(store, fails))  # type: ignore[arg-type]
         (job,) = all_jobs(store)
-        assert store.head(layout.spec(job)) is not None and job in active_jobs(store)
-        store.delete(keys(store))
+        assert store.head(keys.spec(job)) is not None and job in active_jobs(store)
+        store.delete(key_list(store))
 
 
 def test_ids_of_jobs_that_are_or_were_there_are_passed_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter("bbbb" + "cccc" + "dddd" + "ffff")
     monkeypatch.setattr(sending.secrets, "choice", lambda _letters: next(drawn))
-    store.put(layout.removed("train-bbbb"), b"")
-    store.put(layout.log_entry("train-cccc", 1), b"{}")
-    store.put(layout.spec("train-dddd"), b"{}")
+    store.put(keys.removed("train-bbbb"), b"")
+    store.put(keys.log_entry("train-cccc", 1), b"{}")
+    store.put(keys.spec("train-dddd"), b"{}")
     assert submit(store) == "train-ffff"
     monkeypatch.setattr(sending.secrets, "choice", lambda _letters: "b")
     with pytest.raises(StokerError, match="no free id for a job called train; give it another name"):
@@ -311,12 +302,12 @@ def test_an_entry_of_another_under_that_id_is_told(store: Store, monkeypatch: py
     monkeypatch.setattr(log, "append", lambda *_: False)
     with pytest.raises(StokerError, match="another job was submitted under this id at the same moment; submit it"):
         submit(store)
-    assert [key for key in keys(store) if not key.startswith((layout.CODE, layout.REMOVED))] == []
+    assert [key for key in key_list(store) if not key.startswith((keys.CODE, keys.REMOVED))] == []
 
 
 def test_a_clone_of_a_job_whose_code_is_gone_is_refused(store: Store) -> None:
     job = submit(store)
-    store.delete([meta.key for meta in store.list(layout.CODE)])
+    store.delete([meta.key for meta in store.list(keys.CODE)])
     with pytest.raises(UserError, match="its code is not in the store any more; submit it again from the folder"):
         client.clone(job, store=store)
     assert all_jobs(store) == [job]
@@ -334,7 +325,7 @@ def test_what_a_submission_records(store: Store) -> None:
 
 def test_a_store_that_may_not_be_written_is_named_before_the_plan(store: Store) -> None:
     sending.check_writable(store)
-    assert keys(store) == []
+    assert key_list(store) == []
     denied = Failing(store, lambda verb, _key: StoreDenied("not yours") if verb == "put" else None)
     with pytest.raises(UserError, match=r"^the store cannot be written: not yours; choose another with --store"):
         sending.check_writable(denied)  # type: ignore[arg-type]
@@ -344,7 +335,7 @@ def test_a_marker_that_vanished_meanwhile_is_put_back(store: Store) -> None:
     class Sweeping(Failing):
         def create(self, key: str, data: bytes) -> bool:
             if "/log/" in key:
-                self._inner.delete([meta.key for meta in self._inner.list(layout.ACTIVE)])
+                self._inner.delete([meta.key for meta in self._inner.list(keys.ACTIVE)])
             return self._inner.create(key, data)
 
     job = submit(Sweeping(store, lambda _verb, _key: None))  # type: ignore[arg-type]
@@ -428,25 +419,25 @@ def fill(store: Store, job: str) -> None:
     """What a job leaves behind."""
     for key in (f"work/{job}/00000002/0/i.0/exit", f"work/{job}/blobs/0/abc", f"work/{job}/outputs/00000002/a/b"):
         store.put(key, b"x")
-    store.put(layout.index(job, 1), b"{}")
+    store.put(keys.index(job, 1), b"{}")
 
 
 def test_an_active_job_is_not_removed(store: Store) -> None:
     job = submit(store)
-    before = keys(store)
+    before = key_list(store)
     with pytest.raises(UserError, match="stoker stop"):
         client.remove(job, store)
-    assert keys(store) == before
+    assert key_list(store) == before
 
 
 def test_everything_of_an_ended_job_goes_and_nothing_else(store: Store) -> None:
     other = submit(store, name="other")
-    rest = set(keys(store))
+    rest = set(key_list(store))
     job = submit(store)
     fill(store, job)
     end(store, job)
     client.remove(job, store)
-    assert set(keys(store)) == rest | {layout.removed(job)}
+    assert set(key_list(store)) == rest | {keys.removed(job)}
     assert log_state(store, other)
 
 
@@ -454,7 +445,7 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(store: Store) -> N
     reference = submit(store)
     fill(store, reference)
     end(store, reference)
-    steps = sum(reference in key for key in keys(store))
+    steps = sum(reference in key for key in key_list(store))
     client.remove(reference, store)
     for after in range(steps):
         job = submit(store)
@@ -473,34 +464,34 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(store: Store) -> N
         state = log.read(store, job)
         assert state is None or state.ended is not None
         assert client.remove(job, store) == job
-        assert [key for key in keys(store) if job in key] == [layout.removed(job)]
+        assert [key for key in key_list(store) if job in key] == [keys.removed(job)]
 
 
 def test_only_old_code_that_no_job_uses_is_collected(store: Store, tmp_path: Path) -> None:
     used = log_state(store, submit(store)).code_digest
     assert used is not None
     for name in ("old", "young"):
-        store.put(layout.code(name * 16), b"x")
+        store.put(keys.code(name * 16), b"x")
     day = time.time() - 25 * 3600
     for digest in (used, "old" * 16):
-        os.utime(tmp_path / "store" / layout.code(digest), (day, day))
+        os.utime(tmp_path / "store" / keys.code(digest), (day, day))
     assert collect_code(store) == 1
-    assert {meta.key for meta in store.list(layout.CODE)} == {layout.code(used), layout.code("young" * 16)}
+    assert {meta.key for meta in store.list(keys.CODE)} == {keys.code(used), keys.code("young" * 16)}
 
 
 def test_only_old_agents_that_no_job_installs_are_collected(store: Store, tmp_path: Path) -> None:
     kept = codec.dumps(Submission("j", Spec(name="j", run="true"), "me", bundles={"cp311-x86_64": "used" * 16}))
-    store.put(layout.spec("j"), kept)
+    store.put(keys.spec("j"), kept)
     names = ("used", "left", "new!")
     for name in names:
-        store.put(layout.bundle(name * 16), b"x")
+        store.put(keys.bundle(name * 16), b"x")
     day = time.time() - 25 * 3600
     for name in names[:2]:
-        os.utime(tmp_path / "store" / layout.bundle(name * 16), (day, day))
+        os.utime(tmp_path / "store" / keys.bundle(name * 16), (day, day))
     assert collect_bundles(store) == 1
-    assert {meta.key for meta in store.list(layout.BUNDLES)} == {layout.bundle("used" * 16), layout.bundle("new!" * 16)}
-    store.put(layout.spec("j"), b"torn")
-    os.utime(tmp_path / "store" / layout.bundle("used" * 16), (day, day))
+    assert {meta.key for meta in store.list(keys.BUNDLES)} == {keys.bundle("used" * 16), keys.bundle("new!" * 16)}
+    store.put(keys.spec("j"), b"torn")
+    os.utime(tmp_path / "store" / keys.bundle("used" * 16), (day, day))
     with pytest.raises(StoreError, match="nothing is collected"):
         collect_bundles(store)
 
@@ -546,10 +537,10 @@ def test_what_a_job_waits_for_is_told_until_it_has_ended(store: Store) -> None:
 
 def test_what_a_governor_would_do_is_told_without_doing_it(store: Store) -> None:
     job = submit(store)
-    before = keys(store)
+    before = key_list(store)
     actions, waiting = client.planned(job, store)
     assert [type(action).__name__ for action in actions] == ["Append", "Launch"] and waiting == ""
-    assert keys(store) == before
+    assert key_list(store) == before
 
 
 def test_what_would_be_done_goes_by_the_budgets(store: Store) -> None:

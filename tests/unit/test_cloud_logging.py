@@ -18,15 +18,15 @@ from plain_store import wait_for
 
 import stoker.google
 from stoker.agent.cloudlogging import CloudLoggingSink
-from stoker.agent.config import NodeConfig
 from stoker.agent.logcopy import LogCopy, open_copy
-from stoker.errors import UserError
 from stoker.google import logs
 from stoker.google.logs import CloudLogging, Entry, LogsError, Source, is_log, log_name, query
 from stoker.google.metadata import Metadata as Asking
-from stoker.model import Claimed, Closed, Launched
+from stoker.model.errors import UserError
+from stoker.model.log_entries import Claimed, Closed, Launched
+from stoker.model.node_config import NodeConfig
+from stoker.model.spec import Logs
 from stoker.providers.gce import request
-from stoker.spec import Logs
 from stoker.testing.sim_data import SPOT_A, make_spec, make_state, nodes
 
 PATIENCE_S = 60.0

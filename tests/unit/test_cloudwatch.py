@@ -26,20 +26,20 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from stoker import layout
 from stoker.agent import cloudwatch
 from stoker.agent.cloudwatch import CloudWatchSink
-from stoker.agent.config import NodeConfig
 from stoker.agent.logcopy import LogCopy, open_copy
 from stoker.agent.logs import LogPump
 from stoker.aws import logs
 from stoker.aws.imds import Imds
 from stoker.aws.logs import CloudWatchLogs, LogsError, is_group
 from stoker.chunks import last_chunk
-from stoker.errors import UserError
-from stoker.model import Claimed, Closed, Launched
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.log_entries import Claimed, Closed, Launched
+from stoker.model.node_config import NodeConfig
+from stoker.model.spec import Logs
 from stoker.providers.ec2 import request
-from stoker.spec import Logs
 from stoker.testing.memory import MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 from stoker.testing.sim_data import SPOT_A, at, make_spec, make_state, nodes
@@ -476,7 +476,7 @@ def test_each_attempt_and_node_has_a_stream_of_its_own(
         pump.stop()
     streams = boto(gate).describe_log_streams(logGroupName=group)["logStreams"]
     assert sorted(each["logStreamName"] for each in streams) == ["job-1/1/0", "job-1/1/1", "job-1/2/0"]
-    assert there(gate, group, layout.log_stream("job-1", 2, 0)) == ["claim 5 rank 0"]
+    assert there(gate, group, keys.log_stream("job-1", 2, 0)) == ["claim 5 rank 0"]
     assert open_copy(make_spec(), config, state) is None
 
 

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import codec, facts
-from stoker.errors import CodecError
+from stoker import facts
 from stoker.index import IndexRecord
-from stoker.model import Claimed, Ended, Exit, Heartbeat, Known, Launched, NoticeFact, Record
+from stoker.model import codec
+from stoker.model.errors import CodecError
+from stoker.model.log_entries import Claimed, Ended, Launched, Record
+from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
+from stoker.model.observed import Known
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import EPOCH, SPOT_A, at, make_exit, make_state, nodes
 

@@ -17,7 +17,7 @@ from stoker.agent.checkpoints.generations import (
 )
 from stoker.agent.checkpoints.save_copies import KeptFile, KeptSave
 from stoker.agent.snapshot import File, Files, Signature, scan
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 
 
 def file(path: str, at: int) -> File:

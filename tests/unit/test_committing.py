@@ -8,7 +8,7 @@ from pathlib import Path
 
 import checkpoint_world
 import pytest
-from checkpoint_world import World, checkpoints, keys, restored_content
+from checkpoint_world import World, checkpoints, manifest_keys, restored_content
 from test_sync_gang import gang
 
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
@@ -16,7 +16,7 @@ from stoker.agent.checkpoints.choice import Choice
 from stoker.agent.checkpoints.save_copies import KeptFile
 from stoker.agent.committing import FolderCommits, name_of
 from stoker.agent.snapshot import File, Signature, scan
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 from stoker.store import Sent
 from stoker.testing.memory import MemoryStore
 
@@ -222,7 +222,7 @@ def test_what_takes_long_is_sent_ahead_once_while_rank_0_is_still_at_it(
         assert other.sync._watched.advance(final=True) is False
         other.clock.s += 1.0
     assert len(sent) == 1
-    assert keys(memory) == []
+    assert manifest_keys(memory) == []
     lead.write(shard_0="0")
     lead.tick(rounds=80)
     other.clock.s += 1.0

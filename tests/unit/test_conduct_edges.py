@@ -18,23 +18,11 @@ from stoker.core.retiring import retire
 from stoker.core.retry import closing, verdict
 from stoker.core.snapshot import Append, JobSnapshot, Terminate, Unmark
 from stoker.core.watching import Sighting
-from stoker.model import (
-    Activity,
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Instance,
-    Known,
-    Launched,
-    StopAsked,
-    Unknown,
-    Warned,
-    Waste,
-)
-from stoker.spec import Limits, Retry
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Warned, Waste
+from stoker.model.node_facts import Activity, CheckpointRef
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance
+from stoker.model.spec import Limits, Retry
 from stoker.testing.sim_data import (
     CAPABILITIES,
     SPOT_A,

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, World, content, memory_store, restored_content, write
 
-from stoker import layout
 from stoker.agent import folders
 from stoker.agent.commits import CommitQueue
-from stoker.agent.config import NodePaths
 from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
 from stoker.agent.environ import ask_to_save, write_notice
 from stoker.agent.logs import last_lines, say
@@ -20,7 +18,9 @@ from stoker.agent.output_files import Baseline, OutputFiles, Source
 from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import Selection, hold, scan
 from stoker.agent.tail import FileTail
-from stoker.spec import Spec
+from stoker.model import keys
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Spec
 from stoker.store import FileChanged
 
 LIMIT_S = 60.0
@@ -124,7 +124,7 @@ def kept(files: OutputFiles) -> dict[str, bytes]:
     store = memory_store()
     sync = OutputSync(store, JOB, 1, 0, files)
     assert sync.final(LIMIT_S)
-    prefix = layout.outputs(JOB, 1)
+    prefix = keys.outputs(JOB, 1)
     return {one.key.removeprefix(prefix): store.get(one.key).data for one in store.list(prefix)}
 
 

@@ -18,7 +18,6 @@ from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 from small_engine import SmallEngine
 
-from stoker import codec, layout
 from stoker.agent.container import container as container_module
 from stoker.agent.container import surroundings
 from stoker.agent.container.container import Container, ContainerRun
@@ -26,9 +25,10 @@ from stoker.agent.container.surroundings import Surroundings, look
 from stoker.agent.container.sweep import container_name, read_record
 from stoker.agent.enclosure import Command, Mount, View
 from stoker.agent.prepare import SetupFailed
-from stoker.model import ImageFact
-from stoker.spec import Container as ContainerSpec
-from stoker.spec import Environment, Gpus, Resources, Spec, Submission
+from stoker.model import codec, keys
+from stoker.model.node_facts import ImageFact
+from stoker.model.spec import Container as ContainerSpec
+from stoker.model.spec import Environment, Gpus, Resources, Spec, Submission
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes everywhere")
 
@@ -105,7 +105,7 @@ def test_the_image_of_the_first_node_is_recorded_for_all(yard: Yard) -> None:
     assert container.image is None
     container.open(timed)
     assert container.image == "repo/x@sha256:d1"
-    found = yard.world.store.get(layout.image(JOB))
+    found = yard.world.store.get(keys.image(JOB))
     assert found is not None
     fact = codec.loads(ImageFact, found.data, where="test")
     assert fact == ImageFact("repo/x:1", "sha256:1", "repo/x@sha256:d1")
@@ -116,12 +116,12 @@ def test_the_image_of_the_first_node_is_recorded_for_all(yard: Yard) -> None:
 
 def test_a_later_node_takes_the_image_of_the_first(yard: Yard) -> None:
     fact = ImageFact("repo/x:1", "sha256:1", "repo/x@sha256:d1")
-    yard.world.store.put(layout.image(JOB), codec.dumps(fact))
+    yard.world.store.put(keys.image(JOB), codec.dumps(fact))
     yard.engine.has(**{"repo/x:1": OTHER, "sha256:1": IMAGE, "repo/x@sha256:d1": IMAGE})
     container = yard.make()
     container.open(timed)
     assert container.image == "repo/x@sha256:d1"
-    recorded = yard.world.store.get(layout.image(JOB))
+    recorded = yard.world.store.get(keys.image(JOB))
     assert recorded is not None and recorded.data == codec.dumps(fact)
 
 

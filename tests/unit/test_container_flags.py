@@ -12,11 +12,11 @@ from stoker.agent.container import create
 from stoker.agent.container.create import Blueprint, arguments, visible_gpus
 from stoker.agent.container.surroundings import Surroundings
 from stoker.agent.enclosure import Mount
-from stoker.containers import dlc
-from stoker.containers.flags import flags, problem
-from stoker.errors import SpecError
 from stoker.jobfile.document import layer_of
 from stoker.jobfile.parse import parse_layers
+from stoker.model import dlc_images
+from stoker.model.docker_flags import flags, problem
+from stoker.model.errors import SpecError
 
 PLAIN = Surroundings(uid=0, gid=0, gpus=0, toolkit=False, shm_bytes=1 << 30, selinux=False)
 GPUS = Surroundings(uid=0, gid=0, gpus=8, toolkit=True, shm_bytes=1 << 30, selinux=False)
@@ -204,8 +204,8 @@ def test_as_many_processes_as_gpus_are_seen(run: dict[str, Any], seen: int) -> N
     ],
 )
 def test_an_alias_names_the_image_of_the_machines_own_region(alias: str, region: str | None, image: str) -> None:
-    assert dlc.problem(alias) is None
-    assert dlc.resolve(alias, region) == image
+    assert dlc_images.problem(alias) is None
+    assert dlc_images.resolve(alias, region) == image
 
 
 @pytest.mark.parametrize(

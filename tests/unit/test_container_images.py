@@ -22,7 +22,7 @@ from stoker.agent.container.images import Images, pull_arguments
 from stoker.agent.container.registry import Login
 from stoker.agent.container.sweep import Record, container_name, read_record, record_of, sweep, write_record
 from stoker.agent.prepare import SetupFailed
-from stoker.model import ImageFact
+from stoker.model.node_facts import ImageFact
 
 PAUSES_S = images.PAUSES_S
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"

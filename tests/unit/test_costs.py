@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, codec, layout, log, policies
+from stoker import client, log, policies
 from stoker.cli import main
 from stoker.core.costs import Cost
 from stoker.core.spending import Sum, Sums
 from stoker.index import IndexRecord, write_index
 from stoker.jobfile import Job
-from stoker.model import Claimed, Closed, Ended, Event, Launched, Offering, Record, Waste
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
+from stoker.model.offerings import Offering
+from stoker.model.spec import Submission
 from stoker.reading.accounts import read_accounts
 from stoker.reading.costs import Row, Shares, report, shares_of
 from stoker.removing import remove_job
-from stoker.spec import Submission
 from stoker.spent import Spent, read_spent, write_spent
 from stoker.store import open_store
 from stoker.summary import summarize
@@ -284,27 +286,27 @@ def test_what_was_spent_is_in_the_names_of_keys(tmp_path: Path) -> None:
             spec = replace(make_spec(2), tags=tags)
             for _ in range(2):
                 write_spent(store, record.state, spec, NOW)
-            found = [each for each in read_spent(store, [layout.SPENT]) if each.job == record.state.job]
+            found = [each for each in read_spent(store, [keys.SPENT]) if each.job == record.state.job]
             assert [(each.day, each.sums.spent.known) for each in found] == [
                 (date(2026, 1, 1), pytest.approx(48.0)),
                 (date(2026, 1, 2), pytest.approx(12.0)),
             ]
             assert all(dict(each.tags) == tags for each in found)
-        (one,) = read_spent(store, [layout.spent_day(date(2026, 1, 2))])[:1]
+        (one,) = read_spent(store, [keys.spent_day(date(2026, 1, 2))])[:1]
         assert one.day == date(2026, 1, 2)
-        store.put(f"{layout.SPENT}2026-01/01/job/nonsense", b"")
-        assert len(read_spent(store, [layout.spent_month(date(2026, 1, 1))])) == 6
+        store.put(f"{keys.SPENT}2026-01/01/job/nonsense", b"")
+        assert len(read_spent(store, [keys.spent_month(date(2026, 1, 1))])) == 6
 
 
 def test_one_that_was_resumed_is_counted_once_and_the_dearest_is_right() -> None:
     store = MemoryStore(lambda: EPOCH)
     day = date(2026, 1, 1)
     for key in ("00000005.3000000.9000000.", "00000009.7000000.9000000.", "00000009.6900000.9000000."):
-        store.put(f"{layout.spent_day(day)}job-1/{key}", b"")
-    (only,) = read_spent(store, [layout.SPENT])
+        store.put(f"{keys.spent_day(day)}job-1/{key}", b"")
+    (only,) = read_spent(store, [keys.SPENT])
     assert only.sums == Sums(Sum(7.0), Sum(9.0), Sum(7.0))
-    store.put(f"{layout.spent_day(day)}job-1/00000012.x.9500000.", b"")
-    (only,) = read_spent(store, [layout.SPENT])
+    store.put(f"{keys.spent_day(day)}job-1/00000012.x.9500000.", b"")
+    (only,) = read_spent(store, [keys.SPENT])
     assert only.sums == Sums(Sum(0.0, whole=False), Sum(9.5), Sum(9.5)), "what is not known stays so"
 
 
@@ -412,7 +414,7 @@ def test_how_the_budgets_stand(store_url: str, capsys: pytest.CaptureFixture[str
         "until": tomorrow,
         "incomplete": False,
     }
-    store.put(layout.rules(2), codec.dumps(policies.Written("rules: [{vibes: 3}]", "joe")))
+    store.put(keys.rules(2), codec.dumps(policies.Written("rules: [{vibes: 3}]", "joe")))
     assert "how the budgets stand is not known: policy version 2" in costs(store_url, capsys)
     assert json.loads(costs(store_url, capsys, "--json"))["budgets"] is None
 

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker import chunks, client, layout, log
+from stoker import chunks, client, log
 from stoker.cli import main
-from stoker.errors import NoSuchJob, UserError
 from stoker.jobfile import Job
 from stoker.manifests import encode
-from stoker.model import BlobRef, Claimed, Event, Launched, Manifest, NodeRef, Offering, Record
+from stoker.model import keys
+from stoker.model.errors import NoSuchJob, UserError
+from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record
+from stoker.model.node_facts import BlobRef, Manifest
+from stoker.model.offerings import Offering
 from stoker.reading.curves import ComparedJob, choose_axis, drawing
 from stoker.reading.metrics import Metrics, Point, series_of
 from stoker.store import Store, open_store
@@ -122,10 +125,10 @@ def trained(store: Store, name: str, *samples: chunks.Sample) -> str:
     events: tuple[Event, ...] = (Claimed(offering=HERE, nodes=1), Launched(2, (NodeRef(0, "i-2"),)))
     for seq, event in enumerate(events, start=2):
         assert log.append(store, job, seq, Record(token=log.new_token(), by="t", reason="test", event=event))
-    folder = layout.node(job, 2, 0, layout.boot("i-2", 0))
+    folder = keys.node(job, 2, 0, keys.boot("i-2", 0))
     store.put(f"{folder}/metrics/{0:08d}/0", b"".join(chunks.encode_line(sample) for sample in samples))
     text = b"hello\nbye\n"
-    store.put(layout.log_chunk(folder, 0), chunks.encode_segment(chunks.Segment(0, 0, text)))
+    store.put(keys.log_chunk(folder, 0), chunks.encode_segment(chunks.Segment(0, 0, text)))
     return job
 
 
@@ -218,7 +221,7 @@ def test_a_checkpoint_is_pulled_from_python(store: Store, tmp_path: Path) -> Non
     job = trained(store, "gpt", sample(0, 0.5))
     for ordinal, text in enumerate((b"one", b"two"), 1):
         digest = hashlib.sha256(text).hexdigest()
-        store.put(layout.blob(job, 0, digest), text)
+        store.put(keys.blob(job, 0, digest), text)
         manifest = Manifest(
             name=f"step-{ordinal}",
             job=job,
@@ -228,7 +231,7 @@ def test_a_checkpoint_is_pulled_from_python(store: Store, tmp_path: Path) -> Non
             committed_at=datetime.fromtimestamp(START, timezone.utc),
             files=(BlobRef(path="model.pt", digest=digest, size=3, mode=0o644),),
         )
-        store.put(layout.manifest(job, layout.checkpoint_key(2, ordinal, manifest.name)), encode(manifest))
+        store.put(keys.manifest(job, keys.checkpoint_key(2, ordinal, manifest.name)), encode(manifest))
     newest, older = client.checkpoints("gpt")
     assert (newest.name, older.name, newest.complete) == ("step-2", "step-1", True)
     assert client.pull("gpt") == Path(job)
@@ -239,13 +242,13 @@ def test_a_checkpoint_is_pulled_from_python(store: Store, tmp_path: Path) -> Non
 
 def test_pulling_from_python_goes_to_a_folder_of_the_jobs_name(store: Store, tmp_path: Path) -> None:
     job = trained(store, "gpt", sample(0, 0.5))
-    store.put(f"{layout.outputs(job, 2)}result.txt", b"done")
+    store.put(f"{keys.outputs(job, 2)}result.txt", b"done")
     assert client.pull_outputs("gpt") == Path(job)
     assert (Path(job) / "result.txt").read_bytes() == b"done"
     assert (Path(job) / ".stokerignore").read_text() == "*\n", "the next job does not pack it"
     assert not (client.pull_outputs(job, tmp_path / "named") / ".stokerignore").exists()
     other = trained(store, "other", sample(0, 0.5))
-    store.put(f"{layout.outputs(other, 2)}result.txt", b"done")
+    store.put(f"{keys.outputs(other, 2)}result.txt", b"done")
     (tmp_path / "elsewhere").mkdir()
     Path(other).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="is a link; name the folder"):

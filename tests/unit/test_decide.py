@@ -10,23 +10,11 @@ from stoker.core import orphans
 from stoker.core.decide import decide, decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Snapshot, Terminate, Unmark
-from stoker.model import (
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Exit,
-    Instance,
-    Known,
-    Launched,
-    Leftover,
-    StopAsked,
-    Suspected,
-    Unknown,
-    Warned,
-)
-from stoker.spec import Limits
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected, Warned
+from stoker.model.node_facts import Exit
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance, Leftover
+from stoker.model.spec import Limits
 from stoker.testing.sim_data import (
     CAPABILITIES,
     SPOT_A,

@@ -13,23 +13,20 @@ from stoker.core.decide import decide, decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.room import Rooms
 from stoker.core.snapshot import Append, JobSnapshot, Launch, Plan, Snapshot, Terminate
-from stoker.model import (
-    Activity,
+from stoker.model.log_entries import (
     AttemptOutcome,
-    CheckpointRef,
     Claimed,
     Closed,
     Draining,
     Event,
-    Exit,
-    Instance,
-    Known,
     Launched,
     NodeRef,
     Suspected,
-    Unknown,
     Warned,
 )
+from stoker.model.node_facts import Activity, CheckpointRef, Exit
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance
 from stoker.policyfile import parse_policy
 from stoker.testing.sim_data import (
     CAPABILITIES,

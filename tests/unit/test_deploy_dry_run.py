@@ -11,7 +11,7 @@ import pytest
 from stoker.bundle import NotServed
 from stoker.cli import main
 from stoker.deploying import package
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 Stoker = Callable[..., tuple[int, str, str]]
 AWS = ("--store", "s3://bucket/p", "deploy", "aws", "--dry-run")

@@ -6,8 +6,8 @@ from typing import Any
 
 from deployed_project import PLAN, PROJECT, Stoker, bucket, google, stoker
 
-from stoker import layout
 from stoker.deploying import record
+from stoker.model import keys
 from stoker.testing.google_functions import GoogleProject, Refused
 from stoker.testing.memory import MemoryStore
 
@@ -75,14 +75,14 @@ def test_an_account_of_a_project_that_was_closed_since_is_no_dead_end(
     google.trouble = {}
     assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0
     google.trouble = closed
-    assert stoker("deploy", "gcp", "--remove", "-y")[0] == 0 and not list(bucket.list(layout.DEPLOYED))
+    assert stoker("deploy", "gcp", "--remove", "-y")[0] == 0 and not list(bucket.list(keys.DEPLOYED))
 
 
 def test_what_is_removed_leaves_no_binding(google: GoogleProject, bucket: MemoryStore, stoker: Stoker) -> None:
     google.things[WHERE] = {"name": WHERE}
     assert stoker(*DEPLOY, "--service-account", VISION)[0] == 0
     assert stoker("deploy", "gcp", "--remove", "--no-service-account", "-y")[0] == 0, "what is on record counts"
-    assert members(google, WHERE) == set() and not list(bucket.list(layout.DEPLOYED))
+    assert members(google, WHERE) == set() and not list(bucket.list(keys.DEPLOYED))
 
 
 def test_an_account_that_is_not_there_is_told_before_anything_is_made(
@@ -90,6 +90,6 @@ def test_an_account_that_is_not_there_is_told_before_anything_is_made(
 ) -> None:
     code, _, said = stoker(*DEPLOY, "--service-account", "vision")
     assert code == 2 and f"--service-account {VISION}: is not there, and nothing was made" in said
-    assert not list(bucket.list(layout.DEPLOYED))
+    assert not list(bucket.list(keys.DEPLOYED))
     code, _, said = stoker(*DEPLOY, "--service-account", "default")
     assert (code, said) == (2, "stoker: --service-account: 'default' is no account; give its address\n")

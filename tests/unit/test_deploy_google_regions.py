@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from deployed_project import PLAN, PROJECT, REGION, Stoker, bucket, google, stoker
 
-from stoker import layout
 from stoker.deploying import record
 from stoker.deploying.record import Deployed
+from stoker.model import keys
 from stoker.testing.google_functions import GoogleProject
 from stoker.testing.memory import MemoryStore
 
@@ -31,7 +31,7 @@ def test_a_region_that_is_not_there_is_told_before_anything_is_made(
     assert code == 2 and said.count("\n") == 1
     assert f"--region: {SLIP} does not answer, and nothing was made; did you mean us-central1?" in said
     assert not [each for each in google.asked if not each.startswith("GET")]
-    assert not list(bucket.list(layout.DEPLOYED))
+    assert not list(bucket.list(keys.DEPLOYED))
 
 
 def test_one_that_is_on_record_is_left_behind(google: GoogleProject, bucket: MemoryStore, stoker: Stoker) -> None:
@@ -58,4 +58,4 @@ def test_removing_takes_what_it_can_and_names_the_rest(
     assert PLAN.topic not in google.things, "what is the project's is gone"
     assert record.read(bucket, "gcp") is not None
     assert stoker(*REMOVE, "--forget", SLIP, "--forget", "europe-wset1")[0] == 0
-    assert not list(bucket.list(layout.DEPLOYED))
+    assert not list(bucket.list(keys.DEPLOYED))

@@ -9,7 +9,7 @@ from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 
 from stoker.deploying import passing, record
 from stoker.deploying.record import Deployed
-from stoker.spec import Ec2Resources, GceResources, Resources, SagemakerResources, Spec
+from stoker.model.spec import Ec2Resources, GceResources, Resources, SagemakerResources, Spec
 from stoker.testing.memory import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]

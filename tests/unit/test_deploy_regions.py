@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from deployed_account import DENIED, HOME, NOT_ENABLED, NOWHERE, Account, Stoker, account, bucket, stoker
 
-from stoker import layout, policies
+from stoker import policies
 from stoker.core.foreign.alarms import prefix
 from stoker.deploying import record
 from stoker.deploying.record import Deployed
+from stoker.model import keys
 from stoker.testing.memory import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
@@ -22,7 +23,7 @@ REMOVE = ("deploy", "aws", "--remove", "-y")
 def test_a_slip_of_the_pen_is_told_without_asking(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
     code, _, said = stoker(*DEPLOY, "--events-from", "us-wset-2")
     assert code == 2 and said == "stoker: --events-from: AWS has no region 'us-wset-2'; did you mean us-west-2?\n"
-    assert account.asked == [] and not list(bucket.list(layout.DEPLOYED))
+    assert account.asked == [] and not list(bucket.list(keys.DEPLOYED))
 
 
 @pytest.mark.parametrize("closed", [NOT_ENABLED, DENIED, NOWHERE])
@@ -33,7 +34,7 @@ def test_a_region_that_is_closed_stops_it_before_anything_is_made(
     code, _, said = stoker(*DEPLOY, "--events-from", "eu-west-1", "--events-from", "me-south-1")
     assert code == 2 and said.count("\n") == 1
     assert "--events-from me-south-1: CloudFormation does not answer there, and nothing was changed" in said
-    assert account.changes() == [] and not list(bucket.list(layout.DEPLOYED))
+    assert account.changes() == [] and not list(bucket.list(keys.DEPLOYED))
 
 
 def test_one_that_was_closed_later_can_be_given_up(account: Account, bucket: MemoryStore, stoker: Stoker) -> None:
@@ -77,7 +78,7 @@ def test_removing_takes_what_it_can_and_names_the_rest(account: Account, bucket:
     assert record.find(bucket) is None and record.read(bucket, "aws") is not None
     assert stoker(*REMOVE)[0] != 0, "it is on record until it is gone, or forgotten"
     assert stoker(*REMOVE, "--forget", "me-south-1")[0] == 0
-    assert not list(bucket.list(layout.DEPLOYED))
+    assert not list(bucket.list(keys.DEPLOYED))
 
 
 def test_a_region_of_the_policys_that_never_answers_is_forgotten_too(

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from stoker.deploying import stacks
-from stoker.errors import ProviderError
+from stoker.model.errors import ProviderError
 from stoker.providers.base import Request
 
 REQUEST = Request("cloudformation", "CreateStack", {"StackName": "stoker-1", "TemplateBody": "{}"}, "us-east-1")

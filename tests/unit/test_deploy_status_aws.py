@@ -8,15 +8,15 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from deployed_account import HOME, Account, Stoker, account, bucket, refused, stoker
 
-from stoker import layout
 from stoker.deploying import aws_status
 from stoker.governor.clock import record_pass
 from stoker.governor.serverless.aws import NAME as SIGN
+from stoker.model import keys
 from stoker.testing.memory import MemoryStore
 
 __all__ = ["account", "bucket", "stoker"]
 
-NAME = layout.deployment("s3://bucket/team")
+NAME = keys.deployment("s3://bucket/team")
 
 
 @pytest.fixture

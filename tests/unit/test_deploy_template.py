@@ -17,7 +17,7 @@ import pytest
 from stoker.deploying import aws, forwarding, package, record
 from stoker.deploying.package import Package
 from stoker.deploying.template import template
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.store import open_store
 
@@ -128,7 +128,7 @@ def test_it_may_pass_the_roles_that_were_named_and_to_machines_alone(region: str
 
 def test_it_may_use_the_keys_that_were_named_and_lend_them_to_aws_alone() -> None:
     keys = tuple(f"arn:aws:kms:{region}:123456789012:key/1234abcd" for region in ("us-east-1", "eu-west-1"))
-    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", keys=keys).plan
+    plan = aws.planned(open_store("s3://bucket/team"), NOTHING, "us-east-1", kms_keys=keys).plan
     about = [each for each in plan.statements if "kms:" in json.dumps(each["Action"])]
     use, lend = about
     assert use["Resource"] == lend["Resource"] == list(keys)

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from woken_world import submit
 
-from stoker import client, layout, log
+from stoker import client, log
 from stoker.cli import attached, main
 from stoker.cli.printing import tell_problem
 from stoker.deploying import aws, passing, record
 from stoker.deploying.record import Deployed
-from stoker.errors import AuthDenied
 from stoker.governor import background
 from stoker.governor.background import Governed, call_deployed, carry_on
 from stoker.governor.clock import record_pass
 from stoker.governor.serverless.aws import NAME as LAMBDA
 from stoker.governor.serverless.gcp import NAME as CLOUD_RUN
-from stoker.model import Ended
+from stoker.model import keys
+from stoker.model.errors import AuthDenied
+from stoker.model.log_entries import Ended
 from stoker.providers import registry
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.store import Store, open_store
@@ -191,7 +192,7 @@ def test_a_record_that_makes_no_sense_is_no_governor() -> None:
 
     bucket = MemoryStore(clock=lambda: datetime.now(timezone.utc))
     for data in (b"", b"{", b"[]", b'{"cloud": "aws"}'):
-        bucket.put(layout.deployed("aws"), data)
+        bucket.put(keys.deployed("aws"), data)
         assert record.read(bucket, "aws") is None
     record.write(bucket, DEPLOYED)
     assert record.read(bucket, "aws") == DEPLOYED

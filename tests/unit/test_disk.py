@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import open_store
 from stoker.stores import disk
 

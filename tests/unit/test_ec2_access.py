@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stoker.agent import visit as visiting
-from stoker.errors import AuthDenied, UserError
+from stoker.model.errors import AuthDenied, UserError
+from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Visit
 from stoker.providers.ec2 import access
-from stoker.spec import Resources, Spec
 
 MACHINE = "i-0123456789abcdef0"
 

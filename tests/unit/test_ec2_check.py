@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Ec2Resources, Resources, Spec, master_port
 from stoker.providers.ec2 import check, firewall, iam, permissions, quotas, verdicts
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.spec import Ec2Resources, Resources, Spec, master_port
 
 ENCODED = "You are not authorized to perform this operation. Encoded authorization failure message: 8cZ4x"
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import stoker.providers.ec2 as package
-from stoker import layout
 from stoker.cli import main
-from stoker.errors import UserError
+from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.providers.base import Grants
 from stoker.providers.ec2 import iam, permissions
 
@@ -101,27 +101,27 @@ def test_the_tag_of_a_long_store_is_its_digest() -> None:
     assert statement["Condition"]["StringEquals"]["aws:ResourceTag/stoker:store"].startswith("sha256:")
 
 
-NODE = layout.node("gpt-ab12", 3, 0, layout.boot("i-1", 0))
+NODE = keys.node("gpt-ab12", 3, 0, keys.boot("i-1", 0))
 FACTS = (
-    layout.heartbeat(NODE),
-    layout.exit_(NODE),
-    layout.boot_output(NODE),
-    layout.log_chunk(NODE, 1),
-    layout.manifest("gpt-ab12", "00000003/000001-step-1"),
-    layout.blob("gpt-ab12", 0, "f" * 64),
-    f"{layout.outputs('gpt-ab12', 3)}model.bin",
-    layout.output_version("gpt-ab12", 3, 0, 1, "model.bin"),
+    keys.heartbeat(NODE),
+    keys.exit_(NODE),
+    keys.boot_output(NODE),
+    keys.log_chunk(NODE, 1),
+    keys.manifest("gpt-ab12", "00000003/000001-step-1"),
+    keys.blob("gpt-ab12", 0, "f" * 64),
+    f"{keys.outputs('gpt-ab12', 3)}model.bin",
+    keys.output_version("gpt-ab12", 3, 0, 1, "model.bin"),
 )
-DECISIONS = (layout.log_entry("gpt-ab12", 4), layout.active("gpt-ab12", 4), layout.index("gpt-ab12", 4))
+DECISIONS = (keys.log_entry("gpt-ab12", 4), keys.active("gpt-ab12", 4), keys.index("gpt-ab12", 4))
 GOVERNED = (
     *DECISIONS,
-    layout.governor("me"),
-    layout.dry("ec2/m/z/spot"),
-    f"{layout.markets(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
-    layout.probe("me"),
+    keys.governor("me"),
+    keys.dry("ec2/m/z/spot"),
+    f"{keys.markets(date(2026, 1, 1), 'ec2')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
+    keys.probe("me"),
     "places/ec2/us-east-1",
 )
-SUBMITTED = (layout.spec("gpt-ab12"), layout.code("a" * 64), layout.bundle("b" * 64))
+SUBMITTED = (keys.spec("gpt-ab12"), keys.code("a" * 64), keys.bundle("b" * 64))
 
 
 def test_a_node_writes_facts_and_no_decision() -> None:
@@ -130,12 +130,12 @@ def test_a_node_writes_facts_and_no_decision() -> None:
         assert may(grants, "node", "s3:PutObject", key), key
         assert may(grants, "node", "s3:DeleteObject", key), key
         assert not may(grants, "governor", "s3:PutObject", key), key
-    for key in (*DECISIONS, *SUBMITTED, layout.DEFAULTS, *GOVERNED):
+    for key in (*DECISIONS, *SUBMITTED, keys.DEFAULTS, *GOVERNED):
         assert not may(grants, "node", "s3:PutObject", key), key
         assert not may(grants, "node", "s3:DeleteObject", key), key
-    for key in (*FACTS, *SUBMITTED, layout.log_entry("gpt-ab12", 1), layout.DEFAULTS):
+    for key in (*FACTS, *SUBMITTED, keys.log_entry("gpt-ab12", 1), keys.DEFAULTS):
         assert may(grants, "node", "s3:GetObject", key), key
-    assert not may(grants, "node", "s3:GetObject", layout.index("gpt-ab12", 4))
+    assert not may(grants, "node", "s3:GetObject", keys.index("gpt-ab12", 4))
     actions = {action for each in policy(grants, "node")["Statement"] for action in listed(each["Action"])}
     assert all(action.startswith("s3:") for action in actions)
 
@@ -151,7 +151,7 @@ def test_a_governor_decides_and_a_person_submits() -> None:
     for key in (*FACTS, *SUBMITTED):
         # `stoker rm`
         assert may(grants, "person", "s3:DeleteObject", key), key
-    for key in (layout.DEFAULTS, *FACTS):
+    for key in (keys.DEFAULTS, *FACTS):
         assert not may(grants, "person", "s3:PutObject", key), key
     for action in ("ec2:RunInstances", "ec2:TerminateInstances"):
         assert not list(statements(grants, "person", action))
@@ -159,7 +159,7 @@ def test_a_governor_decides_and_a_person_submits() -> None:
 
 def test_tombstones_are_written_and_never_deleted() -> None:
     grants = iam.grants(STORE)
-    for key in (layout.removed("gpt-ab12"), layout.collected(layout.CODE, "a" * 64)):
+    for key in (keys.removed("gpt-ab12"), keys.collected(keys.CODE, "a" * 64)):
         assert may(grants, "person", "s3:PutObject", key), key
         for who in ("person", "governor", "node"):
             assert not may(grants, who, "s3:DeleteObject", key), key

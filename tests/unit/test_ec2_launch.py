@@ -11,11 +11,11 @@ import pytest
 from botocore.exceptions import ClientError
 from test_ec2_request import P4D, order
 
-from stoker.errors import InvalidRequest, Transient
+from stoker.model.errors import InvalidRequest, Transient
+from stoker.model.spec import Ec2Resources
 from stoker.providers.ec2 import client, request
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.spec import Ec2Resources
 from stoker.store import open_store
 from stoker.submitting import prepare
 

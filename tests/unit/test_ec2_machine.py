@@ -18,17 +18,21 @@ from aws_services import Metadata, bucket_service, metadata_service
 from plain_store import wait_for
 from watching_machines import closed_afterwards
 
-from stoker import bundle, codec, layout, log
-from stoker.agent.config import NodeConfig, NodePaths
+from stoker import bundle, log
 from stoker.agent.node import Node
 from stoker.agent.notices import Notices
 from stoker.aws.imds import Imds, ImdsError
 from stoker.checkpoints import list_checkpoints
 from stoker.facts import read_fact
-from stoker.model import Claimed, Event, Exit, Known, Launched, NodeRef, NoticeFact, Offering, Record, Submitted
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Exit, NoticeFact
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Submission
 from stoker.providers import registry
 from stoker.providers.ec2.machine import Ec2Machine
-from stoker.spec import Spec, Submission
 from stoker.store import Store, open_store
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
@@ -207,7 +211,7 @@ class Told:
 
 def a_node(store: Store, machine: Told, root: Path) -> Node:
     config = NodeConfig("memory://", "ec2", "job", 2, 0, 1, "i-1")
-    return Node(config, NodePaths(root), store, machine, layout.node("job", 2, 0, "i-1.0"))
+    return Node(config, NodePaths(root), store, machine, keys.node("job", 2, 0, "i-1.0"))
 
 
 def test_a_hint_counts_as_a_request_and_moves_no_deadline(tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ def test_a_hint_does_not_make_it_deaf_to_a_shutdown(tmp_path: Path) -> None:
     assert notices.saves_asked == 1
     assert notices._telling is not None
     notices._telling.join(60)
-    found = read_fact(store, layout.notice(node.key), NoticeFact)
+    found = read_fact(store, keys.notice(node.key), NoticeFact)
     assert isinstance(found, Known) and found.value is not None and found.value.value.hard
 
 
@@ -263,7 +267,7 @@ def test_a_slow_hint_does_not_hide_the_reclaim_that_follows_it(tmp_path: Path) -
     written[0].join(60)
     assert notices._telling is not None
     notices._telling.join(60)
-    found = read_fact(store, layout.notice(node.key), NoticeFact)
+    found = read_fact(store, keys.notice(node.key), NoticeFact)
     assert isinstance(found, Known) and found.value is not None and found.value.value.hard
 
 
@@ -289,7 +293,7 @@ def append(store: Store, seq: int, event: Event) -> None:
 
 def submit(store: Store, run: tuple[str, ...], instance: str) -> None:
     data = codec.dumps(Submission("job-abcd", Spec(name="job", run=run), "test"))
-    store.put(layout.spec("job-abcd"), data)
+    store.put(keys.spec("job-abcd"), data)
     append(store, 1, Submitted(spec_digest=codec.digest(data), submitter="test"))
     append(store, 2, Claimed(Offering("ec2", "m5.large", "us-east-1a", spot=True), nodes=1))
     append(store, 3, Launched(claim=2, nodes=(NodeRef(0, instance),)))
@@ -325,8 +329,8 @@ runpy.run_module("stoker.agent", run_name="__main__")
         )
     try:
         saved = lambda: [one.name for one in list_checkpoints(store, "job-abcd") if one.complete]  # noqa: E731
-        key = layout.node("job-abcd", 2, 0, layout.boot("i-1", 0))
-        wait_for(lambda: agent.poll() is None and store.head(layout.heartbeat(key)) is not None)
+        key = keys.node("job-abcd", 2, 0, keys.boot("i-1", 0))
+        wait_for(lambda: agent.poll() is None and store.head(keys.heartbeat(key)) is not None)
         metadata.values[REBALANCE] = json.dumps({"noticeTime": "2030-05-01T11:59:00Z"})
         wait_for(lambda: saved() == ["hint-1"])
         metadata.values[MAINTENANCE] = json.dumps([{"Code": "system-reboot", "EventId": "e-2"}])
@@ -338,13 +342,13 @@ runpy.run_module("stoker.agent", run_name="__main__")
     finally:
         agent.kill()
         agent.wait()
-    found = read_fact(store, layout.exit_(key), Exit)
+    found = read_fact(store, keys.exit_(key), Exit)
     assert isinstance(found, Known) and found.value is not None
     left = found.value.value
     assert (left.outcome, left.why, left.started, left.commits) == ("interrupted", "notice", True, 2)
     assert "asked to save 2" in "\n".join(left.tail) and "asked to save 3" not in "\n".join(left.tail)
     assert any("notice from EC2: maintenance, system-reboot: asked to save, going on" in line for line in left.tail)
-    notice = read_fact(store, layout.notice(key), NoticeFact)
+    notice = read_fact(store, keys.notice(key), NoticeFact)
     assert isinstance(notice, Known) and notice.value is not None and notice.value.value.hard
 
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from stoker.cli import cli
 from stoker.cli.offers import listing
 from stoker.core.placement import acceptable
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Gpus, Limits, Resources, Spec
 from stoker.providers.ec2 import catalog, offers, prices
-from stoker.spec import Gpus, Limits, Resources, Spec
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
 REGION = "us-east-1"

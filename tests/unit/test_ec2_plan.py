@@ -17,9 +17,9 @@ from stoker import bundle
 from stoker.bundle import Built, NotServed
 from stoker.cli import main
 from stoker.cli.planning import old_prices
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.spec import Ec2Resources, Gpus, Limits, Resources, Spec
 from stoker.providers.ec2 import catalog, offers, places, prices
-from stoker.spec import Ec2Resources, Gpus, Limits, Resources, Spec
 from stoker.submitting import _spot_left_out
 
 Plan = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,7 @@ from botocore.stub import Stubber
 from click.testing import CliRunner
 
 from stoker.cli import cli, main
-from stoker.errors import AuthDenied, UserError
+from stoker.model.errors import AuthDenied, UserError
 from stoker.providers.ec2 import catalog, prices
 from stoker.providers.pricing import RegionPrices
 

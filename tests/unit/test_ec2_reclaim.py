@@ -10,7 +10,7 @@ import pytest
 from botocore.config import Config
 from botocore.stub import ANY, Stubber
 
-from stoker.errors import NotFound, Throttled, Transient
+from stoker.model.errors import NotFound, Throttled, Transient
 from stoker.providers.ec2 import reclaim
 
 MACHINE = "i-0123456789abcdef0"

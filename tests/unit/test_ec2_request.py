@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker import codec
-from stoker.errors import (
+from stoker.model import codec
+from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
     NoCapacity,
@@ -22,11 +22,11 @@ from stoker.errors import (
     Transient,
     UserError,
 )
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.spec import Ec2Resources, Resources, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2 import images, request, tags
 from stoker.providers.ec2.errors import kind_of, mapped
-from stoker.spec import Ec2Resources, Resources, Spec
 
 GOLDEN = Path(__file__).parent / "golden"
 P4D = Offering("ec2", "p4d.24xlarge", "us-east-1b", True, "us-east-1", 9.5, 32.77, "test", 96, 1152 << 30, "A100", 8)

@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 from aws_services import SECRET, TOKEN, Bucket, Metadata, bucket_service, metadata_service
 
-from stoker import codec, layout
-from stoker.agent.config import NodeConfig
 from stoker.boot.install import BootFailed, Places, Unsettled, agent_unit, unpack
 from stoker.boot.script import Boot
 from stoker.bundle import runs_here
-from stoker.errors import UserError
+from stoker.model import codec, keys
+from stoker.model.errors import UserError
+from stoker.model.node_config import NodeConfig
 from stoker.providers.ec2.bootstrap import Bucket as S3Bucket
 from stoker.providers.ec2.userdata import MOST_BYTES, payload, render
 from stoker.providers.imaging import newer_image
@@ -35,7 +35,7 @@ from stoker.providers.imaging import newer_image
 TAG = runs_here()
 INSTANCE = "i-0123456789abcdef0"
 STORE = "s3://bucket/team/stoker"
-OUTPUT = "bucket/team/stoker/" + layout.boot_output(layout.node("train-abcd", 7, 1, layout.boot(INSTANCE, 0)))
+OUTPUT = "bucket/team/stoker/" + keys.boot_output(keys.node("train-abcd", 7, 1, keys.boot(INSTANCE, 0)))
 
 
 def a_boot(**changes: object) -> Boot:
@@ -208,7 +208,7 @@ class Machine:
                 archive.addfile(entry, io.BytesIO(data))
         digest = hashlib.sha256(buffer.getvalue()).hexdigest()
         self.bundles[tag] = digest
-        self.bucket.objects[f"bucket/team/stoker/{layout.bundle(digest)}"] = buffer.getvalue()
+        self.bucket.objects[f"bucket/team/stoker/{keys.bundle(digest)}"] = buffer.getvalue()
         return digest
 
 
@@ -397,7 +397,7 @@ def test_no_network(machine: Machine) -> None:
 
 def test_a_bucket_that_denies(machine: Machine) -> None:
     machine.patience_s = 0.3
-    key = f"bucket/team/stoker/{layout.bundle(machine.bundles[TAG])}"
+    key = f"bucket/team/stoker/{keys.bundle(machine.bundles[TAG])}"
     machine.bucket.denied.add(key)
     ran = machine.boot()
     check_failed(machine, ran, f"s3://{key} is denied (AccessDenied)")
@@ -412,7 +412,7 @@ def test_an_agent_that_is_not_there(machine: Machine) -> None:
 
 def test_an_agent_that_is_not_the_one(machine: Machine) -> None:
     machine.patience_s = 0.3
-    key = f"bucket/team/stoker/{layout.bundle(machine.bundles[TAG])}"
+    key = f"bucket/team/stoker/{keys.bundle(machine.bundles[TAG])}"
     machine.bucket.objects[key] += b" and something more"
     check_failed(machine, machine.boot(), "is not what was submitted")
     assert not (machine.root / "opt/stoker/agent").exists()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker import layout
 from stoker.cli import main
-from stoker.errors import UserError
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Visit
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec
 from stoker.store import open_store
 
 NEEDS = "ec2 needs boto3; pip install 'stoker[aws]'"
@@ -61,7 +61,7 @@ def test_the_commands_say_so(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     code, _, err = run(capsys, "prices", "--provider", "ec2", "--refresh")
     assert (code, err) == (2, f"stoker: resources.provider: {NEEDS}\n")
 
-    open_store(str(tmp_path / "store")).create(layout.place("ec2", "us-east-1"), b"")
+    open_store(str(tmp_path / "store")).create(keys.place("ec2", "us-east-1"), b"")
     code, _, err = run(capsys, "reap", "--dry-run")
     assert f"ec2 us-east-1: resources.provider: {NEEDS}\n" in err and "unexpected" not in err
     assert all(NEEDS in line for line in err.splitlines()) and "botocore" not in err

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker import codec, layout
 from stoker.agent.environment import archive, cache
 from stoker.agent.environment.archive import Changed, Listing, fingerprint, take_listing, with_compiled
 from stoker.agent.environment.cache import Cache, Damaged, Keeping, Kept
-from stoker.errors import CodecError, StoreDenied, StoreUnavailable
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreDenied, StoreUnavailable
 from stoker.removing import UNUSED_FOR, collect_environments
 from stoker.store import open_store
 from stoker.testing.memory import Fault, MemoryStore
@@ -87,7 +87,7 @@ def picture(folder: Path) -> dict[str, object]:
     }
 
 
-def parts(kept_in: MemoryStore, place: str = layout.ENVIRONMENTS) -> list[str]:
+def parts(kept_in: MemoryStore, place: str = keys.ENVIRONMENTS) -> list[str]:
     return [meta.key for meta in kept_in.list(place) if len(meta.key.rpartition("/")[2]) == 64]
 
 
@@ -159,7 +159,7 @@ def test_killed_while_packing(made: Path, tmp_path: Path) -> None:
     assert died.returncode == -signal.SIGKILL
     kept_in = open_store(url)
     # Several are sent at once: another may have arrived by then.
-    assert len(list(kept_in.list(layout.ENVIRONMENTS))) >= 5
+    assert len(list(kept_in.list(keys.ENVIRONMENTS))) >= 5
     cached = Cache(kept_in, "job-abcd")
     assert cached.find("k") is None
     assert cached.keep("k", HERE, made, take_listing(made))
@@ -211,7 +211,7 @@ def test_a_damaged_part_is_noticed_and_replaced(
 def test_a_manifest_that_cannot_be_read_is_replaced(made: Path, text: bytes) -> None:
     kept_in = store()
     keep(kept_in, made)
-    kept_in.put(layout.environment_manifest(layout.ENVIRONMENTS, "k"), text)
+    kept_in.put(keys.environment_manifest(keys.ENVIRONMENTS, "k"), text)
     with pytest.raises(Damaged, match="its manifest cannot be read") as damaged:
         restore(kept_in, made)
     Cache(kept_in, "job-abcd").discard(damaged.value)
@@ -223,9 +223,9 @@ def forge(kept_in: MemoryStore, listing: bytes, *contents: bytes, **changes: obj
     digests = []
     for data in (listing, *contents):
         digests.append(cache.Part(hashlib.sha256(data).hexdigest(), len(data)))
-        kept_in.put(layout.environment_part(layout.ENVIRONMENTS, "k", digests[-1].digest), data)
+        kept_in.put(keys.environment_part(keys.ENVIRONMENTS, "k", digests[-1].digest), data)
     kept = replace(Kept("k", HERE, digests[0], tuple(digests[1:]), 100, 4), **changes)  # type: ignore[arg-type]
-    manifest = layout.environment_manifest(layout.ENVIRONMENTS, "k")
+    manifest = keys.environment_manifest(keys.ENVIRONMENTS, "k")
     kept_in.put(manifest, codec.dumps(kept))
     return manifest
 
@@ -303,7 +303,7 @@ def test_what_is_neither_file_folder_nor_link_is_left_out(made: Path) -> None:
 def test_a_copy_that_may_not_be_discarded_does_not_stop_the_machine(made: Path) -> None:
     kept_in = store(lambda call, _key: Fault(error=StoreDenied("not yours")) if call == "delete" else None)
     keep(kept_in, made)
-    Cache(kept_in, "job-abcd").discard(Damaged("", layout.environment_manifest(layout.ENVIRONMENTS, "k")))
+    Cache(kept_in, "job-abcd").discard(Damaged("", keys.environment_manifest(keys.ENVIRONMENTS, "k")))
     assert Cache(kept_in, "job-abcd").find("k") is not None
 
 
@@ -311,7 +311,7 @@ def test_a_copy_that_may_not_be_discarded_does_not_stop_the_machine(made: Path) 
 def test_what_was_made_for_another_machine_is_not_used(made: Path, tmp_path: Path, field: str) -> None:
     kept_in = store()
     keep(kept_in, made)
-    name = layout.environment_manifest(layout.ENVIRONMENTS, "k")
+    name = keys.environment_manifest(keys.ENVIRONMENTS, "k")
     found = kept_in.get(name)
     assert found is not None
     kept = codec.loads(Kept, found.data)
@@ -439,19 +439,19 @@ def test_what_is_there_is_not_sent_again(made: Path) -> None:
     assert not keep(kept_in, made), "another copy is there"
     assert puts == []
     # As when a packer was killed: of what it left, one part is not whole.
-    kept_in.delete([layout.environment_manifest(layout.ENVIRONMENTS, "k")])
+    kept_in.delete([keys.environment_manifest(keys.ENVIRONMENTS, "k")])
     torn = parts(kept_in)[0]
     truncate(kept_in, torn)
     puts.clear()
     assert keep(kept_in, made)
-    assert puts == [torn, layout.environment_manifest(layout.ENVIRONMENTS, "k")]
+    assert puts == [torn, keys.environment_manifest(keys.ENVIRONMENTS, "k")]
     assert len(set(whole)) == len(whole)
 
 
 def test_what_is_not_wanted_any_more_is_not_sent(made: Path) -> None:
     kept_in = store()
     assert not Cache(kept_in, "job-abcd").keep("k", HERE, made, take_listing(made), lambda: False)
-    assert not list(kept_in.list(layout.ENVIRONMENTS))
+    assert not list(kept_in.list(keys.ENVIRONMENTS))
 
 
 def test_the_last_use_is_noted_once_a_day_and_nothing_fails_without_it(made: Path, tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_the_last_use_is_noted_once_a_day_and_nothing_fails_without_it(made: Pat
             return Fault(error=StoreDenied("not yours")) if denied else None
         return None
 
-    used, denied = layout.environment_used(layout.ENVIRONMENTS, "k"), False
+    used, denied = keys.environment_used(keys.ENVIRONMENTS, "k"), False
     now = [datetime.now(timezone.utc) - timedelta(days=1, minutes=1)]
     kept_in = MemoryStore(lambda: now[0], faults=note)
     keep(kept_in, made)
@@ -559,7 +559,7 @@ def test_what_no_machine_used_for_long_is_collected(made: Path, tmp_path: Path) 
     restore(kept_in, tmp_path / "restored", "used")
     keep(kept_in, made, "new")
     assert collect_environments(kept_in) == 1
-    left = {meta.key.split("/")[2] for meta in kept_in.list(layout.ENVIRONMENTS)}
+    left = {meta.key.split("/")[2] for meta in kept_in.list(keys.ENVIRONMENTS)}
     assert left == {"used", "new"}
     assert restore(kept_in, tmp_path / "restored", "used")
     assert restore(kept_in, tmp_path / "restored", "new")
@@ -569,13 +569,13 @@ def test_what_a_killed_packer_left_is_collected(made: Path, tmp_path: Path) -> N
     now = [NOW - timedelta(days=2)]
     kept_in = MemoryStore(lambda: now[0])
     keep(kept_in, made)
-    kept_in.put(layout.environment_part(layout.ENVIRONMENTS, "k", "f" * 64), b"left")
-    kept_in.put(layout.environment_part(layout.ENVIRONMENTS, "half", "e" * 64), b"left")
+    kept_in.put(keys.environment_part(keys.ENVIRONMENTS, "k", "f" * 64), b"left")
+    kept_in.put(keys.environment_part(keys.ENVIRONMENTS, "half", "e" * 64), b"left")
     now[0] = NOW
-    young = layout.environment_part(layout.ENVIRONMENTS, "half", "d" * 64)
+    young = keys.environment_part(keys.ENVIRONMENTS, "half", "d" * 64)
     kept_in.put(young, b"somebody is at work")
     assert collect_environments(kept_in) == 0
-    assert not kept_in.holds(layout.environment_part(layout.ENVIRONMENTS, "k", "f" * 64))
-    assert not kept_in.holds(layout.environment_part(layout.ENVIRONMENTS, "half", "e" * 64))
+    assert not kept_in.holds(keys.environment_part(keys.ENVIRONMENTS, "k", "f" * 64))
+    assert not kept_in.holds(keys.environment_part(keys.ENVIRONMENTS, "half", "e" * 64))
     assert kept_in.holds(young)
     assert restore(kept_in, tmp_path / "restored")

@@ -15,8 +15,8 @@ from stoker.agent.environment import processor
 from stoker.agent.environment.conda import Conda, Program
 from stoker.agent.environment.packages import Packages
 from stoker.agent.environment.python import Python
+from stoker.model.spec import Code, Environment, PackageIndex, Resources, Spec, Submission
 from stoker.requirements import Requirements
-from stoker.spec import Code, Environment, PackageIndex, Resources, Spec, Submission
 
 BASE = Python(
     path="/opt/bin/python",

@@ -13,9 +13,10 @@ from stoker.core.decide import decide_job
 from stoker.core.experiments import hopeless
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.model import Claimed, Draining, Event, Launched, Trend, Warned
+from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
+from stoker.model.node_facts import Trend
+from stoker.model.policy import Metric
 from stoker.policyfile import parse_policy
-from stoker.rules import Metric
 from stoker.store import open_store
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_state, nodes
 

@@ -9,7 +9,8 @@ import pytest
 
 from stoker import facts
 from stoker.facts import bounded
-from stoker.model import CheckpointRef, Exit, FailureCause, Heartbeat, KeptOutputs, LeftOutput, SaveTimes, Waste
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import CheckpointRef, Exit, FailureCause, Heartbeat, KeptOutputs, LeftOutput, SaveTimes
 from stoker.testing.sim_data import at, hard_notice, make_exit
 
 CENTURY_S = facts._LONGEST_SPAN_S

@@ -12,14 +12,14 @@ from told_jobs import finished, started, submit
 
 from stoker.core.outbox import GIVE_UP
 from stoker.core.telling import Letter
-from stoker.errors import StoreUnavailable
 from stoker.governor import telling
 from stoker.governor.mailbox import troubles
 from stoker.governor.telling import Send, Teller
-from stoker.notify import address
+from stoker.model import channel_address
+from stoker.model.errors import StoreUnavailable
+from stoker.model.policy import House
 from stoker.notify.senders import NotHere, NotSent, PartlySent, address_of, open_sender
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import at, make_spec
 from stoker.testing.webhooks import webhook
@@ -153,7 +153,7 @@ def test_one_that_hangs_makes_no_other_repeat() -> None:
     world, gate, got = World(), threading.Event(), []
     submit(world.store, "a", make_spec())
     started(world.store, "a")
-    slow, quick = sorted(["json://one", "json://two"], key=address.digest)
+    slow, quick = sorted(["json://one", "json://two"], key=channel_address.digest)
 
     def open_(to: str) -> Send:
         if to == slow:
@@ -201,7 +201,7 @@ def test_a_channel_whose_log_cannot_be_written_stops_no_other() -> None:
     world = World()
     submit(world.store, "a", make_spec())
     started(world.store, "a")
-    bad = address.digest("json://one")
+    bad = channel_address.digest("json://one")
     mine = world.store.client(lambda operation, key: Fault() if operation == "create" and bad in key else None)
     teller, jobs = world.teller(mine), news(world.store)
     house = parse_policy(b"notify: ['json://one', 'json://two']", "p")

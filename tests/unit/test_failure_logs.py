@@ -11,7 +11,7 @@ import pytest
 from stoker.agent.exits import CAUSE_BYTES, CAUSE_LINES, complete
 from stoker.agent.logs import last_lines
 from stoker.core.failure_patterns import diagnose
-from stoker.model import Waste
+from stoker.model.log_entries import Waste
 from stoker.testing.sim_data import make_exit
 
 LOGS = Path(__file__).with_name("failure_logs.txt")

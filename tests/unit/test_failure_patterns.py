@@ -9,7 +9,8 @@ import pytest
 from stoker.agent.exits import complete
 from stoker.core.failure_patterns import EXCUSES, PATTERNS, diagnose
 from stoker.core.foreign.diagnosis import diagnose as diagnose_external
-from stoker.model import FailureCause, Waste
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import FailureCause
 from stoker.testing.sim_data import make_exit
 
 

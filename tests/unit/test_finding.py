@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import layout
-from stoker.errors import NoSuchJob, UserError
 from stoker.finding import choose_job, find_job, find_jobs, looks_like_id, name_of
+from stoker.model import keys
+from stoker.model.errors import NoSuchJob, UserError
 from stoker.store import open_store
 
 JOBS = ["gpt-7f3k", "gpt-big-2222", "gpt-big-3333", "vision-bbbb"]
@@ -56,8 +56,8 @@ def test_what_cannot_be_an_id_is_only_not_found(text: str, tmp_path: Path) -> No
 
 def test_a_job_is_found_without_any_index(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    store.put(layout.log_entry("gpt-7f3k", 1), b"{}")
-    store.put(layout.index("ghost-2222", 1), b"{}")
+    store.put(keys.log_entry("gpt-7f3k", 1), b"{}")
+    store.put(keys.index("ghost-2222", 1), b"{}")
     assert find_job(store, "gpt") == "gpt-7f3k"
     with pytest.raises(UserError):
         find_job(store, "ghost")
@@ -70,10 +70,10 @@ def test_the_name_is_the_id_without_its_suffix() -> None:
 def test_of_namesakes_the_one_that_is_active_is_meant(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     for job in ("gpt-big-2222", "gpt-big-3333", "gpt-big-more-4444"):
-        store.put(layout.log_entry(job, 1), b"{}")
-    store.put(layout.active("gpt-big-3333", 1), b"")
+        store.put(keys.log_entry(job, 1), b"{}")
+    store.put(keys.active("gpt-big-3333", 1), b"")
     assert find_job(store, "gpt-big") == "gpt-big-3333"
-    store.put(layout.active("gpt-big-2222", 1), b"")
+    store.put(keys.active("gpt-big-2222", 1), b"")
     with pytest.raises(UserError, match="could be any of 2 jobs"):
         find_job(store, "gpt-big")
 
@@ -116,8 +116,8 @@ def test_a_name_that_resembles_nothing_is_told_where_all_are_listed() -> None:
 def test_several_jobs_are_found_by_name_or_pattern(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     for job in (*JOBS, "half-bbbb"):
-        store.put(layout.log_entry(job, 1), b"{}")
-    store.put(layout.removed("half-bbbb"), b"")
+        store.put(keys.log_entry(job, 1), b"{}")
+    store.put(keys.removed("half-bbbb"), b"")
     assert find_jobs(store, " gpt-big ") == ["gpt-big-2222", "gpt-big-3333"]
     assert find_jobs(store, "gpt*") == ["gpt-7f3k", "gpt-big-2222", "gpt-big-3333"]
     assert find_jobs(store, "gpt-big-[2]222") == ["gpt-big-2222"]
@@ -133,5 +133,5 @@ def test_several_jobs_are_found_by_name_or_pattern(tmp_path: Path) -> None:
 
 def test_a_job_whose_log_is_gone_is_found_by_its_whole_id(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    store.put(layout.spec("half-bbbb"), b"{}")
+    store.put(keys.spec("half-bbbb"), b"{}")
     assert find_job(store, "half-bbbb") == "half-bbbb"

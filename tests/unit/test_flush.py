@@ -8,25 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from stoker import codec, layout, log
-from stoker.agent.config import NodeConfig, NodePaths
+from stoker import log
 from stoker.agent.flush import flush
 from stoker.agent.node import Node
 from stoker.chunks import parse_segments
 from stoker.facts import read_fact
-from stoker.model import (
-    Claimed,
-    Closed,
-    Exit,
-    Known,
-    Launched,
-    NodeRef,
-    NoticeFact,
-    Offering,
-    Record,
-    Submitted,
-)
-from stoker.spec import Spec, Submission
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record, Submitted
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Exit, NoticeFact
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Submission
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -57,7 +50,7 @@ def second_boot(store: Store, root: Path) -> Node:
     paths = NodePaths(root)
     paths.channel.mkdir(parents=True)
     config = NodeConfig("memory://", "local", JOB, CLAIM, RANK, 1, MACHINE)
-    first, second = (layout.node(JOB, CLAIM, RANK, layout.boot(MACHINE, n)) for n in (1, 2))
+    first, second = (keys.node(JOB, CLAIM, RANK, keys.boot(MACHINE, n)) for n in (1, 2))
     return Node(config, paths, store, Here(), second, (first,))
 
 
@@ -88,7 +81,7 @@ def test_the_whole_log_is_there_before_the_exit(tmp_path: Path) -> None:
     assert not exit_came_first, "the exit was written while the log was not"
     # The agent's own line follows what the training said.
     assert logged(store, node.key).startswith(said)
-    found = read_fact(store, layout.exit_(node.key), Exit)
+    found = read_fact(store, keys.exit_(node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     assert (found.value.value.outcome, found.value.value.why) == ("infrastructure", "agent")
     assert node.paths.left.exists()
@@ -99,7 +92,7 @@ def test_a_checkpoint_is_saved_only_where_the_job_still_waits_for_it(closed: boo
     """A machine that was off, and that somebody starts again, has been replaced: another attempt trains."""
     store = MemoryStore(lambda: datetime.now(timezone.utc))
     submission = codec.dumps(Submission(job=JOB, spec=Spec(name="job", run="true"), submitter="jane"))
-    store.put(layout.spec(JOB), submission)
+    store.put(keys.spec(JOB), submission)
     events = [
         Submitted(spec_digest=codec.digest(submission), submitter="jane", code_digest=None),
         Claimed(OFFERING, 1),
@@ -118,4 +111,4 @@ def test_a_checkpoint_is_saved_only_where_the_job_still_waits_for_it(closed: boo
     for path in (checkpoint / "weights", checkpoint, checkpoint.parent):
         os.utime(path, (1e9, 1e9))
     flush(node)
-    assert bool(list(store.list(f"{layout.WORK}{JOB}/checkpoints/"))) is not closed
+    assert bool(list(store.list(f"{keys.WORK}{JOB}/checkpoints/"))) is not closed

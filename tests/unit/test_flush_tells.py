@@ -15,15 +15,17 @@ import pytest
 from agent_world import JOB, AgentWorld
 from noticing_machine import Here
 
-from stoker import codec, layout
 from stoker.agent import flush as flush_module
 from stoker.agent.flush import flush
 from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline
 from stoker.facts import read_fact
 from stoker.manifests import trust_of
-from stoker.model import CheckpointRef, Exit, Heartbeat, Known, Waste
-from stoker.spec import Checkpoints
+from stoker.model import codec, keys
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
+from stoker.model.observed import Known
+from stoker.model.spec import Checkpoints
 from stoker.testing.memory import Fault
 
 SINCE = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -42,18 +44,18 @@ def restarted(world: AgentWorld, *, told: dict[str, Any] | None = None, rank: in
     node.paths.code.mkdir(parents=True)
     if told is not None:
         beat = Heartbeat(**{"beat": 7, "phase": "training", "at": SINCE, "interval_s": 2.0} | told)
-        world.store.put(layout.heartbeat(node.earlier[0]), codec.dumps(beat))
+        world.store.put(keys.heartbeat(node.earlier[0]), codec.dumps(beat))
     return node
 
 
 def exit_of(world: AgentWorld, node: Node) -> Exit:
-    found = read_fact(world.store, layout.exit_(node.key), Exit)
+    found = read_fact(world.store, keys.exit_(node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     return found.value.value
 
 
 def beat_of(world: AgentWorld, node: Node) -> Heartbeat:
-    found = read_fact(world.store, layout.heartbeat(node.key), Heartbeat)
+    found = read_fact(world.store, keys.heartbeat(node.key), Heartbeat)
     assert isinstance(found, Known) and found.value is not None
     return found.value.value
 
@@ -116,7 +118,7 @@ def test_the_newest_of_several_boots_is_inherited_from(world: AgentWorld) -> Non
     node = world.node(world.claim(), boots=3)
     for key, trained_s in zip(node.earlier[:2], (10.0, 20.0), strict=True):
         beat = Heartbeat(beat=1, phase="training", at=SINCE, interval_s=2.0, trained_s=trained_s)
-        world.store.put(layout.heartbeat(key), codec.dumps(beat))
+        world.store.put(keys.heartbeat(key), codec.dumps(beat))
     flush(node)
     assert exit_of(world, node).trained_s == 20.0, "the third boot told nothing"
 
@@ -212,9 +214,9 @@ def test_outputs_and_metrics_of_the_dead_training_are_in_the_store(world: AgentW
 def test_an_exit_that_an_earlier_boot_wrote_is_the_last_word(world: AgentWorld) -> None:
     world.submit("true")
     node = world.node(world.claim(), boots=2)
-    world.store.put(layout.exit_(node.earlier[0]), codec.dumps(Exit("succeeded", "finished", SINCE)))
+    world.store.put(keys.exit_(node.earlier[0]), codec.dumps(Exit("succeeded", "finished", SINCE)))
     flush(node)
-    assert not world.store.holds(layout.exit_(node.key)) and not node.paths.train_log.exists()
+    assert not world.store.holds(keys.exit_(node.key)) and not node.paths.train_log.exists()
 
 
 class Copy:
@@ -246,7 +248,7 @@ def test_the_job_is_asked_for_until_the_store_answers(world: AgentWorld) -> None
     failed: list[str] = []
 
     def faults(_method: str, key: str) -> Fault | None:
-        if key == layout.spec(JOB) and len(failed) < 2:
+        if key == keys.spec(JOB) and len(failed) < 2:
             failed.append(key)
             return Fault()
         return None
@@ -271,7 +273,7 @@ def test_the_store_may_be_away_where_the_dead_agent_told_something(world: AgentW
     node = restarted(world, told={"trained_s": 3.0})
 
     def faults(_method: str, key: str) -> Fault | None:
-        return Fault() if key == layout.heartbeat(node.earlier[0]) else None
+        return Fault() if key == keys.heartbeat(node.earlier[0]) else None
 
     flush(replace(node, store=world.store.client(faults)))
     assert exit_of(world, node).trained_s == 0.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.fold import fold
-from stoker.model import (
+from stoker.model.job_state import fold
+from stoker.model.log_entries import (
     Claimed,
     Closed,
     Draining,

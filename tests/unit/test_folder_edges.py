@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.stores import folder as folders
 from stoker.stores.folder import FolderStore
 

@@ -12,7 +12,7 @@ from stoker.agent.checkpoints.choice import Choice
 from stoker.agent.checkpoints.folder_watcher import FolderWatch
 from stoker.agent.checkpoints.format_check import FormatCheck
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, Writing
 
 SETTLE_S, BUSY_S = 2.0, 30.0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker import layout, log
+from stoker import log
 from stoker.chunks import Segment, encode_segment
 from stoker.cli.following import Follower, Screen
-from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record, Submitted
+from stoker.model import keys
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.offerings import Offering
 from stoker.reading.logs import Line
 from stoker.store import Store, open_store
 
@@ -48,12 +50,12 @@ def append(store: Store, *events: Event) -> None:
 
 
 def put_log(store: Store, claim: int, text: str) -> None:
-    folder = layout.node(JOB, claim, 0, layout.boot(f"i-{claim}", 0))
+    folder = keys.node(JOB, claim, 0, keys.boot(f"i-{claim}", 0))
     data, end = b"", 0
     for number, line in enumerate(text.encode().splitlines(keepends=True)):
         data += encode_segment(Segment(number, end, line))
         end += len(line)
-    store.put(layout.log_chunk(folder, 0), data)
+    store.put(keys.log_chunk(folder, 0), data)
 
 
 def test_ends_are_told_after_the_last_lines(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from foreign_world import (
 
 from stoker.core.foreign.alarms import Host, WantedAlarm
 from stoker.core.foreign.family import Stopping
-from stoker.errors import AuthDenied
 from stoker.governor.foreign import index
+from stoker.model.errors import AuthDenied
 
 
 def test_an_alarm_for_every_host_scaled_to_its_gpus_while_it_trains() -> None:

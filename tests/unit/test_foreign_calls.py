@@ -11,9 +11,9 @@ from botocore.exceptions import ClientError
 
 from stoker.core.foreign.alarms import Alarm, WantedAlarm
 from stoker.core.foreign.training_job import TrainingJob
-from stoker.errors import InvalidRequest, ProviderError
 from stoker.governor.foreign import account
 from stoker.governor.foreign.account import NAMESPACE, Described, ForeignAccount, Listed
+from stoker.model.errors import InvalidRequest, ProviderError
 from stoker.providers.pricing import Price
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)

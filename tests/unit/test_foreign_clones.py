@@ -18,10 +18,10 @@ from foreign_world import (
     told,
 )
 
-from stoker import layout
 from stoker.core.foreign.family import Cloning, GaveUp, Heard, Stopping, Told
-from stoker.errors import Transient
 from stoker.governor.foreign import index
+from stoker.model import keys
+from stoker.model.errors import Transient
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_a_budget_that_is_spent_keeps_clones_back() -> None:
     world.account.start(training_s=9000)
     world.wake()
     world.account.fail(reason=INTERNAL)
-    day = layout.spent_day(world.account.clock.now().date())
-    world.store.create(f"{day}train-1a2b/{layout.number(9)}.100000000.100000000.", b"")
+    day = keys.spent_day(world.account.clock.now().date())
+    world.store.create(f"{day}train-1a2b/{keys.number(9)}.100000000.100000000.", b"")
     world.wake()
     assert world.clones == [] and "waits to go on: policy budget" in index.summaries(world.store)[0].reason
     world.account.clock.move(14 * HOUR_S)

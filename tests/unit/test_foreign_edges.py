@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from foreign_world import asked
 
-from stoker import codec
 from stoker.core.books import Books, Standing
 from stoker.core.foreign import alarms, going_on, news
 from stoker.core.foreign.alarms import Host, Readings
@@ -37,9 +36,10 @@ from stoker.core.foreign.family import (
 from stoker.core.foreign.news import Whose
 from stoker.core.foreign.sight import Clone, ForeignPlan, Note, Sight, subject_of
 from stoker.core.foreign.training_job import TrainingJob, read
-from stoker.model import Known, Unknown
+from stoker.model import codec
+from stoker.model.observed import Known, Unknown
+from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 DAY_S = 86400.0

@@ -11,18 +11,18 @@ import pytest
 import woken_world
 from foreign_world import HOUR_S, HOUSE, REGION, START, World
 
-from stoker import layout
 from stoker.core.foreign import news
 from stoker.core.foreign.diagnosis import diagnose
 from stoker.core.foreign.family import Cloned, FamilyEntry, FamilyEvent, FamilyRecord, GaveUp, Told
 from stoker.core.foreign.news import Whose
 from stoker.core.policy import DEFAULT
-from stoker.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import ForeignAccount
 from stoker.governor.house import HouseReader
 from stoker.governor.serverless.events import Tick
 from stoker.governor.serverless.waker import Waker
+from stoker.model import keys
+from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.providers.sagemaker import names
 from stoker.store import open_store
 from stoker.testing.memory import MemoryStore
@@ -54,8 +54,8 @@ def refusing(error: ProviderError, operation: str) -> Callable[[str], bool]:
 
 
 def spend(world: World) -> None:
-    day = layout.spent_day(world.account.clock.now().date())
-    world.store.create(f"{day}train-1a2b/{layout.number(9)}.100000000.100000000.", b"")
+    day = keys.spent_day(world.account.clock.now().date())
+    world.store.create(f"{day}train-1a2b/{keys.number(9)}.100000000.100000000.", b"")
 
 
 # ── Two houses ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from foreign_world import CAPACITY, HOUR_S, INTERNAL, REGION, WASTE, World, kinds
 
-from stoker import layout
 from stoker.core.foreign.alarms import Alarm
-from stoker.errors import AuthDenied, NotInstalled, ProviderError, Transient
 from stoker.governor.foreign import govern, index
 from stoker.governor.foreign.govern import Looked
+from stoker.model import keys
+from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
 
 UNREADABLE = b'{"text": "rules: [{no_such: 1}]", "author": "newer"}'
 
@@ -68,7 +68,7 @@ def test_rules_that_cannot_be_read_are_told_by_every_look_and_sweep_nothing() ->
     world.account.start(training_s=60)
     world.wake()
     world.account.jobs.enter(world.account.job(), "Stopped")
-    world.store.put(layout.rules(2), UNREADABLE)
+    world.store.put(keys.rules(2), UNREADABLE)
     for looked in (world.governor.wake(REGION, "bert"), world.governor.tick(), world.governor.plan()):
         assert list(looked.problems) == ["policy"] and looked.unknown and looked.done == []
     swept = world.governor.sweep()

@@ -9,16 +9,16 @@ import pytest
 from foreign_world import HOUR_S, REGION, World, events
 
 from stoker.core.foreign.family import Told
-from stoker.errors import StoreDenied
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.foreign import index
 from stoker.governor.foreign.money import read_expenses
 from stoker.governor.observe import Memory
-from stoker.model import Known
+from stoker.model.errors import StoreDenied
+from stoker.model.observed import Known
+from stoker.model.policy import House
 from stoker.policies import current, house
 from stoker.providers.pricing import Price
 from stoker.reading.accounts import read_accounts
-from stoker.rules import House
 from stoker.spent import read_spent
 from stoker.store import Store
 

@@ -14,9 +14,9 @@ from stoker.core.foreign.alarms import Alarm, WantedAlarm
 from stoker.core.foreign.family import Cloning, Family, Over, Relented, Seen, Stopping, Told
 from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
 from stoker.core.foreign.training_job import TrainingJob
-from stoker.model import Known, Unknown
+from stoker.model.observed import Known, Unknown
+from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
 HOUR_S = 3600.0

@@ -6,8 +6,8 @@ import pytest
 from foreign_world import HOUR_S, World, events, kinds, told
 
 from stoker.core.foreign.family import GaveUp
-from stoker.errors import Transient
 from stoker.governor.foreign import index
+from stoker.model.errors import Transient
 
 
 def outlasted(world: World, secondary: str, **changes: object) -> None:

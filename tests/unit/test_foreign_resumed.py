@@ -8,8 +8,8 @@ from stoker.core.foreign import news
 from stoker.core.foreign.family import Cloned, GaveUp
 from stoker.core.foreign.news import Whose
 from stoker.core.policy import DEFAULT
-from stoker.errors import QuotaExceeded, Transient
 from stoker.governor.foreign import families, index
+from stoker.model.errors import QuotaExceeded, Transient
 from stoker.testing.memory import MemoryStore
 
 

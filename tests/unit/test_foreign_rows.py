@@ -7,15 +7,16 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from stoker import layout, policies
+from stoker import policies
 from stoker.core.foreign.family import FamilyRecord, Stopping
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Listed
 from stoker.governor.foreign.govern import Looked, _with_troubles
 from stoker.governor.foreign.index import ForeignIndex, Row, is_due
 from stoker.governor.foreign.telling import ForeignTeller
+from stoker.model import keys
+from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 from stoker.testing.memory import MemoryStore
 
 NOW = datetime(2026, 11, 2, 12, 0, tzinfo=timezone.utc)
@@ -69,7 +70,7 @@ def test_only_regions_that_are_governed_are_told_of_and_not_our_own_jobs() -> No
 def test_an_index_that_cannot_be_read_is_empty() -> None:
     store = MemoryStore(lambda: NOW)
     assert index.read(store, "us-east-1") == ForeignIndex()
-    store.put(layout.foreign_index("us-east-1"), b"[]")
+    store.put(keys.foreign_index("us-east-1"), b"[]")
     assert index.read(store, "us-east-1") == ForeignIndex()
 
 
@@ -165,5 +166,5 @@ def test_entries_since_the_last_look_are_told() -> None:
 
 def test_a_family_that_cannot_be_read_is_told_by_the_next_look() -> None:
     store = MemoryStore(lambda: NOW)
-    store.put(layout.family_entry("us-east-1", "bert", 1), b"{}")
+    store.put(keys.family_entry("us-east-1", "bert", 1), b"{}")
     assert gathered(store, replace(ROW, seq=2)) == (False, [])

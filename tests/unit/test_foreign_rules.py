@@ -15,9 +15,9 @@ from foreign_world import (
     told,
 )
 
-from stoker import layout
 from stoker.core.foreign.family import GaveUp, Over, Seen, Stopping, Told
 from stoker.governor.foreign import index
+from stoker.model import keys
 from stoker.providers.pricing import Price
 
 
@@ -26,7 +26,7 @@ def test_nothing_is_governed_that_the_house_did_not_ask_for() -> None:
         world = World(house=house)
         world.account.start(training_s=0)
         assert world.wake() == [] and world.governor.tick().done == []
-        assert world.account.calls == [] and not list(world.store.list(layout.FOREIGN))
+        assert world.account.calls == [] and not list(world.store.list(keys.FOREIGN))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_rules_that_cannot_be_read_cause_nothing() -> None:
     world = World()
     world.account.start()
     text = '{"text":"rules: [{no_such: 1}]","author":"newer"}'
-    world.store.create(layout.rules(2), text.encode())
+    world.store.create(keys.rules(2), text.encode())
     looked = world.governor.wake(REGION, "bert")
     assert "update this one" in looked.problems["policy"] and world.account.calls == []
     assert "update this one" in world.governor.tick().problems["policy"]

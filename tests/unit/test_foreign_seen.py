@@ -14,8 +14,8 @@ from stoker.core.foreign import alarms
 from stoker.core.foreign.alarms import Figures, Host, Readings
 from stoker.core.foreign.family import Cloning, Family, FamilyRecord, Seen, fold
 from stoker.core.foreign.training_job import TrainingJob, read
-from stoker.errors import StoreError, StoreUnavailable
 from stoker.governor.foreign import families
+from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.policyfile import parse_policy
 from stoker.testing.memory import Fault, MemoryStore
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 import pytest
 from foreign_world import HOUR_S, HOUSE, INTERNAL, REGION, World, events
 
-from stoker import layout
 from stoker.core.foreign import news
 from stoker.core.foreign.family import GaveUp
 from stoker.core.foreign.news import Whose
 from stoker.core.policy import DEFAULT
-from stoker.errors import Transient
 from stoker.governor.foreign import families
 from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.model import keys
+from stoker.model.errors import Transient
 from stoker.testing.memory import MemoryStore
 
 
@@ -92,7 +92,7 @@ def stopped_and_crashed(ahead_s: float = 0.0) -> World:
     world.wake()
     world.account.interrupt(times=4)
     # After `Seen` and `Stopping`.
-    crash_before(world, "create", layout.family_entry(REGION, "bert", 3))
+    crash_before(world, "create", keys.family_entry(REGION, "bert", 3))
     assert world.account.job().status == "Stopping"
     return world
 
@@ -156,7 +156,7 @@ def test_a_request_that_was_not_answered_is_forgotten_with_the_stop_itself() -> 
     world.wake()
     world.account.interrupt(times=2)
     # `Seen`, `Stopping`, `Unheard`, `Relented`, and `Stopping` once more.
-    crash_before(world, "create", layout.family_entry(REGION, "bert", 6))
+    crash_before(world, "create", keys.family_entry(REGION, "bert", 6))
     world.account.jobs.advance(world.account.job(), "Stopped")
     world.wake()
     assert len(world.clones) == 1

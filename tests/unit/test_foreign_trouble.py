@@ -13,14 +13,14 @@ from foreign_world import (
     kinds,
 )
 
-from stoker import layout
 from stoker.core.foreign import news
 from stoker.core.foreign.family import Cloned, GaveUp
 from stoker.core.foreign.news import Whose
 from stoker.core.policy import DEFAULT
-from stoker.errors import AuthDenied, Transient
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.govern import ForeignGovernor
+from stoker.model import keys
+from stoker.model.errors import AuthDenied, Transient
 
 
 @pytest.mark.parametrize("name", ["nobody", "", "a" * 64, "../../policy", "a/b", "bert\n", "-x", "ä", "x" * 5000])
@@ -29,7 +29,7 @@ def test_an_event_about_nothing_is_nothing(name: str) -> None:
     world.account.start()
     assert world.wake(name) == []
     assert name == "nobody" or world.account.calls == [], "AWS is asked about nothing that can be no name"
-    assert world.governor.wake("nowhere", "bert").done == [] and not list(world.store.list(layout.FAMILIES))
+    assert world.governor.wake("nowhere", "bert").done == [] and not list(world.store.list(keys.FAMILIES))
 
 
 @pytest.mark.parametrize("operation", ["CreateTrainingJob", "StopTrainingJob", "PutMetricAlarm"])

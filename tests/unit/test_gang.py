@@ -12,15 +12,15 @@ import pytest
 from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 
-from stoker import codec, layout
 from stoker.agent import gang as gang_module
 from stoker.agent import peers as peers_module
 from stoker.agent.beat import Beat
 from stoker.agent.gang import Agreement, Gang, sleep_interruptibly
 from stoker.agent.peers import PeerLeft, PeerWatch
 from stoker.agent.restore import RestoreError
-from stoker.fold import Claim
-from stoker.model import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
+from stoker.model import codec, keys
+from stoker.model.job_state import Claim
+from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -251,12 +251,12 @@ def beats(world: AgentWorld, claim: Claim, rank: int, **changes: object) -> str:
 
 def leaves(world: AgentWorld, key: str, outcome: str, reason: str = "oh") -> None:
     left = Exit(outcome, "finished", datetime.now(timezone.utc), reason)  # type: ignore[arg-type]
-    world.store.put(layout.exit_(key), codec.dumps(left))
+    world.store.put(keys.exit_(key), codec.dumps(left))
 
 
 def gives_notice(world: AgentWorld, key: str, *, hard: bool) -> None:
     notice = NoticeFact(hard, "cloud", datetime.now(timezone.utc), 25.0)
-    world.store.put(layout.notice(key), codec.dumps(notice))
+    world.store.put(keys.notice(key), codec.dumps(notice))
 
 
 def looked_again(world: AgentWorld, reads: dict[str, int], times: int = 3) -> None:
@@ -267,27 +267,27 @@ def looked_again(world: AgentWorld, reads: dict[str, int], times: int = 3) -> No
 
 def test_a_peer_that_fails_ends_the_others(world: AgentWorld, watches: Watches) -> None:
     claim = world.claim(nodes=3)
-    keys = [beats(world, claim, rank) for rank in range(3)]
+    key_list = [beats(world, claim, rank) for rank in range(3)]
     watch, changes = watches(world.store, claim, 0)
     looked_again(world, world.store.counts)
     assert watch.left is None and changes == []
-    leaves(world, keys[2], "failed")
+    leaves(world, key_list[2], "failed")
     wait_for(lambda: watch.left is not None)
     assert watch.left == PeerLeft(2, "rank 2 left: oh") and watch.left.grace_s is None
-    leaves(world, keys[1], "failed")
+    leaves(world, key_list[1], "failed")
     looked_again(world, world.store.counts)
     assert watch.left == PeerLeft(2, "rank 2 left: oh") and changes == ["left"], "the first one is the reason"
 
 
 def test_a_peer_that_succeeds_lets_the_others_finish(world: AgentWorld, watches: Watches) -> None:
     claim = world.claim(nodes=2)
-    keys = [beats(world, claim, rank) for rank in range(2)]
+    key_list = [beats(world, claim, rank) for rank in range(2)]
     lead, _ = watches(world.store, claim, 0)
     follower, changes = watches(world.store.client(), claim, 1)
-    leaves(world, keys[1], "succeeded")
+    leaves(world, key_list[1], "succeeded")
     looked_again(world, world.store.counts)
     assert lead.left is None and not lead.lead_finished and not follower.lead_finished
-    leaves(world, keys[0], "succeeded")
+    leaves(world, key_list[0], "succeeded")
     wait_for(lambda: follower.lead_finished)
     assert follower.left is None and changes == []
 
@@ -314,12 +314,12 @@ def test_a_peer_that_saves_to_leave_has_the_others_save(world: AgentWorld, watch
 
 def test_ranks_other_than_the_first_watch_the_first_alone(world: AgentWorld, watches: Watches) -> None:
     claim = world.claim(nodes=3)
-    keys = [beats(world, claim, rank) for rank in range(3)]
-    leaves(world, keys[2], "failed")
+    key_list = [beats(world, claim, rank) for rank in range(3)]
+    leaves(world, key_list[2], "failed")
     watch, _ = watches(world.store, claim, 1)
     looked_again(world, world.store.counts)
     assert watch.left is None
-    leaves(world, keys[0], "failed")
+    leaves(world, key_list[0], "failed")
     wait_for(lambda: watch.left is not None)
     assert watch.left is not None and watch.left.rank == 0
 

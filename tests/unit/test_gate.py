@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.gate import Go, Leave, Wait, may_train, should_leave
-from stoker.fold import Claim, JobState
-from stoker.model import Claimed, Closed, Draining, Ended, Exit, ExitOutcome, ExitWhy, Launched, StopAsked
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Launched, StopAsked
+from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy
 from stoker.testing.sim_data import SPOT_A, make_exit, make_state, nodes
 
 CLAIM = Claimed(offering=SPOT_A, nodes=1)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from stoker import Job
-from stoker.errors import UserError
 from stoker.gathering import pack_wheels, taken_over
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Wheel
 from stoker.providers import registry
-from stoker.spec import Spec, Wheel
 
 
 def spec(provider: str, image: str | None = None, **environment: object) -> Spec:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import AuthDenied, NotFound, UserError
+from stoker.model.errors import AuthDenied, NotFound, UserError
+from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Visit
 from stoker.providers.gce import access
 from stoker.providers.gce.errors import refused
-from stoker.spec import Resources, Spec
 from stoker.testing.gce.discovery import check_request
 
 PROJECT, ZONE, NUMBER = "vision-1", "us-central1-a", "4242424242424242424"

@@ -33,17 +33,17 @@ from google_services import (
     metadata_server,
 )
 
-from stoker import codec, layout
-from stoker.agent.config import NodeConfig
 from stoker.boot import script
 from stoker.boot.script import Boot
 from stoker.bundle import runs_here
+from stoker.model import codec, keys
+from stoker.model.node_config import NodeConfig
 
 TAG = runs_here()
 INSTANCE = f"{ZONE}.{NUMBER}"
 STORE = "gs://bucket/team/stoker"
 NAMES = ["stoker-train-abcd-7-0", "stoker-train-abcd-7-1"]
-OUTPUT = "bucket/team/stoker/" + layout.boot_output(layout.node("train-abcd", 7, 1, layout.boot(INSTANCE, 0)))
+OUTPUT = "bucket/team/stoker/" + keys.boot_output(keys.node("train-abcd", 7, 1, keys.boot(INSTANCE, 0)))
 PAYLOAD = script.payload("stoker.providers.gce", "stoker.google.metadata")
 AGENT = {
     "__main__.py": b"",
@@ -149,8 +149,8 @@ class Machine:
                 archive.addfile(entry, io.BytesIO(data))
         digest = hashlib.sha256(buffer.getvalue()).hexdigest()
         # Of the second generation: the first was collected once.
-        self.bundles[TAG] = layout.shared_name(digest, 2)
-        self.bucket.objects[f"bucket/team/stoker/{layout.bundle(self.bundles[TAG])}"] = buffer.getvalue()
+        self.bundles[TAG] = keys.shared_name(digest, 2)
+        self.bucket.objects[f"bucket/team/stoker/{keys.bundle(self.bundles[TAG])}"] = buffer.getvalue()
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_a_scope_that_is_missing(machine: Machine) -> None:
 
 def test_a_bucket_that_denies(machine: Machine) -> None:
     machine.patience_s = 0.3
-    key = f"bucket/team/stoker/{layout.bundle(machine.bundles[TAG])}"
+    key = f"bucket/team/stoker/{keys.bundle(machine.bundles[TAG])}"
     machine.bucket.denied.add(key)
     check_failed(
         machine, f"gs://{key} is denied (AccessDenied)", f"give {EMAIL} storage.objects.get", "`stoker iam gce`"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Gpus, Resources
 from stoker.providers.gce import catalog, places
-from stoker.spec import Gpus, Resources
 
 GIB = 1024**3
 

@@ -28,13 +28,13 @@ from google_project import (
 )
 
 from stoker.cli import check as cli_check
-from stoker.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
-from stoker.model import Leftover, Offering
+from stoker.model.errors import AuthDenied, NotFound, ProviderError, QuotaExceeded, StoreDenied, Transient, UserError
+from stoker.model.offerings import Leftover, Offering
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers.base import Finding, HttpRequest, LaunchOrder, Visit
 from stoker.providers.gce import access, check, network, permissions, quotas, reclaim, verdicts
 from stoker.providers.gce.errors import refused
 from stoker.providers.gce.provider import GceProvider
-from stoker.spec import GceResources, Resources, Spec
 
 
 @pytest.fixture

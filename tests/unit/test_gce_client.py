@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from stoker.errors import (
+from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
     Misnamed,

@@ -16,9 +16,9 @@ import gcloud_recorder
 import pytest
 from test_gce_request import A100, E2, ROOT, T4, machine_of, order
 
+from stoker.model.spec import GceResources
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import names, request
-from stoker.spec import GceResources
 
 # The differences that are meant, by where they are: what gcloud says, and what we do. None is nothing at all.
 _MEANT: dict[str, tuple[Any, Any]] = {

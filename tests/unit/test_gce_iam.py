@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from stoker import layout
 from stoker.cli import main
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Grants, LaunchOrder
 from stoker.providers.gce import iam, names, permissions
-from stoker.spec import Resources, Spec
 
 STORE = "gs://my-bucket/team"
 READ, CREATE, DELETE = "storage.objects.get", "storage.objects.create", "storage.objects.delete"
@@ -107,27 +107,27 @@ def may_delete_machine(grants: Grants, who: str, name: str) -> bool:
     return allowed(grants, who, "compute.instances.delete", "project", "compute.googleapis.com/Instance", path)
 
 
-NODE = layout.node("gpt-ab12", 3, 0, layout.boot("us-central1-a.42", 0))
+NODE = keys.node("gpt-ab12", 3, 0, keys.boot("us-central1-a.42", 0))
 FACTS = (
-    layout.heartbeat(NODE),
-    layout.exit_(NODE),
-    layout.boot_output(NODE),
-    layout.log_chunk(NODE, 1),
-    layout.manifest("gpt-ab12", "00000003/000001-step-1"),
-    layout.blob("gpt-ab12", 0, "f" * 64),
-    f"{layout.outputs('gpt-ab12', 3)}model.bin",
+    keys.heartbeat(NODE),
+    keys.exit_(NODE),
+    keys.boot_output(NODE),
+    keys.log_chunk(NODE, 1),
+    keys.manifest("gpt-ab12", "00000003/000001-step-1"),
+    keys.blob("gpt-ab12", 0, "f" * 64),
+    f"{keys.outputs('gpt-ab12', 3)}model.bin",
 )
-LOG = layout.log_entry("gpt-ab12", 4)
+LOG = keys.log_entry("gpt-ab12", 4)
 DERIVED = (
-    layout.active("gpt-ab12", 4),
-    layout.index("gpt-ab12", 4),
-    layout.governor("me"),
-    layout.dry("gce/m/z/spot"),
-    f"{layout.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
-    layout.probe("me"),
-    layout.place("gce", "vision-1/us-central1"),
+    keys.active("gpt-ab12", 4),
+    keys.index("gpt-ab12", 4),
+    keys.governor("me"),
+    keys.dry("gce/m/z/spot"),
+    f"{keys.markets(date(2026, 1, 1), 'gce')}m/z/spot/07/gpt-ab12.3.reclaimed.5",
+    keys.probe("me"),
+    keys.place("gce", "vision-1/us-central1"),
 )
-SUBMITTED = (layout.spec("gpt-ab12"), layout.code("a" * 64), layout.bundle("b" * 64))
+SUBMITTED = (keys.spec("gpt-ab12"), keys.code("a" * 64), keys.bundle("b" * 64))
 
 
 def test_a_node_writes_facts_and_no_decision() -> None:
@@ -135,11 +135,11 @@ def test_a_node_writes_facts_and_no_decision() -> None:
     for key in FACTS:
         assert may(grants, "node", CREATE, key) and may(grants, "node", DELETE, key), key
         assert not may(grants, "governor", CREATE, key), key
-    for key in (LOG, *DERIVED, *SUBMITTED, layout.DEFAULTS):
+    for key in (LOG, *DERIVED, *SUBMITTED, keys.DEFAULTS):
         assert not may(grants, "node", CREATE, key) and not may(grants, "node", DELETE, key), key
-    for key in (*FACTS, *SUBMITTED, LOG, layout.DEFAULTS):
+    for key in (*FACTS, *SUBMITTED, LOG, keys.DEFAULTS):
         assert may(grants, "node", READ, key), key
-    assert not may(grants, "node", READ, layout.index("gpt-ab12", 4))
+    assert not may(grants, "node", READ, keys.index("gpt-ab12", 4))
     assert not may(grants, "node", READ, "work/x", folder="others/")
     for permission in permissions.names(permissions.GOVERNOR):
         own = permission == "compute.instances.delete"
@@ -149,7 +149,7 @@ def test_a_node_writes_facts_and_no_decision() -> None:
 
 def test_tombstones_are_written_and_never_deleted() -> None:
     grants = iam.grants(STORE)
-    for key in (layout.removed("gpt-ab12"), layout.collected(layout.CODE, "a" * 64)):
+    for key in (keys.removed("gpt-ab12"), keys.collected(keys.CODE, "a" * 64)):
         assert may(grants, "person", CREATE, key), key
         for who in ("person", "governor", "node"):
             assert not may(grants, who, DELETE, key), key
@@ -175,9 +175,9 @@ def test_a_governor_decides_and_replaces_no_decision() -> None:
     assert not may(grants, "governor", DELETE, LOG)
     for key in DERIVED:
         assert may(grants, "governor", CREATE, key) and may(grants, "governor", DELETE, key), key
-    for key in (*SUBMITTED, layout.DEFAULTS, "jobs/gpt-ab12/other/log.json"):
+    for key in (*SUBMITTED, keys.DEFAULTS, "jobs/gpt-ab12/other/log.json"):
         assert not may(grants, "governor", CREATE, key), key
-    for key in (LOG, *FACTS, *SUBMITTED, layout.DEFAULTS):
+    for key in (LOG, *FACTS, *SUBMITTED, keys.DEFAULTS):
         assert may(grants, "governor", READ, key), key
 
 
@@ -187,7 +187,7 @@ def test_a_person_submits_and_removes() -> None:
         assert may(grants, "person", CREATE, key), key
     for key in (*FACTS, *SUBMITTED):
         assert may(grants, "person", DELETE, key), key
-    for key in (layout.DEFAULTS, *FACTS):
+    for key in (keys.DEFAULTS, *FACTS):
         assert not may(grants, "person", CREATE, key), key
     role = policy(grants, "person")["roles"]["stokerPerson"]["includedPermissions"]
     assert not {"compute.instances.create", "compute.instances.delete"} & set(role)

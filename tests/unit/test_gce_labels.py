@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import labels, names, places
 from stoker.providers.gce.places import Place
-from stoker.spec import GceResources, Resources, Spec
 
 VALUE = re.compile(r"[a-z0-9_-]*")
 KEY = re.compile(r"[a-z][a-z0-9_-]*")

@@ -19,7 +19,7 @@ from watching_machines import closed_afterwards
 from stoker.google import metadata as google_metadata
 from stoker.google.metadata import Metadata as Asking
 from stoker.google.metadata import MetadataError, NoServiceAccount
-from stoker.model import NoticeFact
+from stoker.model.node_facts import NoticeFact
 from stoker.providers import registry
 from stoker.providers.gce.machine import GRACE_S, NOTICE_ATTRIBUTE, GceMachine
 

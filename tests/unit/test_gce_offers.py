@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import Transient, UserError
+from stoker.model.errors import Transient, UserError
+from stoker.model.spec import GceResources, Gpus, Resources
 from stoker.providers.gce import catalog, offers, prices
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
-from stoker.spec import GceResources, Gpus, Resources
 
 PLACE = Place("vision-1", "us-central1")
 
@@ -140,7 +140,7 @@ class TestOffline:
         program = """
 import sys
 from stoker.providers import registry
-from stoker.spec import Gpus, Resources
+from stoker.model.spec import Gpus, Resources
 provider = registry.connect("gce", registry.Context("gs://bucket", offline=True))
 assert provider.offerings(Resources(provider="gce", gpus=Gpus("L4", 1), region="us-central1"))
 assert not {"httpx", "google.auth", "boto3"} & set(sys.modules), sorted(sys.modules)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.cli import main
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.gce import overrides
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ import pytest
 from stoker import bundle
 from stoker.bundle import Built
 from stoker.cli import main
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Resources
 from stoker.providers.gce import catalog, places, settings
 from stoker.providers.gce.client import Api
-from stoker.spec import Resources
 from stoker.testing.gcs.tokens import make_account
 
 Plan = Callable[..., tuple[int, str, str]]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import Transient
+from stoker.model.errors import Transient
+from stoker.model.spec import Resources
 from stoker.providers.gce import leftovers, offers, operations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.provider import GceProvider
 from stoker.providers.registry import Context
-from stoker.spec import Resources
 
 PLACE = Place("vision-1", "us-central1")
 HERE, THERE, ELSEWHERE = "us-central1-a", "us-central1-b", "europe-west4-a"

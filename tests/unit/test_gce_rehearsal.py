@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from google_project import BASE, EMAIL, LINK, NETWORK, PLACE, PROJECT, REGION, STORE, ZONE, Google, connected
 
-from stoker.errors import AuthDenied, Misnamed, NotFound, ProviderError, Throttled, Transient
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, Misnamed, NotFound, ProviderError, Throttled, Transient
+from stoker.model.offerings import Offering
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers.base import LaunchOrder, Rehearses
 from stoker.providers.gce import identity, images, permissions
 from stoker.providers.gce.errors import refused
-from stoker.spec import GceResources, Resources, Spec
 
 
 def rehearse(google: Google, nodes: int = 1, image: str | None = None, **gce: Any) -> list[str]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from stoker import codec
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model import codec
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import identity, images, names, owners, request, startup
-from stoker.spec import GceResources, Resources, Spec
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]

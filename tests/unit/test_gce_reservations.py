@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from google_project import PLACE, REGION, STORE, ZONE, Google, connected
 
-from stoker.errors import AuthDenied, Misnamed, UserError
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, Misnamed, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import catalog, check, reservations
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.reservations import Held
-from stoker.spec import GceResources, Resources, Spec
 
 OTHER = f"{REGION}-b"
 N2 = Offering("gce", "n2-standard-4", ZONE, False, region=PLACE, cpus=4)

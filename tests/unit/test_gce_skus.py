@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from billing_catalog import A2, A3, B200, N1, T4, Billing, sku
 
-from stoker.errors import AuthDenied, UserError
+from stoker.model.errors import AuthDenied, UserError
 from stoker.providers.gce import catalog, prices, skus
 
 TODAY = date(2026, 11, 16)

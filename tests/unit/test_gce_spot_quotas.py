@@ -6,11 +6,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Finding
 from stoker.providers.gce import check, quotas
 from stoker.providers.gce.places import Place
-from stoker.spec import Resources, Spec
 
 PLACE = Place("vision-1", "us-central1")
 N2 = Offering("gce", "n2-standard-4", "us-central1-a", True, region=str(PLACE), cpus=4)

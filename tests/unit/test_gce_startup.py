@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import names, startup
 from stoker.providers.gce.machine import SHUTDOWN_FILE
-from stoker.spec import Resources, Spec
 
 
 def order(nodes: int = 2, store: str = "gs://bucket/team", **more: Any) -> LaunchOrder:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from google_project import REGION, STORE, Google, connected
 
-from stoker.errors import Misnamed, UserError
+from stoker.model.errors import Misnamed, UserError
+from stoker.model.spec import GceResources, Resources, Spec
 from stoker.providers.gce import check
-from stoker.spec import GceResources, Resources, Spec
 
 WRONG = "stoker-tset"
 

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
 from stoker.core.telling import Told
-from stoker.errors import StoreDenied, StoreUnavailable, Transient
 from stoker.governor import govern
 from stoker.governor.errands import Errand
 from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
 from stoker.governor.telling import SINGLE_S, WATCH_S
 from stoker.index import read_summary
-from stoker.model import Claimed, Closed, Ended, Launched, Leftover, Warned
+from stoker.model import codec, keys
+from stoker.model.errors import StoreDenied, StoreUnavailable, Transient
+from stoker.model.log_entries import Claimed, Closed, Ended, Launched, Warned
+from stoker.model.offerings import Leftover
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes
 
 A = "a-aaaa"
@@ -174,7 +176,7 @@ def ended_world(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch, error: Ex
     monkeypatch.setattr(governor.teller, "note", noting)
     governor.run_pass()
     assert noted[0] == [A], "its end is noted before its marker is removed"
-    return world.store.holds(layout.active(A, 1))
+    return world.store.holds(keys.active(A, 1))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_an_end_is_recorded_before_the_marker_is_removed(world: ScriptedWorld, m
     world.cloud.machines = {"i-2-0": replace(_running("i-2-0", 2), state="gone")}
     world.governor().run_pass()
     summary = read_summary(world.store, A)
-    assert summary is not None and summary.phase == "failed" and not world.store.holds(layout.active(A, 1))
+    assert summary is not None and summary.phase == "failed" and not world.store.holds(keys.active(A, 1))
 
 
 def test_a_job_whose_money_cannot_be_written_down_stays_active(
@@ -241,7 +243,7 @@ def test_a_job_whose_money_cannot_be_written_down_stays_active(
     world.submit(A, Claimed(SPOT_A, 1), Launched(2, nodes(2)), ENDED)
     world.cloud.machines = {"i-2-0": replace(_running("i-2-0", 2), state="gone")}
     done = world.governor().run_pass()
-    assert world.store.holds(layout.active(A, 1)) and "may not write there" in done.problems[A]
+    assert world.store.holds(keys.active(A, 1)) and "may not write there" in done.problems[A]
 
 
 # ── Telling, sweeping, noting ─────────────────────────────────────────────────────────────────────────────────────────
@@ -288,7 +290,7 @@ def test_what_was_removed_is_told_by_a_later_pass_where_it_cannot_be_noted(
 
 
 def _running(name: str, claim: int) -> Any:
-    from stoker.model import Instance
+    from stoker.model.offerings import Instance
 
     return Instance(name, "sim", A, claim, 0, "running", at(0))
 
@@ -346,14 +348,10 @@ def test_markets_are_read_anew_now_and_then(world: ScriptedWorld, monkeypatch: p
 def test_silence_is_judged_by_a_pass_over_all_jobs_and_not_by_one_over_some(world: ScriptedWorld) -> None:
     for job in (A, "b-bbbb", "c-cccc"):
         world.submit(job, Claimed(SPOT_A, 1), Launched(2, nodes(2)))
-        world.store.put(
-            layout.heartbeat(layout.node(job, 2, 0, layout.boot("i-2-0", 0))), codec.dumps(make_beat(1).value)
-        )
+        world.store.put(keys.heartbeat(keys.node(job, 2, 0, keys.boot("i-2-0", 0))), codec.dumps(make_beat(1).value))
     world.cloud.now_s = 3600.0
     for job in ("b-bbbb", "c-cccc"):
-        world.store.put(
-            layout.heartbeat(layout.node(job, 2, 0, layout.boot("i-2-0", 0))), codec.dumps(make_beat(1).value)
-        )
+        world.store.put(keys.heartbeat(keys.node(job, 2, 0, keys.boot("i-2-0", 0))), codec.dumps(make_beat(1).value))
     world.cloud.machines = {"i-2-0": _running("i-2-0", 2)}
     governor = world.governor()
     assert governor.run_pass(only={A}).actions == ()
@@ -365,7 +363,7 @@ def test_a_plan_is_made_without_doing_anything(world: ScriptedWorld) -> None:
     plan, seen = world.governor().plan()
     assert [type(action) for action in plan.actions][:1] == [Append] and world.state(A).claims == ()
     assert [job.state.job for job in seen.snapshot.jobs] == [A]
-    assert list(world.store.list(layout.GOVERNORS)) == [], "what was written to read the clock is removed"
+    assert list(world.store.list(keys.GOVERNORS)) == [], "what was written to read the clock is removed"
 
 
 def test_a_pass_tells_what_each_job_waits_for_and_ps_tells_the_same(
@@ -443,7 +441,7 @@ def test_other_jobs_are_forgotten_and_partial_passes_do_so_too(world: ScriptedWo
     governor = world.governor()
     governor.run_pass()
     assert governor.memory.states.keys() == {A, "b-bbbb"}
-    world.store.delete([layout.active("b-bbbb", 1)])
+    world.store.delete([keys.active("b-bbbb", 1)])
     for name in [each for each, machine in world.cloud.machines.items() if machine.job == "b-bbbb"]:
         world.cloud.terminate(name)
     governor.run_pass(only={A})
@@ -451,7 +449,7 @@ def test_other_jobs_are_forgotten_and_partial_passes_do_so_too(world: ScriptedWo
 
 
 def test_a_marker_without_a_log_is_cleared_and_no_job(world: ScriptedWorld) -> None:
-    world.store.put(layout.active("never-aaaa", 1), b"")
+    world.store.put(keys.active("never-aaaa", 1), b"")
     world.cloud.now_s += 7 * 86400
     done = world.governor().run_pass()
     assert done.problems == {} and done.actions == () and log.read(world.store, "never-aaaa") is None

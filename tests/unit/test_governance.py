@@ -9,10 +9,10 @@ import pytest
 
 from stoker.core import auditing
 from stoker.core.governance import Subject, allowed, applies, bounded, broken, names_submitters
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.policy import House
+from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Retry, Spec
 from stoker.policyfile import parse_policy
-from stoker.rules import House
-from stoker.spec import SUBMITTER, Container, Environment, Limits, Resources, Retry, Spec
 
 TODAY = date(2026, 11, 16)
 SPEC = Spec(name="job", run="true", tags={"project": "vision", "team": "nlp"})

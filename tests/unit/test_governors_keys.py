@@ -13,10 +13,11 @@ from typing import Any, Literal
 import foreign_world
 import pytest
 
-from stoker import layout, policies
+from stoker import policies
 from stoker.governor.clock import read_clock
 from stoker.governor.govern import Governor
 from stoker.governor.telling import Teller
+from stoker.model import keys
 from stoker.providers.ec2 import iam as amazon
 from stoker.providers.gce import iam as google
 from stoker.testing.memory import Fault, Faults, MemoryStore
@@ -28,10 +29,10 @@ Change = tuple[Literal["write", "remove"], str]
 CHANGES: dict[str, Literal["write", "remove"]] = {"put": "write", "create": "write", "delete": "remove"}
 # What the stories below do not reach.
 RARE: tuple[Change, ...] = (
-    ("write", layout.dry("ec2/m/z/spot")),
-    ("remove", layout.dry("ec2/m/z/spot")),
-    ("write", layout.active("gpt-ab12", 4)),
-    ("write", layout.budget_told("team", date(2026, 1, 1), "vision", "spent")),
+    ("write", keys.dry("ec2/m/z/spot")),
+    ("remove", keys.dry("ec2/m/z/spot")),
+    ("write", keys.active("gpt-ab12", 4)),
+    ("write", keys.budget_told("team", date(2026, 1, 1), "vision", "spent")),
 )
 WRITTEN = [
     *("foreign/index", "foreign/sagemaker", "governors", "index", "jobs"),
@@ -48,7 +49,7 @@ class Watched(World):
         self.changed: set[Change] = set()
         policies.write(self.store, "notify: ['json://heard']", "jane")
         # Of a day that nobody looks back on.
-        self.store.put(f"{layout.MARKET}2000-01-01/sim/m/z/spot/07/x.1.reclaimed.5", b"")
+        self.store.put(f"{keys.MARKET}2000-01-01/sim/m/z/spot/07/x.1.reclaimed.5", b"")
 
     def _new_governor(self, caller: Caller) -> Governor:
         governor = super()._new_governor(caller)
@@ -123,5 +124,5 @@ def test_a_governor_may_do_in_the_store_what_it_does(allowed: Callable[[str, str
     forbidden = [each for each in (*reached(), *RARE) if not allowed(*each)]
     assert forbidden == []
     # And not everything.
-    assert not allowed("write", layout.spec("gpt-ab12")) and not allowed("remove", layout.log_entry("gpt-ab12", 1))
-    assert not allowed("write", layout.deployed("aws")) and not allowed("remove", layout.spent_day(date(2026, 1, 1)))
+    assert not allowed("write", keys.spec("gpt-ab12")) and not allowed("remove", keys.log_entry("gpt-ab12", 1))
+    assert not allowed("write", keys.deployed("aws")) and not allowed("remove", keys.spent_day(date(2026, 1, 1)))

@@ -9,14 +9,14 @@ import pytest
 
 from stoker.cli.planning import worst_case
 from stoker.core.placement import acceptable
-from stoker.errors import Transient
-from stoker.model import Offering
+from stoker.model.errors import Transient
+from stoker.model.offerings import Offering
+from stoker.model.spec import Gpus, Limits, Resources, Spec, Spot
 from stoker.providers.ec2 import offers as ec2
 from stoker.providers.gce import catalog
 from stoker.providers.gce import offers as gce
 from stoker.providers.gce.client import Scoped
 from stoker.providers.gce.places import Place
-from stoker.spec import Gpus, Limits, Resources, Spec, Spot
 
 PLACE = Place("vision-1", "us-central1")
 CLOUDS = ("ec2", "gce")

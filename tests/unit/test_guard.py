@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, UserError
 from stoker.governor import background, guard
 from stoker.governor.guard import Guard, guarding, watch
+from stoker.model.errors import StoreDenied, UserError
 
 URL = "file:///somewhere"
 

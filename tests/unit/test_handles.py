@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreError
+from stoker.model.errors import StoreError
 from stoker.stores.disk import flush_folder, remove_unlocked
 from stoker.stores.extraction import Extraction, Obstructed
 from stoker.stores.folder import FolderStore

@@ -11,10 +11,11 @@ from stoker.core.decide import decide_job
 from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.model import Activity, CheckpointRef, Claimed, Draining, Event, Launched, Warned
+from stoker.model.log_entries import Claimed, Draining, Event, Launched, Warned
+from stoker.model.node_facts import Activity, CheckpointRef
+from stoker.model.spec import Limits
+from stoker.model.usage_series import pack
 from stoker.policyfile import parse_policy
-from stoker.series import pack
-from stoker.spec import Limits
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 GPU = replace(SPOT_A, gpus=1)

@@ -11,24 +11,11 @@ from typing import Any
 import pytest
 from plain_store import wait_for
 
-from stoker import codec, layout
 from stoker.agent import beat as beat_module
 from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
-from stoker.model import (
-    Ack,
-    Activity,
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Heartbeat,
-    Launched,
-    Rendezvous,
-    StopAsked,
-    Suspected,
-)
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, StopAsked, Suspected
+from stoker.model.node_facts import Ack, Activity, CheckpointRef, Heartbeat, Rendezvous
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A, at, make_state, nodes
 
@@ -102,7 +89,7 @@ class Far:
         )
 
     def written(self) -> Heartbeat:
-        found = self.store.get(layout.heartbeat(NODE))
+        found = self.store.get(keys.heartbeat(NODE))
         assert found is not None
         return codec.loads(Heartbeat, found.data)
 
@@ -186,7 +173,7 @@ def test_a_store_that_does_not_answer_is_told_of_and_written_to_again(beats: Cal
     beat = beats(store)
     wait_for(lambda: beat.error == "injected fault")
     away.clear()
-    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    wait_for(lambda: store.holds(keys.heartbeat(NODE)))
     wait_for(lambda: beat.error is None)
 
 
@@ -201,7 +188,7 @@ def test_a_heartbeat_goes_on_after_a_mistake(beats: Callable[..., Beat], caplog:
 
     store = MemoryStore(lambda: T0, near=True)
     beats(store, refresh)
-    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    wait_for(lambda: store.holds(keys.heartbeat(NODE)))
     assert "the heartbeat failed" in caplog.text and "a mistake" in caplog.text
 
 
@@ -210,10 +197,10 @@ def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(lambda: T0, near=True)
     beat = Beat(store, NODE, lambda found: found)
     beat.start()
-    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    wait_for(lambda: store.holds(keys.heartbeat(NODE)))
 
     def step() -> int | None:
-        found = store.get(layout.heartbeat(NODE))
+        found = store.get(keys.heartbeat(NODE))
         assert found is not None
         return codec.loads(Heartbeat, found.data).step
 
@@ -228,11 +215,11 @@ def test_a_change_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_heartbeat_that_is_stopped_writes_no_more(beats: Callable[..., Beat]) -> None:
     store = MemoryStore(lambda: T0, near=True)
     beat = beats(store)
-    wait_for(lambda: store.holds(layout.heartbeat(NODE)))
+    wait_for(lambda: store.holds(keys.heartbeat(NODE)))
     beat.stop()
-    before = store.get(layout.heartbeat(NODE))
+    before = store.get(keys.heartbeat(NODE))
     beat.change(phase="saving")
-    assert not beat._thread.is_alive() and store.get(layout.heartbeat(NODE)) == before
+    assert not beat._thread.is_alive() and store.get(keys.heartbeat(NODE)) == before
 
 
 def test_a_beat_that_hangs_is_left_behind() -> None:

@@ -13,11 +13,12 @@ from stoker.core.governance import Subject, bounded
 from stoker.core.hold import LEAVE_S, hold_of, longest_held
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Terminate
-from stoker.fold import Entry, JobState, fold
 from stoker.governor.apply import longest_life_s
-from stoker.model import Claimed, Closed, Ended, Event, Known, Launched, ResumeAsked
+from stoker.model.job_state import Entry, JobState, fold
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
+from stoker.model.observed import Known
+from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits, Retry, Spec, Submission
 from stoker.summary import summarize
 from stoker.testing.sim_data import (
     ON_DEMAND,

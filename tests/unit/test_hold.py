@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from plain_store import wait_for
 
-from stoker import client, codec, layout, log
+from stoker import client, log
 from stoker.agent import hold as staying
 from stoker.cli import main
 from stoker.cli.report import held_text, job_text
@@ -21,31 +21,28 @@ from stoker.core.decide import decide_job
 from stoker.core.hold import LEAVE_S, hold_of, is_kept
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import JobSnapshot, Terminate, Unmark
-from stoker.errors import SpecError, UserError
-from stoker.fold import JobState
 from stoker.governor import background
 from stoker.governor.apply import longest_life_s
 from stoker.jobfile import check_honoured
-from stoker.model import (
+from stoker.model import codec, keys
+from stoker.model.errors import SpecError, UserError
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import (
     Claimed,
     Closed,
     Ended,
     Event,
-    Exit,
-    Instance,
-    InstanceState,
-    Known,
     Launched,
-    NodeFacts,
-    Offering,
     Record,
     ResumeAsked,
     StopAsked,
     Submitted,
-    Unknown,
 )
+from stoker.model.node_facts import Exit, NodeFacts
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance, InstanceState, Offering
+from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.providers import registry
-from stoker.spec import Limits, Retry, Spec, Submission
 from stoker.store import Store, open_store
 from stoker.summary import Summary, summarize
 from stoker.testing.sim_data import (
@@ -430,8 +427,8 @@ def put_job(store: Store, spec: Spec, *events: Event) -> str:
     """A job in the store, whose machines nobody asks after."""
     spec = replace(spec, resources=replace(spec.resources, provider="ec2"))
     data = codec.dumps(Submission("sim-0001", spec, "jane"))
-    store.put(layout.spec("sim-0001"), data)
-    store.put(layout.active("sim-0001", 1), b"")
+    store.put(keys.spec("sim-0001"), data)
+    store.put(keys.active("sim-0001", 1), b"")
     for seq, event in enumerate([Submitted(codec.digest(data), "jane"), *events], 1):
         record = Record(token=log.new_token(), by="t", reason="it broke", event=event)
         assert log.append(store, "sim-0001", seq, record)
@@ -472,7 +469,7 @@ def test_stop_leaves_an_ended_job_alone_that_holds_nothing(store: Store) -> None
 
 def test_stop_leaves_a_job_alone_whose_machine_is_gone(store: Store) -> None:
     job = put_job(store, held_spec(), *ENDED)
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     assert not client.stop(job, store)
 
 
@@ -490,7 +487,7 @@ def test_rm_waits_for_machines_that_may_be_there(store: Store, monkeypatch: pyte
     with pytest.raises(UserError, match=f"{job} has ended, but its machines are not known to be gone yet"):
         client.remove(job, store)
     assert looked == [{job}], "only this job is looked after"
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     assert client.remove(job, store) == job and len(looked) == 1
 
 
@@ -525,7 +522,7 @@ def test_ps_tells_of_it_while_the_job_is_active(store: Store, stoker: Callable[.
     assert summary.held is not None
     write_index(store, IndexRecord(state, summary))
     assert "held until" in stoker("ps")[1] and "at $1.00/h" in stoker("ps")[1]
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     assert "held until" not in stoker("ps")[1]
 
 

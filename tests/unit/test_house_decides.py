@@ -7,22 +7,11 @@ from dataclasses import replace
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch
-from stoker.model import (
-    Activity,
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Known,
-    Launched,
-    NodeFacts,
-    ResumeAsked,
-    Warned,
-)
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, Warned
+from stoker.model.node_facts import Activity, CheckpointRef, NodeFacts
+from stoker.model.observed import Known
+from stoker.model.spec import Limits
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits
 from stoker.testing.sim_data import (
     NO_WORK,
     ON_DEMAND,

@@ -12,9 +12,9 @@ import pytest
 
 from stoker import policies
 from stoker.core.policy import DEFAULT
-from stoker.errors import StoreDenied
 from stoker.governor.clock import read_clock
 from stoker.governor.house import HouseReader
+from stoker.model.errors import StoreDenied
 from stoker.store import Meta
 from stoker.testing.memory import MemoryStore
 

@@ -18,10 +18,12 @@ from stoker.core.placement import that_pay
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot, Launch
 from stoker.core.telling import line, tell
-from stoker.errors import SpecError, UserError
-from stoker.model import Activity, Claimed, Closed, Ended, Entry, Event, Known, Launched, Record, Warned
+from stoker.model.errors import SpecError, UserError
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Record, Warned
+from stoker.model.node_facts import Activity
+from stoker.model.observed import Known
+from stoker.model.spec import Limits, Spec, Submission
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits, Spec, Submission
 from stoker.store import Store, open_store
 from stoker.submitting import prepare
 from stoker.summary import summarize

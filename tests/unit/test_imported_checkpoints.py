@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, World, checkpoints, content, memory_store, write
 
-from stoker import layout
 from stoker.agent import resume
 from stoker.agent.blobs import BlobSender, Unstable
 from stoker.agent.restore import restore
 from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.checkpoints import RestoreError, list_checkpoints
-from stoker.errors import StoreUnavailable, UserError
 from stoker.manifests import decode, encode
-from stoker.model import Manifest
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable, UserError
+from stoker.model.node_facts import Manifest
 from stoker.testing.memory import Fault, MemoryStore
 
 
@@ -68,7 +68,7 @@ def test_of_two_of_that_name_an_older_one_is_taken_only_if_the_newer_was_pruned(
 ) -> None:
     newer = checkpoints(memory)[1]
     blob = next(blob for blob in newer.manifests[0].files if blob.path.endswith("model"))
-    memory.delete([layout.blob(JOB, 0, blob.name)])
+    memory.delete([keys.blob(JOB, 0, blob.name)])
     with pytest.raises(RestoreError, match="missing from the store"):
         import_checkpoint(memory, "next", FromJob(JOB, "best"))
     assert list_checkpoints(memory, "next") == []
@@ -221,7 +221,7 @@ def test_a_file_that_leaves_the_bucket_meanwhile_is_told(memory: MemoryStore, mo
 
 # ── A place that is taken ─────────────────────────────────────────────────────────────────────────────────────────────
 
-PLACE = layout.manifest("next", "00000000/000000-base")
+PLACE = keys.manifest("next", "00000000/000000-base")
 
 
 class Taken:

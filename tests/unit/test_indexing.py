@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import codec, layout, log
-from stoker.errors import StoreDenied
+from stoker import log
 from stoker.governor import indexing
 from stoker.governor.indexing import REFRESH_FAR_S, REFRESH_NEAR_S, Indexer
 from stoker.governor.observe import Memory
 from stoker.index import IndexRecord, read_index, read_submission
-from stoker.model import Claimed, Closed, Ended, Event, Exit, Launched, NodeFacts, Record, StopAsked
+from stoker.model import codec, keys
+from stoker.model.errors import StoreDenied
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, StopAsked
+from stoker.model.node_facts import Exit, NodeFacts
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_spec, nodes
 
 A = "a-aaaa"
@@ -33,11 +35,11 @@ class Desk:
     def update(self, *facts: NodeFacts, waiting: str = "", after_s: float = 0.0) -> bool:
         """Whether a record was written, after so many seconds."""
         self.world.cloud.now_s += after_s
-        for meta in list(self.world.store.list(layout.INDEX)):
+        for meta in list(self.world.store.list(keys.INDEX)):
             self.world.store.delete([meta.key])
         job = make_snapshot(self.state, *facts, spec=make_spec())
         self.indexer.update(job, waiting, at(self.world.cloud.now_s))
-        return bool(list(self.world.store.list(layout.INDEX)))
+        return bool(list(self.world.store.list(keys.INDEX)))
 
     def record(self) -> IndexRecord:
         found = read_index(self.world.store, A)
@@ -120,10 +122,10 @@ def test_facts_of_attempts_that_are_closed_are_read_and_those_at_hand_are_not(
 ) -> None:
     closed = Closed(2, "reclaimed", "notice", restart=True)
     desk = Desk(*RUNNING, closed, Claimed(SPOT_A, 1), Launched(5, nodes(5)))
-    node = layout.node(A, 2, 0, layout.boot("i-2-0", 0))
-    desk.world.store.put(layout.heartbeat(node), codec.dumps(make_beat(0).value))
+    node = keys.node(A, 2, 0, keys.boot("i-2-0", 0))
+    desk.world.store.put(keys.heartbeat(node), codec.dumps(make_beat(0).value))
     left = Exit(outcome="interrupted", why="notice", at=at(5), trained_s=33.0)
-    desk.world.store.put(layout.exit_(node), codec.dumps(left))
+    desk.world.store.put(keys.exit_(node), codec.dumps(left))
     read: list[int] = []
     real = indexing.facts.read_claim
 

@@ -14,15 +14,15 @@ import pytest
 from plain_bucket import URL, PlainBucket
 from plain_store import PlainStore
 
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.inputs import bringing, keeping
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.inputs.keeping import Kept
 from stoker.agent.inputs.mounting import NotMountable
 from stoker.agent.inputs.source import Listing
 from stoker.agent.prepare import SetupFailed
-from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable
-from stoker.spec import Input
+from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.spec import Input
 from stoker.store import Meta
 
 # As they are outside of these tests.

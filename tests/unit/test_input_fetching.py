@@ -15,7 +15,7 @@ from plain_store import wait_for
 from stoker.agent.inputs import fetching, keeping
 from stoker.agent.inputs.fetching import Fetch, size_text, time_text
 from stoker.agent.inputs.keeping import Kept
-from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable
+from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.store import ObjectChanged
 
 # As they are outside of these tests.

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.command import command_argv, input_variable, params_json, shell_argv
-from stoker.errors import UserError
 from stoker.jobfile import Job, parse_job, read_layer
-from stoker.spec import Scalar, Spec
+from stoker.model.command_line import command_argv, input_variable, params_json, shell_argv
+from stoker.model.errors import UserError
+from stoker.model.spec import Scalar, Spec
 
 
 def spec(run: str | tuple[str, ...], **params: Scalar) -> Spec:

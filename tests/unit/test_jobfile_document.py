@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import SpecError
 from stoker.jobfile.document import (
     Layer,
     Node,
@@ -17,6 +16,7 @@ from stoker.jobfile.document import (
     read_layer,
     scalar,
 )
+from stoker.model.errors import SpecError
 
 
 def read(text: str | bytes) -> dict[str, object]:

@@ -15,7 +15,7 @@ from stoker.jobfile.forms import (
     write_gpus,
     write_size,
 )
-from stoker.spec import Gpus
+from stoker.model.spec import Gpus
 
 
 @pytest.mark.parametrize(

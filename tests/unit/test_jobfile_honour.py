@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.errors import SpecError
 from stoker.jobfile import assignments, check_honoured, finalize, parse_job, read_layer, resolve
 from stoker.jobfile.fields import walk
 from stoker.jobfile.honour import ALWAYS_HONOURED
 from stoker.jobfile.reference import EXAMPLE
-from stoker.model import Capabilities
-from stoker.spec import Spec
+from stoker.model.errors import SpecError
+from stoker.model.offerings import Capabilities
+from stoker.model.spec import Spec
 
 
 def able(*honours: str, paid: bool = False) -> Capabilities:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import UserError
 from stoker.jobfile import (
     env_file,
     find_job_file,
@@ -23,6 +22,7 @@ from stoker.jobfile import (
     user_file,
     user_layer,
 )
+from stoker.model.errors import UserError
 
 
 def test_the_job_file_is_found_by_itself(tmp_path: Path) -> None:
@@ -152,6 +152,6 @@ def test_importing_costs_no_yaml() -> None:
 
 def test_the_agents_side_needs_neither_the_job_file_nor_yaml() -> None:
     unwanted = "{'yaml', 'pathspec', 'click', 'stoker.jobfile', 'stoker.pack'}"
-    code = f"import sys, stoker.command, stoker.agent.code; print(sorted({unwanted} & set(sys.modules)))"
+    code = f"import sys, stoker.model.command_line, stoker.agent.code; print(sorted({unwanted} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

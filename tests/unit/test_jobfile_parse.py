@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import codec
-from stoker.errors import SpecError
 from stoker.jobfile import Job, assignments, base_folder, document, parse_job, read_layer, spec_layer
 from stoker.jobfile.fields import fields_of, walk
 from stoker.jobfile.reference import EXAMPLE
-from stoker.spec import (
+from stoker.model import codec
+from stoker.model.errors import SpecError
+from stoker.model.spec import (
     Checkpoints,
     Container,
     Ec2Resources,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stoker import Job, references
-from stoker.errors import SpecError
+from stoker import Job
 from stoker.jobfile.honour import check_honoured
 from stoker.jobfile.layers import house_layer
-from stoker.model import Capabilities
-from stoker.references import Reference
-from stoker.sources import Address, DebSource, private_variables, read_address, read_deb, user_of
-from stoker.spec import Environment, PackageIndex, Spec
+from stoker.model import secret_refs
+from stoker.model.errors import SpecError
+from stoker.model.offerings import Capabilities
+from stoker.model.package_sources import Address, DebSource, private_variables, read_address, read_deb, user_of
+from stoker.model.secret_refs import Reference
+from stoker.model.spec import Environment, PackageIndex, Spec
 
 
 def spec(**environment: object) -> Spec:
@@ -102,9 +103,9 @@ def test_a_source_of_nothing_is_refused(field: str, serves: str) -> None:
 
 
 def test_a_value_of_a_variable_that_is_a_json_object() -> None:
-    assert references.parse("env:LOGINS#pw") == Reference("env", "LOGINS", key="pw")
+    assert secret_refs.parse("env:LOGINS#pw") == Reference("env", "LOGINS", key="pw")
     asked = spec(index={"url": "https://host/simple", "secret": "env:LOGINS#pw"})
     assert private_variables(asked.environment) == {"LOGINS"}
     assert Job(run="x", secrets={"A": "env:LOGINS#pw"}).spec().secrets == {"A": "env:LOGINS#pw"}
     with pytest.raises(ValueError, match="expected env:NAME"):
-        references.parse("env#pw")
+        secret_refs.parse("env#pw")

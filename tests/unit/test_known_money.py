@@ -8,7 +8,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.core.books import Expense, Unread, close_books, expenses
 from stoker.core.budgets import judge
 from stoker.core.decide import decide, decide_job
@@ -19,23 +19,24 @@ from stoker.core.spending import Sum, Sums
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.observe import Memory
 from stoker.index import IndexRecord, read_submission, write_index
-from stoker.model import (
+from stoker.model import codec, keys
+from stoker.model.log_entries import (
     Claimed,
     Closed,
     Draining,
     Ended,
     Event,
-    Known,
     Launched,
-    Offering,
     ResumeAsked,
     StopAsked,
     Submitted,
     Warned,
 )
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policyfile import parse_policy
 from stoker.reading.costs import report, whole_days
-from stoker.spec import Limits, Retry, Spec, Submission
 from stoker.spent import Parsed, Spent, _key, keep_spent, read_spent, write_spent
 from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
@@ -102,7 +103,7 @@ def test_what_is_kept_of_a_removed_job_says_what_is_known() -> None:
     events = [*attempt(ON_DEMAND, 2, 0.0, 4.0), *attempt(UNPRICED, 5, 5 * HOUR, None)]
     state = make_state(*ended(*events, at_s=6 * HOUR))
     write_spent(store, state, make_spec(), at(9 * HOUR))
-    (found,) = read_spent(store, [layout.SPENT])
+    (found,) = read_spent(store, [keys.SPENT])
     assert found.sums == Sums(*(Sum(12.0, whole=False),) * 3)
     total = report([], [found], "day", at(9 * HOUR)).total
     assert total.spent.known == 12.0 and not total.spent.complete
@@ -113,8 +114,8 @@ def test_an_absurd_price_makes_a_key_all_the_same(price: float) -> None:
     store = MemoryStore(lambda: at(9 * HOUR))
     state = make_state(*ended(*attempt(replace(ON_DEMAND, price=price), 2, 0.0, None), at_s=20 * HOUR, claim=2))
     write_spent(store, state, make_spec(), at(21 * HOUR))
-    (found,) = read_spent(store, [layout.SPENT])
-    assert len(next(iter(store.list(layout.SPENT))).key.rpartition("/")[2]) < 255
+    (found,) = read_spent(store, [keys.SPENT])
+    assert len(next(iter(store.list(keys.SPENT))).key.rpartition("/")[2]) < 255
     assert math.isfinite(found.sums.spent.known) and (found.sums.spent.known > 1e11 or not found.sums.spent.whole)
 
 
@@ -158,10 +159,10 @@ def test_what_is_written_counts_the_hold_of_an_attempt_before_a_resume() -> None
     events = [*attempt(ON_DEMAND, 2, 0.0, None), (end, HOUR), (ResumeAsked(by="joe"), 3 * HOUR)]
     state = make_state(*events, (Ended(outcome="stopped", rule="stop"), 4 * HOUR))
     now_s[0] = 3 * HOUR
-    node = layout.node("job-1", 2, 0, layout.boot(nodes(2)[0].instance, 0))
-    store.put(layout.heartbeat(node), codec.dumps(make_beat(3 * HOUR, "held").value))
+    node = keys.node("job-1", 2, 0, keys.boot(nodes(2)[0].instance, 0))
+    store.put(keys.heartbeat(node), codec.dumps(make_beat(3 * HOUR, "held").value))
     write_spent(store, state, held_spec(), at(5 * HOUR))
-    (found,) = read_spent(store, [layout.SPENT])
+    (found,) = read_spent(store, [keys.SPENT])
     assert found.sums.spent == Sum(9.0)
 
 
@@ -186,11 +187,11 @@ def test_what_is_written_counts_the_hold_of_an_attempt_before_a_resume() -> None
 )
 def test_a_key_that_nobody_here_wrote_is_passed_over(name: str) -> None:
     store = MemoryStore(lambda: EPOCH)
-    store.put(f"{layout.spent_day(TODAY)}evil-1/{name}", b"no tags")
-    store.put(f"{layout.SPENT}2026-13/77/evil-1/00000004.1.1.", b"")
+    store.put(f"{keys.spent_day(TODAY)}evil-1/{name}", b"no tags")
+    store.put(f"{keys.SPENT}2026-13/77/evil-1/00000004.1.1.", b"")
     key, data = _key(Spent("job-1", TODAY, 4, Sums(*(Sum(1.0),) * 3), {"a": "1.5"}))
     store.put(key, data)
-    assert [each.job for each in read_spent(store, [layout.SPENT])] == ["job-1"]
+    assert [each.job for each in read_spent(store, [keys.SPENT])] == ["job-1"]
 
 
 def test_a_key_is_read_once() -> None:
@@ -208,9 +209,9 @@ def test_a_key_is_read_once() -> None:
         store.put(key, data)
     known: Parsed = {}
     for _ in range(3):
-        assert len(read_spent(store, [layout.spent_day(TODAY)], known)) == 20
+        assert len(read_spent(store, [keys.spent_day(TODAY)], known)) == 20
     assert Counting.gets == 20
-    assert all(each.tags == long for each in read_spent(store, [layout.spent_day(TODAY)], known))
+    assert all(each.tags == long for each in read_spent(store, [keys.spent_day(TODAY)], known))
 
 
 # ── Costs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -273,17 +274,17 @@ def test_one_that_cannot_be_read_holds_the_budgets_that_it_can_be_in() -> None:
 
 def put_job(store: MemoryStore, job: str, spec: Spec, *events: Event) -> None:
     data = codec.dumps(Submission(job=job, spec=spec, submitter="jane"))
-    store.put(layout.spec(job), data)
+    store.put(keys.spec(job), data)
     for event in (Submitted(codec.digest(data), "jane"), *events):
         log.append_next(store, job, None, lambda _state, event=event: (event, "for the test"), "jane")  # type: ignore[misc]
-    store.put(layout.active(job, 1), b"")
+    store.put(keys.active(job, 1), b"")
 
 
 def test_an_unreadable_log_is_told_with_its_tags() -> None:
     store = MemoryStore(lambda: EPOCH)
     put_job(store, "bad-1", replace(make_spec(), tags={"team": "a"}))
     put_job(store, "job-1", replace(make_spec(), tags={"team": "b"}))
-    store.put(layout.log_entry("bad-1", 2), b"garbage")
+    store.put(keys.log_entry("bad-1", 2), b"garbage")
     keeper = Bookkeeper(store, Memory())
     keeper.begin(("bad-1", "job-1"))
     books = keeper.look(policy(BUDGET).house, at(100))
@@ -413,7 +414,7 @@ def test_what_was_spent_is_read_with_one_list_where_tags_fit_into_a_name() -> No
     for each in spent:
         keep_spent(store, each)
     mine = store.client()
-    assert read_spent(mine, [layout.SPENT]) == spent and mine.counts == {"list": 1}
+    assert read_spent(mine, [keys.SPENT]) == spent and mine.counts == {"list": 1}
 
 
 def test_tags_that_do_not_fit_into_a_name_are_read_once() -> None:
@@ -422,10 +423,10 @@ def test_tags_that_do_not_fit_into_a_name_are_read_once() -> None:
     for each in spent:
         keep_spent(store, each)
     mine, known = store.client(), Parsed()
-    assert read_spent(mine, [layout.SPENT], known) == spent and mine.counts == {"list": 1, "get": 2}
-    assert read_spent(mine, [layout.SPENT], known) == spent and mine.counts == {"list": 2, "get": 2}
+    assert read_spent(mine, [keys.SPENT], known) == spent and mine.counts == {"list": 1, "get": 2}
+    assert read_spent(mine, [keys.SPENT], known) == spent and mine.counts == {"list": 2, "get": 2}
     first, second = known
     store.delete([first])
-    assert read_spent(mine, [layout.SPENT], known) == spent[1:] and known.keys() == {second}
+    assert read_spent(mine, [keys.SPENT], known) == spent[1:] and known.keys() == {second}
     store.put(second, b"no json")
-    assert read_spent(mine, [layout.SPENT]) == [], "no Stoker wrote that"
+    assert read_spent(mine, [keys.SPENT]) == [], "no Stoker wrote that"

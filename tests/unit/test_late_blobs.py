@@ -11,18 +11,21 @@ from pathlib import Path
 
 import checkpoint_world
 import pytest
-from checkpoint_world import JOB, World, assert_sound, blobs, checkpoints, keys, restored_content, write
+from checkpoint_world import JOB, World, assert_sound, blobs, checkpoints, manifest_keys, restored_content, write
 
-from stoker import codec, layout, log, manifests
+from stoker import log, manifests
 from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.restore import import_checkpoint, restore_newest
 from stoker.agent.resume import FromJob
 from stoker.agent.snapshot import scan
 from stoker.checkpoints import find_checkpoint, list_checkpoints
-from stoker.errors import CodecError, UserError
 from stoker.manifests import CheckpointTooLarge, decode, encode, read_trust, trust_of
-from stoker.model import BlobRef, Claimed, Event, Manifest, Offering, Record, Submitted
-from stoker.spec import Spec, Submission
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, UserError
+from stoker.model.log_entries import Claimed, Event, Record, Submitted
+from stoker.model.node_facts import BlobRef, Manifest
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Submission
 from stoker.store import Store
 from stoker.testing.memory import MemoryStore
 
@@ -32,7 +35,7 @@ memory, store = checkpoint_world.memory, checkpoint_world.store
 
 def put_log(store: Store, job: str, *events: Event, **spec: object) -> None:
     data = codec.dumps(Submission(job, Spec(name="job", run="true", **spec), "test"))  # type: ignore[arg-type]
-    store.put(layout.spec(job), data)
+    store.put(keys.spec(job), data)
     for seq, event in enumerate((Submitted(codec.digest(data), "test"), *events), 1):
         assert log.append(store, job, seq, Record(log.new_token(), "test", "test", event))
 
@@ -40,8 +43,8 @@ def put_log(store: Store, job: str, *events: Event, **spec: object) -> None:
 def plant(store: Store, claim: int, ordinal: int = 1, rank: int = 0, *, job: str = JOB, **more: object) -> str:
     """A manifest that looks whole, written by somebody."""
     manifest = Manifest("step-9", job, claim, rank, ordinal, datetime.now(timezone.utc), ())
-    key = layout.checkpoint_key(claim, ordinal, "step-9", rank)
-    assert store.create(layout.manifest(job, key), encode(replace(manifest, **more)))  # type: ignore[arg-type]
+    key = keys.checkpoint_key(claim, ordinal, "step-9", rank)
+    assert store.create(keys.manifest(job, key), encode(replace(manifest, **more)))  # type: ignore[arg-type]
     return key
 
 
@@ -57,7 +60,7 @@ def test_a_delete_that_lands_late_removes_no_blob_that_was_committed_again(tmp_p
         world.save(f"step-{number}", {"model": text, "same": "always"})
         world.tick()
         gone |= before - blobs(store)
-        store.delete([layout.blob(JOB, 0, name) for name in gone])
+        store.delete([keys.blob(JOB, 0, name) for name in gone])
         assert_sound(store)
     assert gone
     assert restored_content(store, tmp_path / "back") == {"step-4/model": b"a", "step-4/same": b"always"}
@@ -160,9 +163,9 @@ def test_a_job_whose_settings_cannot_be_read_did_not_ask_for_an_imported_checkpo
 ) -> None:
     put_log(store, JOB, Claimed(OFFERING, 1), resume_from="other")
     assert read_trust(store, JOB).imported
-    store.delete([layout.spec(JOB)])
+    store.delete([keys.spec(JOB)])
     if spec is not None:
-        store.create(layout.spec(JOB), spec)
+        store.create(keys.spec(JOB), spec)
     trust = read_trust(store, JOB)
     assert (trust.imported, trust.claims) == (False, {2: 1})
 
@@ -181,7 +184,7 @@ def test_resume_from_another_job_goes_by_that_jobs_log(tmp_path: Path, store: St
 def test_a_removed_job_has_no_checkpoints(store: Store) -> None:
     put_log(store, JOB, Claimed(OFFERING, 1))
     plant(store, 2)
-    store.create(layout.removed(JOB), b"")
+    store.create(keys.removed(JOB), b"")
     assert list_checkpoints(store, JOB) == []
 
 
@@ -222,7 +225,7 @@ def test_the_largest_manifest_takes_little_memory(kind: str) -> None:
 import json, resource, sys
 from datetime import datetime, timezone
 from stoker.manifests import *
-from stoker.model import Manifest
+from stoker.model.node_facts import Manifest
 from stoker import manifests
 size = manifests.MANIFEST_BYTES
 head = encode(Manifest("s", "j", 2, 0, 1, datetime.now(timezone.utc), ()))
@@ -254,7 +257,7 @@ def test_what_is_read_of_all_manifests_together_is_bounded(store: Store, monkeyp
     monkeypatch.setattr(manifests, "TOTAL_MANIFESTS", 3)
     assert [one.place.ordinal for one in list_checkpoints(store, JOB)] == [6, 7, 8], "the newest"
     monkeypatch.setattr(manifests, "TOTAL_MANIFESTS", 100)
-    size = next(iter(store.list(layout.checkpoints(JOB)))).size
+    size = next(iter(store.list(keys.checkpoints(JOB)))).size
     monkeypatch.setattr(manifests, "TOTAL_BYTES", 2 * size + 1)
     assert [one.place.ordinal for one in list_checkpoints(store, JOB)] == [7, 8]
 
@@ -269,7 +272,7 @@ def test_a_save_of_too_many_files_is_refused_in_one_line_before_anything_is_sent
         world.tick(rounds=3)
     told = world.sync.status().error or ""
     assert "31 files" in told and "at most 20" in told and "archive" in told and "\n" not in told
-    assert memory.counts.get("put_file", 0) == 0 and keys(memory) == []
+    assert memory.counts.get("put_file", 0) == 0 and manifest_keys(memory) == []
     # A later save that is small enough is committed.
     world.save("step-2", {"archive": "all"})
     world.tick(rounds=200)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, layout, log
-from stoker.agent.config import NodePaths
+from stoker import client, index, log
 from stoker.agent.prepare import fetch_code
-from stoker.errors import StokerError, StoreUnavailable
 from stoker.finding import all_jobs
 from stoker.jobfile import Job
-from stoker.model import Ended, Record
+from stoker.model import keys
+from stoker.model.errors import StokerError, StoreUnavailable
+from stoker.model.log_entries import Ended, Record
+from stoker.model.node_config import NodePaths
 from stoker.removing import collect_code
 from stoker.store import Store, open_store
 
@@ -65,7 +66,7 @@ def submit(store: object) -> str:
 def age(store: Store) -> None:
     """Make all code older than a day."""
     then = time.time() - 30 * 3600
-    for meta in store.list(layout.CODE):
+    for meta in store.list(keys.CODE):
         path = Path(store.url.removeprefix("file://")) / meta.key
         os.utime(path, (then, then))
 
@@ -75,7 +76,7 @@ def remove(store: Store, job: str) -> None:
     assert state is not None
     ended = Record(log.new_token(), "t", "t", Ended(outcome="failed", rule="t"))
     assert log.append(store, job, state.seq + 1, ended)
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     client.remove(job, store)
 
 
@@ -131,7 +132,7 @@ def test_a_collector_that_is_overtaken_by_a_submission_leaves_its_code(store: St
     jobs: list[str] = []
 
     def meanwhile(when: str, key: str) -> None:
-        if when == "before create" and key.startswith(layout.COLLECTED) and not jobs:
+        if when == "before create" and key.startswith(keys.COLLECTED) and not jobs:
             jobs.append(submit(store))
 
     assert collect_code(Watched(store, meanwhile)) == 0  # type: ignore[arg-type]
@@ -151,7 +152,7 @@ def test_a_clone_of_a_job_whose_name_was_given_up_copies_its_code(store: Store, 
     job = submit(store)
     state = log.read(store, job)
     assert state is not None and state.code_digest is not None
-    store.create(layout.collected(layout.CODE, state.code_digest), b"")
+    store.create(keys.collected(keys.CODE, state.code_digest), b"")
     assert assert_has_code(store, client.clone(job, store=store, detach=True), tmp_path) == 2
     age(store)
     assert collect_code(store) == 0, "the first job needs its own"
@@ -159,13 +160,13 @@ def test_a_clone_of_a_job_whose_name_was_given_up_copies_its_code(store: Store, 
 
 def test_a_write_that_lands_after_the_collection_is_collected(store: Store) -> None:
     remove(store, submit(store))
-    (found,) = [store.get(meta.key) for meta in store.list(layout.CODE)]
+    (found,) = [store.get(meta.key) for meta in store.list(keys.CODE)]
     assert found is not None
     age(store)
     assert collect_code(store) == 1
     store.create(found.meta.key, found.data)
     assert collect_code(store) == 1, "however young it is"
-    assert list(store.list(layout.CODE)) == []
+    assert list(store.list(keys.CODE)) == []
 
 
 def test_a_mark_whose_reply_was_lost_deletes_nothing(store: Store, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_mark_whose_reply_was_lost_deletes_nothing(store: Store, tmp_path: Pat
     age(store)
 
     def fails(when: str, key: str) -> None:
-        if when == "before create" and key.startswith(layout.COLLECTED):
+        if when == "before create" and key.startswith(keys.COLLECTED):
             raise StoreUnavailable("the reply was lost")
 
     with pytest.raises(StoreUnavailable):
@@ -184,9 +185,9 @@ def test_a_mark_whose_reply_was_lost_deletes_nothing(store: Store, tmp_path: Pat
 def test_a_submission_that_is_always_overtaken_says_so_and_leaves_nothing(store: Store) -> None:
     def meanwhile(when: str, key: str) -> None:
         if when == "after create" and key.endswith("spec.json"):
-            for meta in store.list(layout.CODE):
-                store.create(layout.collected(layout.CODE, meta.key.split("/")[1].partition(".")[0]), b"")
+            for meta in store.list(keys.CODE):
+                store.create(keys.collected(keys.CODE, meta.key.split("/")[1].partition(".")[0]), b"")
 
     with pytest.raises(StokerError, match="submit it once more"):
         submit(Watched(store, meanwhile))
-    assert all_jobs(store) == [] and list(store.list(layout.JOBS)) == []
+    assert all_jobs(store) == [] and list(store.list(keys.JOBS)) == []

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, layout, log, removing
+from stoker import client, index, log, removing
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
-from stoker.errors import NoSuchJob, StoreUnavailable, UserError
 from stoker.finding import all_jobs, find_job
-from stoker.fold import JobState
 from stoker.governor.apply import Applier
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory, active_jobs
 from stoker.index import IndexRecord
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Instance, Record, ResumeAsked
+from stoker.model import keys
+from stoker.model.errors import NoSuchJob, StoreUnavailable, UserError
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Ended, Event, Record, ResumeAsked
+from stoker.model.offerings import Instance
 from stoker.providers.base import Request
 from stoker.reading.accounts import read_accounts
 from stoker.reading.jobs import list_jobs
@@ -67,7 +69,7 @@ def below(store: Store, prefix: str) -> dict[str, bytes]:
 
 def end(store: Store, job: str) -> None:
     append(store, job, Ended(outcome="failed", rule="test"))
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
 
 
 # ── The index ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,10 +78,10 @@ def end(store: Store, job: str) -> None:
 def test_a_record_that_lands_late_does_not_hide_the_end(store: Store) -> None:
     job = submit(store)
     index.write_index(store, record(store, job))
-    late = below(store, layout.INDEX)
+    late = below(store, keys.INDEX)
     end(store, job)
     index.write_index(store, record(store, job))
-    assert len(below(store, layout.INDEX)) == 1, "the earlier record is deleted"
+    assert len(below(store, keys.INDEX)) == 1, "the earlier record is deleted"
     for key, data in late.items():
         store.put(key, data)
     ((summary,), kept) = list_jobs(store).summaries, index.read_index(store, job)
@@ -88,7 +90,7 @@ def test_a_record_that_lands_late_does_not_hide_the_end(store: Store) -> None:
     assert [one.summary.phase for one in accounts.records] == ["failed"]
     assert removing.ended_before(store, timedelta(seconds=-1)) == [job]
     reindex(store)
-    assert list(below(store, layout.INDEX)) == [layout.index(job, 2)]
+    assert list(below(store, keys.INDEX)) == [keys.index(job, 2)]
 
 
 def test_a_slower_writer_leaves_the_newer_record(store: Store) -> None:
@@ -97,7 +99,7 @@ def test_a_slower_writer_leaves_the_newer_record(store: Store) -> None:
     end(store, job)
     index.write_index(store, record(store, job))
     index.write_index(store, slow)
-    assert list(below(store, layout.INDEX)) == [layout.index(job, 2)]
+    assert list(below(store, keys.INDEX)) == [keys.index(job, 2)]
 
 
 def test_a_record_is_read_although_it_is_replaced_between_list_and_read(store: Store) -> None:
@@ -134,10 +136,10 @@ def test_a_removed_job_does_not_come_back(store: Store) -> None:
         with pytest.raises(UserError):
             ask(job, store=store)  # type: ignore[operator]
     Governor(store).run_pass()
-    assert active_jobs(store) == {} and below(store, layout.INDEX) == {}
+    assert active_jobs(store) == {} and below(store, keys.INDEX) == {}
     everything_lands_again(store, before)
     assert reindex(store).forgotten >= 1
-    assert [key for key in below(store, "") if job in key] == [layout.removed(job)]
+    assert [key for key in below(store, "") if job in key] == [keys.removed(job)]
     with pytest.raises(NoSuchJob):
         find_job(store, job)
 
@@ -210,7 +212,7 @@ def test_a_governor_that_was_stalled_over_the_removal_buys_nothing(store: Store)
     applied = applier.apply(plan)
     assert cloud.sold == [] and not applied.done
     assert log.read(store, job) is None and all_jobs(store) == [], "its entry is of no job"
-    assert removing.finish_removals(store) == [job] and below(store, layout.log_prefix(job)) == {}
+    assert removing.finish_removals(store) == [job] and below(store, keys.log_prefix(job)) == {}
 
 
 def test_a_claim_that_was_made_before_the_removal_is_not_launched(store: Store) -> None:
@@ -263,7 +265,7 @@ class Holding:
         return getattr(self.store, name)
 
 
-@pytest.mark.parametrize("part", ["/log/", layout.REMOVED])
+@pytest.mark.parametrize("part", ["/log/", keys.REMOVED])
 def test_a_removal_that_lands_late_never_removes_a_job_that_was_resumed(store: Store, part: str) -> None:
     job = submit(store)
     end(store, job)

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.agent import outputs
 from stoker.agent.outputs import OutputSync
-from stoker.model import Claimed, Event, Launched, NodeRef, Record, Submitted
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.spec import Spec, Submission
 from stoker.reading.outputs import list_outputs, pull_outputs
-from stoker.spec import Spec, Submission
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A
 
@@ -42,7 +43,7 @@ class Late:
 def started_job() -> MemoryStore:
     store = memory_store()
     data = codec.dumps(Submission(JOB, Spec(name="job", run="true"), "test"))
-    store.put(layout.spec(JOB), data)
+    store.put(keys.spec(JOB), data)
     events: tuple[Event, ...] = (
         Submitted(codec.digest(data), "test"),
         Claimed(offering=SPOT_A, nodes=1),
@@ -148,10 +149,10 @@ def test_lower_versions_are_deleted_and_plain_names_hold_the_last_one(
     for text in ("1", "2", "3"):
         node.save(text, "small")
         node.save(text * 100, "large")
-    assert len(list(store.list(layout.output_versions(JOB, CLAIM)))) == 2
+    assert len(list(store.list(keys.output_versions(JOB, CLAIM)))) == 2
     assert node.sync.final(60.0, publish=True)
     for name, text in (("small", "3"), ("large", "3" * 100)):
-        found = store.get(layout.outputs(JOB, CLAIM) + name)
+        found = store.get(keys.outputs(JOB, CLAIM) + name)
         assert found is not None and found.data == text.encode()
 
 

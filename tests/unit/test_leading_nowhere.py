@@ -9,23 +9,12 @@ import pytest
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append
-from stoker.fold import JobState, fold
-from stoker.model import (
-    Activity,
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Entry,
-    Event,
-    Exit,
-    Heartbeat,
-    Launched,
-    Stamped,
-)
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Entry, Event, Launched
+from stoker.model.node_facts import Activity, CheckpointRef, Exit, Heartbeat
+from stoker.model.observed import Stamped
+from stoker.model.usage_series import pack
 from stoker.policyfile import parse_policy
-from stoker.series import pack
 from stoker.testing.sim_data import NO_WORK, ON_DEMAND, at, make_exit, make_facts, make_snapshot, make_state, nodes
 
 STALLED = Activity(1000.0, work=NO_WORK, utilization=(pack(60.0, [[0.0] * 20]),), devices=1)

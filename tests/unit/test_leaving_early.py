@@ -14,30 +14,22 @@ import pytest
 from checkpoint_world import write
 from noticing_machine import Here
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.agent.blobs import BlobSender, Outgoing
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.life import Life
 from stoker.agent.node import Node
 from stoker.agent.snapshot import scan
 from stoker.checkpoints import list_checkpoints
 from stoker.facts import read_fact
 from stoker.manifests import encode
-from stoker.model import (
-    Claimed,
-    Closed,
-    Event,
-    Exit,
-    Known,
-    Launched,
-    Manifest,
-    NodeRef,
-    Offering,
-    Record,
-    Submitted,
-)
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Closed, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Exit, Manifest
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec, Submission
 from stoker.parallel import run_watched
-from stoker.spec import Spec, Submission
 from stoker.testing.memory import Fault, MemoryStore
 
 JOB = "job-0a1b"
@@ -62,7 +54,7 @@ def append(store: MemoryStore, event: Event) -> None:
 
 def submit(store: MemoryStore, run: tuple[str, ...], **more: str) -> None:
     data = codec.dumps(Submission(JOB, Spec(name="job", run=run, **more), "test"))  # type: ignore[arg-type]
-    store.put(layout.spec(JOB), data)
+    store.put(keys.spec(JOB), data)
     append(store, Submitted(spec_digest=codec.digest(data), submitter="test"))
 
 
@@ -75,7 +67,7 @@ def attempt(store: MemoryStore, root: Path, machine: Here, instance: str) -> Lif
     paths = NodePaths(root / instance)
     paths.channel.mkdir(parents=True)
     config = NodeConfig("memory://", "gce", JOB, state.seq, 0, 1, instance)
-    key = layout.node(JOB, state.seq, 0, layout.boot(instance, 0))
+    key = keys.node(JOB, state.seq, 0, keys.boot(instance, 0))
     return Life(Node(config, paths, store, machine, key))
 
 
@@ -90,13 +82,13 @@ def commit(store: MemoryStore, root: Path, files: dict[str, str]) -> str:
     append(store, Claimed(Offering("gce", "n2-standard-2", "us-central1-a", spot=True), nodes=1))
     append(store, Closed(claim=2, outcome="reclaimed", rule="reclaimed"))
     manifest = Manifest("step-1", JOB, 2, 0, 0, now, tuple(blobs.values()))
-    key = layout.checkpoint_key(2, 0, "step-1")
-    assert store.create(layout.manifest(JOB, key), encode(manifest))
+    key = keys.checkpoint_key(2, 0, "step-1")
+    assert store.create(keys.manifest(JOB, key), encode(manifest))
     return key
 
 
 def the_exit(store: MemoryStore, life: Life) -> Exit:
-    found = read_fact(store.client(), layout.exit_(life.node.key), Exit)
+    found = read_fact(store.client(), keys.exit_(life.node.key), Exit)
     assert isinstance(found, Known) and found.value is not None
     return found.value.value
 
@@ -146,7 +138,7 @@ def test_a_notice_ends_the_fetching_of_the_job_itself(tmp_path: Path) -> None:
     machine, release = Here(), threading.Event()
 
     def faults(method: str, key: str) -> Fault | None:
-        if key == layout.spec(JOB):
+        if key == keys.spec(JOB):
             machine.give(30.0)
             release.wait(LIMIT_S)
         return None

@@ -9,11 +9,12 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker import log
-from stoker.errors import AuthDenied, NotFound, StoreUnavailable, Transient
 from stoker.governor import leftovers
 from stoker.governor.leftovers import sweep
-from stoker.model import Claimed, Closed, Ended, Launched, Leftover, StopAsked
-from stoker.spec import Retry
+from stoker.model.errors import AuthDenied, NotFound, StoreUnavailable, Transient
+from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
+from stoker.model.offerings import Leftover
+from stoker.model.spec import Retry
 from stoker.testing.sim_data import SPOT_A, make_spec, nodes
 
 PLACE = ("sim", "r1")

@@ -27,8 +27,8 @@ from stoker.core.outbox import (
     tidied,
 )
 from stoker.core.telling import MOST_LINES, Told, calling_nobody, compose, line, shortened, title, wants
+from stoker.model.policy import EventKind
 from stoker.policyfile import parse_policy
-from stoker.rules import EventKind
 from stoker.testing.sim_data import at
 
 SECOND = timedelta(seconds=1)

@@ -7,9 +7,9 @@ import pytest
 from stoker.core.governance import Subject, bounded
 from stoker.core.limits import Far, Reached, reached, trained_s
 from stoker.core.snapshot import JobSnapshot
-from stoker.model import Claimed, Closed, Event, Launched
-from stoker.rules import NO_RULES
-from stoker.spec import Limits
+from stoker.model.log_entries import Claimed, Closed, Event, Launched
+from stoker.model.policy import NO_RULES
+from stoker.model.spec import Limits
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 # Claimed at 10, launched at 20.

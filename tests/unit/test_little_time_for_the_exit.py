@@ -14,9 +14,7 @@ import pytest
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import layout
 from stoker.agent.closing import Closing
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.exits import Trained, make_exit
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
@@ -25,7 +23,10 @@ from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.supervise import Ended
 from stoker.facts import read_fact
-from stoker.model import Exit, Known
+from stoker.model import keys
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Exit
+from stoker.model.observed import Known
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -39,8 +40,8 @@ def a_node(store: Store, root: Path, machine: Here | None = None, *, boots: int 
     paths = NodePaths(root)
     paths.channel.mkdir(parents=True)
     config = NodeConfig("memory://", "gce", "job-0a1b", 2, 0, 1, "z.1")
-    keys = [layout.node("job-0a1b", 2, 0, layout.boot("z.1", n)) for n in range(boots + 1)]
-    return Node(config, paths, store, machine or Here(), keys[-1], tuple(keys[:-1]))
+    key_list = [keys.node("job-0a1b", 2, 0, keys.boot("z.1", n)) for n in range(boots + 1)]
+    return Node(config, paths, store, machine or Here(), key_list[-1], tuple(key_list[:-1]))
 
 
 # ── The deadline ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,7 +94,7 @@ def hanging(*parts: str) -> tuple[MemoryStore, threading.Event]:
 
 
 def the_exit(store: MemoryStore, key: str) -> Exit | None:
-    found = read_fact(store.client(), layout.exit_(key), Exit)
+    found = read_fact(store.client(), keys.exit_(key), Exit)
     assert isinstance(found, Known)
     return found.value.value if found.value else None
 
@@ -125,7 +126,7 @@ def test_whatever_hangs_the_exit_is_written_in_time(tmp_path: Path, parts: tuple
     began_s = time.monotonic()
 
     def watch() -> None:
-        wait_for(lambda: store.holds(layout.exit_(node.key)))
+        wait_for(lambda: store.holds(keys.exit_(node.key)))
         written.append(time.monotonic() - began_s)
 
     watching = threading.Thread(target=watch)
@@ -168,7 +169,7 @@ def test_with_little_time_the_clouds_copy_of_the_log_comes_after_the_exit(
     node = a_node(memory, tmp_path / "node", machine)
     life = Life(node)
     copy = Copy()
-    copy.store, copy.key = memory, layout.exit_(node.key)
+    copy.store, copy.key = memory, keys.exit_(node.key)
     life.copy = copy  # type: ignore[assignment]
     if grace_s is not None:
         machine.give(grace_s)

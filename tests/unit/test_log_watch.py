@@ -14,8 +14,8 @@ from stoker import log
 from stoker.agent import watch as watch_module
 from stoker.agent.watch import LogWatch
 from stoker.core.gate import Go, Wait
-from stoker.fold import JobState
-from stoker.model import StopAsked
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import StopAsked
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 

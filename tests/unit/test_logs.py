@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_store import PlainStore
 
-from stoker import layout
 from stoker.agent.logs import durable_offset
 from stoker.chunks import (
     MAX_CHUNK_BYTES,
@@ -22,7 +21,8 @@ from stoker.chunks import (
     list_chunks,
     parse_segments,
 )
-from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.reading import cursor, nodes
 from stoker.reading.cursor import NodeCursor
 from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 
 
 def folder(node: NodeLog, boot: int = 0) -> str:
-    return layout.node(JOB, node.claim, node.rank, layout.boot(node.instance, boot))
+    return keys.node(JOB, node.claim, node.rank, keys.boot(node.instance, boot))
 
 
 def text(lines: Iterable[Line]) -> str:
@@ -42,13 +42,13 @@ def text(lines: Iterable[Line]) -> str:
 
 def put_log(store: PlainStore, node: NodeLog, *pieces: tuple[int, bytes], boot: int = 0, chunk: int = 0) -> None:
     """Append segments to a chunk; the offset is where the node's log stands by now."""
-    key = layout.log_chunk(folder(node, boot), chunk)
+    key = keys.log_chunk(folder(node, boot), chunk)
     data = store.objects.get(key, b"")
     end = max(
         (
             segment.end
             for name, stored in store.objects.items()
-            if name.startswith(layout.node(JOB, node.claim, node.rank, node.instance))
+            if name.startswith(keys.node(JOB, node.claim, node.rank, node.instance))
             for segment in parse_segments(stored).segments
         ),
         default=0,
@@ -126,7 +126,7 @@ def test_a_put_that_lands_late_shortens_nothing() -> None:
     path_of = folder(NODE)
     for near in (True, False):
         store = PlainStore(near=near)
-        writer = ChunkWriter(store, lambda n, size: layout.log_chunk(path_of, n, size))
+        writer = ChunkWriter(store, lambda n, size: keys.log_chunk(path_of, n, size))
         offset, late = 0, {}
         for number in range(5):
             piece = b"line %d\n" % number
@@ -150,7 +150,7 @@ def test_following_a_log_that_does_not_grow_is_one_call_for_an_object() -> None:
     store.head = lambda key, head=store.head: calls.append(f"head {key}") or head(key)  # type: ignore[method-assign, func-returns-value, misc]
     store.list = lambda prefix, found=store.list: calls.append(f"list {prefix}") or found(prefix)  # type: ignore[method-assign, func-returns-value, misc]
     assert list(cursor.read()) == []
-    assert calls == [f"head {layout.log_chunk(folder(NODE), 0)}"]
+    assert calls == [f"head {keys.log_chunk(folder(NODE), 0)}"]
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +178,7 @@ def test_reader_gives_back_what_was_printed(data: bytes, tidy: bool, draw: st.Da
         boot_start = start if fresh else boot_start
         if start == end:
             continue
-        key = layout.log_chunk(folder(NODE, boot), chunk)
+        key = keys.log_chunk(folder(NODE, boot), chunk)
         segment = encode_segment(Segment(1, start, data[start:end]))
         store.objects[key] = store.objects.get(key, b"") + segment
         choices = [(boot, chunk), (boot, chunk + 1), (boot + 1, 0)]
@@ -269,7 +269,7 @@ def test_a_chunk_that_makes_no_sense_costs_one_line(junk: bytes, near: bool) -> 
     put_log(store, NODE, (1, b"before\n"))
     put_log(store, NODE, (1, b"after\n"), chunk=2)
     put_log(store, NODE, (1, b"the end\n"), chunk=3)
-    store.objects[layout.log_chunk(folder(NODE), 1)] = junk
+    store.objects[keys.log_chunk(folder(NODE), 1)] = junk
     lines = [line.text for line in read_lines(store, JOB, [NODE])]
     assert lines == ["before", UNREADABLE, "after", "the end"]
 
@@ -281,7 +281,7 @@ def test_tail_reads_the_end_alone() -> None:
     store.gets.clear()
     lines = read_tail(store, JOB, [NODE], 12)
     assert [line.text for line in lines] == [f"48.{n}" for n in (8, 9)] + [f"49.{n}" for n in range(10)]
-    assert layout.log_chunk(folder(NODE), 40) not in store.gets
+    assert keys.log_chunk(folder(NODE), 40) not in store.gets
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_tail_gives_up_on_lines_that_are_too_far_back(monkeypatch: pytest.Monkey
     store = PlainStore()
     for chunk in range(9):
         put_log(store, NODE, (chunk, b"x" * 30), chunk=chunk)
-    size = len(store.objects[layout.log_chunk(folder(NODE), 8)])
+    size = len(store.objects[keys.log_chunk(folder(NODE), 8)])
     monkeypatch.setattr(cursor, "_MAX_TAIL_BYTES", 2 * size)
     (line,) = read_tail(store, JOB, [NODE], 1)
     assert line.text == "x" * 90, "three chunks are more than two"
@@ -346,7 +346,7 @@ def test_a_line_without_an_end_is_shown_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_tail_counts_what_came_twice_once() -> None:
     store = PlainStore()
     for boot, (offset, data) in enumerate([(0, b"a\nb\nc\n"), (6, b"d\n"), *[(6, b"d\ne\n")] * 9]):
-        key = layout.log_chunk(folder(NODE, boot), 0)
+        key = keys.log_chunk(folder(NODE, boot), 0)
         store.objects[key] = encode_segment(Segment(1, offset, data))
     assert [line.text for line in read_tail(store, JOB, [NODE], 4)] == ["b", "c", "d", "e"]
 
@@ -482,7 +482,7 @@ def test_a_chunk_that_grows_while_the_next_one_is_looked_for() -> None:
         put_log(store, NODE, (2, b"two\n"))
         put_log(store, NODE, (3, b"three\n"), chunk=1)
 
-    store.before_head[layout.log_chunk(folder(NODE), 1)] = grow
+    store.before_head[keys.log_chunk(folder(NODE), 1)] = grow
     assert [line.text for line in read_lines(store, JOB, [NODE])] == ["one", "two", "three"]
 
 

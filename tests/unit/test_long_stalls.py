@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from long_recordings import HOUR_S, LongJob
 
-from stoker.model import Draining
-from stoker.spec import Limits
+from stoker.model.log_entries import Draining
+from stoker.model.spec import Limits
 from stoker.testing.playback import AT_WORK, HUNG
 
 # What a window, a heartbeat, a look of the governor's and the evidence may add.

@@ -11,9 +11,9 @@ from stoker.core.policy import DEFAULT
 from stoker.governor.apply import Applier, longest_life_s
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Memory
-from stoker.model import Claimed, Closed, Ended, Event, Launched, ResumeAsked
-from stoker.rules import Exemption, House, Rule
-from stoker.spec import Limits, Retry
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked
+from stoker.model.policy import Exemption, House, Rule
+from stoker.model.spec import Limits, Retry
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, SPOT_A, make_spec, make_state, nodes
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from stoker import codec, index, layout, log, policies
+from stoker import index, log, policies
 from stoker.core.foreign.family import FamilyRecord, Relented, Seen
 from stoker.core.outbox import Outbox
 from stoker.core.room import place_in_queue
-from stoker.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import mailbox
 from stoker.governor.foreign import families
 from stoker.governor.mailbox import Mailbox, something_waits
 from stoker.index import IndexRecord, read_index, read_summary, write_index
-from stoker.model import Ended, Record, ResumeAsked, StopAsked, Submitted
-from stoker.spec import Submission
+from stoker.model import codec, keys
+from stoker.model.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.log_entries import Ended, Record, ResumeAsked, StopAsked, Submitted
+from stoker.model.spec import Submission
 from stoker.store import Meta
 from stoker.summary import summarize
 from stoker.testing.memory import Fault, MemoryStore
@@ -51,7 +52,7 @@ class Denying(MemoryStore):
 def test_a_first_entry_that_opens_no_job_is_told_and_not_looped_on() -> None:
     store = make_store()
     # Written by something that is no submitter: whoever reads the log finds no job.
-    store.put(layout.log_entry(JOB, 1), codec.dumps(Record("t", "x", "odd", StopAsked("jane"))))
+    store.put(keys.log_entry(JOB, 1), codec.dumps(Record("t", "x", "odd", StopAsked("jane"))))
     asked: list[object] = []
 
     def decide(state: object) -> tuple[Submitted, str]:
@@ -98,7 +99,7 @@ def test_a_removed_job_is_read_only_by_those_who_carry_on() -> None:
     log.append(store, JOB, 1, Record("t", "me", "x", OPENED))
     state = log.read(store, JOB)
     assert state is not None
-    store.create(layout.removed(JOB), b"")
+    store.create(keys.removed(JOB), b"")
     assert log.read(store, JOB) is None and log.read(store, JOB, state) == state
     assert log.is_removed(store, JOB) and log.removed_jobs(store) == {JOB}
 
@@ -145,7 +146,7 @@ def test_a_store_that_contradicts_itself_about_a_family_is_unavailable() -> None
 @pytest.mark.parametrize("data", [b"[]", b"no json", b'{"token": 5}', b"{}"])
 def test_what_is_no_entry_is_not_mine_and_ends_the_reading(data: bytes) -> None:
     store = make_store()
-    store.put(layout.family_entry("r", "bert", 1), data)
+    store.put(keys.family_entry("r", "bert", 1), data)
     assert not append(store)
     with pytest.raises(StoreError, match="update this one"):
         families.read(store, "r", "bert")
@@ -182,7 +183,7 @@ def test_the_same_text_is_no_new_version_and_a_mistake_is_none() -> None:
 
 def test_a_version_that_cannot_be_read_is_followed_by_another() -> None:
     store = make_store()
-    store.put(layout.rules(1), b"{}")
+    store.put(keys.rules(1), b"{}")
     with pytest.raises(StoreError):
         policies.current(store)
     assert policies.write(store, "rules: []", "jane").version == 2
@@ -190,7 +191,7 @@ def test_a_version_that_cannot_be_read_is_followed_by_another() -> None:
 
 def test_keys_that_are_no_versions_do_not_count() -> None:
     store = make_store()
-    store.put(f"{layout.RULES}odd.json", b"{}")
+    store.put(f"{keys.RULES}odd.json", b"{}")
     assert policies.newest(store) == 0 and policies.current(store) is None
 
 
@@ -223,7 +224,7 @@ def test_nothing_to_change_writes_nothing() -> None:
     assert mine.change("c", lambda _: None, at(0)) is None
     mine.change("c", lambda _: box(), at(0))
     assert mine.change("c", lambda known: known, at(0)) == box()
-    assert len(list(store.list(layout.TOLD))) == 1
+    assert len(list(store.list(keys.TOLD))) == 1
 
 
 def test_a_lost_reply_is_looked_into_and_asked_again() -> None:
@@ -242,13 +243,13 @@ def test_others_that_write_all_the_time_are_told() -> None:
 
 def test_a_channel_of_a_newer_stoker_is_left_to_it() -> None:
     store = make_store()
-    store.put(layout.told("c", 3), b'{"strange": 1}')
+    store.put(keys.told("c", 3), b'{"strange": 1}')
     mine = Mailbox(store)
     mine.refresh()
     assert mine.get("c") is None and not mine.readable("c") and mine.all() == {}
     assert mine.readable("other")
     assert mine.change("c", lambda _: pytest.fail("it cannot be read"), at(0)) is None
-    store.delete([layout.told("c", 3)])
+    store.delete([keys.told("c", 3)])
     mine.refresh()
     assert mine.readable("c"), "it is gone, and may be begun anew"
 
@@ -269,12 +270,12 @@ def kept_after(ages_s: list[float], monkeypatch: pytest.MonkeyPatch, many: int =
     monkeypatch.setattr(mailbox, "_MANY", many)
     for number, age_s in enumerate(ages_s, start=1):
         now[0] = 10_000 - age_s
-        store.put(layout.told("c", number), codec.dumps(box(str(number))))
+        store.put(keys.told("c", number), codec.dumps(box(str(number))))
     now[0] = 10_000.0
     mine = Mailbox(store)
     mine.refresh()
     mine.change("c", lambda _: box("new"), at(now[0]))
-    return len(list(store.list(layout.TOLD))) - 1
+    return len(list(store.list(keys.TOLD))) - 1
 
 
 def test_old_states_are_removed_and_of_many_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +294,7 @@ def test_channels_that_nobody_names_are_forgotten() -> None:
     def channels(after: timedelta) -> set[str]:
         mine.refresh()
         mine.forget({"named"}, at(0) + after)
-        return set(store.folders(layout.TOLD))
+        return set(store.folders(keys.TOLD))
 
     assert channels(day) == {"job", "house", "named"}
     assert channels(day + timedelta(seconds=1)) == {"house", "named"}
@@ -323,14 +324,14 @@ def test_the_record_with_the_highest_number_counts_and_lower_ones_go() -> None:
     store = make_store()
     write_index(store, record(2))
     write_index(store, record(10))
-    store.put(layout.index(JOB, 3), codec.dumps(record(3)))
+    store.put(keys.index(JOB, 3), codec.dumps(record(3)))
     found = read_index(store, JOB)
     assert found is not None and found.state.seq == 10
     assert read_summary(store, JOB) == found.summary
     write_index(store, record(10))
-    assert [meta.key for meta in store.list(layout.INDEX)] == [layout.index(JOB, 10)]
+    assert [meta.key for meta in store.list(keys.INDEX)] == [keys.index(JOB, 10)]
     write_index(store, record(4))
-    assert [meta.key for meta in store.list(layout.INDEX)] == [layout.index(JOB, 10)], "a rival's is higher"
+    assert [meta.key for meta in store.list(keys.INDEX)] == [keys.index(JOB, 10)], "a rival's is higher"
 
 
 def test_none_is_looked_for_where_the_number_has_not_changed() -> None:
@@ -345,11 +346,11 @@ def test_none_is_looked_for_where_the_number_has_not_changed() -> None:
 def test_records_of_removed_jobs_and_of_other_jobs_do_not_count() -> None:
     store = make_store()
     assert read_index(store, JOB) is None and read_summary(store, JOB) is None
-    store.put(layout.index("another", 1), codec.dumps(record()))
+    store.put(keys.index("another", 1), codec.dumps(record()))
     assert read_index(store, "another") is None, "it is of a job with another id"
     write_index(store, record())
     assert [index.job_of(meta) for meta in index.list_index(store)] == ["another", JOB]
-    store.create(layout.removed(JOB), b"")
+    store.create(keys.removed(JOB), b"")
     assert read_index(store, JOB) is None and read_summary(store, JOB) is None
     assert [index.job_of(meta) for meta in index.list_index(store)] == ["another"]
     assert index.forget_index(store, JOB) == 1 and index.forget_index(store, JOB) == 0
@@ -358,7 +359,7 @@ def test_records_of_removed_jobs_and_of_other_jobs_do_not_count() -> None:
 @pytest.mark.parametrize("data", [b"no json", b"[]", b"{}", b'{"summary": 5}'])
 def test_a_record_that_makes_no_sense_is_none(data: bytes) -> None:
     store = make_store()
-    store.put(layout.index(JOB, 1), data)
+    store.put(keys.index(JOB, 1), data)
     assert read_index(store, JOB) is None and read_summary(store, JOB) is None
 
 
@@ -386,7 +387,7 @@ def test_a_record_that_is_replaced_all_the_time_counts_as_absent(monkeypatch: py
 
 def test_keys_that_are_no_numbers_are_below_all() -> None:
     def meta(name: str) -> Meta:
-        return Meta(f"{layout.INDEX}{JOB}/{name}", 1, at(0), "")
+        return Meta(f"{keys.INDEX}{JOB}/{name}", 1, at(0), "")
 
     assert index._number(meta("00000012.json")) == 12
     for odd in ("12.json", "0000001x.json", "odd", "00000\u0661\u0662\u0663.json"):

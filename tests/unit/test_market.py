@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import layout
 from stoker.cli.offers import listing
 from stoker.core import governance, market
 from stoker.core.decide import decide_job
@@ -18,10 +17,13 @@ from stoker.core.market import UNKNOWN, Fate, Market, Sighting, Tally
 from stoker.core.placement import Chosen, Dry, place
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
-from stoker.errors import SpecError
-from stoker.model import Claimed, Closed, Event, Known, Launched, Offering, Warned
+from stoker.model import keys
+from stoker.model.errors import SpecError
+from stoker.model.log_entries import Claimed, Closed, Event, Launched, Warned
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec
 from stoker.policyfile import parse_policy
-from stoker.spec import Spec
 from stoker.store import can_be_key
 from stoker.testing.sim_data import (
     OFFERINGS,
@@ -50,7 +52,7 @@ def of(*parts: Iterable[Sighting]) -> Market:
 # ── As it is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def keys(*events: Event | tuple[Event, float]) -> list[str | None]:
+def key_list(*events: Event | tuple[Event, float]) -> list[str | None]:
     state = make_state(*events)
     return [market.key_of(state.job, claim) for claim in state.claims]
 
@@ -58,23 +60,23 @@ def keys(*events: Event | tuple[Event, float]) -> list[str | None]:
 def test_the_key_tells_what_the_log_tells_and_nothing_else() -> None:
     claim = Claimed(offering=SPOT_A, nodes=2)
     taken = (claim, (Launched(2, nodes(2, 2)), 3600.0), (Closed(2, "reclaimed", "notice"), 3600.0 + 1800.0))
-    assert keys(*taken) == ["market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.60"]
+    assert key_list(*taken) == ["market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.60"]
     assert market.parse("market/2026-01-01/sim/m1/a/spot/01/job-1.2.reclaimed.60") == Sighting(
         SPOT_A.key, at(3600), "reclaimed", 60
     )
     served = (claim, Launched(2, nodes(2, 2)), (Closed(2, "failed", "user-error"), 86400.0))
-    (key,) = keys(*served)
+    (key,) = key_list(*served)
     assert key is not None and key.startswith("market/2026-01-02/sim/m1/a/spot/00/job-1.2.served.")
-    assert keys((Claimed(offering=ON_DEMAND, nodes=1), 0.0), (Closed(2, "dry", "no-capacity"), 2999.0)) == [
+    assert key_list((Claimed(offering=ON_DEMAND, nodes=1), 0.0), (Closed(2, "dry", "no-capacity"), 2999.0)) == [
         "market/2026-01-01/sim/m1/a/on-demand/00/40.dry"
     ]
 
 
 def test_what_says_nothing_of_the_market_is_not_kept() -> None:
     claim = Claimed(offering=SPOT_A, nodes=1)
-    assert keys(claim) == keys(claim, Launched(2, nodes(2))) == [None], "it is open"
+    assert key_list(claim) == key_list(claim, Launched(2, nodes(2))) == [None], "it is open"
     for outcome, rule in (("dry", "QuotaExceeded"), ("refused", "AuthDenied"), ("abandoned", "token-expired")):
-        assert keys(claim, Closed(2, outcome, rule)) == [None]  # type: ignore[arg-type]
+        assert key_list(claim, Closed(2, outcome, rule)) == [None]  # type: ignore[arg-type]
 
 
 @given(st.lists(st.text(max_size=8), min_size=3, max_size=3))
@@ -90,8 +92,8 @@ def test_names_may_be_any_text(names: list[str]) -> None:
 
 def test_where_a_cloud_chooses_the_zone_its_region_is_the_place() -> None:
     one, other = (Offering("cloud", "m", "", spot=True, region=region) for region in ("here", "there"))
-    assert one.key == "cloud/m/here/spot" and can_be_key(layout.dry(one.key))
-    assert can_be_key(layout.dry(replace(one, region=None).key))
+    assert one.key == "cloud/m/here/spot" and can_be_key(keys.dry(one.key))
+    assert can_be_key(keys.dry(replace(one, region=None).key))
     found = of(seen(one, "reclaimed", 2))
     assert (found.lately(one, NOW).reclaims, found.lately(other, NOW).reclaims) == (2, 0)
 

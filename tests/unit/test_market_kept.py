@@ -9,30 +9,21 @@ from typing import Any
 
 import pytest
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.core.market import UNKNOWN, Tally
-from stoker.errors import NoCapacity, StoreDenied, StoreError, StoreUnavailable
-from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.market import MarketReader, MarketWriter
-from stoker.model import (
-    Capabilities,
-    Claimed,
-    Closed,
-    Ended,
-    Instance,
-    InstanceState,
-    Launched,
-    Offering,
-    StopAsked,
-    Submitted,
-)
+from stoker.model import codec, keys
+from stoker.model.errors import NoCapacity, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked, Submitted
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.policy import NO_RULES
+from stoker.model.spec import Resources, Spec, Submission
 from stoker.policies import write
 from stoker.policyfile import parse_policy
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
-from stoker.rules import NO_RULES
-from stoker.spec import Resources, Spec, Submission
 from stoker.testing.memory import Fault, Faults, MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, make_spec, make_state, nodes
 
@@ -98,8 +89,8 @@ class World:
 
     def submit(self, job: str, spec: Spec) -> None:
         data = codec.dumps(Submission(job=job, spec=spec, submitter="jane"))
-        self.store.put(layout.spec(job), data)
-        self.store.put(layout.active(job, 1), b"")
+        self.store.put(keys.spec(job), data)
+        self.store.put(keys.active(job, 1), b"")
         opened = Submitted(codec.digest(data), "jane")
         log.append_next(self.store, job, None, lambda state: None if state else (opened, "asked for"), "jane")
 
@@ -115,7 +106,7 @@ class World:
         return found
 
     def sightings(self) -> list[str]:
-        return [meta.key for meta in self.store.list(layout.MARKET)]
+        return [meta.key for meta in self.store.list(keys.MARKET)]
 
 
 @pytest.fixture
@@ -171,7 +162,7 @@ def test_two_governors_that_close_the_same_claim_leave_one_sighting(world: World
 
 def test_what_was_not_written_is_written_before_the_job_is_forgotten(world: World) -> None:
     def lost(operation: str, key: str) -> Fault | None:
-        return Fault() if operation == "create" and key.startswith(layout.MARKET) else None
+        return Fault() if operation == "create" and key.startswith(keys.MARKET) else None
 
     spec = make_spec()
     world.submit("a-1", replace(spec, limits=replace(spec.limits, max_runtime_s=1.0)))
@@ -188,15 +179,15 @@ def test_what_was_not_written_is_written_before_the_job_is_forgotten(world: Worl
     world.later(300)
     blind.run_pass()
     assert world.state("a-1").ended is not None
-    assert list(world.store.list(layout.ACTIVE)), "it is not forgotten while this is missing"
+    assert list(world.store.list(keys.ACTIVE)), "it is not forgotten while this is missing"
     world.governor().run_pass()
-    assert not list(world.store.list(layout.ACTIVE))
+    assert not list(world.store.list(keys.ACTIVE))
     assert sorted(key.rpartition("/")[2].split(".")[2] for key in world.sightings()) == ["reclaimed", "served"]
 
 
 def test_a_governor_that_may_not_write_there_forgets_jobs_all_the_same(world: World) -> None:
     def denied(operation: str, key: str) -> Fault | None:
-        wrong = operation == "create" and key.startswith(layout.MARKET)
+        wrong = operation == "create" and key.startswith(keys.MARKET)
         return Fault(error=StoreDenied("not allowed")) if wrong else None
 
     world.submit("a-1", make_spec())
@@ -207,7 +198,7 @@ def test_a_governor_that_may_not_write_there_forgets_jobs_all_the_same(world: Wo
     for _ in range(3):
         world.later(300)
         governor.run_pass()
-    assert world.state("a-1").ended is not None and not list(world.store.list(layout.ACTIVE))
+    assert world.state("a-1").ended is not None and not list(world.store.list(keys.ACTIVE))
 
 
 def test_a_job_avoids_the_zone_that_took_others_back(world: World) -> None:
@@ -221,7 +212,7 @@ def test_a_job_avoids_the_zone_that_took_others_back(world: World) -> None:
         world.later(60)
         governor.run_pass()
         world.cloud.dry = set()
-        for meta in list(world.store.list(layout.ACTIVE)):
+        for meta in list(world.store.list(keys.ACTIVE)):
             world.store.delete([meta.key])
     taken = [key for key in world.sightings() if ".reclaimed." in key]
     assert len(taken) == 3 and all("/a/spot/" in key for key in taken)
@@ -244,17 +235,17 @@ def test_one_look_serves_all_jobs_of_a_pass_and_those_without_spot_need_none(wor
     for number in range(5):
         world.submit(f"a-{number}", make_spec())
     world.governor().run_pass()
-    looks = [key for key in world.listed if key.startswith(layout.MARKET)]
+    looks = [key for key in world.listed if key.startswith(keys.MARKET)]
     assert sorted(looks) == ["market/2025-12-31/sim/", "market/2026-01-01/sim/"]
     other = World()
     other.submit("a-1", make_spec(spot="never"))
     other.governor().run_pass()
-    assert not [key for key in other.listed if key.startswith(layout.MARKET)]
+    assert not [key for key in other.listed if key.startswith(keys.MARKET)]
 
 
 def test_a_store_that_does_not_tell_changes_nothing(world: World) -> None:
     def silent(operation: str, key: str) -> Fault | None:
-        return Fault() if operation == "list" and key.startswith(layout.MARKET) else None
+        return Fault() if operation == "list" and key.startswith(keys.MARKET) else None
 
     world.submit("a-1", make_spec())
     done = world.governor(silent).run_pass()
@@ -285,10 +276,10 @@ def test_what_is_older_than_a_month_is_forgotten() -> None:
     writer = MarketWriter(store)
     for day in (0, 1, 30, 31):
         writer.note(None, reclaimed(86400.0 * day + 3600.0, f"job-{day}"))
-    kept = {meta.key.split("/")[1] for meta in store.list(layout.MARKET)}
+    kept = {meta.key.split("/")[1] for meta in store.list(keys.MARKET)}
     assert kept == {(at(0) + timedelta(days=day)).date().isoformat() for day in (1, 30, 31)}
     MarketWriter(store).complete(_ended(reclaimed(3600.0), 86400.0 * 40))
-    assert {meta.key.split("/")[1] for meta in store.list(layout.MARKET)} == kept, "and is not brought back"
+    assert {meta.key.split("/")[1] for meta in store.list(keys.MARKET)} == kept, "and is not brought back"
 
 
 def _ended(state: JobState, at_s: float) -> JobState:

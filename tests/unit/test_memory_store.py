@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.testing.memory import Fault, MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 import pytest
 
-from stoker import client, layout, log
+from stoker import client, log
 from stoker.cli import main
-from stoker.errors import UserError
 from stoker.jobfile import Job
-from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Record
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.reading.outputs import list_outputs, pull_outputs
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import SPOT_A
@@ -60,7 +61,7 @@ def job(store: Store) -> str:
 
 def put(store: Store, job: str, claim: int, **files: str) -> None:
     for name, text in files.items():
-        store.put(f"{layout.outputs(job, claim)}{name.replace('__', '/')}", text.encode())
+        store.put(f"{keys.outputs(job, claim)}{name.replace('__', '/')}", text.encode())
 
 
 def pulled(store: Store, job: str, folder: Path, attempt: int | None = None) -> dict[str, str]:
@@ -176,7 +177,7 @@ def over(store: Store) -> str:
     """A job that ended without a machine, with something to lose."""
     found = client.submit(Job(run="python train.py"), store=store)
     append(store, found, Ended(outcome="stopped", rule="stop"))
-    for key in [meta.key for meta in store.list(f"{layout.ACTIVE}{found}/")]:
+    for key in [meta.key for meta in store.list(f"{keys.ACTIVE}{found}/")]:
         store.delete([key])
     put(store, found, 2, model="1" * 5000)
     return found
@@ -200,14 +201,14 @@ def test_rm_asks_on_a_terminal(
     told = capsys.readouterr().err
     assert asked == ["Delete 1 job for good?"]
     assert f"{over}  0 checkpoints and 1 output file, 5.0 kB in all" in told
-    assert (store.head(layout.spec(over)) is None) is answer
+    assert (store.head(keys.spec(over)) is None) is answer
 
 
 def test_rm_does_not_ask_whoever_agrees(store: Store, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click, "confirm", lambda *_, **__: pytest.fail("asked"))
     be_a_terminal(monkeypatch)
     assert type_in("rm", "-y", over) == 0
-    assert store.head(layout.spec(over)) is None
+    assert store.head(keys.spec(over)) is None
 
 
 def test_rm_deletes_nothing_where_the_question_cannot_be_seen(
@@ -217,9 +218,9 @@ def test_rm_deletes_nothing_where_the_question_cannot_be_seen(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     assert type_in("rm", over) == 2
     assert "-y agrees to delete" in capsys.readouterr().err
-    assert store.head(layout.spec(over)) is not None
+    assert store.head(keys.spec(over)) is not None
 
 
 def test_rm_in_a_script_deletes_what_it_names(store: Store, over: str) -> None:
     assert type_in("rm", over) == 0
-    assert store.head(layout.spec(over)) is None
+    assert store.head(keys.spec(over)) is None

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from plain_store import PlainStore
 
-from stoker import layout
 from stoker.agent import metrics as metrics_module
 from stoker.agent import scan as scan_module
 from stoker.agent.metrics import BURST, MAX_NAMES, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.chunks import Mark, Sample, UsageSample, decode_lines, last_chunk
 from stoker.core.patterns import MOST_EXPRESSIONS
-from stoker.errors import StoreUnavailable
-from stoker.model import Usage
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable
+from stoker.model.node_facts import Usage
 
-NODE = layout.node("job-1", 2, 0, "i-1.0")
+NODE = keys.node("job-1", 2, 0, "i-1.0")
 PATIENCE_S = 60.0
 
 
@@ -361,11 +361,11 @@ def test_a_turn_says_whether_there_is_more_to_do(tmp_path: Path) -> None:
 
 def test_a_restarted_agent_goes_on_after_the_last_of_several_boots(tmp_path: Path) -> None:
     store, path = PlainStore(), tmp_path / "metrics.jsonl"
-    keys = [layout.node("job-1", 2, 0, f"i-1.{boot}") for boot in range(3)]
-    for boot, key in enumerate(keys):
+    key_list = [keys.node("job-1", 2, 0, f"i-1.{boot}") for boot in range(3)]
+    for boot, key in enumerate(key_list):
         with path.open("a") as file:
             file.write(json.dumps({"step": boot + 5, "a": boot, f"only{boot}": 1}) + "\n")
-        pump = MetricsPump(store, key, path, earlier=keys[:boot])
+        pump = MetricsPump(store, key, path, earlier=key_list[:boot])
         pump.start()
         assert pump.drain(PATIENCE_S)
         pump.stop()
@@ -381,7 +381,7 @@ def test_a_restarted_agent_with_nothing_new_tells_what_was_told_and_writes_nothi
     before = MetricsPump(store, NODE, path)
     before._turn(True)
     puts = len(store.puts)
-    pump = MetricsPump(store, layout.node("job-1", 2, 0, "i-1.1"), path, earlier=[NODE])
+    pump = MetricsPump(store, keys.node("job-1", 2, 0, "i-1.1"), path, earlier=[NODE])
     assert pump._turn(True) == "idle" and len(store.puts) == puts
     told = pump.progress
     assert (told.first_step, told.last_step, told.values) == (5, 9, {"a": 2.0})
@@ -390,7 +390,7 @@ def test_a_restarted_agent_with_nothing_new_tells_what_was_told_and_writes_nothi
 def test_a_restarted_agent_whose_earlier_boots_told_nothing_begins_at_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 5, "a": 1}\n')
-    pump = MetricsPump(PlainStore(), layout.node("job-1", 2, 0, "i-1.1"), path, earlier=[NODE])
+    pump = MetricsPump(PlainStore(), keys.node("job-1", 2, 0, "i-1.1"), path, earlier=[NODE])
     pump._turn(True)
     assert pump.progress.values == {"a": 1.0} and pump.progress.first_step == 5
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_store import PlainStore, wait_for
 
-from stoker import layout
 from stoker.agent.metrics import BURST, LONG_RUN, MAX_NAMES, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.chunks import Mark, Sample, UsageSample, decode_lines, encode_line, last_chunk
-from stoker.model import GpuUsage, Usage
+from stoker.model import keys
+from stoker.model.node_facts import GpuUsage, Usage
 from stoker.reading.metrics import Point, read_metrics, series_of
 from stoker.reading.nodes import NodeLog
 
@@ -27,11 +27,11 @@ LOSS = {"loss": r"loss=([0-9.eE+-]+|nan)", "step": r"step (\d+)"}
 
 
 def folder(node: NodeLog, boot: int = 0) -> str:
-    return layout.node(JOB, node.claim, node.rank, layout.boot(node.instance, boot))
+    return keys.node(JOB, node.claim, node.rank, keys.boot(node.instance, boot))
 
 
 def put_metrics(store: PlainStore, node: NodeLog, *samples: Sample | UsageSample, boot: int = 0) -> None:
-    key = layout.metrics_chunk(folder(node, boot), 0)
+    key = keys.metrics_chunk(folder(node, boot), 0)
     store.objects[key] = store.objects.get(key, b"") + b"".join(map(encode_line, samples))
 
 
@@ -361,7 +361,7 @@ def test_values_without_steps_stay_in_time() -> None:
 def test_objects_that_are_too_large_are_not_read() -> None:
     store = PlainStore()
     put_metrics(store, NODE, Sample(1.0, 1, {"loss": 1.0}))
-    huge = layout.metrics_chunk(folder(NODE), 1)
+    huge = keys.metrics_chunk(folder(NODE), 1)
     store.objects[huge] = b"\n" * 9_000_000
     assert "loss" in read_metrics(store, JOB, [NODE]).series
     assert huge not in store.gets

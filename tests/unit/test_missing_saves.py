@@ -33,9 +33,10 @@ from stoker.core.kept_work import (
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import verdict
 from stoker.core.snapshot import Append
-from stoker.model import CheckpointRef, Claimed, Closed, Ended, Entry, Event, Launched, NodeFacts, SaveTimes, Warned
-from stoker.path_patterns import PathFilter, entries_of
-from stoker.spec import Submission
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, Warned
+from stoker.model.node_facts import CheckpointRef, NodeFacts, SaveTimes
+from stoker.model.path_patterns import PathFilter, entries_of
+from stoker.model.spec import Submission
 from stoker.summary import Summary, summarize
 from stoker.testing.sim_data import (
     JOB,

@@ -29,25 +29,14 @@ from stoker.core.reservations import (
     reservation,
     waits_code,
 )
-from stoker.core.spans import span_text
 from stoker.core.spending import Sum, days
-from stoker.fold import JobState
-from stoker.model import (
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Known,
-    Launched,
-    ResumeAsked,
-    StopAsked,
-    Unknown,
-    Warned,
-)
+from stoker.model.durations import span_text
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Warned
+from stoker.model.observed import Known, Unknown
+from stoker.model.policy import House
+from stoker.model.spec import Limits, Retry, Spec
 from stoker.policyfile import parse_policy
-from stoker.rules import House
-from stoker.spec import Limits, Retry, Spec
 from stoker.testing.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_spec, make_state, nodes
 
 HOUR = 3600.0

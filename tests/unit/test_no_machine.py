@@ -13,10 +13,11 @@ from google_project import BASE, NUMBER, ZONE, Google
 
 from stoker import client, log
 from stoker.cli import main
-from stoker.errors import NotFound, ProviderError, UserError
 from stoker.governor import background
 from stoker.jobfile import Job
-from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.model.errors import NotFound, ProviderError, UserError
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Offering
 from stoker.providers import registry
 from stoker.providers.base import Visit
 from stoker.providers.gce import reclaim

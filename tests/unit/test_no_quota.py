@@ -11,14 +11,14 @@ from botocore.exceptions import ClientError
 from google_project import BASE, PLACE, PROJECT, REGION, STORE, Google, connected, limit
 
 from stoker import submitting
-from stoker.errors import AuthDenied, QuotaExceeded, UserError
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, QuotaExceeded, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.gce.errors import refused
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec
 from stoker.store import open_store
 
 SPOT = Offering("gce", "a2-highgpu-1g", f"{REGION}-a", True, region=PLACE, cpus=12, gpu="A100-40GB", gpus=1)

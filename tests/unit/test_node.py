@@ -15,15 +15,16 @@ from agent_world import AgentWorld
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import codec, layout
-from stoker.agent import config as config_module
 from stoker.agent import node as node_module
-from stoker.agent.config import NodePaths
 from stoker.agent.node import Node, patient, utcnow
 from stoker.agent.notices import Notices
-from stoker.errors import StoreUnavailable
 from stoker.facts import read_fact
-from stoker.model import Exit, Known, NoticeFact
+from stoker.model import codec, keys
+from stoker.model import node_config as config_module
+from stoker.model.errors import StoreUnavailable
+from stoker.model.node_config import NodePaths
+from stoker.model.node_facts import Exit, NoticeFact
+from stoker.model.observed import Known
 from stoker.testing.memory import Fault
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -120,7 +121,7 @@ def test_an_exit_in_the_store_is_noted_on_the_disk_and_wakes_governors(world: Ag
     node = world.node(world.claim(), machine=machine)
     left = Exit("failed", "finished", NOW, "oh", code=3)
     assert node.write_exit(left, time.monotonic() + 60.0) is True
-    found = world.store.get(layout.exit_(node.key))
+    found = world.store.get(keys.exit_(node.key))
     assert found is not None and codec.loads(Exit, found.data) == left
     assert json.loads(node.paths.left.read_text()) == {"outcome": "failed", "code": 3, "reason": "oh"}
     assert machine.wakes == 1
@@ -143,7 +144,7 @@ def test_an_exit_counts_though_the_disk_is_full(world: AgentWorld) -> None:
 
 
 def told(world: AgentWorld, node: Node) -> NoticeFact | None:
-    found = read_fact(world.store, layout.notice(node.key), NoticeFact)
+    found = read_fact(world.store, keys.notice(node.key), NoticeFact)
     assert isinstance(found, Known)
     return found.value.value if found.value else None
 

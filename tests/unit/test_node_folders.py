@@ -10,10 +10,10 @@ import pytest
 from checkpoint_world import write
 
 from stoker.agent import folders
-from stoker.agent.config import NodePaths
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline
-from stoker.spec import Checkpoints, Container, Environment, Spec
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Checkpoints, Container, Environment, Spec
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import SpecError, UserError
 from stoker.jobfile import parse_job, read_layer
-from stoker.notify import address, chat, checking
+from stoker.model import channel_address
+from stoker.model.errors import SpecError, UserError
+from stoker.notify import chat, checking
 from stoker.notify.senders import NotHere, address_of
 
 TOPIC = "arn:aws:sns:us-east-1:123456789012:training"
@@ -33,10 +34,14 @@ TOPIC = "arn:aws:sns:us-east-1:123456789012:training"
     ],
 )
 def test_kinds(text: str, kind: str, shown: str, name: str, clear: bool) -> None:
-    assert (address.kind_of(text), address.masked(text), address.short(text)) == (kind, shown, name)
-    assert address.in_clear(text) is clear
-    assert "s3cr3t" not in address.masked(text) + address.digest(text)
-    assert address.digest(text) == address.digest(text) != address.digest(text + "x")
+    assert (channel_address.kind_of(text), channel_address.masked(text), channel_address.short(text)) == (
+        kind,
+        shown,
+        name,
+    )
+    assert channel_address.in_clear(text) is clear
+    assert "s3cr3t" not in channel_address.masked(text) + channel_address.digest(text)
+    assert channel_address.digest(text) == channel_address.digest(text) != channel_address.digest(text + "x")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +51,7 @@ def test_kinds(text: str, kind: str, shown: str, name: str, clear: bool) -> None
 )  # fmt: skip
 def test_what_is_none_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValueError) as caught:
-        address.kind_of(text)
+        channel_address.kind_of(text)
     assert "s3cr3t" not in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"^--notify: "):
         checking.check_written([text], "--notify")
@@ -55,21 +60,25 @@ def test_what_is_none_is_refused_and_not_repeated(text: str) -> None:
 def test_what_others_say_is_scrubbed() -> None:
     url = "https://joe:s3cr3tpass@hooks.example/T0/s3cr3t%2Dkey?token=s3cr3tquery"
     said = f"cannot reach {url}: s3cr3t-key, s3cr3tpass and s3cr3tquery\n at hooks.example"
-    assert address.scrubbed(said, url) == "cannot reach https://hooks.example/…: …, … and … at hooks.example"
+    assert channel_address.scrubbed(said, url) == "cannot reach https://hooks.example/…: …, … and … at hooks.example"
 
 
 def test_a_header_that_is_repeated_and_what_cannot_be_seen() -> None:
     url = "https://joe:hunter2secret@hooks.example/"
     header = base64.b64encode(b"joe:hunter2secret").decode()
-    said = address.scrubbed(f"401: Authorization: Basic {header}\x1b]0;pwned\x07", url)
+    said = channel_address.scrubbed(f"401: Authorization: Basic {header}\x1b]0;pwned\x07", url)
     assert header not in said and said.isprintable() and said.startswith("401: Authorization: Basic …")
     for text in ("https://hooks.example/s3cr3t\x01", "slack://a/b\u202e/c", "env:A\x00"):
         with pytest.raises(ValueError, match="cannot be seen"):
-            address.kind_of(text)
+            channel_address.kind_of(text)
 
 
 def test_a_topic_is_one_channel_however_it_is_written() -> None:
-    assert address.digest(TOPIC) == address.digest(f"sns:{TOPIC}") != address.digest(f"sns:{TOPIC}2")
+    assert (
+        channel_address.digest(TOPIC)
+        == channel_address.digest(f"sns:{TOPIC}")
+        != channel_address.digest(f"sns:{TOPIC}2")
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,16 +88,20 @@ def test_a_topic_is_one_channel_however_it_is_written() -> None:
 )  # fmt: skip
 def test_where_no_job_sends_a_governor(host: str) -> None:
     for scheme in ("http", "json"):
-        assert address.inside(f"{scheme}://{host}/x") and address.inside(f"{scheme}://joe:pw@{host}:80/x")
+        assert channel_address.inside(f"{scheme}://{host}/x") and channel_address.inside(
+            f"{scheme}://joe:pw@{host}:80/x"
+        )
     with pytest.raises(SpecError, match=r"notify\[0\]: is inside a cloud's machines"):
         parse_job([read_layer(f"run: [python, train.py]\nnotify: ['http://{host}/x']\n", "stoker.yaml")], folder=Path())
 
 
 def test_loopback_is_the_governors_own_only_where_that_is_somebody_elses() -> None:
     for host in ("127.0.0.1", "127.9.9.9", "localhost", "a.localhost", "[::1]", "0.0.0.0", "2130706433"):
-        assert not address.inside(f"http://{host}/") and address.inside(f"http://{host}/", loopback=True)
+        assert not channel_address.inside(f"http://{host}/") and channel_address.inside(
+            f"http://{host}/", loopback=True
+        )
     for host in ("10.0.0.1", "hooks.example", "8.8.8.8"):
-        assert not address.inside(f"http://{host}/", loopback=True)
+        assert not channel_address.inside(f"http://{host}/", loopback=True)
 
 
 def test_a_job_has_few_addresses() -> None:

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import codec, facts, layout, log
-from stoker.errors import AuthDenied, StoreUnavailable, Transient, UserError
-from stoker.fold import JobState
+from stoker import facts, log
 from stoker.governor import observe as observing
 from stoker.governor.observe import (
     Listing,
@@ -24,21 +22,15 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.index import IndexRecord, write_index
-from stoker.model import (
-    Claimed,
-    Closed,
-    Ended,
-    Event,
-    Exit,
-    Instance,
-    InstanceState,
-    Known,
-    Launched,
-    NoticeFact,
-    Unknown,
-)
+from stoker.model import codec, keys
+from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched
+from stoker.model.node_facts import Exit, NoticeFact
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Instance, InstanceState
+from stoker.model.spec import Resources, Submission
 from stoker.providers.base import Gone
-from stoker.spec import Resources, Submission
 from stoker.summary import summarize
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
 
@@ -69,11 +61,11 @@ def look(world: ScriptedWorld, memory: Memory | None = None, *, more: tuple[obje
 
 def test_markers_are_told_by_job_in_order_and_strange_keys_are_none(world: ScriptedWorld) -> None:
     for key in (
-        layout.active(A, 12),
-        layout.active(A, 2),
-        layout.active(B, 1),
-        layout.ACTIVE + "00000001",
-        layout.ACTIVE + "c-cccc/x",
+        keys.active(A, 12),
+        keys.active(A, 2),
+        keys.active(B, 1),
+        keys.ACTIVE + "00000001",
+        keys.ACTIVE + "c-cccc/x",
     ):
         world.store.put(key, b"")
     assert active_jobs(world.store) == {A: (2, 12), B: (1,)}
@@ -81,15 +73,15 @@ def test_markers_are_told_by_job_in_order_and_strange_keys_are_none(world: Scrip
 
 def test_a_store_is_idle_while_no_marker_has_a_log(world: ScriptedWorld) -> None:
     assert is_idle(world.store)
-    world.store.put(layout.active(B, 1), b"")
+    world.store.put(keys.active(B, 1), b"")
     assert is_idle(world.store)
     world.submit(A)
     assert not is_idle(world.store)
 
 
 def test_places_are_those_where_something_was_launched(world: ScriptedWorld) -> None:
-    world.store.put(layout.place("ec2", "us-east-1"), b"")
-    world.store.put(layout.place("local", None), b"")
+    world.store.put(keys.place("ec2", "us-east-1"), b"")
+    world.store.put(keys.place("local", None), b"")
     assert known_places(world.store) == {("ec2", "us-east-1"), ("local", None)}
 
 
@@ -185,7 +177,7 @@ def test_jobs_with_a_marker_or_a_machine_are_observed_and_machines_without_a_log
 ) -> None:
     world.submit(A, *RUNNING)
     world.submit(B, *RUNNING)
-    world.store.delete([layout.active(B, 1)])
+    world.store.delete([keys.active(B, 1)])
     stray, gone = machine("never-aaaa", 7), machine("never-aaaa", 8, "gone")
     world.cloud.machines = {each.id: each for each in (machine(), stray, gone)}
     found = look(world)
@@ -200,7 +192,7 @@ def test_jobs_with_a_marker_or_a_machine_are_observed_and_machines_without_a_log
 def test_a_job_that_cannot_be_read_keeps_no_other_from_being_governed(world: ScriptedWorld) -> None:
     world.submit(A)
     world.submit(B)
-    world.store.put(layout.spec(A), b"{}")
+    world.store.put(keys.spec(A), b"{}")
     found = look(world)
     assert [job.state.job for job in found.snapshot.jobs] == [B] and found.problems.keys() == {A}
     assert found.snapshot.strays == ()
@@ -250,8 +242,8 @@ def test_what_any_job_found_dry_counts_where_that_means_something(
 ) -> None:
     world.cloud.capabilities = replace(world.cloud.capabilities, dry_for_s=for_s)
     world.cloud.now_s = 5.0
-    world.store.put(layout.dry(SPOT_A.key), b"")
-    world.store.put(layout.dry(replace(SPOT_A, provider="other").key), b"")
+    world.store.put(keys.dry(SPOT_A.key), b"")
+    world.store.put(keys.dry(replace(SPOT_A, provider="other").key), b"")
     world.submit(A)
     assert look(world).snapshot.jobs[0].dry == known
 
@@ -261,7 +253,7 @@ def test_markers_beyond_the_end_are_told_with_their_time(world: ScriptedWorld) -
     world.cloud.machines = {"i-2-0": machine(state="gone")}
     world.cloud.now_s = 30.0
     for marker in (3, 4, 5):
-        world.store.put(layout.announcement(A, marker, "ab"), b"")
+        world.store.put(keys.announcement(A, marker, "ab"), b"")
     assert look(world).snapshot.jobs[0].announced == {5: at(30)}, "the job ended with entry 4"
     assert observing._announced(world.store, world.state(A), (5, 9)) == {5: at(30)}, "9 is not there any more"
     world.submit(B)
@@ -385,9 +377,9 @@ def test_a_console_that_cannot_be_read_says_nothing(world: ScriptedWorld) -> Non
 
 
 def test_a_machine_that_left_its_exit_or_a_notice_needs_no_cloud_to_tell(world: ScriptedWorld) -> None:
-    node = layout.node(A, 2, 0, layout.boot("i-2-0", 0))
-    world.store.put(layout.heartbeat(node), codec.dumps(make_beat(1).value))
-    world.store.put(layout.exit_(node), codec.dumps(Exit(outcome="succeeded", why="finished", at=at(3))))
+    node = keys.node(A, 2, 0, keys.boot("i-2-0", 0))
+    world.store.put(keys.heartbeat(node), codec.dumps(make_beat(1).value))
+    world.store.put(keys.exit_(node), codec.dumps(Exit(outcome="succeeded", why="finished", at=at(3))))
     found = node_of(world, "gone", RECLAIMED, "stoker: boot failed: x")
     assert world.cloud.called("why_gone") == [] and world.cloud.called("console") == []
     assert found.exit.value.value.outcome == "succeeded"  # type: ignore[attr-defined]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.spec import Gpus, Resources, Spot
 from stoker.providers import offering
 from stoker.providers.machines import MachineType
-from stoker.spec import Gpus, Resources, Spot
 
 
 def machine(name: str, gpus: int) -> MachineType:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stoker.core.placement import acceptable
-from stoker.model import Offering
-from stoker.spec import Resources, Retry, Spec, Spot
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources, Retry, Spec, Spot
 
 OFFERINGS = tuple(Offering("cloud", "m", "z", spot=spot, price=1.0) for spot in (True, False))
 

@@ -13,18 +13,17 @@ from plain_store import wait_for
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
-from stoker import layout
 from stoker.core.outbox import Outbox, Sending
 from stoker.core.telling import Letter, Told
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import errands, telling
 from stoker.governor.mailbox import Mailbox, trouble, troubles
 from stoker.governor.telling import Send, Teller
-from stoker.model import StopAsked
-from stoker.notify import address
+from stoker.model import channel_address, keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.log_entries import StopAsked
+from stoker.model.policy import House
 from stoker.notify.senders import NotHere, NotSent
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import at, make_spec
 
@@ -89,7 +88,7 @@ def test_how_far_logs_were_read_without_news_is_written_down_before_it_is_much(
         submit(world.store, name, make_spec())
         append(world.store, name, 2, *(StopAsked("jane") for _ in range(entries - 1)))
     one_pass(world.teller(), world.store, at(0), FAILURES)
-    assert bool(list(world.store.list(layout.TOLD))) is written
+    assert bool(list(world.store.list(keys.TOLD))) is written
     mine = world.store.client()
     teller, known = world.teller(mine), news(world.store)
     teller.begin(FAILURES)
@@ -103,7 +102,7 @@ def test_a_log_that_cannot_be_read_keeps_no_other_job_from_being_told_and_is_tol
     for name in ("a", "b"):
         job(world, name)
     jobs = news(world.store)
-    entry = world.store.get(layout.log_entry("a", 3))
+    entry = world.store.get(keys.log_entry("a", 3))
     assert entry is not None
     world.store.put(entry.meta.key, b"no json")
     teller = world.teller()
@@ -132,7 +131,7 @@ def test_a_log_that_nobody_wrote_to_for_hours_is_not_read_for_a_new_channel() ->
 def test_a_channel_that_only_a_newer_stoker_can_read_is_complained_of_and_left_to_it() -> None:
     world = World()
     job(world)
-    world.store.put(layout.told(address.digest("json://one"), 7), b'{"strange": 1}')
+    world.store.put(keys.told(channel_address.digest("json://one"), 7), b'{"strange": 1}')
     assert one_pass(world.teller(), world.store, at(0)) == {
         "notify json": "a newer Stoker tells through it; update this one"
     }
@@ -207,7 +206,7 @@ def test_a_channel_that_failed_is_opened_again_for_its_secret_may_have_changed()
 
 def test_channels_of_the_house_come_before_those_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telling, "_AT_ONCE", 1)
-    first, second = sorted(["json://one", "json://two"], key=address.digest)
+    first, second = sorted(["json://one", "json://two"], key=channel_address.digest)
     world = World()
     job(world, notify=(first,))
     one_pass(world.teller(), world.store, at(0), parse_policy(f"notify: ['{second}']".encode(), "p"))
@@ -300,7 +299,9 @@ def test_that_the_store_does_not_answer_is_raised_before_anything_else(worse: st
     job(world)
 
     def fault(operation: str, key: str) -> Fault | None:
-        error: StoreError = StoreUnavailable("away") if address.digest(worse) in key else StoreDenied("not yours")
+        error: StoreError = (
+            StoreUnavailable("away") if channel_address.digest(worse) in key else StoreDenied("not yours")
+        )
         return Fault(error=error) if operation == "create" else None
 
     teller, jobs = world.teller(world.store.client(fault)), news(world.store)

@@ -9,9 +9,11 @@ import pytest
 from stoker.core import orphans
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import JobSnapshot, Snapshot
-from stoker.fold import JobState
-from stoker.model import Claimed, Closed, Ended, Instance, InstanceState, Known, Launched, Leftover, ResumeAsked
-from stoker.spec import Retry
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Launched, ResumeAsked
+from stoker.model.observed import Known
+from stoker.model.offerings import Instance, InstanceState, Leftover
+from stoker.model.spec import Retry
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_instance, make_snapshot, make_spec, make_state, nodes
 
 YOUNG_S = CAPABILITIES.newborn_s

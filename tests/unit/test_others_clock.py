@@ -10,12 +10,12 @@ from foreign_world import HOUSE, REGION, START, World
 from woken_world import Clock
 
 from stoker import policies
-from stoker.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled
 from stoker.governor.foreign.govern import Looked
 from stoker.governor.serverless.events import Tick, TrainingWake
 from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.schedule import Switch
 from stoker.governor.serverless.waker import Waker
+from stoker.model.errors import AuthDenied, ProviderError, StoreUnavailable, Throttled
 from stoker.testing.memory import MemoryStore
 
 WAKE = TrainingWake("bert", REGION)

@@ -9,7 +9,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import codec
 from stoker.core.outbox import (
     FRESH,
     GIVE_UP,
@@ -27,6 +26,7 @@ from stoker.core.outbox import (
     tidied,
 )
 from stoker.core.telling import Told, orphan
+from stoker.model import codec
 from stoker.testing.sim_data import at
 
 EMPTY = Outbox(to="https://hook.example/key", name="hook")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from checkpoint_world import JOB, memory_store, write
 
-from stoker import layout
 from stoker.agent import folders, output_files
-from stoker.agent.config import NodePaths
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline, LeftOut, OutputFiles, Source, without_caches
 from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import scan
-from stoker.spec import Checkpoints, Environment, Spec
+from stoker.model import keys
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Checkpoints, Environment, Spec
 
 LIMIT_S = 60.0
 
@@ -313,9 +313,9 @@ def test_the_report_of_the_end(tmp_path: Path) -> None:
     assert sync.final(LIMIT_S)
     report = sync.report()
     assert (report.files, report.size, report.left_out) == (2, 6, 1)
-    assert {meta.key for meta in store.list(layout.outputs(JOB, 1))} == {
-        f"{layout.outputs(JOB, 1)}a",
-        f"{layout.outputs(JOB, 1)}b",
+    assert {meta.key for meta in store.list(keys.outputs(JOB, 1))} == {
+        f"{keys.outputs(JOB, 1)}a",
+        f"{keys.outputs(JOB, 1)}b",
     }
 
 

@@ -13,15 +13,15 @@ import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 from plain_store import wait_for
 
-from stoker import layout
 from stoker.agent import outputs
 from stoker.agent.output_files import OutputFiles, Source
 from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import scan
+from stoker.model import keys
 from stoker.store import FileChanged
 from stoker.testing.memory import Fault, MemoryStore
 
-PREFIX = layout.outputs(JOB, 1)
+PREFIX = keys.outputs(JOB, 1)
 LIMIT_S = 60.0
 
 

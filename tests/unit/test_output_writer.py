@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, memory_store
 
-from stoker import layout
 from stoker.agent.output_versions import OutputWriter
-from stoker.errors import StoreUnavailable
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
-PLAIN = layout.outputs(JOB, 1)
-VERSIONS = layout.output_versions(JOB, 1)
+PLAIN = keys.outputs(JOB, 1)
+VERSIONS = keys.output_versions(JOB, 1)
 
 
 def writer(store: Store, *, rank: int = 0, boot: int = 0, nodes: int = 1) -> OutputWriter:
     return OutputWriter(store, JOB, 1, rank, boot, nodes=nodes)
 
 
-def keys(store: MemoryStore) -> dict[str, bytes]:
+def key_list(store: MemoryStore) -> dict[str, bytes]:
     """What is stored: plain names as they are, versions as `<boot>.<number>:<path>`."""
     found = {}
     for prefix in (PLAIN, VERSIONS):
@@ -29,7 +29,7 @@ def keys(store: MemoryStore) -> dict[str, bytes]:
             got = store.get(meta.key)
             assert got is not None
             name = meta.key[len(prefix) :]
-            version = layout.read_output_version(name) if prefix == VERSIONS else None
+            version = keys.read_output_version(name) if prefix == VERSIONS else None
             found[f"{version[0]}.{version[1]}:{version[2]}" if version is not None else name] = got.data
     return found
 
@@ -38,11 +38,11 @@ def test_the_first_version_has_the_plain_name_and_of_later_ones_the_last_stays()
     store = memory_store()
     own = writer(store)
     assert own.write("a", b"1") == 1
-    assert keys(store) == {"a": b"1"}
+    assert key_list(store) == {"a": b"1"}
     assert own.write("a", b"22") == 2
     assert own.write("b", b"") == 0
     assert own.write("a", b"333") == 3
-    assert keys(store) == {"a": b"333", "b": b"", "0.2:a": b"333"}
+    assert key_list(store) == {"a": b"333", "b": b"", "0.2:a": b"333"}
 
 
 def test_a_later_boot_writes_no_plain_name_first_and_deletes_versions_of_earlier_ones() -> None:
@@ -53,14 +53,14 @@ def test_a_later_boot_writes_no_plain_name_first_and_deletes_versions_of_earlier
     second = writer(store, boot=1)
     second.write("a", b"333")
     second.write("new", b"4")
-    assert keys(store) == {"a": b"333", "new": b"4", "1.1:a": b"333", "1.2:new": b"4"}
+    assert key_list(store) == {"a": b"333", "new": b"4", "1.1:a": b"333", "1.2:new": b"4"}
 
 
 def test_a_later_boot_of_another_rank_leaves_the_versions_of_others_alone() -> None:
     store = memory_store()
     writer(store, boot=1, nodes=2).write("a", b"1")
     writer(store, rank=1, boot=1, nodes=2).write("a", b"333")
-    assert {key for key in keys(store) if ":" in key} == {"1.1:a", "1.1:rank-1/a"}
+    assert {key for key in key_list(store) if ":" in key} == {"1.1:a", "1.1:rank-1/a"}
 
 
 def test_a_plain_name_that_is_taken_is_not_replaced_by_a_first_version() -> None:
@@ -68,7 +68,7 @@ def test_a_plain_name_that_is_taken_is_not_replaced_by_a_first_version() -> None
     store = memory_store()
     store.put(f"{PLAIN}a", b"of an earlier agent")
     assert writer(store).write("a", b"1") == 1
-    assert keys(store) == {"a": b"1", "0.1:a": b"1"}
+    assert key_list(store) == {"a": b"1", "0.1:a": b"1"}
 
 
 def test_lower_versions_that_could_not_be_deleted_go_with_the_next() -> None:
@@ -80,10 +80,10 @@ def test_lower_versions_that_could_not_be_deleted_go_with_the_next() -> None:
         own.write("a", data)
     failing[0] = True
     own.write("a", b"3")
-    assert set(keys(memory)) == {"a", "0.1:a", "0.2:a"}
+    assert set(key_list(memory)) == {"a", "0.1:a", "0.2:a"}
     failing[0] = False
     own.write("a", b"4")
-    assert set(keys(memory)) == {"a", "0.3:a"}
+    assert set(key_list(memory)) == {"a", "0.3:a"}
 
 
 def test_each_try_has_a_name_of_its_own() -> None:
@@ -98,7 +98,7 @@ def test_each_try_has_a_name_of_its_own() -> None:
             own.write("a", b"2")
     failing[0] = False
     own.write("a", b"3")
-    assert keys(memory) == {"a": b"3", "0.4:a": b"3"}
+    assert key_list(memory) == {"a": b"3", "0.4:a": b"3"}
 
 
 def test_a_first_version_that_may_have_landed_is_followed_by_a_numbered_one() -> None:
@@ -110,7 +110,7 @@ def test_a_first_version_that_may_have_landed_is_followed_by_a_numbered_one() ->
         own.write("a", b"1")
     failing[0] = False
     own.write("a", b"2")
-    assert keys(memory) == {"a": b"2", "0.1:a": b"2"}
+    assert key_list(memory) == {"a": b"2", "0.1:a": b"2"}
 
 
 def test_the_plain_name_of_a_large_file_is_behind_until_it_is_published(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_the_plain_name_of_a_large_file_is_behind_until_it_is_published(tmp_path
     own = writer(store)
     (tmp_path / "large").write_bytes(b"1" * 10)
     assert own.write_file("large", tmp_path / "large") == 10
-    assert own.behind == set() and keys(store) == {"large": b"1" * 10}
+    assert own.behind == set() and key_list(store) == {"large": b"1" * 10}
     (tmp_path / "large").write_bytes(b"2" * 11)
     assert own.write_file("large", tmp_path / "large") == 11
     assert own.behind == {"large"}
-    assert keys(store) == {"large": b"1" * 10, "0.1:large": b"2" * 11}
+    assert key_list(store) == {"large": b"1" * 10, "0.1:large": b"2" * 11}
     own.publish("large", tmp_path / "large")
-    assert own.behind == set() and keys(store)["large"] == b"2" * 11
+    assert own.behind == set() and key_list(store)["large"] == b"2" * 11
 
 
 def test_a_large_file_that_became_small_is_not_behind(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_a_large_file_that_became_small_is_not_behind(tmp_path: Path) -> None:
         own.write_file("a", tmp_path / "a")
     assert own.behind == {"a"}
     own.write("a", b"small")
-    assert own.behind == set() and keys(store)["a"] == b"small"
+    assert own.behind == set() and key_list(store)["a"] == b"small"
     (tmp_path / "a").write_bytes(b"")
     assert own.write_file("empty", tmp_path / "a") == 0
-    assert keys(store)["empty"] == b""
+    assert key_list(store)["empty"] == b""
 
 
 def test_a_large_file_whose_plain_name_is_taken_gets_a_number(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_large_file_whose_plain_name_is_taken_gets_a_number(tmp_path: Path) ->
     (tmp_path / "a").write_bytes(b"1" * 10)
     own = writer(store)
     assert own.write_file("a", tmp_path / "a") == 10
-    assert keys(store) == {"a": b"of an earlier agent", "0.1:a": b"1" * 10} and own.behind == {"a"}
+    assert key_list(store) == {"a": b"of an earlier agent", "0.1:a": b"1" * 10} and own.behind == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 
-from stoker import layout
 from stoker.agent import outputs
 from stoker.agent.outputs import OutputSync
+from stoker.model import keys
 from stoker.reading.outputs import highest
 from stoker.store import Store, open_store
 from stoker.testing.memory import Fault
 
 LIMIT_S = 60.0
-PREFIX = layout.outputs(JOB, 1)
-VERSIONS = layout.output_versions(JOB, 1)
+PREFIX = keys.outputs(JOB, 1)
+VERSIONS = keys.output_versions(JOB, 1)
 
 
 @pytest.fixture(params=["memory", "folder"])

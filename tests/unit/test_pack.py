@@ -14,7 +14,7 @@ import pytest
 
 from stoker import pack as packing
 from stoker.agent.code import code_digest, unpack
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.pack import Packed, pack
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.agent.code import code_digest, unpack
-from stoker.errors import CodecError
+from stoker.model.errors import CodecError
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker import layout
 from stoker.agent.environment.index import PackedWheels, PrivateIndex, choose_wheels
 from stoker.agent.prepare import SetupFailed
-from stoker.sources import private_variables
-from stoker.spec import Container, Environment, PackageIndex, Wheel, wheels_target
+from stoker.model import keys
+from stoker.model.package_sources import private_variables
+from stoker.model.spec import Container, Environment, PackageIndex, Wheel, wheels_target
 from stoker.testing.memory import MemoryStore
 
 URL = "https://packages.example/simple/"
@@ -82,7 +82,7 @@ def packed(tmp_path: Path, *wheels: Wheel) -> tuple[PackedWheels, MemoryStore]:
 def put(store: MemoryStore, tmp_path: Path, name: str, data: bytes) -> Wheel:
     file = tmp_path / name
     file.write_bytes(data)
-    return Wheel(name, store.put_file(file, layout.wheel).digest, len(data))
+    return Wheel(name, store.put_file(file, keys.wheel).digest, len(data))
 
 
 def test_wheels_are_fetched_when_they_are_needed_and_leave_nothing(tmp_path: Path) -> None:
@@ -104,13 +104,13 @@ def test_a_wheel_that_is_missing_or_not_what_was_submitted(tmp_path: Path) -> No
     with pytest.raises(SetupFailed, match=r"a-1-py3-none-any.whl is not in the store any more") as failure:
         source.open()
     assert not failure.value.user
-    store.put(layout.wheel("0" * 64), b"another")
+    store.put(keys.wheel("0" * 64), b"another")
     with pytest.raises(SetupFailed, match="is not what was submitted") as failure:
         source.open()
     assert not failure.value.user
     later = put(store, tmp_path, "b-1-py3-none-any.whl", b"b")
-    store.put(layout.wheel(f"{later.digest}-2"), b"b")
-    store.delete([layout.wheel(later.digest)])
+    store.put(keys.wheel(f"{later.digest}-2"), b"b")
+    store.delete([keys.wheel(later.digest)])
     PackedWheels(store, [replace(later, generation=2)], tmp_path / "wheels", lambda question: question()).open()
     assert (tmp_path / "wheels" / later.name).read_bytes() == b"b"
 
@@ -155,7 +155,7 @@ def test_wheels_that_are_here_are_not_fetched_again(tmp_path: Path) -> None:
     wheel = put(store, tmp_path, "a-1-py3-none-any.whl", b"a")
     source = PackedWheels(store, [wheel], tmp_path / "wheels", lambda question: question())
     assert source.open().env == {"UV_FIND_LINKS": ""}
-    store.delete([layout.wheel(wheel.digest)])
+    store.delete([keys.wheel(wheel.digest)])
     source.open()
     assert (tmp_path / "wheels" / wheel.name).read_bytes() == b"a"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.path_patterns import PathFilter, below, common_base, entries_of, is_pattern
+from stoker.model.path_patterns import PathFilter, below, common_base, entries_of, is_pattern
 
 
 @pytest.mark.parametrize(

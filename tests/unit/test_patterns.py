@@ -13,10 +13,10 @@ from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
 from stoker.core.governance import fits
 from stoker.core.patterns import INSTRUCTIONS, STEPS, PatternError, Work, compile_pattern
 from stoker.core.retry import told_by
-from stoker.errors import SpecError
 from stoker.jobfile import parse_job, read_layer
+from stoker.model.errors import SpecError
+from stoker.model.policy import Diagnosis
 from stoker.policyfile import parse_policy
-from stoker.rules import Diagnosis
 
 # With `re`, each takes longer than anybody has.
 HANGING = [

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.policy import DEFAULT
-from stoker.fold import JobState
-from stoker.model import Claimed, Closed, Ended, Event, Launched, Offering, ResumeAsked, StopAsked
-from stoker.spec import Limits, Spec
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, ResumeAsked, StopAsked
+from stoker.model.offerings import Offering
+from stoker.model.spec import Limits, Spec
 from stoker.testing.sim_data import (
     OFFERINGS,
     ON_DEMAND,

@@ -6,10 +6,11 @@ from datetime import datetime, timezone
 
 import pytest
 
-from stoker import codec, layout, policies
+from stoker import policies
 from stoker.core.policy import DEFAULT
-from stoker.errors import SpecError, StoreUnavailable, UserError
 from stoker.governor.house import HouseReader
+from stoker.model import codec, keys
+from stoker.model.errors import SpecError, StoreUnavailable, UserError
 from stoker.testing.memory import Fault, MemoryStore
 
 ONE, TWO = "rules: [{max_nodes: 1}]\n", "rules: [{max_nodes: 2}]\n"
@@ -76,17 +77,17 @@ def test_a_governor_reads_it_when_it_changes_and_tells_what_it_cannot_read() -> 
     assert [rule.max_nodes for rule in reader.read().house.rules] == [1]
     assert reader.read() is reader.read()
     newer = policies.Written("rules: [{telepathy: true}]", "somebody", token="t")
-    store.create(layout.rules(2), codec.dumps(newer))
+    store.create(keys.rules(2), codec.dumps(newer))
     unread = reader.read()
     assert "policy version 2:1: rules[0].telepathy: unknown field" in unread.unread and "update" in unread.unread
     assert [rule.max_nodes for rule in unread.house.rules] == [1], "what was known before still holds"
-    store.create(layout.rules(3), b"nonsense")
+    store.create(keys.rules(3), b"nonsense")
     assert reader.read().unread
     policies.write(store, TWO, "jane")
     assert (reader.read().unread, reader.read().house.version) == ("", 4)
 
 
 def test_a_store_that_does_not_answer_is_no_house_without_rules() -> None:
-    store = make_store(faults=lambda method, key: Fault() if method == "list" and key == layout.RULES else None)
+    store = make_store(faults=lambda method, key: Fault() if method == "list" and key == keys.RULES else None)
     with pytest.raises(StoreUnavailable):
         HouseReader(store, DEFAULT).read()

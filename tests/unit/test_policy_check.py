@@ -10,12 +10,13 @@ import pytest
 from scripted_cloud import ScriptedWorld
 
 from stoker import heeding, policies
-from stoker.errors import UserError
 from stoker.heeding import Forecast, bound_value, forecast, heed, heed_used
-from stoker.model import Claimed, Closed, Ended, Launched, Offering
+from stoker.model.errors import UserError
+from stoker.model.log_entries import Claimed, Closed, Ended, Launched
+from stoker.model.offerings import Offering
+from stoker.model.policy import NO_RULES, House
+from stoker.model.spec import Limits, Spec
 from stoker.policyfile import parse_policy
-from stoker.rules import NO_RULES, House
-from stoker.spec import Limits, Spec
 from stoker.store import open_store
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 

@@ -6,9 +6,9 @@ from datetime import date
 
 import pytest
 
-from stoker.errors import SpecError
+from stoker.model.errors import SpecError
+from stoker.model.policy import SUBJECTS, Budget, Exemption, Stall, Utilization
 from stoker.policyfile import MOST_BYTES, parse_policy
-from stoker.rules import SUBJECTS, Budget, Exemption, Stall, Utilization
 
 WHOLE = """
 rules:

@@ -15,16 +15,16 @@ import pytest
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import layout
 from stoker.agent import preparing
 from stoker.agent.activity import Sight
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.environment.making import Making, Recipe
 from stoker.agent.environment.shelf import Shelf
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.inputs.keeping import Kept
 from stoker.agent.node import Node
 from stoker.agent.preparing import Preparing, below
+from stoker.model import keys
+from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.processes import Stat, process_table
 from stoker.testing.memory import MemoryStore
 
@@ -122,7 +122,7 @@ class Turns:
 def make_node(root: Path) -> Node:
     store = MemoryStore(lambda: datetime.now(timezone.utc))
     config = NodeConfig("memory://", "sim", "job", 2, 0, 1, "i-1")
-    return Node(config, NodePaths(root / "node"), store, Here(), layout.node("job", 2, 0, "i-1.0"))
+    return Node(config, NodePaths(root / "node"), store, Here(), keys.node("job", 2, 0, "i-1.0"))
 
 
 def test_a_node_that_another_makes_the_environment_for_says_that_it_waits(tmp_path: Path) -> None:

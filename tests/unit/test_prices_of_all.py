@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.cli import cli, main
-from stoker.errors import AuthDenied, NotInstalled, StokerError, UserError
+from stoker.model.errors import AuthDenied, NotInstalled, StokerError, UserError
 from stoker.providers.ec2 import prices as ec2
 from stoker.providers.gce import prices as gce
 from stoker.providers.pricing import Refreshed, RegionPrices

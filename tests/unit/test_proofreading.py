@@ -9,8 +9,8 @@ import pytest
 from uv import find_uv_bin
 
 from stoker.choosing import check_conda, choose_requirements
-from stoker.errors import UserError
-from stoker.spec import Environment, Spec
+from stoker.model.errors import UserError
+from stoker.model.spec import Environment, Spec
 
 WRONG = [
     "numpy=1.0",

@@ -10,13 +10,13 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB
 
-from stoker import layout
 from stoker.agent import publish
 from stoker.agent.publish import Draft, Publisher
 from stoker.checkpoints import list_checkpoints
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.manifests import encode
-from stoker.model import BlobRef, Manifest
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.node_facts import BlobRef, Manifest
 from stoker.testing.memory import Fault, MemoryStore
 
 memory = checkpoint_world.memory
@@ -34,7 +34,7 @@ def manifest(ordinal: int, name: str = "step", **more: Any) -> Manifest:
 
 
 def key(ordinal: int, name: str = "step") -> str:
-    return layout.manifest(JOB, layout.checkpoint_key(3, ordinal, name))
+    return keys.manifest(JOB, keys.checkpoint_key(3, ordinal, name))
 
 
 def another(ordinal: int, name: str = "step", *, size: int = 0) -> bytes:
@@ -43,7 +43,7 @@ def another(ordinal: int, name: str = "step", *, size: int = 0) -> bytes:
 
 
 def names(store: MemoryStore) -> list[str]:
-    return [meta.key for meta in store.list(layout.checkpoints(JOB))]
+    return [meta.key for meta in store.list(keys.checkpoints(JOB))]
 
 
 def test_a_manifest_is_written_and_told(memory: MemoryStore) -> None:
@@ -52,7 +52,7 @@ def test_a_manifest_is_written_and_told(memory: MemoryStore) -> None:
     made = found.manifest("step", 4, (BLOB,), ranks=(0, 1), step=7, generation=2)
     assert made == Manifest("step", JOB, 3, 0, 4, NOW, (BLOB,), (0, 1), 7, 2)
     found.publish(Draft(made, done.append))
-    assert done == [layout.checkpoint_key(3, 4, "step")] and names(memory) == [key(4)]
+    assert done == [keys.checkpoint_key(3, 4, "step")] and names(memory) == [key(4)]
     assert not found.in_doubt and found.commits == 1
     assert found.last is not None and found.last[1] == 50.0
     ref = found.last[0]
@@ -63,7 +63,7 @@ def test_ordinals_go_on_from_what_the_store_has_of_this_rank(memory: MemoryStore
     assert publisher(memory).next_ordinal() == 1
     for ordinal, rank in ((4, 0), (9, 1)):
         other = replace(manifest(ordinal), rank=rank)
-        memory.put(layout.manifest(JOB, layout.checkpoint_key(3, ordinal, "step", rank)), encode(other))
+        memory.put(keys.manifest(JOB, keys.checkpoint_key(3, ordinal, "step", rank)), encode(other))
     found = publisher(memory)
     assert found.next_ordinal() == 5
     found.publish(Draft(manifest(5), lambda _: None))
@@ -86,7 +86,7 @@ def test_a_place_that_is_taken_moves_the_draft_and_all_that_follow(memory: Memor
     memory.put(key(1), another(1))
     done: list[str] = []
     found.publish(Draft(manifest(1), done.append))
-    assert done == [layout.checkpoint_key(3, 2, "step")] and found.ordinal_of(2) == 3
+    assert done == [keys.checkpoint_key(3, 2, "step")] and found.ordinal_of(2) == 3
     assert memory.holds(key(2)) and memory.get(key(1)) is not None
 
 
@@ -158,7 +158,7 @@ def test_a_part_of_an_older_save_is_not_the_newest(memory: MemoryStore) -> None:
     found = publisher(memory)
     for ordinal in (5, 2):
         found.publish(Draft(manifest(ordinal), lambda _: None))
-    assert found.last is not None and found.last[0].key == layout.checkpoint_key(3, 5, "step")
+    assert found.last is not None and found.last[0].key == keys.checkpoint_key(3, 5, "step")
     assert found.commits == 2 and found.next_ordinal() == 6
     assert [one.name for one in list_checkpoints(memory, JOB)] == ["step", "step"]
 

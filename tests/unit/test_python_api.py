@@ -14,8 +14,8 @@ import pytest
 
 import stoker
 from stoker import Job, client, train
-from stoker.errors import UserError
-from stoker.spec import Resources, Spec
+from stoker.model.errors import UserError
+from stoker.model.spec import Resources, Spec
 
 
 def test_every_name_is_there_and_dir_shows_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker import pythons
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.pythons import find_python
 
 REAL = getattr(sys, "_base_executable", sys.executable)

@@ -20,24 +20,22 @@ from stoker.core.policy import DEFAULT
 from stoker.core.retry import told_by, verdict
 from stoker.core.snapshot import JobSnapshot
 from stoker.core.telling import MOST_LINES, Told, compose, leftover_name, line
-from stoker.fold import JobState
-from stoker.model import (
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import (
     PROTOCOL_VERSION,
     Claimed,
     Closed,
     Ended,
     Event,
-    InstanceState,
-    Known,
     Launched,
-    Leftover,
     ResumeAsked,
     StopAsked,
-    Unknown,
     Warned,
 )
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import InstanceState, Leftover
+from stoker.model.policy import Diagnosis
 from stoker.policyfile import parse_policy
-from stoker.rules import Diagnosis
 from stoker.testing.sim_data import (
     SPOT_A,
     SPOT_B,

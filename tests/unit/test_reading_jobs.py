@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import client_read, codec, index, layout
+from stoker import client_read, index
 from stoker.chunks import MAX_READ_BYTES, Segment, encode_segment
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.index import IndexRecord, write_index
-from stoker.model import BlobRef, Claimed, Ended, Event, Heartbeat, Launched
+from stoker.model import codec, keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.log_entries import Claimed, Ended, Event, Launched
+from stoker.model.node_facts import BlobRef, Heartbeat
+from stoker.model.spec import Submission
 from stoker.reading import accounts, jobs, nodes
 from stoker.reading.cursor import NodeCursor
 from stoker.reading.jobs import Filter, list_jobs
 from stoker.reading.logs import NodeLog
-from stoker.spec import Submission
 from stoker.store import Meta
 from stoker.summary import Summary, summarize
 from stoker.testing.memory import MemoryStore
@@ -57,7 +59,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> ScriptedWorld:
 def beat(world: ScriptedWorld, job: str, at_s: float, **fields: Any) -> None:
     world.cloud.now_s = at_s
     told = Heartbeat(beat=1, phase="training", at=at(at_s), interval_s=10.0, **fields)
-    world.store.put(layout.heartbeat(layout.node(job, 2, 0, layout.boot("i-2-0", 0))), codec.dumps(told))
+    world.store.put(keys.heartbeat(keys.node(job, 2, 0, keys.boot("i-2-0", 0))), codec.dumps(told))
 
 
 # ── Lists ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,8 +79,8 @@ def test_of_several_nodes_the_one_that_got_furthest_counts(world: ScriptedWorld)
     for rank, (trained_s, step) in enumerate([(30.0, 5), (70.0, 8)]):
         world.cloud.now_s = 3000.0 + rank
         told = Heartbeat(beat=1, phase="training", at=at(1), interval_s=10.0, trained_s=trained_s, step=step)
-        node = layout.node(A, 2, rank, layout.boot(f"i-2-{rank}", 0))
-        world.store.put(layout.heartbeat(node), codec.dumps(told))
+        node = keys.node(A, 2, rank, keys.boot(f"i-2-{rank}", 0))
+        world.store.put(keys.heartbeat(node), codec.dumps(told))
     (found,) = list_jobs(world.store).summaries
     assert (found.heard_at, found.step, found.trained_s) == (at(3001), 8, 120.0)
 
@@ -153,7 +155,7 @@ def test_of_ended_jobs_as_many_are_read_as_are_wanted(
         world.cloud.now_s = float(n)
         tags = {"even": "1"} if n % 2 == 0 else {}
         indexed(world, f"j{n}-aaaa", Ended("failed", "x", None), tags=tags, submitted_at=at(n))
-        world.store.delete([layout.active(f"j{n}-aaaa", 1)])
+        world.store.delete([keys.active(f"j{n}-aaaa", 1)])
     read: list[str] = []
     whole = index.read_summary
     monkeypatch.setattr(index, "read_summary", lambda store, job, meta: read.append(job) or whole(store, job, meta))
@@ -164,7 +166,7 @@ def test_of_ended_jobs_as_many_are_read_as_are_wanted(
 
 def test_a_job_that_is_not_indexed_yet_is_read_from_its_log(world: ScriptedWorld) -> None:
     world.submit(A)
-    world.store.put(layout.active(B, 1), b"")
+    world.store.put(keys.active(B, 1), b"")
     found = list_jobs(world.store)
     assert [each.id for each in found.summaries] == [A] and found.unread == {} and found.active == {A, B}
 
@@ -172,7 +174,7 @@ def test_a_job_that_is_not_indexed_yet_is_read_from_its_log(world: ScriptedWorld
 def test_a_job_that_makes_no_sense_is_told_and_hides_no_other(world: ScriptedWorld) -> None:
     world.submit(A)
     world.submit(B)
-    world.store.put(layout.spec(A), b"{}")
+    world.store.put(keys.spec(A), b"{}")
     found = list_jobs(world.store)
     assert [each.id for each in found.summaries] == [B] and found.unread.keys() == {A}
 
@@ -243,7 +245,7 @@ def test_accounts_are_of_jobs_that_may_have_cost_something_since(world: Scripted
     indexed(world, "new-aaaa", ended)
     world.submit("raw-aaaa")
     for job in ("old-aaaa", "new-aaaa"):
-        world.store.delete([layout.active(job, 1)])
+        world.store.delete([keys.active(job, 1)])
 
     def found(since: datetime | None) -> list[str]:
         return [record.state.job for record in accounts.read_accounts(world.store, at(2000), since).records]
@@ -255,8 +257,8 @@ def test_accounts_are_of_jobs_that_may_have_cost_something_since(world: Scripted
 
 def test_accounts_name_what_makes_no_sense_and_leave_out_what_is_not_there(world: ScriptedWorld) -> None:
     world.submit(A)
-    world.store.put(layout.spec(A), b"{}")
-    world.store.put(layout.active(B, 1), b"")
+    world.store.put(keys.spec(A), b"{}")
+    world.store.put(keys.active(B, 1), b"")
     found = accounts.read_accounts(world.store, at(0))
     assert (found.records, found.unread) == ((), (A,))
 
@@ -292,7 +294,7 @@ def test_every_month_is_read_once(first: str, last: str, months: int) -> None:
 # ── Logs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 NODE = NodeLog(attempt=1, claim=2, rank=0, instance="i-2-0")
-FOLDER = layout.node(A, 2, 0, layout.boot("i-2-0", 0))
+FOLDER = keys.node(A, 2, 0, keys.boot("i-2-0", 0))
 
 
 def say(world: ScriptedWorld, text: bytes, chunk: int = 0) -> None:
@@ -305,7 +307,7 @@ def test_following_from_python_ends_with_the_job(world: ScriptedWorld, monkeypat
     watch = client_read._watching(world.store, A, None, None)
     assert watch() == (client_read.node_logs(state, None, None), False)
     assert len(watch()[0]) == 1
-    world.store.delete([meta.key for meta in world.store.list(layout.log_prefix(A))])
+    world.store.delete([meta.key for meta in world.store.list(keys.log_prefix(A))])
     monkeypatch.setattr(client_read.log, "read", lambda *_: None)
     assert watch() == ([], True), "it was removed meanwhile"
 
@@ -354,7 +356,7 @@ class Counting:
 
 
 def test_what_a_machine_said_that_never_had_an_agent_is_told_once(world: ScriptedWorld) -> None:
-    world.store.put(layout.boot_output(FOLDER), b"no space left\n\nshutting down  \n")
+    world.store.put(keys.boot_output(FOLDER), b"no space left\n\nshutting down  \n")
     cursor = NodeCursor(world.store, A, NODE)  # type: ignore[arg-type]
     told = [line.text for line in cursor.lines()]
     assert [text.removeprefix(nodes.BOOT) for text in told] == ["no space left", "shutting down"]
@@ -367,8 +369,8 @@ def test_a_machine_with_an_agent_is_asked_for_its_boot_once(world: ScriptedWorld
     cursor = NodeCursor(store, A, NODE)  # type: ignore[arg-type]
     for _ in range(3):
         assert list(cursor.lines()) == []
-    assert [key for key in store.heads if key == layout.heartbeat(FOLDER)] == [layout.heartbeat(FOLDER)]
-    world.store.put(layout.boot_output(FOLDER), b"late\n")
+    assert [key for key in store.heads if key == keys.heartbeat(FOLDER)] == [keys.heartbeat(FOLDER)]
+    world.store.put(keys.boot_output(FOLDER), b"late\n")
     assert list(cursor.lines()) == [], "an agent's log is the machine's word"
 
 
@@ -376,7 +378,7 @@ def test_only_the_end_of_what_a_boot_said_is_read(world: ScriptedWorld, monkeypa
     monkeypatch.setattr(nodes, "_MOST_BOOT_BYTES", 6)
     assert nodes.boot_lines(world.store, FOLDER) is None
     world.cloud.now_s = 7.0
-    world.store.put(layout.boot_output(FOLDER), b"first\nlast\n")
+    world.store.put(keys.boot_output(FOLDER), b"first\nlast\n")
     found = nodes.boot_lines(world.store, FOLDER)
     assert found == (at(7).timestamp(), [f"{nodes.BOOT}last"])
 

@@ -17,8 +17,8 @@ from stoker.agent.enclosure import Command, Host, View
 from stoker.agent.environment.steps import Step
 from stoker.agent.gang import Agreement
 from stoker.agent.ready import Ready, Readying
+from stoker.model.spec import Container, Environment, Input, PackageIndex, Spec, Submission
 from stoker.processes import TRAINING, make_group
-from stoker.spec import Container, Environment, Input, PackageIndex, Spec, Submission
 
 
 class Surroundings(Host):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stoker import client
-from stoker.errors import UserError
 from stoker.jobfile import Job, gather, named_provider
+from stoker.model.errors import UserError
 from stoker.sending import check_writable, send
 
 CLI = Path(sys.executable).with_name("stoker")

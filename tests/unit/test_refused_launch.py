@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stoker import Job, client, layout, log, policies
+from stoker import Job, client, log, policies
 from stoker.cli import cli
-from stoker.errors import NoCapacity, QuotaExceeded, StoreDenied, Transient, UserError
 from stoker.governor.govern import Governor
-from stoker.model import Claimed, Closed, Instance, Launched, NodeRef, Record
+from stoker.model import keys
+from stoker.model.errors import NoCapacity, QuotaExceeded, StoreDenied, Transient, UserError
+from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record
+from stoker.model.offerings import Instance
+from stoker.model.spec import Resources
 from stoker.providers import registry
 from stoker.providers.local.provider import LocalProvider
-from stoker.spec import Resources
 from stoker.store import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -105,7 +107,7 @@ def test_machines_of_a_job_removed_during_the_launch_are_given_back_where_delete
     terminated: list[str] = []
 
     def launch(_: object, requests: object) -> tuple[Instance, ...]:
-        store.create(layout.removed(job), b"")
+        store.create(keys.removed(job), b"")
         return (Instance(id="i-1", provider="local", job=job, claim=2, rank=0, state="running", created_at=NOW),)
 
     def refuse(keys: object) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from stoker import submitting, tools
 from stoker.core.placement import MAX_COST
-from stoker.errors import InvalidRequest, QuotaExceeded, UserError
-from stoker.model import Offering
+from stoker.model.errors import InvalidRequest, QuotaExceeded, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Checkpoints, Environment, Gpus, Limits, Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
-from stoker.spec import Checkpoints, Environment, Gpus, Limits, Resources, Spec
 from stoker.store import Store, open_store
 
 RESOURCES = Resources(gpus=Gpus("A100", 1), spot="prefer", region="mars-1")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, layout, log
+from stoker import client, index, log
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
-from stoker.model import Claimed, Closed, Ended, Event, Launched, NodeRef, Offering, Record
+from stoker.model import keys
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Offering
 from stoker.reindexing import reindex
 from stoker.spent import read_spent
 from stoker.store import Store, open_store
@@ -45,11 +47,11 @@ def test_index_and_markers_come_back_from_the_logs(store: Store, tmp_path: Path)
         Ended(outcome="succeeded", rule="finished", claim=2),
     )
     # The clock of a folder's files ticks slowly: it ran for a while.
-    os.utime(tmp_path / "store" / layout.log_entry(gone, 3), (1.8e9, 1.8e9))
-    os.utime(tmp_path / "store" / layout.log_entry(gone, 4), (1.8e9 + 60, 1.8e9 + 60))
-    store.delete([meta.key for prefix in (layout.ACTIVE, layout.INDEX) for meta in store.list(prefix)])
+    os.utime(tmp_path / "store" / keys.log_entry(gone, 3), (1.8e9, 1.8e9))
+    os.utime(tmp_path / "store" / keys.log_entry(gone, 4), (1.8e9 + 60, 1.8e9 + 60))
+    store.delete([meta.key for prefix in (keys.ACTIVE, keys.INDEX) for meta in store.list(prefix)])
     done = reindex(store)
-    assert {each.job for each in read_spent(store, [layout.SPENT])} == {gone}, "what it spent, too"
+    assert {each.job for each in read_spent(store, [keys.SPENT])} == {gone}, "what it spent, too"
     assert (done.jobs, done.marked, done.problems) == (3, 1, {})
     assert active_jobs(store) == {running: (1,)}
     phases = {job: index.read_index(store, job) for job in (running, ended, gone)}
@@ -61,7 +63,7 @@ def test_index_and_markers_come_back_from_the_logs(store: Store, tmp_path: Path)
 
 
 def test_a_job_whose_machines_are_not_known_to_be_gone_is_marked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.errors import Transient
+    from stoker.model.errors import Transient
     from stoker.providers.local.provider import LocalProvider
 
     job = add(
@@ -70,7 +72,7 @@ def test_a_job_whose_machines_are_not_known_to_be_gone_is_marked(store: Store, m
         Launched(claim=2, nodes=(NodeRef(0, "some-machine"),)),
         Ended(outcome="succeeded", rule="finished", claim=2),
     )
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
 
     def unknown(*_args: object) -> dict[str, str]:
         raise Transient("nobody answers")
@@ -101,7 +103,7 @@ def test_an_ended_job_is_over_once_all_its_machines_are_gone(
         *(Claimed(offering=there, nodes=2), Launched(claim=4, nodes=(NodeRef(0, "a"), NodeRef(1, "b")))),
         Ended(outcome="succeeded", rule="finished", claim=4),
     )
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(LocalProvider, "state", lambda _self, *given: asked.append(given) or states)
     done = reindex(store)
@@ -114,13 +116,13 @@ def test_a_job_that_is_marked_is_left_as_it_is(store: Store, monkeypatch: pytest
     job = add(store, Ended(outcome="failed", rule="test"))
     done = reindex(store)
     assert (done.jobs, done.marked) == (1, 0) and job in active_jobs(store), "a governor retires it"
-    assert read_spent(store, [layout.SPENT]) == []
+    assert read_spent(store, [keys.SPENT]) == []
 
 
 def test_what_is_left_of_removed_jobs_is_counted(store: Store) -> None:
     job = add(store)
-    store.put(layout.removed("gone-bbbb"), b"")
-    store.put(layout.active("gone-bbbb", 1), b"")
+    store.put(keys.removed("gone-bbbb"), b"")
+    store.put(keys.active("gone-bbbb", 1), b"")
     told: list[tuple[int, int]] = []
     done = reindex(store, lambda number, of: told.append((number, of)))
     assert (done.jobs, done.forgotten, told) == (1, 1, [(1, 1)])
@@ -129,18 +131,18 @@ def test_what_is_left_of_removed_jobs_is_counted(store: Store) -> None:
 
 def test_leftovers_of_jobs_that_are_not_there_are_dropped(store: Store, tmp_path: Path) -> None:
     job = add(store)
-    store.put(layout.index("ghost-bbbb", 1), b"{}")
+    store.put(keys.index("ghost-bbbb", 1), b"{}")
     for name in ("old-bbbb", "young-bbbb"):
-        store.put(layout.active(name, 1), b"")
+        store.put(keys.active(name, 1), b"")
     then = time.time() - 7200
-    os.utime(tmp_path / "store" / layout.active("old-bbbb", 1), (then, then))
+    os.utime(tmp_path / "store" / keys.active("old-bbbb", 1), (then, then))
     assert reindex(store).forgotten == 2
     assert set(active_jobs(store)) == {job, "young-bbbb"}, "a submission may be under way"
 
 
 def test_one_log_that_cannot_be_read_is_told_and_stops_nothing(store: Store) -> None:
     job = add(store)
-    store.put(layout.log_entry("broken-bbbb", 1), b"not json")
+    store.put(keys.log_entry("broken-bbbb", 1), b"not json")
     done = reindex(store)
     assert done.jobs == 1 and list(done.problems) == ["broken-bbbb"]
     assert index.read_index(store, job) is not None

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from stoker import codec, index, layout, log, removing
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.model import Ended, Event, Record, ResumeAsked, Submitted
-from stoker.spec import Code, Input, Spec, Submission, Wheel
+from stoker import index, log, removing
+from stoker.model import codec, keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
+from stoker.model.spec import Code, Input, Spec, Submission, Wheel
 from stoker.submit import generations
 from stoker.submit.generations import Shared, references
 from stoker.summary import summarize
@@ -57,7 +58,7 @@ class World:
     def submit(self, job: str, *events: Event, age: timedelta = timedelta(0), **named: Any) -> None:
         spec = Spec(name=job[:-5], run="true", inputs=named.pop("inputs", {}))
         data = codec.dumps(Submission(job, spec, "jane", **named))
-        self.put(layout.spec(job), age, data)
+        self.put(keys.spec(job), age, data)
         for seq, event in enumerate((Submitted(codec.digest(data), "jane"), *events), 1):
             self.now = NOW - age
             assert log.append(self.store, job, seq, Record(log.new_token(), "t", "t", event))
@@ -83,15 +84,15 @@ USED, OLD, YOUNG, EDGE = "1" * 64, "2" * 64, "3" * 64, "4" * 64
 
 
 def input_key(name: str) -> str:
-    return f"{layout.input_files(name)}file"
+    return f"{keys.input_files(name)}file"
 
 
 KINDS = {
-    "code": (removing.collect_code, layout.CODE, layout.code, {"code": Code(USED, 1, 1, None, None)}),
-    "bundles": (removing.collect_bundles, layout.BUNDLES, layout.bundle, {"bundles": {"tag": USED}}),
-    "tools": (removing.collect_tools, layout.TOOLS, layout.tool, {"tools": {"uv": USED}}),
-    "wheels": (removing.collect_wheels, layout.WHEELS, layout.wheel, {"wheels": {"t": (Wheel("n.whl", USED, 1),)}}),
-    "inputs": (collect_uploads, layout.INPUTS, input_key, {}),
+    "code": (removing.collect_code, keys.CODE, keys.code, {"code": Code(USED, 1, 1, None, None)}),
+    "bundles": (removing.collect_bundles, keys.BUNDLES, keys.bundle, {"bundles": {"tag": USED}}),
+    "tools": (removing.collect_tools, keys.TOOLS, keys.tool, {"tools": {"uv": USED}}),
+    "wheels": (removing.collect_wheels, keys.WHEELS, keys.wheel, {"wheels": {"t": (Wheel("n.whl", USED, 1),)}}),
+    "inputs": (collect_uploads, keys.INPUTS, input_key, {}),
 }
 
 
@@ -99,56 +100,56 @@ KINDS = {
 def test_what_no_job_names_goes_after_a_day(world: World, kind: str) -> None:
     collect, folder, key, named = KINDS[kind]
     if kind == "inputs":
-        named = {"inputs": {"data": Input(f"{world.store.url}/{layout.input_files(USED)}")}}
+        named = {"inputs": {"data": Input(f"{world.store.url}/{keys.input_files(USED)}")}}
     world.submit("job-bbbb", age=9 * DAY, **named)
     for name, age in ((USED, 9 * DAY), (OLD, DAY + MOMENT), (EDGE, DAY), (YOUNG, MOMENT)):
         world.put(key(name), age)
     world.calls.clear()
     assert collect(world.store) == 1
     assert world.keys(folder) == {key(USED), key(EDGE), key(YOUNG)}
-    mark = layout.collected(folder, OLD)
+    mark = keys.collected(folder, OLD)
     assert world.keys("collected/") == {mark}
     assert world.calls.index(("create", mark)) < world.calls.index(("delete", key(OLD))), "given up before it goes"
 
 
 def test_a_name_that_is_given_up_goes_however_young_it_is(world: World) -> None:
-    world.put(layout.code(YOUNG), MOMENT)
+    world.put(keys.code(YOUNG), MOMENT)
     assert removing.collect_code(world.store) == 0
-    world.store.create(layout.collected(layout.CODE, YOUNG), b"")
-    assert removing.collect_code(world.store) == 1 and world.keys(layout.CODE) == set()
+    world.store.create(keys.collected(keys.CODE, YOUNG), b"")
+    assert removing.collect_code(world.store) == 1 and world.keys(keys.CODE) == set()
     assert removing.collect_code(world.store) == 0
 
 
 def test_a_job_that_names_it_meanwhile_keeps_it(world: World) -> None:
     """Between the first look at the jobs and the second: it is given up all the same, and not deleted."""
-    world.put(layout.code(OLD), 2 * DAY)
-    mark = layout.collected(layout.CODE, OLD)
+    world.put(keys.code(OLD), 2 * DAY)
+    mark = keys.collected(keys.CODE, OLD)
     named = Code(OLD, 1, 1, None, None)
     world.meanwhile["create", mark] = lambda: world.submit("new-bbbb", code=named)
     assert removing.collect_code(world.store) == 0
-    assert world.keys(layout.CODE) == {layout.code(OLD)} and world.store.holds(mark)
+    assert world.keys(keys.CODE) == {keys.code(OLD)} and world.store.holds(mark)
 
 
 def test_a_job_whose_spec_cannot_be_read_keeps_everything(world: World) -> None:
-    world.put(layout.code(OLD), 2 * DAY)
+    world.put(keys.code(OLD), 2 * DAY)
     world.submit("bad-bbbb")
-    world.put(layout.spec("bad-bbbb"), DAY, b"{")
+    world.put(keys.spec("bad-bbbb"), DAY, b"{")
     with pytest.raises(StoreError, match=r"bad-bbbb/spec\.json: cannot be read .*; nothing is collected"):
         removing.collect_code(world.store)
-    assert world.store.holds(layout.code(OLD))
-    world.store.delete([layout.spec("bad-bbbb")])
+    assert world.store.holds(keys.code(OLD))
+    world.store.delete([keys.spec("bad-bbbb")])
     assert removing.collect_code(world.store) == 1, "a job without a spec names nothing"
 
 
 def test_much_is_deleted_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removing, "_BATCH", 2)
     for n in range(5):
-        world.put(f"{layout.input_files(OLD)}{n}", 2 * DAY)
+        world.put(f"{keys.input_files(OLD)}{n}", 2 * DAY)
     portions: list[int] = []
     delete = world.store.delete
     monkeypatch.setattr(world.store, "delete", lambda keys: portions.append(len(keys)) or delete(keys))
     assert collect_uploads(world.store) == 1
-    assert portions == [2, 2, 1] and world.keys(layout.INPUTS) == set()
+    assert portions == [2, 2, 1] and world.keys(keys.INPUTS) == set()
 
 
 def test_what_a_spec_names() -> None:
@@ -159,7 +160,7 @@ def test_what_a_spec_names() -> None:
             name="j",
             run="true",
             inputs={
-                "own": Input(f"{url}/{layout.input_files('up-3')}data.csv"),
+                "own": Input(f"{url}/{keys.input_files('up-3')}data.csv"),
                 "other": Input("s3://other/inputs/x/"),
             },
         ),
@@ -171,9 +172,9 @@ def test_what_a_spec_names() -> None:
     )
     found = references(codec.dumps(submission), url, "here")
     assert found == {
-        *(Shared(layout.CODE, "c-2"), Shared(layout.TOOLS, "t1"), Shared(layout.INPUTS, "up-3")),
-        *(Shared(layout.BUNDLES, name) for name in ("b1", "b2")),
-        *(Shared(layout.WHEELS, name) for name in ("w1", "w2-4")),
+        *(Shared(keys.CODE, "c-2"), Shared(keys.TOOLS, "t1"), Shared(keys.INPUTS, "up-3")),
+        *(Shared(keys.BUNDLES, name) for name in ("b1", "b2")),
+        *(Shared(keys.WHEELS, name) for name in ("w1", "w2-4")),
     }
     assert references(b'{"spec": {}}', url, "here") == set()
 
@@ -199,15 +200,15 @@ def test_the_next_generation_is_used_where_earlier_ones_were_given_up(world: Wor
         return b"data"
 
     def keep() -> str:
-        return generations.keep(store, layout.CODE, USED, layout.code, read)
+        return generations.keep(store, keys.CODE, USED, keys.code, read)
 
     assert (keep(), keep(), len(sent)) == (USED, USED, 1), "what is there is not sent again"
     for name in (USED, f"{USED}-2"):
-        store.create(layout.collected(layout.CODE, name), b"")
-        assert generations.any_given_up(store, [Shared(layout.CODE, f"{USED}-3"), Shared(layout.CODE, name)])
-    assert not generations.any_given_up(store, [Shared(layout.CODE, f"{USED}-3")])
+        store.create(keys.collected(keys.CODE, name), b"")
+        assert generations.any_given_up(store, [Shared(keys.CODE, f"{USED}-3"), Shared(keys.CODE, name)])
+    assert not generations.any_given_up(store, [Shared(keys.CODE, f"{USED}-3")])
     assert keep() == f"{USED}-3" and len(sent) == 2
-    assert world.keys(layout.CODE) == {layout.code(USED), layout.code(f"{USED}-3")}
+    assert world.keys(keys.CODE) == {keys.code(USED), keys.code(f"{USED}-3")}
 
 
 # ── Environments ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -215,31 +216,31 @@ def test_the_next_generation_is_used_where_earlier_ones_were_given_up(world: Wor
 
 def environment(world: World, key: str, age: timedelta, parts: str = "ab", **more: timedelta) -> None:
     tree = {"listing": {"digest": "l"}, "parts": [{"digest": part} for part in parts]}
-    place = layout.ENVIRONMENTS
-    world.put(layout.environment_manifest(place, key), age, json.dumps(tree).encode())
-    world.put(layout.environment_used(place, key), age)
+    place = keys.ENVIRONMENTS
+    world.put(keys.environment_manifest(place, key), age, json.dumps(tree).encode())
+    world.put(keys.environment_used(place, key), age)
     for part in ("l", *parts):
-        world.put(layout.environment_part(place, key, part), age)
+        world.put(keys.environment_part(place, key, part), age)
     for part, older in more.items():
-        world.put(layout.environment_part(place, key, part), older)
+        world.put(keys.environment_part(place, key, part), older)
 
 
 def names(world: World, key: str) -> set[str]:
-    return {name.rpartition("/")[2] for name in world.keys(f"{layout.ENVIRONMENTS}{key}/")}
+    return {name.rpartition("/")[2] for name in world.keys(f"{keys.ENVIRONMENTS}{key}/")}
 
 
 def test_an_environment_goes_a_month_after_its_last_use(world: World) -> None:
     for key, age in (("old", 30 * DAY + MOMENT), ("edge", 30 * DAY), ("new", DAY)):
         environment(world, key, age)
     environment(world, "used", 90 * DAY)
-    world.put(layout.environment_used(layout.ENVIRONMENTS, "used"), 2 * DAY)
+    world.put(keys.environment_used(keys.ENVIRONMENTS, "used"), 2 * DAY)
     world.calls.clear()
     assert removing.collect_environments(world.store) == 1
     assert [names(world, key) for key in ("old", "edge", "new", "used")] == [set()] + [
         {"manifest.json", "used", "a", "b", "l"}
     ] * 3
     deleted = [key for operation, key in world.calls if operation == "delete"]
-    assert deleted[0] == layout.environment_manifest(layout.ENVIRONMENTS, "old"), "without it the rest is nothing"
+    assert deleted[0] == keys.environment_manifest(keys.ENVIRONMENTS, "old"), "without it the rest is nothing"
 
 
 def test_parts_that_no_manifest_names_go_after_a_day(world: World) -> None:
@@ -251,7 +252,7 @@ def test_parts_that_no_manifest_names_go_after_a_day(world: World) -> None:
 @pytest.mark.parametrize("manifest", [b"{", b"{}", b"[]", b'{"listing": 1, "parts": []}'])
 def test_a_manifest_that_cannot_be_read_keeps_its_parts(world: World, manifest: bytes) -> None:
     environment(world, "e", 9 * DAY, stray=9 * DAY)
-    world.put(layout.environment_manifest(layout.ENVIRONMENTS, "e"), 9 * DAY, manifest)
+    world.put(keys.environment_manifest(keys.ENVIRONMENTS, "e"), 9 * DAY, manifest)
     before = names(world, "e")
     assert removing.collect_environments(world.store) == 0 and names(world, "e") == before
 
@@ -275,15 +276,15 @@ def test_jobs_that_ended_long_ago_are_told_oldest_first(world: World) -> None:
 
 def test_a_job_goes_with_all_that_was_its_own(world: World) -> None:
     world.indexed("job-bbbb", ENDED, age=DAY)
-    world.put(layout.active("job-bbbb", 1), DAY)
+    world.put(keys.active("job-bbbb", 1), DAY)
     world.put("work/job-bbbb/00000002/0/i.0/exit", DAY)
     world.put("work/job-cccc/00000002/0/i.0/exit", DAY)
     world.calls.clear()
     removing.remove_job(world.store, "job-bbbb", "jane")
-    assert world.keys() == {layout.removed("job-bbbb"), "work/job-cccc/00000002/0/i.0/exit"}
+    assert world.keys() == {keys.removed("job-bbbb"), "work/job-cccc/00000002/0/i.0/exit"}
     order = [key for operation, key in world.calls if operation in ("create", "delete")]
-    assert order[:2] == [layout.log_entry("job-bbbb", 3), layout.removed("job-bbbb")], "said before anything goes"
-    assert order[-1] == layout.spec("job-bbbb")
+    assert order[:2] == [keys.log_entry("job-bbbb", 3), keys.removed("job-bbbb")], "said before anything goes"
+    assert order[-1] == keys.spec("job-bbbb")
 
 
 def test_a_job_that_was_opened_again_is_not_removed(world: World) -> None:
@@ -300,38 +301,38 @@ def test_a_job_whose_log_makes_no_sense_can_be_removed_and_one_that_is_not_told_
         world.store.faults = lambda operation, _key, error=error: Fault(error=error) if operation == "get" else None
         with pytest.raises(type(error)):
             removing.remove_job(world.store, "job-bbbb")
-        assert not world.store.holds(layout.removed("job-bbbb"))
+        assert not world.store.holds(keys.removed("job-bbbb"))
     world.store.faults = None
-    world.put(layout.log_entry("job-bbbb", 2), DAY, b"junk")
+    world.put(keys.log_entry("job-bbbb", 2), DAY, b"junk")
     removing.remove_job(world.store, "job-bbbb")
-    assert world.keys() == {layout.removed("job-bbbb")}
+    assert world.keys() == {keys.removed("job-bbbb")}
 
 
 @pytest.mark.parametrize(
     "left",
     [
-        layout.log_entry("job-bbbb", 9),
+        keys.log_entry("job-bbbb", 9),
         "work/job-bbbb/00000002/0/i.0/exit",
-        layout.active("job-bbbb", 1),
-        layout.index("job-bbbb", 1),
+        keys.active("job-bbbb", 1),
+        keys.index("job-bbbb", 1),
     ],
 )
 def test_what_lands_after_a_removal_is_found_wherever_it_is(world: World, left: str) -> None:
     world.submit("other-bbbb")
     assert removing.finish_removals(world.store) == []
-    world.put(layout.removed("job-bbbb"), DAY)
+    world.put(keys.removed("job-bbbb"), DAY)
     world.put(left, DAY)
     assert removing.finish_removals(world.store) == ["job-bbbb"]
-    assert not world.store.holds(left) and world.store.holds(layout.spec("other-bbbb"))
+    assert not world.store.holds(left) and world.store.holds(keys.spec("other-bbbb"))
     assert removing.finish_removals(world.store) == []
 
 
 def test_markers_of_removed_jobs_are_cleared_and_those_of_submissions_are_not(world: World) -> None:
     for job in ("gone-bbbb", "coming-bbbb", "hidden-bbbb"):
-        world.put(layout.active(job, 1), DAY)
-    world.put(layout.removed("gone-bbbb"), DAY)
-    away = layout.removed("hidden-bbbb")
+        world.put(keys.active(job, 1), DAY)
+    world.put(keys.removed("gone-bbbb"), DAY)
+    away = keys.removed("hidden-bbbb")
     world.store.faults = lambda _operation, key: Fault() if key == away else None
     problems = removing.clear_markers(world.store, ["gone-bbbb", "hidden-bbbb", "coming-bbbb"])
     assert problems.keys() == {"hidden-bbbb"} and "injected fault" in problems["hidden-bbbb"]
-    assert world.keys(layout.ACTIVE) == {layout.active("coming-bbbb", 1), layout.active("hidden-bbbb", 1)}
+    assert world.keys(keys.ACTIVE) == {keys.active("coming-bbbb", 1), keys.active("hidden-bbbb", 1)}

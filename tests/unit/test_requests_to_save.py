@@ -16,7 +16,7 @@ from checkpoint_world import World, checkpoints, memory_store, write
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.checkpoints.write_history import Mark
 from stoker.agent.commits import CommitQueue, CommitRequest
-from stoker.errors import StoreUnavailable
+from stoker.model.errors import StoreUnavailable
 from stoker.saves import Save
 from stoker.store import Sent
 from stoker.testing.memory import MemoryStore

@@ -8,8 +8,8 @@ import pytest
 
 from stoker import requirements
 from stoker.choosing import Chosen, choose_requirements
-from stoker.errors import UserError
-from stoker.spec import Environment, Spec
+from stoker.model.errors import UserError
+from stoker.model.spec import Environment, Spec
 
 LOCK = """\
 [[package]]

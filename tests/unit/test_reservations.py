@@ -15,22 +15,12 @@ from stoker.core.governance import Subject
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.reservations import START_S, Ask, Need, ask_for, bounds_of, micro, reservation
 from stoker.core.snapshot import Append, Launch, Plan
-from stoker.fold import JobState
-from stoker.model import (
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Known,
-    Launched,
-    Offering,
-    ResumeAsked,
-    StopAsked,
-    Warned,
-)
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Warned
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Limits, Spec
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits, Spec
 from stoker.testing.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, make_state, nodes
 
 HOUR = 3600.0

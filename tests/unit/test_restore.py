@@ -17,19 +17,19 @@ from checkpoint_world import (
     assert_sound,
     checkpoints,
     content,
-    keys,
+    manifest_keys,
     memory_store,
     restored_content,
     write,
 )
 
-from stoker import layout
 from stoker.agent.restore import RestoreError, proposals, restore, restore_newest
 from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
 from stoker.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
-from stoker.errors import StoreUnavailable, UserError
 from stoker.manifests import EVERYTHING, encode
-from stoker.model import BlobRef, Manifest
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable, UserError
+from stoker.model.node_facts import BlobRef, Manifest
 from stoker.saves import numbered
 from stoker.store import Store, open_store
 from stoker.testing.memory import Fault, MemoryStore
@@ -57,7 +57,7 @@ def blob_of(store: Store, number: int, path: str) -> str:
     """Where the bytes of a file of the n-th checkpoint are."""
     manifest = checkpoints(store)[number].manifests[0]
     (blob,) = [blob for blob in manifest.files if blob.path.endswith(path)]
-    return layout.blob(JOB, 0, blob.name)
+    return keys.blob(JOB, 0, blob.name)
 
 
 # ── Listing and choosing ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -66,7 +66,7 @@ def blob_of(store: Store, number: int, path: str) -> str:
 def test_checkpoints_are_listed_oldest_first(tmp_path: Path, store: Store) -> None:
     saved(tmp_path, store, claim=10, steps=1)
     saved(tmp_path, store, claim=2, steps=2)
-    assert keys(store) == ["00000002/000001-step-0", "00000002/000002-step-1", "00000010/000001-step-0"]
+    assert manifest_keys(store) == ["00000002/000001-step-0", "00000002/000002-step-1", "00000010/000001-step-0"]
     newest = checkpoints(store)[-1]
     assert (newest.name, newest.step, newest.complete) == ("step-0", 0, True)
     assert newest.size == sum(blob.size for blob in newest.manifests[0].files)
@@ -81,7 +81,7 @@ def test_an_unanswered_list_is_not_an_empty_one(memory: MemoryStore) -> None:
 def test_the_newest_is_chosen_that_is_not_poisoned_and_old_enough(tmp_path: Path, store: Store) -> None:
     saved(tmp_path, store)
     found = checkpoints(store)
-    zero, one, two = keys(store)
+    zero, one, two = manifest_keys(store)
 
     def chosen(poisoned: set[str], before: str | None = None) -> str | None:
         answer = choose(found, frozenset(poisoned), before)
@@ -112,7 +112,7 @@ def test_what_is_no_key(key: str) -> None:
 
 def test_keys_are_read_as_they_are_written() -> None:
     for rank in (0, 3):
-        key = layout.checkpoint_key(7, 12, "step-900", rank)
+        key = keys.checkpoint_key(7, 12, "step-900", rank)
         place = parse_key(key)
         assert place is not None and place.key == key and place.rank == rank
 
@@ -163,21 +163,21 @@ def blob(path: str) -> BlobRef:
 def test_a_manifest_that_cannot_be_trusted_is_left_out(
     memory: MemoryStore, bad: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(bad))
+    memory.create(keys.manifest(JOB, "00000001/000001-evil"), encode(bad))
     assert list_checkpoints(memory, JOB) == []
     assert "left out" in caplog.text
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"name": 1}', b"\xff\xfe", b"[" * 100_000])
 def test_junk_is_left_out(memory: MemoryStore, data: bytes) -> None:
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), data)
-    memory.put(layout.checkpoints(JOB) + "00000001/readme.txt", b"what is this")
+    memory.create(keys.manifest(JOB, "00000001/000001-evil"), data)
+    memory.put(keys.checkpoints(JOB) + "00000001/readme.txt", b"what is this")
     assert list_checkpoints(memory, JOB) == []
 
 
 def test_a_manifest_that_is_too_large_is_not_read(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     good = encode(manifest())
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), good)
+    memory.create(keys.manifest(JOB, "00000001/000001-evil"), good)
     assert len(list_checkpoints(memory, JOB)) == 1
     monkeypatch.setattr("stoker.manifests.MANIFEST_BYTES", len(good) - 1)
     gets = memory.counts["get"]
@@ -216,13 +216,13 @@ def test_links_that_stay_inside(path: str, target: str, safe: bool) -> None:
 def test_a_restore_makes_the_folder_what_it_was(tmp_path: Path, store: Store) -> None:
     saved(tmp_path, store)
     folder = tmp_path / "new" / "checkpoints"
-    restored = restore(store, JOB, 0, keys(store)[1], folder)
+    restored = restore(store, JOB, 0, manifest_keys(store)[1], folder)
     assert content(folder) == {"step-1/model": b"model 1", "step-1/sub/optimizer": b"optimizer 1"}
-    assert restored.key == keys(store)[1]
+    assert restored.key == manifest_keys(store)[1]
     assert [name for _, name in numbered(folder)] == ["step-1"]
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoints"]
-    again = restore(store, JOB, 0, keys(store)[2], folder)
-    assert again.key == keys(store)[2]
+    again = restore(store, JOB, 0, manifest_keys(store)[2], folder)
+    assert again.key == manifest_keys(store)[2]
     assert set(content(folder)) == {"step-2/model", "step-2/sub/optimizer"}
 
 
@@ -230,7 +230,7 @@ def test_what_was_in_the_folder_is_set_aside_not_lost(tmp_path: Path, store: Sto
     saved(tmp_path, store)
     folder = tmp_path / "new" / "checkpoints"
     write(folder / "mine", "precious")
-    restore(store, JOB, 0, keys(store)[0], folder)
+    restore(store, JOB, 0, manifest_keys(store)[0], folder)
     assert "mine" not in content(folder)
     assert (folder.parent / ".checkpoints.replaced" / "mine").read_text() == "precious"
 
@@ -239,7 +239,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path, store: Store) -> None:
     saved(tmp_path, store)
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    restore(store, JOB, 0, keys(store)[0], tmp_path / "link")
+    restore(store, JOB, 0, manifest_keys(store)[0], tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert content(tmp_path / "disk")
 
@@ -262,7 +262,7 @@ def test_a_mount_point_is_filled(tmp_path: Path, store: Store, monkeypatch: pyte
         real(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr("stoker.stores.extraction.os.rename", rename)
-    restore(store, JOB, 0, keys(store)[0], folder)
+    restore(store, JOB, 0, manifest_keys(store)[0], folder)
     assert (folder / "step-0" / "model").read_text() == "model 0"
     assert (folder / ".tmp-replaced" / "mine").read_text() == "precious"
     assert not (folder / "mine").exists()
@@ -282,13 +282,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_folder_stays(tmp_path: Path
     folder = tmp_path / "folder"
     write(folder / "before", "as it was")
     with pytest.raises(RestoreError, match="optimizer"):
-        restore(store, JOB, 0, keys(store)[2], folder)
+        restore(store, JOB, 0, manifest_keys(store)[2], folder)
     assert content(folder) == {"before": b"as it was"}
     assert [path.name for path in tmp_path.iterdir() if "restoring" in path.name] == []
     failed: list[str] = []
     restored = restore_newest(store, JOB, folder, on_failure=lambda key, _: failed.append(key))
-    assert restored is not None and restored.key == keys(store)[1]
-    assert failed == [keys(store)[2]]
+    assert restored is not None and restored.key == manifest_keys(store)[1]
+    assert failed == [manifest_keys(store)[2]]
     assert content(folder)["step-1/model"] == b"model 1"
 
 
@@ -314,18 +314,18 @@ def test_a_bit_that_flipped_on_the_way_is_no_damage(tmp_path: Path, memory: Memo
         def __getattr__(self, name: str) -> object:
             return getattr(memory, name)
 
-    restored = restore(Noisy(), JOB, 0, keys(memory)[-1], tmp_path / "folder")  # type: ignore[arg-type]
-    assert restored.key == keys(memory)[-1]
+    restored = restore(Noisy(), JOB, 0, manifest_keys(memory)[-1], tmp_path / "folder")  # type: ignore[arg-type]
+    assert restored.key == manifest_keys(memory)[-1]
 
 
 def test_proposals_go_from_new_to_old(tmp_path: Path, store: Store) -> None:
     saved(tmp_path, store)
-    zero, one, two = keys(store)
+    zero, one, two = manifest_keys(store)
     assert list(proposals(store, JOB)) == [two, one, zero]
     assert list(proposals(store, JOB, frozenset({two}))) == [one, zero]
     offered = proposals(store, JOB)
     assert next(offered) == two
-    store.delete([layout.manifest(JOB, one)])
+    store.delete([keys.manifest(JOB, one)])
     assert list(offered) == [zero]
 
 
@@ -355,11 +355,11 @@ def test_parts_of_different_saves_never_make_one_checkpoint(tmp_path: Path, stor
 def test_a_link_that_leads_out_is_refused(tmp_path: Path, memory: MemoryStore) -> None:
     world = World(tmp_path, memory).begin()
     write(tmp_path / "text", "../../outside")
-    sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
+    sent = memory.put_file(tmp_path / "text", lambda digest: keys.blob(JOB, 0, digest))
     evil = manifest(files=(BlobRef("link", sent.digest, sent.size, stat.S_IFLNK | 0o777),))
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(evil))
+    memory.create(keys.manifest(JOB, "00000001/000001-evil"), encode(evil))
     with pytest.raises(RestoreError, match="leaves the folder"):
-        restore(memory, JOB, 0, keys(memory)[0], world.folder)
+        restore(memory, JOB, 0, manifest_keys(memory)[0], world.folder)
     assert list(world.folder.iterdir()) == []
 
 
@@ -368,19 +368,19 @@ def test_a_link_is_restored_as_far_as_its_text_can_be_read(
     tmp_path: Path, memory: MemoryStore, text: bytes, points_at: str
 ) -> None:
     (tmp_path / "text").write_bytes(text)
-    sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
+    sent = memory.put_file(tmp_path / "text", lambda digest: keys.blob(JOB, 0, digest))
     strange = manifest(files=(BlobRef("link", sent.digest, sent.size, stat.S_IFLNK | 0o777),))
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(strange))
-    restore(memory, JOB, 0, keys(memory)[0], tmp_path / "folder")
+    memory.create(keys.manifest(JOB, "00000001/000001-evil"), encode(strange))
+    restore(memory, JOB, 0, manifest_keys(memory)[0], tmp_path / "folder")
     assert os.fspath((tmp_path / "folder/link").readlink()) == points_at
 
 
 def test_no_file_is_restored_with_more_rights_than_a_plain_one(tmp_path: Path, memory: MemoryStore) -> None:
     write(tmp_path / "text", "x")
-    sent = memory.put_file(tmp_path / "text", lambda digest: layout.blob(JOB, 0, digest))
+    sent = memory.put_file(tmp_path / "text", lambda digest: keys.blob(JOB, 0, digest))
     evil = manifest(files=(BlobRef("root", sent.digest, sent.size, 0o106755), BlobRef("none", sent.digest, 1, 0)))
-    memory.create(layout.manifest(JOB, "00000001/000001-evil"), encode(evil))
-    restore(memory, JOB, 0, keys(memory)[0], tmp_path / "folder")
+    memory.create(keys.manifest(JOB, "00000001/000001-evil"), encode(evil))
+    restore(memory, JOB, 0, manifest_keys(memory)[0], tmp_path / "folder")
     assert (tmp_path / "folder" / "root").stat().st_mode & 0o7777 == 0o755
     assert (tmp_path / "folder" / "none").read_text() == "x"
 
@@ -567,11 +567,11 @@ def test_an_imported_checkpoint_is_the_oldest_and_pruned_like_any_other(tmp_path
     world.save("step-1", {"model": "1"})
     world.tick()
     # It was restored last, so it stays as long as this attempt trains.
-    assert keys(store) == [key, "00000001/000001-step-1"]
+    assert manifest_keys(store) == [key, "00000001/000001-step-1"]
     second = World(tmp_path, store, keep=1, claim=2).restore_newest().begin()
     second.save("step-2", {"model": "2"})
     second.tick()
-    assert keys(store) == ["00000001/000001-step-1", "00000002/000001-step-2"]
+    assert manifest_keys(store) == ["00000001/000001-step-1", "00000002/000001-step-2"]
     assert_sound(store)
 
 

@@ -11,25 +11,10 @@ from stoker.core.cases import Case, case_of, facts_complete
 from stoker.core.kept_work import nothing_saved
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import closing, poisoned, verdict
-from stoker.fold import JobState
-from stoker.model import (
-    Activity,
-    CheckpointRef,
-    Claimed,
-    Closed,
-    Draining,
-    Ended,
-    Event,
-    Exit,
-    FailureCause,
-    Heartbeat,
-    Launched,
-    ResumeAsked,
-    StopAsked,
-    Trend,
-    Unknown,
-    Waste,
-)
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Waste
+from stoker.model.node_facts import Activity, CheckpointRef, Exit, FailureCause, Heartbeat, Trend
+from stoker.model.observed import Unknown
 from stoker.testing.sim_data import (
     SPOT_A,
     at,

@@ -11,29 +11,16 @@ from stoker import client, log
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Plan, Snapshot
-from stoker.errors import UserError
-from stoker.fold import JobState, fold
 from stoker.governor import background
 from stoker.jobfile import Job
-from stoker.model import (
-    Claimed,
-    Closed,
-    Ended,
-    Entry,
-    Event,
-    Instance,
-    InstanceState,
-    Known,
-    Launched,
-    NodeRef,
-    Observed,
-    Offering,
-    Submitted,
-    Unknown,
-)
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Submitted
+from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.offerings import Instance, InstanceState, Offering
+from stoker.model.spec import LocalResources, Resources
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
-from stoker.spec import LocalResources, Resources
 from stoker.store import open_store
 from stoker.testing.sim_data import at, make_snapshot, make_spec
 

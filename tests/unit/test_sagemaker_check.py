@@ -11,11 +11,11 @@ pytest.importorskip("botocore")
 
 from botocore.exceptions import ClientError
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Limits, Resources, SagemakerResources, Spec
 from stoker.providers.base import Finding
 from stoker.providers.registry import Context
 from stoker.providers.sagemaker.provider import SageMakerProvider
-from stoker.spec import Limits, Resources, SagemakerResources, Spec
 from stoker.submitting import KnowsLimits
 
 SPEC = Spec(name="x", run="true", nodes=2, resources=Resources(provider="sagemaker", machine=("ml.g5.xlarge",)))

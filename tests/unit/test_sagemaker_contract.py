@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from stoker.agent import folders, sagemaker
-from stoker.agent.config import NodePaths
 from stoker.agent.enclosure import Command, Host, Mount
 from stoker.agent.environ import Place
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.sagemaker import Machine
-from stoker.command import command_argv
-from stoker.errors import SpecError
 from stoker.jobfile.job import Job
+from stoker.model.command_line import command_argv
+from stoker.model.errors import SpecError
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Checkpoints, Container, Environment, Input, Resources, Spec, Submission
 from stoker.processes import TRAINING, NotMounted, make_group
-from stoker.spec import Checkpoints, Container, Environment, Input, Resources, Spec, Submission
 
 TOOLKIT = Path(sys.prefix) / "sagemaker" / "bin" / "python"
 MACHINE = Machine("ml.p4d.24xlarge", "ens5", cpus=96, gpus=8, neurons=0)

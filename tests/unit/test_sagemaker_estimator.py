@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from stoker.command import command_argv
-from stoker.errors import UserError
 from stoker.jobfile import layer_of, resolve
 from stoker.jobfile.job import Job
+from stoker.model.command_line import command_argv
+from stoker.model.errors import UserError
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.sagemaker import Estimator, HuggingFace, PyTorch, TensorFlow, TrainingInput, s3_input
 from stoker.sagemaker.arguments import ARGUMENTS, BadArgument
 from stoker.sagemaker.estimator import EstimatorBase
-from stoker.spec import Spec
 
 # The arguments of EstimatorBase, Estimator, Framework, PyTorch, TensorFlow, HuggingFace and SKLearn in the SDK 2.257,
 # and in 1.72 where they were called otherwise.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.base import Grants
 from stoker.providers.linking import Seat
 from stoker.providers.sagemaker import iam, links, names

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from stoker import layout
-from stoker.agent.config import NodeConfig
 from stoker.agent.main import _announce
 from stoker.agent.node import utcnow
-from stoker.errors import StoreUnavailable
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable
+from stoker.model.node_config import NodeConfig
 from stoker.providers.base import Contained, Remade
 from stoker.providers.sagemaker.bootstrap import who
 from stoker.providers.sagemaker.machine import ASKED, GRACE_S, SageMakerMachine
@@ -172,8 +172,8 @@ def test_one_that_comes_back_under_the_same_name_is_a_later_boot() -> None:
     assert [_announce(store, CONFIG, 0, until_s) for _ in range(3)] == [0, 1, 2]
     # A boot that this disk remembers is not announced again, nor another one's.
     assert _announce(store, CONFIG, 5, until_s) == 5
-    keys = [layout.heartbeat(layout.node("gpt-7f3k", 4, 1, layout.boot(CONFIG.instance, n))) for n in (0, 1, 2, 5)]
-    assert sorted(meta.key for meta in store.list("")) == sorted(keys)
+    key_list = [keys.heartbeat(keys.node("gpt-7f3k", 4, 1, keys.boot(CONFIG.instance, n))) for n in (0, 1, 2, 5)]
+    assert sorted(meta.key for meta in store.list("")) == sorted(key_list)
 
 
 def test_a_lost_reply_is_not_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from stoker import codec
-from stoker.errors import QuotaExceeded, SpecError, UserError
 from stoker.jobfile.honour import check_honoured
-from stoker.model import Offering
+from stoker.model import codec
+from stoker.model.errors import QuotaExceeded, SpecError, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Container, Environment, Limits, Resources, Retry, SagemakerResources, Spec
 from stoker.providers.base import LaunchOrder
 from stoker.providers.sagemaker import catalog, offers, prices, request
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.providers.sagemaker.errors import mapped
-from stoker.spec import Container, Environment, Limits, Resources, Retry, SagemakerResources, Spec
 
 GOLDEN = Path(__file__).parent / "golden"
 C5 = Offering("sagemaker", "ml.c5.xlarge", "", False, "eu-west-1", 0.2, 0.2, "test", 4, 8 << 30)

@@ -17,13 +17,13 @@ import google_services
 import pytest
 from secret_services import GoogleVault, Vault, google_vault_service, vault_service
 
-from stoker import references
 from stoker.agent import secrets
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch, fetch_all
-from stoker.errors import UserError
 from stoker.google import secrets as google
-from stoker.references import Reference
+from stoker.model import secret_refs
+from stoker.model.errors import UserError
+from stoker.model.secret_refs import Reference
 
 KEY, SECRET = "AKIAEXAMPLE", "the/key+of=somebody"
 
@@ -68,19 +68,19 @@ def problem(reference: str, *, user: bool = True) -> str:
 
 
 def test_references() -> None:
-    assert references.parse("env") == Reference("env")
-    assert references.parse("env:HF_TOKEN") == Reference("env", "HF_TOKEN")
-    assert references.parse("aws-sm:prod/db#password") == Reference("aws-sm", "prod/db", key="password")
+    assert secret_refs.parse("env") == Reference("env")
+    assert secret_refs.parse("env:HF_TOKEN") == Reference("env", "HF_TOKEN")
+    assert secret_refs.parse("aws-sm:prod/db#password") == Reference("aws-sm", "prod/db", key="password")
     arn = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:hf-AbCdEf"
-    assert references.parse(f"aws-sm:{arn}#a.b") == Reference("aws-sm", arn, key="a.b")
-    assert references.parse("aws-ssm:/prod/token:3") == Reference("aws-ssm", "/prod/token:3")
-    assert references.parse("gcp-sm:hf@7#key") == Reference("gcp-sm", "hf", "7", "key")
-    assert references.parse("gcp-sm:projects/p/secrets/hf") == Reference("gcp-sm", "projects/p/secrets/hf")
-    assert references.parse("aws-codeartifact:team@123456789012") == Reference(
+    assert secret_refs.parse(f"aws-sm:{arn}#a.b") == Reference("aws-sm", arn, key="a.b")
+    assert secret_refs.parse("aws-ssm:/prod/token:3") == Reference("aws-ssm", "/prod/token:3")
+    assert secret_refs.parse("gcp-sm:hf@7#key") == Reference("gcp-sm", "hf", "7", "key")
+    assert secret_refs.parse("gcp-sm:projects/p/secrets/hf") == Reference("gcp-sm", "projects/p/secrets/hf")
+    assert secret_refs.parse("aws-codeartifact:team@123456789012") == Reference(
         "aws-codeartifact", "team", "123456789012"
     )
-    assert references.parse("aws-ecr:eu-west-1") == Reference("aws-ecr", detail="eu-west-1")
-    assert references.parse("gcp-token") == Reference("gcp-token")
+    assert secret_refs.parse("aws-ecr:eu-west-1") == Reference("aws-ecr", detail="eu-west-1")
+    assert secret_refs.parse("gcp-token") == Reference("gcp-token")
     for wrong in (
         "",
         "hunter2",
@@ -93,7 +93,7 @@ def test_references() -> None:
         "aws-sm:#x",
     ):
         with pytest.raises(ValueError, match="expected env:NAME") as failure:
-            references.parse(wrong)
+            secret_refs.parse(wrong)
         assert not wrong or wrong not in str(failure.value) or wrong in ("aws-sm:", "aws-codeartifact:")
 
 
@@ -332,7 +332,7 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
 
 
 def test_a_variable_is_looked_for_before_a_job_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.spec import Spec
+    from stoker.model.spec import Spec
     from stoker.surroundings import _check_secrets, unmasked
 
     spec = Spec(name="x", run="true", secrets={"A": "env:MINE", "B": "aws-sm:x"})

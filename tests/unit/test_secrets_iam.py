@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.base import Granting, Grants
 from stoker.providers.ec2 import iam as ec2
 from stoker.providers.gce import iam as gce

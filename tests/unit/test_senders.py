@@ -17,8 +17,8 @@ import boto3
 import pytest
 import requests
 
-from stoker import codec
 from stoker.core.telling import Told, compose
+from stoker.model import codec
 from stoker.notify import webhook as webhook_module
 from stoker.notify.body import body
 from stoker.notify.chat import cut

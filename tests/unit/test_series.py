@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.model import Series
-from stoker.series import means, pack, quiet, unpack
+from stoker.model.node_facts import Series
+from stoker.model.usage_series import means, pack, quiet, unpack
 
 # Half percents are kept: what is finer is not.
 SHARES = st.one_of(st.none(), st.integers(0, 200).map(lambda step: step / 200))

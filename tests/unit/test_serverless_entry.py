@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import InvalidRequest, Transient
 from stoker.governor.serverless import aws, gcp
 from stoker.governor.serverless.waker import Done, Waker
+from stoker.model.errors import InvalidRequest, Transient
 
 CLOCK = "projects/p/locations/l/jobs/tick"
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from agent_world import JOB, AgentWorld
 
-from stoker import layout
 from stoker.agent import prepare, ready
 from stoker.agent.enclosure import Command, Host
 from stoker.agent.environment.conda import Conda, Program
@@ -18,11 +17,12 @@ from stoker.agent.environment.steps import Answer
 from stoker.agent.gang import Agreement
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.ready import Ready, Readying
-from stoker.errors import CodecError
-from stoker.fold import JobState
+from stoker.model import keys
+from stoker.model.errors import CodecError
+from stoker.model.job_state import JobState
+from stoker.model.spec import Code, Environment, PackageIndex, Spec, Submission
 from stoker.pack import pack
 from stoker.processes import TRAINING, make_group
-from stoker.spec import Code, Environment, PackageIndex, Spec, Submission
 
 
 class Told(Exception):
@@ -144,8 +144,8 @@ def with_code(world: AgentWorld, generation: int = 1) -> tuple[JobState, Submiss
     (world.root / "source").mkdir()
     (world.root / "source" / "train.py").write_text("print(1)")
     packed = pack(world.root / "source")
-    name = layout.shared_name(packed.digest, generation)
-    world.store.put(layout.code(name), packed.path.read_bytes())
+    name = keys.shared_name(packed.digest, generation)
+    world.store.put(keys.code(name), packed.path.read_bytes())
     submission = replace(a_submission(), code=Code(packed.digest, 1, 1, generation=generation))
     return replace(world.state, code_digest=packed.digest), submission
 
@@ -163,7 +163,7 @@ def test_the_code_is_what_was_packed_and_nothing_else(world: AgentWorld, generat
 
 def test_code_that_is_gone_from_the_store_is_told(world: AgentWorld) -> None:
     state, submission = with_code(world)
-    world.store.delete([layout.code(state.code_digest or "")])
+    world.store.delete([keys.code(state.code_digest or "")])
     paths = world.node(world.claim()).paths
     with pytest.raises(
         SetupFailed, match="the packed code is not in the store any more; submit the job again"
@@ -174,7 +174,7 @@ def test_code_that_is_gone_from_the_store_is_told(world: AgentWorld) -> None:
 
 def test_code_is_checked_against_the_log(world: AgentWorld) -> None:
     state, submission = with_code(world)
-    key = layout.code(state.code_digest or "")
+    key = keys.code(state.code_digest or "")
     (world.root / "source" / "train.py").write_text("print(2)")
     world.store.put(key, pack(world.root / "source").path.read_bytes())
     with pytest.raises(CodecError, match="expected digest"):

@@ -8,15 +8,15 @@ from datetime import datetime, timezone
 
 import pytest
 
-from stoker import layout
 from stoker.agent.inputs import sharing
-from stoker.errors import StoreDenied, StoreUnavailable, UserError
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
 from stoker.removing import remove_job
 from stoker.store import Meta
 from stoker.testing.memory import MemoryStore
 
 URL = "s3://bucket/data"
-KEY = layout.shared_files("job-1", "data")
+KEY = keys.shared_files("job-1", "data")
 FILES = tuple(
     Meta(key, size, sharing.UNTOLD, etag)
     for key, size, etag in (("a", 0, ""), ("b/ä %25", 10**13, '"x-2"'), ("b/\udcff\n", 1, "e"))
@@ -162,7 +162,7 @@ def test_it_goes_with_the_job() -> None:
     store = MemoryStore(utcnow)
     sharing.agree(store, KEY, URL, lambda: FILES)
     remove_job(store, "job-1")
-    assert [meta.key for meta in store.list("")] == [layout.removed("job-1")]
+    assert [meta.key for meta in store.list("")] == [keys.removed("job-1")]
 
 
 def test_a_list_may_have_empty_files_and_be_as_large_as_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from datetime import datetime, timezone
 import pytest
 from bench.fabricate import active_objects, name_of
 
-from stoker import index, layout
-from stoker.errors import StoreDenied
+from stoker import index
+from stoker.model import keys
+from stoker.model.errors import StoreDenied
 from stoker.parallel import each_in_order
 from stoker.reading.jobs import list_jobs
 from stoker.reindexing import reindex
@@ -32,7 +33,7 @@ class Slow:
         self.jobs = [name_of(n) for n in range(jobs)]
         self.store = MemoryStore(lambda: datetime.now(timezone.utc))
         for key, data in active_objects(self.jobs).items():
-            if not (ended and key.startswith(layout.ACTIVE)):
+            if not (ended and key.startswith(keys.ACTIVE)):
                 self.store.put(key, data)
         self.store.faults = self._answer
         self.broken: str | None = None
@@ -68,7 +69,7 @@ def test_reindex_reads_side_by_side() -> None:
 def test_reindex_looks_for_no_log_that_it_has_read() -> None:
     slow = Slow(20)
     reindex(slow.store)
-    assert not [key for key in slow.looked_for if key.startswith(layout.JOBS)]
+    assert not [key for key in slow.looked_for if key.startswith(keys.JOBS)]
 
 
 def test_one_job_that_cannot_be_read_keeps_no_other_from_it() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stoker.core.spans import span_text
+from stoker.model.durations import span_text
 
 
 @pytest.mark.parametrize(

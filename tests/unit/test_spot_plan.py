@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker import layout, policies
+from stoker import policies
 from stoker.cli import main
 from stoker.heeding import heed
+from stoker.model import keys
+from stoker.model.policy import NO_RULES
+from stoker.model.spec import Gpus, Resources
 from stoker.providers.offering import fewest_gpus
-from stoker.rules import NO_RULES
-from stoker.spec import Gpus, Resources
 from stoker.store import Store, open_store
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec
 
@@ -47,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def saw(store: Store, names: tuple[str, ...], *fates: str) -> None:
     for number, fate in enumerate(fates):
         told = fate if fate.endswith("dry") else f"x-1.{number}.{fate}"
-        store.put(layout.sighting(datetime.now(timezone.utc), names, told), b"")
+        store.put(keys.sighting(datetime.now(timezone.utc), names, told), b"")
 
 
 @pytest.mark.usefixtures("store")

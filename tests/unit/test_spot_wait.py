@@ -11,12 +11,14 @@ from stoker.core.decide import decide_job
 from stoker.core.placement import Chosen, Dry, Impossible, acceptable, place
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append
-from stoker.errors import UserError
-from stoker.fold import JobState
 from stoker.heeding import as_housed, heed
-from stoker.model import Claimed, Closed, Ended, Event, Known, Launched, Offering, Warned
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Warned
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
+from stoker.model.spec import Limits, Spec, Spot
 from stoker.policyfile import parse_policy
-from stoker.spec import Limits, Spec, Spot
 from stoker.submitting import fitting_offerings
 from stoker.testing.sim_data import (
     OFFERINGS,

@@ -11,11 +11,13 @@ from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot
 from stoker.core.stalls import begins_to_stall, silent, stalled, wasteful
-from stoker.model import Activity, Claimed, Draining, Heartbeat, Launched, Stamped, Warned
+from stoker.model.log_entries import Claimed, Draining, Launched, Warned
+from stoker.model.node_facts import Activity, Heartbeat
+from stoker.model.observed import Stamped
+from stoker.model.policy import Stall, Utilization
+from stoker.model.spec import Gpus, Limits, Resources
+from stoker.model.usage_series import pack
 from stoker.policyfile import parse_policy
-from stoker.rules import Stall, Utilization
-from stoker.series import pack
-from stoker.spec import Gpus, Limits, Resources
 from stoker.testing.sim_data import (
     AT_WORK,
     NO_WORK,

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from stoker import codec, index, layout, log
+from stoker import index, log
 from stoker.cli import following
 from stoker.cli.following import Follower, Screen
 from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
 from stoker.core.placement import next_try
 from stoker.core.policy import DEFAULT
-from stoker.model import CheckpointRef, Claimed, Closed, Ended, Event, Heartbeat, Launched, Offering, Record, Submitted
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Submitted
+from stoker.model.node_facts import CheckpointRef, Heartbeat
+from stoker.model.offerings import Offering
+from stoker.model.spec import Submission
 from stoker.reading.logs import Line
-from stoker.spec import Submission
 from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
@@ -120,8 +123,8 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
         assert log.append(store, JOB, state.seq + 1 if state else 1, record)
 
     def beat() -> None:
-        key = layout.node(JOB, 2, 0, layout.boot("i-2-0", 0))
-        store.put(layout.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
+        key = keys.node(JOB, 2, 0, keys.boot("i-2-0", 0))
+        store.put(keys.heartbeat(key), codec.dumps(make_beat(0.0, step=412).value))
 
     append(Submitted(spec_digest="", submitter="jane"))
     append(CLAIM)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from obstore.exceptions import GenericError, InvalidPathError, PermissionDeniedError, PreconditionError
 
-from stoker.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import ObjectChanged, ObjectNamesUnusable
 from stoker.stores import gcs, google_accounts, s3
 from stoker.stores.answers import first_line, reason, translated

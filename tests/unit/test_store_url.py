@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.store import can_be_key, open_store
 from stoker.surroundings import store_environ, unreachable
 

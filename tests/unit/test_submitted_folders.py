@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import UserError
 from stoker.inputs import localise_input
-from stoker.model import Capabilities
-from stoker.spec import Checkpoints, Environment, Input, Spec
+from stoker.model.errors import UserError
+from stoker.model.offerings import Capabilities
+from stoker.model.spec import Checkpoints, Environment, Input, Spec
 from stoker.store import Store, open_store
 from stoker.submit import system_folders
 from stoker.submit.kept_folders import check_kept_folders

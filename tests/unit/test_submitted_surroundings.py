@@ -11,9 +11,9 @@ import pytest
 
 from stoker import inputs, submitting, surroundings
 from stoker.agent.inputs import source
-from stoker.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
+from stoker.model.spec import Container, Environment, Input, Resources, Spec
 from stoker.providers import registry
-from stoker.spec import Container, Environment, Input, Resources, Spec
 from stoker.store import open_store
 from stoker.surroundings import localise
 

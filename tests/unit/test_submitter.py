@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from stoker import client, index, log
-from stoker.errors import SpecError, UserError
 from stoker.jobfile import Job, document
+from stoker.model.errors import SpecError, UserError
+from stoker.model.spec import SUBMITTER, Resources, Spec
 from stoker.policies import write as write_policy
 from stoker.providers.gce import labels
 from stoker.providers.gce.request import check as check_gce
-from stoker.spec import SUBMITTER, Resources, Spec
 from stoker.store import Store, open_store
 from stoker.submit import identity
 from stoker.submit.identity import local_user, normalised, submitter_of

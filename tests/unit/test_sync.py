@@ -23,13 +23,13 @@ from checkpoint_world import (
     write,
 )
 
-from stoker import layout
 from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.checkpoints import folder_watcher
 from stoker.agent.checkpoints.write_history import STREAM_S
 from stoker.agent.committing import LOOK_S
 from stoker.agent.snapshot import File, Signature, copy_stable, leave_out, scan
-from stoker.model import BlobRef
+from stoker.model import keys
+from stoker.model.node_facts import BlobRef
 from stoker.store import Sent, Store
 from stoker.testing.memory import MemoryStore
 
@@ -444,7 +444,7 @@ def test_a_blob_that_was_found_damaged_is_sent_again(tmp_path: Path, store: Stor
     world.write(model="weights")
     world.settle()
     (blob,) = checkpoints(store)[0].manifests[0].files
-    store.put(layout.blob(JOB, 0, blob.name), b"flipped")
+    store.put(keys.blob(JOB, 0, blob.name), b"flipped")
     again = World(tmp_path, store, claim=2).restore_newest()
     assert again.restored is None
     # Trained again from the start, to the same bytes.

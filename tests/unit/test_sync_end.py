@@ -13,7 +13,7 @@ from checkpoint_world import (
     age,
     assert_sound,
     checkpoints,
-    keys,
+    manifest_keys,
     restored_content,
 )
 from test_sync import LIMIT_S, Meddling
@@ -21,7 +21,7 @@ from test_sync_requested import answers
 
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.snapshot import IGNORED
-from stoker.errors import StoreUnavailable
+from stoker.model.errors import StoreUnavailable
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -40,7 +40,7 @@ def test_the_last_commit_takes_what_is_there(tmp_path: Path, store: Store) -> No
     world = final_world(tmp_path, store).begin()
     world.write(model="1")
     last = world.sync.final(LIMIT_S)
-    assert last is not None and last.key == keys(store)[-1]
+    assert last is not None and last.key == manifest_keys(store)[-1]
     assert restored_content(store, tmp_path / "back") == {"model.pt": b"1"}
     assert world.sync.status().unsynced_bytes == 0
 
@@ -218,7 +218,7 @@ def test_a_restarted_agent_commits_what_is_there(tmp_path: Path, store: Store) -
     world.write(new="2")
     age(world.folder, seconds=60)
     last = recovering(world).sync.final(LIMIT_S)
-    assert last is not None and last.key == keys(store)[-1]
+    assert last is not None and last.key == manifest_keys(store)[-1]
     assert restored_content(store, tmp_path / "back") == {"old.pt": b"1", "new.pt": b"2"}
 
 

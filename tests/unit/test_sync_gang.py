@@ -10,7 +10,7 @@ from checkpoint_world import (
     World,
     checkpoints,
     content,
-    keys,
+    manifest_keys,
     restored_content,
 )
 
@@ -94,7 +94,7 @@ def test_what_was_restored_from_others_is_not_ones_own(tmp_path: Path, store: St
     settle_all(first)
     second = gang(tmp_path, store, claim=2, begin=False)
     for world in second:
-        world.restore(keys(store)[-1]).begin()
+        world.restore(manifest_keys(store)[-1]).begin()
     assert content(second[1].folder) == {"model.pt": b"1"}
     settle_all(second)
     assert [world.sync.status().files for world in second] == [1, 0]
@@ -111,7 +111,7 @@ def test_shards_are_restored_to_all_and_committed_by_their_owner(tmp_path: Path,
     settle_all(first)
     second = gang(tmp_path, store, claim=2, begin=False)
     for world in second:
-        world.restore(keys(store)[-1]).begin()
+        world.restore(manifest_keys(store)[-1]).begin()
         assert content(world.folder) == {
             "shard_0.pt": b"1",
             "shard_1.pt": b"1",

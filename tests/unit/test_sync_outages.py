@@ -13,13 +13,13 @@ from checkpoint_world import (
     assert_sound,
     blobs,
     checkpoints,
-    keys,
+    manifest_keys,
     memory_store,
     needed,
     restored_content,
 )
 
-from stoker import layout
+from stoker.model import keys
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -82,7 +82,7 @@ def test_whichever_call_fails_no_manifest_lacks_a_blob_and_none_is_doubled(
         client.faults = None
         world.sync._pruner._rounds = 0
         world.sync._pruner.prune()
-        assert len(keys(memory)) == 1
+        assert len(manifest_keys(memory)) == 1
         assert blobs(memory) == needed(memory)
         if next(calls) <= failing:
             return
@@ -95,16 +95,16 @@ def test_a_commit_whose_reply_was_lost_is_one_commit(tmp_path: Path, memory: Mem
     world = World(tmp_path, client).begin()
     world.write(model="1")
     world.settle()
-    assert keys(memory) == ["00000001/000001-model"]
+    assert manifest_keys(memory) == ["00000001/000001-model"]
     assert world.sync.status().commits == 1
 
 
 def test_an_ordinal_that_is_taken_is_passed_by(world: World) -> None:
-    world.store.create(layout.manifest(JOB, "00000001/000001-step-0"), b"somebody's")
+    world.store.create(keys.manifest(JOB, "00000001/000001-step-0"), b"somebody's")
     for number in range(2):
         world.save(f"step-{number}", {"model": "1"})
         world.tick(rounds=2)
-    assert keys(world.store) == ["00000001/000002-step-0", "00000001/000003-step-1"]
+    assert manifest_keys(world.store) == ["00000001/000002-step-0", "00000001/000003-step-1"]
 
 
 def test_ordinals_go_on_where_the_store_is(tmp_path: Path, store: Store) -> None:

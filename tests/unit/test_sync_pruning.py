@@ -13,15 +13,15 @@ from checkpoint_world import (
     assert_sound,
     blobs,
     checkpoints,
-    keys,
+    manifest_keys,
     needed,
     restored_content,
 )
 
-from stoker import layout
 from stoker.agent import prune
 from stoker.checkpoints import list_checkpoints
-from stoker.errors import StoreDenied
+from stoker.model import keys
+from stoker.model.errors import StoreDenied
 from stoker.store import Store
 from stoker.testing.memory import Fault, MemoryStore
 
@@ -44,12 +44,12 @@ def test_what_was_restored_last_is_kept(tmp_path: Path, store: Store) -> None:
     for number in range(3):
         first.save(f"step-{number}", {"model": f"{number}"})
         first.tick()
-    oldest = keys(store)[0]
+    oldest = manifest_keys(store)[0]
     second = World(tmp_path, store, keep=1, claim=2).restore(oldest).begin()
     for number in range(3):
         second.save(f"again-{number}", {"model": f"again {number}"})
         second.tick()
-    assert keys(store) == [oldest, keys(store)[-1]]
+    assert manifest_keys(store) == [oldest, manifest_keys(store)[-1]]
     assert restored_content(store, tmp_path / "back", oldest) == {"step-0/model": b"0"}
 
 
@@ -60,10 +60,10 @@ def test_nothing_is_pruned_once_a_newer_claim_has_committed(tmp_path: Path, stor
     new = World(tmp_path, store, keep=5, claim=2).begin()
     new.save("new-0", {"model": "new"})
     new.tick()
-    before = keys(store)
+    before = manifest_keys(store)
     old.save("step-1", {"model": "1"})
     old.tick()
-    assert set(before) < set(keys(store))
+    assert set(before) < set(manifest_keys(store))
     assert checkpoints(store)[-1].name == "new-0"
 
 
@@ -74,7 +74,7 @@ def test_blobs_of_a_pruning_that_crashed_are_found_when_they_are_old(
     world.save("step-0", {"model": "0"})
     world.tick()
     # The manifest went, then the machine did.
-    store.delete([layout.manifest(JOB, keys(store)[0])])
+    store.delete([keys.manifest(JOB, manifest_keys(store)[0])])
     again = World(tmp_path, store, keep=1, claim=2).begin()
     again.save("step-1", {"model": "1"})
     again.tick()
@@ -117,9 +117,9 @@ def test_a_manifest_that_cannot_be_read_keeps_the_blobs(
 ) -> None:
     monkeypatch.setattr(prune, "ORPHANED_FOR", timedelta(seconds=-1))
     world = World(tmp_path, store, keep=2).begin()
-    strange = layout.manifest(JOB, "00000001/000009-strange")
+    strange = keys.manifest(JOB, "00000001/000009-strange")
     store.create(strange, b"not a manifest")
-    store.put(layout.blob(JOB, 0, "0" * 64), b"perhaps its own")
+    store.put(keys.blob(JOB, 0, "0" * 64), b"perhaps its own")
     world.save("step-0", {"model": "0"})
     world.tick()
     assert "0" * 64 in blobs(store)

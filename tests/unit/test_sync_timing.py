@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoint_world import World, age, checkpoints, keys, memory_store, write
+from checkpoint_world import World, age, checkpoints, manifest_keys, memory_store, write
 from test_sync import LIMIT_S
 
 from stoker.agent.checkpoints.whole_units import TrainingEnd
@@ -289,7 +289,7 @@ def test_a_restarted_agent_trusts_what_rested_when_the_one_before_lived_last(
     world.sync.final(LIMIT_S)
     (found,) = checkpoints(memory)
     assert [blob.path for blob in found.manifests[0].files] == ["step_1/model.pt"]
-    assert found.key == keys(memory)[0] == "00000001/000002-step_1", "the number after one that may still land"
+    assert found.key == manifest_keys(memory)[0] == "00000001/000002-step_1", "the number after one that may still land"
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from test_background import Governed, held_lock, open_job
 
-from stoker import layout, log
+from stoker import log
 from stoker.core.snapshot import Unmark
-from stoker.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
 from stoker.governor import background
 from stoker.governor.background import Governed as Result
 from stoker.governor.govern import Pass
-from stoker.model import Record, Submitted
+from stoker.model import keys
+from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
+from stoker.model.log_entries import Record, Submitted
 from stoker.store import Store, open_store
 
 
@@ -132,7 +133,7 @@ def test_messages_that_wait_are_work_and_so_is_a_store_that_does_not_tell(
 
 def test_only_what_can_be_read_tells_where_a_job_runs(store: Store) -> None:
     assert background._spec(store, "never-aaaa") is None
-    store.put(layout.log_entry("odd-aaaa", 1), b"{}")
+    store.put(keys.log_entry("odd-aaaa", 1), b"{}")
     assert background._spec(store, "odd-aaaa") is None
     opened = Submitted("0" * 64, "jane")
     assert log.append(store, "lost-aaaa", 1, Record(log.new_token(), "jane", "asked for", opened))
@@ -222,7 +223,7 @@ def test_it_ends_when_nothing_is_active_and_everything_is_told(store: Store, mon
         open_job(store, "a-aaaa")
         answers.append(until(done(1)))
         answers.append(until(done(0, untold=True)))
-        store.delete([layout.active("a-aaaa", 1)])
+        store.delete([keys.active("a-aaaa", 1)])
         answers.append(until(done(1)))
         answers.append(until(done(0)))
 

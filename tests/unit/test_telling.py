@@ -9,9 +9,20 @@ import pytest
 
 from stoker.core.snapshot import Terminate
 from stoker.core.telling import MOST_LINES, Told, compose, line, orphan, orphans, shortened, tell, wants
-from stoker.model import Claimed, Closed, Draining, Ended, Event, Launched, ResumeAsked, StopAsked, Submitted, Warned
+from stoker.model.log_entries import (
+    Claimed,
+    Closed,
+    Draining,
+    Ended,
+    Event,
+    Launched,
+    ResumeAsked,
+    StopAsked,
+    Submitted,
+    Warned,
+)
+from stoker.model.policy import Channel, House
 from stoker.policyfile import parse_policy
-from stoker.rules import Channel, House
 from stoker.testing.sim_data import JOB, ON_DEMAND, SPOT_A, SPOT_B, at, entries, make_spec, make_state, nodes
 
 HOUSE = parse_policy(

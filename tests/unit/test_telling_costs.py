@@ -11,13 +11,14 @@ from datetime import timedelta
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, started, submit
 
-from stoker import layout, log
+from stoker import log
 from stoker.core.telling import Letter
-from stoker.errors import StoreDenied
 from stoker.governor.telling import News, Send, Teller
-from stoker.model import Claimed, Closed
+from stoker.model import keys
+from stoker.model.errors import StoreDenied
+from stoker.model.log_entries import Claimed, Closed
+from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_B, at, make_spec
 
@@ -87,7 +88,7 @@ def test_a_storm_leaves_few_states() -> None:
         teller.begin(house)
         teller.note({f"job-{number}": News(state, make_spec())}, world.now())
         teller.send(world.now)
-    assert len(list(world.store.list(layout.TOLD))) < 150
+    assert len(list(world.store.list(keys.TOLD))) < 150
 
 
 def test_old_states_are_removed_and_channels_that_nobody_names_too() -> None:
@@ -98,12 +99,12 @@ def test_old_states_are_removed_and_channels_that_nobody_names_too() -> None:
         submit(world.store, f"job-{number}", make_spec())
         started(world.store, f"job-{number}")
         one_pass(teller, world.store, world.now())
-    assert len(list(world.store.list(layout.TOLD))) < 20
+    assert len(list(world.store.list(keys.TOLD))) < 20
     world.now_s += timedelta(days=8).total_seconds()
     other = parse_policy(b"notify: ['json://two']", "p")
     one_pass(world.teller(), world.store, world.now(), other)
     one_pass(world.teller(), world.store, world.now(), other)
-    assert list(world.store.list(layout.TOLD)) == []
+    assert list(world.store.list(keys.TOLD)) == []
 
 
 def test_who_may_not_remove_anything_tells_all_the_same() -> None:

@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, finished, started, submit
 
-from stoker import codec, layout, policies
+from stoker import policies
 from stoker.core.outbox import SENDING, Outbox
 from stoker.core.telling import Letter, orphan
-from stoker.errors import StoreUnavailable
 from stoker.governor.clock import record_pass
 from stoker.governor.govern import Governor
 from stoker.governor.mailbox import troubles
 from stoker.governor.telling import Send, Teller
-from stoker.model import Claimed, Closed
+from stoker.model import codec, keys
+from stoker.model.errors import StoreUnavailable
+from stoker.model.log_entries import Claimed, Closed
+from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.rules import House
 from stoker.store import open_store
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import SPOT_A, at, make_spec
@@ -239,7 +240,7 @@ def test_who_was_slow_does_not_speak_for_who_took_over() -> None:
         teller.send(lambda now=now: now, patience_s=0.2)  # type: ignore[misc]
     gate.set()
     slow.finish(lambda: at(0) + SENDING)
-    (key,) = {meta.key.rpartition("/")[0] for meta in world.store.list(layout.TOLD)}
+    (key,) = {meta.key.rpartition("/")[0] for meta in world.store.list(keys.TOLD)}
     newest = max(meta.key for meta in world.store.list(f"{key}/"))
     kept = world.store.get(newest)
     assert kept is not None

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from stoker import codec, layout, tools
+from stoker import tools
 from stoker.agent.environment.uv import find_program
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.programs import fetch_program, tool_name
-from stoker.errors import UserError
+from stoker.model import codec, keys
+from stoker.model.errors import UserError
+from stoker.model.spec import Environment, Spec, Submission
 from stoker.removing import collect_tools
-from stoker.spec import Environment, Spec, Submission
 from stoker.store import Store, open_store
 
 # The architecture of this computer, and the other one.
@@ -45,12 +46,12 @@ def test_a_machine_fetches_what_the_submitter_put_there(store: Store, tmp_path: 
     assert (tool.name, missing) == (f"uv-{HERE}", ())
     for _ in range(2):
         tools.send(store, tool)
-    assert [meta.key for meta in store.list(layout.TOOLS)] == [layout.tool(tool.digest)]
+    assert [meta.key for meta in store.list(keys.TOOLS)] == [keys.tool(tool.digest)]
     program = find_program(store, {tool.name: tool.digest}, tmp_path / "shelf", copied=False)
     assert program.read_bytes() == Path(find_uv_bin()).read_bytes()
     assert os.access(program, os.X_OK)
     # Once is enough.
-    store.delete([layout.tool(tool.digest)])
+    store.delete([keys.tool(tool.digest)])
     assert find_program(store, {tool.name: tool.digest}, tmp_path / "shelf", copied=False) == program
     assert sorted(path.name for path in program.parent.iterdir()) == ["uv"]
 
@@ -86,14 +87,14 @@ def test_what_is_not_what_was_submitted_is_not_run(store: Store, tmp_path: Path)
     digest = hashlib.sha256(data).hexdigest()
     with pytest.raises(SetupFailed, match="uv is not in the store any more") as missing:
         find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
-    store.put(layout.tool(digest), data[:-1])
+    store.put(keys.tool(digest), data[:-1])
     with pytest.raises(SetupFailed, match="uv in the store is not what was submitted") as other:
         find_program(store, {tool_name("uv"): digest}, tmp_path / "shelf", copied=False)
     with pytest.raises(SetupFailed, match=r"uv: '\.\./\.\.' is no digest; submit the job again") as path:
         find_program(store, {tool_name("uv"): "../.."}, tmp_path / "shelf", copied=False)
     assert not any(failed.value.user for failed in (missing, other, path)), "it is nothing that the script does"
     assert not list((tmp_path / "shelf").rglob("uv"))
-    store.put(layout.tool(f"{digest}-2"), data)
+    store.put(keys.tool(f"{digest}-2"), data)
     found = find_program(store, {tool_name("uv"): f"{digest}-2"}, tmp_path / "shelf", copied=False)
     assert found.read_bytes() == b"#!/bin/sh\n"
 
@@ -103,7 +104,7 @@ def test_two_versions_of_a_program_lie_side_by_side(store: Store, tmp_path: Path
     for text in (b"#!/bin/sh\n", b"#!/bin/sh\ntrue\n"):
         data = gzip.compress(text, mtime=0)
         digest = hashlib.sha256(data).hexdigest()
-        store.put(layout.tool(digest), data)
+        store.put(keys.tool(digest), data)
         found.append(fetch_program(store, {tool_name("uv"): digest}, "uv", tmp_path / "shelf"))
     assert [path.read_bytes() for path in found if path] == [b"#!/bin/sh\n", b"#!/bin/sh\ntrue\n"]
 
@@ -147,11 +148,11 @@ def test_a_job_without_packages_needs_none(named: str | None, needed: bool) -> N
 
 def test_only_old_programs_that_no_job_fetches_are_collected(store: Store, tmp_path: Path) -> None:
     job = Submission("j", Spec(name="j", run="true"), "me", tools={"uv-x86_64": "used" * 16})
-    store.put(layout.spec("j"), codec.dumps(job))
+    store.put(keys.spec("j"), codec.dumps(job))
     day = time.time() - 25 * 3600
     for name in ("used", "left", "new!"):
-        store.put(layout.tool(name * 16), b"x")
+        store.put(keys.tool(name * 16), b"x")
         if name != "new!":
-            os.utime(tmp_path / "store" / layout.tool(name * 16), (day, day))
+            os.utime(tmp_path / "store" / keys.tool(name * 16), (day, day))
     assert collect_tools(store) == 1
-    assert {meta.key for meta in store.list(layout.TOOLS)} == {layout.tool("used" * 16), layout.tool("new!" * 16)}
+    assert {meta.key for meta in store.list(keys.TOOLS)} == {keys.tool("used" * 16), keys.tool("new!" * 16)}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.agent.config import NodePaths
 from stoker.agent.environ import CONTRACT, Place, lay_library, training_environment
-from stoker.spec import Environment, Spec, Submission
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Environment, Spec, Submission
 
 SPEC = Spec(
     name="job", run="python train.py", params={"lr": 0.1, "name": "größe"}, secrets={"A": "env:A", "B": "env:B"}

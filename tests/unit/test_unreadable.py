@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, layout, log
+from stoker import client, index, log
 from stoker.cli import main
-from stoker.errors import Transient, UserError
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
 from stoker.index import IndexRecord
 from stoker.jobfile import Job
-from stoker.model import Claimed, Closed, Ended, Event, Instance, Launched, NodeRef, Offering, Record
+from stoker.model import keys
+from stoker.model.errors import Transient, UserError
+from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Instance, Offering
 from stoker.reindexing import reindex
 from stoker.spent import read_spent
 from stoker.store import Store, open_store
@@ -38,7 +40,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def age(store: Store, job: str, hours: float) -> None:
     """Make what is there of a job's log that old."""
-    for meta in store.list(layout.log_prefix(job)):
+    for meta in store.list(keys.log_prefix(job)):
         path = Path(os.environ["STOKER_STORE"]) / meta.key
         then = datetime.now(timezone.utc).timestamp() - hours * 3600
         os.utime(path, (then, then))
@@ -49,14 +51,14 @@ def add(store: Store, *events: Event, name: str = "x") -> str:
     age(store, job, 4.0)
     for seq, event in enumerate(events, 2):
         assert log.append(store, job, seq, Record(token=log.new_token(), by="test", reason="test", event=event))
-        path = Path(os.environ["STOKER_STORE"]) / layout.log_entry(job, seq)
+        path = Path(os.environ["STOKER_STORE"]) / keys.log_entry(job, seq)
         then = datetime.now(timezone.utc).timestamp() - (4 - seq * 0.5) * 3600
         os.utime(path, (then, then))
     return job
 
 
 def spoil(store: Store, job: str, seq: int) -> None:
-    store.put(layout.log_entry(job, seq), b"garbage")
+    store.put(keys.log_entry(job, seq), b"garbage")
     age(store, job, 3.0)
 
 
@@ -89,12 +91,12 @@ def test_it_can_be_removed_and_no_money_is_forgotten(store: Store) -> None:
     spoil(store, bad, 4)
     assert client.remove(bad, store) == bad
     assert bad not in active_jobs(store) and log.read(store, bad) is None
-    assert sum(each.sums.spent.known for each in read_spent(store, [layout.SPENT])) == pytest.approx(2.0)
+    assert sum(each.sums.spent.known for each in read_spent(store, [keys.SPENT])) == pytest.approx(2.0)
 
 
 def test_not_while_it_may_have_machines(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = add(store, *ran())
-    store.create(layout.place("local", None), b"")
+    store.create(keys.place("local", None), b"")
     spoil(store, bad, 4)
     provider = type(Fleet(store.url).provider("local"))
     alive = Instance("i-1", "local", bad, 2, 0, "running", datetime.now(timezone.utc))
@@ -110,7 +112,7 @@ def test_not_while_it_may_have_machines(store: Store, monkeypatch: pytest.Monkey
         client.remove(bad, store)
     assert bad in active_jobs(store)
     monkeypatch.setattr(provider, "list_instances", lambda *_: ())
-    store.put(layout.log_entry(bad, 4), b"garbage of just now")
+    store.put(keys.log_entry(bad, 4), b"garbage of just now")
     minutes = Fleet(store.url).capabilities("local").newborn_s / 60
     assert minutes > 0
     with pytest.raises(UserError, match=f"may still show up; wait {minutes:.0f} min$"):
@@ -123,7 +125,7 @@ def test_machines_of_others_and_those_that_are_gone_are_not_its_own(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = add(store, *ran())
-    store.create(layout.place("local", None), b"")
+    store.create(keys.place("local", None), b"")
     spoil(store, bad, 4)
     now = datetime.now(timezone.utc)
     listed = (
@@ -163,10 +165,10 @@ def test_one_that_left_no_record_and_one_without_a_spec_count_for_nothing(store:
             assert state is not None
             short = summarize(state, index.read_submission(store, state), {}, state.updated_at)
             index.write_index(store, IndexRecord(state, short))
-            store.delete([layout.spec(bad)])
+            store.delete([keys.spec(bad)])
         spoil(store, bad, 4)
         assert client.remove(bad, store) == bad
-    assert read_spent(store, [layout.SPENT]) == []
+    assert read_spent(store, [keys.SPENT]) == []
 
 
 def test_the_index_is_rebuilt_for_the_others(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,10 +184,10 @@ def test_the_index_is_rebuilt_for_the_others(store: Store, capsys: pytest.Captur
 def test_what_a_job_spent_is_written_before_it_is_removed(store: Store) -> None:
     closing = Closed(claim=2, outcome="succeeded", rule="finished")
     job = add(store, *ran(Ended(outcome="succeeded", rule="finished", claim=2, closing=closing)))
-    store.delete([layout.active(job, marker) for marker in active_jobs(store)[job]])
-    assert read_spent(store, [layout.SPENT]) == []
+    store.delete([keys.active(job, marker) for marker in active_jobs(store)[job]])
+    assert read_spent(store, [keys.SPENT]) == []
     client.remove(job, store)
-    assert sum(each.sums.spent.known for each in read_spent(store, [layout.SPENT])) == pytest.approx(1.0, abs=0.01)
+    assert sum(each.sums.spent.known for each in read_spent(store, [keys.SPENT])) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("ask", [client.stop, client.resume])

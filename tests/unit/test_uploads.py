@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from stoker import layout, sending, uploads
+from stoker import sending, uploads
 from stoker.cli import run
-from stoker.errors import UserError
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.spec import Input, Spec
 from stoker.providers import registry
-from stoker.spec import Input, Spec
 from stoker.surroundings import localise
 from stoker.testing.memory import MemoryStore
 
@@ -60,7 +61,7 @@ def gather(store: MemoryStore, **inputs: Input | str) -> tuple[Spec, tuple[uploa
 
 
 def sent(store: MemoryStore) -> dict[str, bytes]:
-    found = {meta.key: store.get(meta.key) for meta in store.list(layout.INPUTS)}
+    found = {meta.key: store.get(meta.key) for meta in store.list(keys.INPUTS)}
     return {key.partition("/")[2]: one.data for key, one in found.items() if one is not None and key[-5:] != ".json"}
 
 
@@ -83,7 +84,7 @@ def test_a_folder_is_sent_once_as_plain_files(store: MemoryStore, data: Path, tm
 def test_what_is_missing_of_a_folder_is_sent(store: MemoryStore, data: Path) -> None:
     _, (upload,) = gather(store, data=str(data))
     uploads.send(store, upload)
-    store.delete([f"{layout.input_files(upload.digest)}sub/b"])
+    store.delete([f"{keys.input_files(upload.digest)}sub/b"])
     _, (upload,) = gather(store, data=str(data))
     assert upload.to_send == 2
     uploads.send(store, upload)
@@ -155,7 +156,7 @@ def test_what_may_not_be_looked_into_is_named(data: Path, mode: int) -> None:
     data.parent.chmod(0o755)
     (data / "sub").chmod(mode)
     asked = (
-        "import os; from pathlib import Path; from stoker import uploads; from stoker.errors import UserError\n"
+        "import os; from pathlib import Path; from stoker import uploads; from stoker.model.errors import UserError\n"
         "os.geteuid() == 0 and os.setuid(65534)\n"
         "try: print(uploads.measure('data', Path('data')))\n"
         "except UserError as error: print(error)\n"
@@ -209,10 +210,10 @@ def test_a_file_that_changes_meanwhile_is_told(store: MemoryStore, data: Path) -
 
 
 def submit(store: MemoryStore, made: Spec, job: str = "job-1") -> None:
-    from stoker import codec
-    from stoker.spec import Submission
+    from stoker.model import codec
+    from stoker.model.spec import Submission
 
-    store.put(layout.spec(job), codec.dumps(Submission(job, made, "me")))
+    store.put(keys.spec(job), codec.dumps(Submission(job, made, "me")))
 
 
 def test_what_no_job_refers_to_is_collected(store: MemoryStore, clock: Clock, data: Path) -> None:
@@ -220,15 +221,15 @@ def test_what_no_job_refers_to_is_collected(store: MemoryStore, clock: Clock, da
     uploads.send(store, upload)
     assert uploads.collect(store) == 0  # young
     clock.now -= timedelta(days=2)
-    for meta in list(store.list(layout.INPUTS)):
+    for meta in list(store.list(keys.INPUTS)):
         found = store.get(meta.key)
         assert found is not None
         store.put(meta.key, found.data)
     submit(store, made)
     assert uploads.collect(store) == 0  # needed
-    store.delete([layout.spec("job-1")])
+    store.delete([keys.spec("job-1")])
     assert uploads.collect(store) == 1
-    assert list(store.list(layout.INPUTS)) == []
+    assert list(store.list(keys.INPUTS)) == []
 
 
 def test_what_was_collected_is_sent_again_under_a_new_name(store: MemoryStore, clock: Clock, data: Path) -> None:
@@ -243,11 +244,11 @@ def test_what_was_collected_is_sent_again_under_a_new_name(store: MemoryStore, c
     again, (upload,) = gather(store, data=str(data))
     second = uploads.send(store, upload)
     assert second == f"{first}-2" and upload.to_send == upload.size
-    assert again.inputs["data"].source == f"{store.url}/{layout.INPUTS}{second}"
+    assert again.inputs["data"].source == f"{store.url}/{keys.INPUTS}{second}"
     uploads.check_there(store, again)
-    store.put(layout.input_files(first) + "a", b"landed late")
+    store.put(keys.input_files(first) + "a", b"landed late")
     assert uploads.collect(store) == 1, "what was given up is never in use"
-    assert {meta.key.split("/")[1] for meta in store.list(layout.INPUTS)} == {second}
+    assert {meta.key.split("/")[1] for meta in store.list(keys.INPUTS)} == {second}
 
 
 def test_a_clone_of_what_is_gone_is_refused(store: MemoryStore, data: Path) -> None:
@@ -262,7 +263,7 @@ def test_what_cannot_be_known_keeps_everything(store: MemoryStore, clock: Clock,
     clock.now -= timedelta(days=2)
     _, (upload,) = gather(store, data=str(data))
     uploads.send(store, upload)
-    store.put(layout.spec("job-1"), json.dumps({"spec": 1}).encode())
+    store.put(keys.spec("job-1"), json.dumps({"spec": 1}).encode())
     with pytest.raises(Exception, match="nothing is collected"):
         uploads.collect(store)
 

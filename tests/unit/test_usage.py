@@ -16,7 +16,7 @@ from plain_store import wait_for
 from stoker.agent import usage
 from stoker.agent.evidence import collect
 from stoker.agent.usage import UsageSampler, UsageThread
-from stoker.model import GpuUsage, Usage
+from stoker.model.node_facts import GpuUsage, Usage
 
 
 def write_proc(folder: Path, busy_s: float) -> None:

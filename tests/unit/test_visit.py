@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 
 from stoker.agent import visit
-from stoker.agent.config import NodePaths
 from stoker.agent.container.sweep import Record, container_name, write_record
+from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING
 
 Begin = Callable[..., subprocess.Popen[bytes]]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, layout, log
-from stoker.errors import StoreDenied, StoreUnavailable
+from stoker import client, log
 from stoker.jobfile import Job
-from stoker.model import Ended, Record
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreUnavailable
+from stoker.model.log_entries import Ended, Record
 from stoker.store import Store, open_store
 
 
@@ -77,7 +78,7 @@ def end(store: Store, job: str) -> None:
 
 
 def retire(store: Store, job: str) -> None:
-    store.delete([layout.active(job, 1)])
+    store.delete([keys.active(job, 1)])
 
 
 def test_it_governs_until_the_job_has_ended_and_is_retired(store: Store, world: World, job: str) -> None:

@@ -14,9 +14,8 @@ import pytest
 import woken_world
 from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
-from stoker import client, layout, log, policies
+from stoker import client, log, policies
 from stoker.core import outbox
-from stoker.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.govern import Pass
 from stoker.governor.observe import active_jobs
@@ -24,10 +23,12 @@ from stoker.governor.serverless import schedule
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.schedule import NotOn, Switch
 from stoker.governor.serverless.waker import Done, Waker, tell
+from stoker.model import keys
+from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
-from stoker.spec import Spec
 from stoker.store import Store, open_store
 from stoker.testing.webhooks import webhook
 
@@ -141,11 +142,11 @@ def test_the_end_of_a_machine_is_seen_by_asking_for_it(world: World) -> None:
 
 def test_a_machine_that_is_not_ours_costs_one_question(world: World) -> None:
     job, _ = world.training()
-    passed = [meta.modified for meta in world.store.list(layout.GOVERNORS)]
+    passed = [meta.modified for meta in world.store.list(keys.GOVERNORS)]
     done = world.waker.handle([machine("i-0123456789abcdef0")])
     assert "i-0123456789abcdef0" in done.ignored[0]
     assert world.cloud.asked == ["i-0123456789abcdef0"]
-    assert [meta.modified for meta in world.store.list(layout.GOVERNORS)] == passed
+    assert [meta.modified for meta in world.store.list(keys.GOVERNORS)] == passed
     assert attempts(world, job) == 1
 
 
@@ -331,7 +332,7 @@ def test_a_job_that_comes_while_it_is_switched_off_is_seen(world: World) -> None
 
 
 def test_a_submission_that_failed_keeps_no_clock_on(world: World) -> None:
-    world.store.put(layout.active("gone-bcdf", 1), b"")
+    world.store.put(keys.active("gone-bcdf", 1), b"")
     assert list(active_jobs(world.store)) == ["gone-bcdf"]
     assert log.read(world.store, "gone-bcdf") is None
     assert Switch(world.store, world.clock).rest_if_idle() is True
@@ -475,7 +476,7 @@ def test_the_clock_stays_on_until_what_waits_is_told_or_given_up(world: World, m
         policies.write(world.store, f"notify: [{{to: '{hook.url}', name: team}}]", "jane")
         world.training()
         # The job is over, and forgotten.
-        world.store.delete([meta.key for meta in world.store.list(layout.ACTIVE)])
+        world.store.delete([meta.key for meta in world.store.list(keys.ACTIVE)])
         world.cloud.machines.clear()
         for _ in range(6):
             world.waker = world.fresh()

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker import codec, layout, requirements, wheels
-from stoker.errors import UserError
+from stoker import requirements, wheels
+from stoker.model import codec, keys
+from stoker.model.errors import UserError
+from stoker.model.spec import PackageIndex, Spec, Submission
 from stoker.removing import COLLECT_AFTER, collect_wheels
-from stoker.spec import PackageIndex, Spec, Submission
 from stoker.testing.memory import MemoryStore
 from stoker.testing.package_index import PackageIndex as Running
 from stoker.testing.package_index import make_wheel, package_index
@@ -141,7 +142,7 @@ class Clock:
 
 
 def dates(store: MemoryStore) -> dict[str, datetime]:
-    return {meta.key: meta.modified for meta in store.list(layout.WHEELS)}
+    return {meta.key: meta.modified for meta in store.list(keys.WHEELS)}
 
 
 def test_sent_once_and_by_a_clone_from_the_store(index: Running, code: Path) -> None:
@@ -150,7 +151,7 @@ def test_sent_once_and_by_a_clone_from_the_store(index: Running, code: Path) -> 
     found = gathered(code, "alpha\n", X86)
     send(store, found)
     sent = dates(store)
-    assert set(sent) == {layout.wheel(digest) for digest in found.digests}
+    assert set(sent) == {keys.wheel(digest) for digest in found.digests}
     send(store, found)
     assert dates(store) == sent
     # By a clone, which has no files.
@@ -158,10 +159,10 @@ def test_sent_once_and_by_a_clone_from_the_store(index: Running, code: Path) -> 
     assert dates(store) == sent
     # A collector has given them up, and has not deleted them yet.
     for digest in found.digests:
-        store.create(layout.collected(layout.WHEELS, digest), b"")
+        store.create(keys.collected(keys.WHEELS, digest), b"")
     again = send(store, Gathered(found.wheels))
     assert {wheel.generation for wheels in again.values() for wheel in wheels} == {2}
-    assert set(dates(store)) - set(sent) == {layout.wheel(f"{digest}-2") for digest in found.digests}
+    assert set(dates(store)) - set(sent) == {keys.wheel(f"{digest}-2") for digest in found.digests}
 
 
 def test_a_clone_whose_wheels_are_gone(index: Running, code: Path) -> None:
@@ -178,7 +179,7 @@ def test_wheels_that_no_job_uses_are_collected(index: Running, code: Path) -> No
     send(store, found)
     clock.ahead = timedelta(0)
     submission = Submission("job-x", Spec("job", "true"), "jane", wheels={"3.12-x86_64": found.wheels["3.12-x86_64"]})
-    store.put(layout.spec("job-x"), codec.dumps(submission))
+    store.put(keys.spec("job-x"), codec.dumps(submission))
     assert collect_wheels(store) == 1
-    assert set(dates(store)) == {layout.wheel(wheel.digest) for wheel in found.wheels["3.12-x86_64"]}
+    assert set(dates(store)) == {keys.wheel(wheel.digest) for wheel in found.wheels["3.12-x86_64"]}
     assert codec.loads(Submission, codec.dumps(submission)) == submission

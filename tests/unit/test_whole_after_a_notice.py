@@ -10,7 +10,7 @@ from pathlib import Path
 
 import checkpoint_world
 import pytest
-from checkpoint_world import World, keys
+from checkpoint_world import World, manifest_keys
 
 from stoker.agent.checkpoints import folder_watcher
 from stoker.agent.checkpoints.format_check import FormatCheck
@@ -18,7 +18,7 @@ from stoker.agent.checkpoints.save_shape import SaveShapes
 from stoker.agent.checkpoints.whole_units import TrainingEnd, UnitJudge
 from stoker.agent.checkpoints.write_history import DIED_OPEN_S, STREAM_BYTES, STREAM_S, Mark, WriteHistory
 from stoker.agent.snapshot import File, Files, Signature
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, Writing
 from stoker.testing.memory import MemoryStore
 
@@ -386,7 +386,7 @@ def test_what_the_training_saves_after_the_notice_is_committed(
     world = World(tmp_path, memory).begin()
     world.write(a="old")
     world.settle()
-    assert len(keys(memory)) == 1
+    assert len(manifest_keys(memory)) == 1
     pid = process(True)
     world.sync._watch._writing = lambda: Writing({}, frozenset({pid}))
     world.sync.before_signal()
@@ -395,7 +395,7 @@ def test_what_the_training_saves_after_the_notice_is_committed(
     world.write(a="saved after the notice")
     world.sync._watch._writing = lambda: Writing({}, frozenset())
     world.sync.final(30.0, TrainingEnd("left", root=pid, alone=True, succeeded=True))
-    assert len(keys(memory)) == 2 and world.sync.status().held_back is None
+    assert len(manifest_keys(memory)) == 2 and world.sync.status().held_back is None
 
 
 def test_a_folder_that_takes_long_to_scan_is_marked_as_it_was_last_seen(

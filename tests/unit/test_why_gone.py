@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.governor.observe import _last_words
-from stoker.model import Known
+from stoker.model.observed import Known
 from stoker.providers.base import Gone
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from noticing_machine import Here
 
-from stoker import layout
 from stoker.agent import witness
 from stoker.agent.beat import Beat
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.node import Node
 from stoker.agent.witness import find_spy
 from stoker.agent.witnessing import Witness
-from stoker.fold import JobState
-from stoker.model import Warned
+from stoker.model import keys
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Warned
+from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import make_state
 
@@ -261,7 +261,7 @@ class Scene:
         self.store = MemoryStore(
             lambda: datetime.now(timezone.utc), faults=lambda call, key: Fault() if self.refuses else None
         )
-        self.key = layout.node("job", 2, 0, "i-1.0")
+        self.key = keys.node("job", 2, 0, "i-1.0")
         config = NodeConfig("memory://", "sim", "job", 2, 0, 1, "i-1")
         node = Node(config, NodePaths(root), self.store, Here(), self.key)
         self.beat = Beat(self.store, self.key, lambda beat: beat)
@@ -276,7 +276,7 @@ class Scene:
                 thread.join(60)
 
     def kept(self) -> list[bytes]:
-        found = (self.store.get(layout.evidence(self.key, n)) for n in range(1, 9))
+        found = (self.store.get(keys.evidence(self.key, n)) for n in range(1, 9))
         return [each.data for each in found if each is not None]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stoker import codec, layout, log
-from stoker.model import Claimed, Ended, Event, Launched, NodeRef, Record, Submitted
-from stoker.spec import Spec, Submission
+from stoker import log
+from stoker.model import codec, keys
+from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record, Submitted
+from stoker.model.spec import Spec, Submission
 from stoker.store import Store
 from stoker.testing.sim_data import SPOT_A
 
@@ -12,8 +13,8 @@ from stoker.testing.sim_data import SPOT_A
 def submit(store: Store, job: str, spec: Spec) -> None:
     """A job with a log, as it is in the store."""
     data = codec.dumps(Submission(job=job, spec=spec, submitter="jane"))
-    store.put(layout.spec(job), data)
-    store.put(layout.active(job, 1), b"")
+    store.put(keys.spec(job), data)
+    store.put(keys.active(job, 1), b"")
     append(store, job, 1, Submitted(spec_digest=codec.digest(data), submitter="jane"))
 
 

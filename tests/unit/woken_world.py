@@ -7,13 +7,15 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker import Job, client, codec, layout, log
-from stoker.fold import JobState
+from stoker import Job, client, log
 from stoker.governor.fleet import Fleet
-from stoker.model import Capabilities, Heartbeat, Instance, InstanceState, NoticeFact, Offering
+from stoker.model import codec, keys
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import Heartbeat, NoticeFact
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Resources
 from stoker.providers.base import LaunchOrder, Request, Terminated
 from stoker.providers.local.capabilities import CAPABILITIES
-from stoker.spec import Resources
 from stoker.store import Store
 
 
@@ -102,17 +104,17 @@ def node_of(store: Store, job: str, claim: int | None = None) -> str:
     claims = [each for each in state_of(store, job).claims if each.launched and claim in (None, each.number)]
     launched = claims[-1].launched
     assert launched is not None
-    return layout.node(job, claims[-1].number, 0, layout.boot(launched[0].instance, 0))
+    return keys.node(job, claims[-1].number, 0, keys.boot(launched[0].instance, 0))
 
 
 def beat(store: Store, job: str) -> None:
     now = datetime.now(timezone.utc)
     told = Heartbeat(beat=1, phase="training", at=now, interval_s=2.0, training_since=now, trained_s=9.0)
-    store.put(layout.heartbeat(node_of(store, job)), codec.dumps(told))
+    store.put(keys.heartbeat(node_of(store, job)), codec.dumps(told))
 
 
 def warn(store: Store, job: str, *, hard: bool = True) -> None:
     """What the agent says when its machine is to be taken away."""
     beat(store, job)
     told = NoticeFact(hard=hard, source="test", at=datetime.now(timezone.utc), grace_s=120.0)
-    store.put(layout.notice(node_of(store, job)), codec.dumps(told))
+    store.put(keys.notice(node_of(store, job)), codec.dumps(told))

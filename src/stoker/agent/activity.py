@@ -17,8 +17,8 @@ from typing import NamedTuple
 from stoker.agent.health.debuggers import is_debugged
 from stoker.agent.health.periods import Periods
 from stoker.agent.logs import PREFIX
-from stoker.model import Activity
-from stoker.series import FINEST_S
+from stoker.model.node_facts import Activity
+from stoker.model.usage_series import FINEST_S
 
 PERIOD_S = FINEST_S
 # At work: this much of one core, or so many bytes a second, between two looks. A process that only waits polls less.

@@ -15,10 +15,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker import codec, layout
-from stoker.errors import StokerError
-from stoker.fold import JobState
-from stoker.model import Heartbeat
+from stoker.model import codec, keys
+from stoker.model.errors import StokerError
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import Heartbeat
 from stoker.store import Store
 
 NEAR_INTERVAL_S = 2.0
@@ -62,7 +62,7 @@ class Beat:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._key = layout.heartbeat(node)
+        self._key = keys.heartbeat(node)
         self._refresh = refresh
         self._calm = calm
         self._monotonic = monotonic

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stoker import layout
 from stoker.agent.snapshot import File, Signature, hold, signature_of
 from stoker.manifests import check_files
-from stoker.model import BlobRef
+from stoker.model import keys
+from stoker.model.node_facts import BlobRef
 from stoker.parallel import run_all
 from stoker.store import FileChanged, Store
 
@@ -220,7 +220,7 @@ class BlobSender:
             def key(digest: str) -> str:
                 begin(digest)
                 self._names.add(_name(digest, upload))
-                return layout.blob(self._job, self._rank, _name(digest, upload))
+                return keys.blob(self._job, self._rank, _name(digest, upload))
 
             try:
                 sent = self._store.put_file(path, key)

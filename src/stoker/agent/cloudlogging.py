@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from stoker.agent.config import NodeConfig
 from stoker.agent.logcopy import Limits, Line, Refused
 from stoker.google import logs
 from stoker.google.logs import CloudLogging, Entry, LogsError, Source
+from stoker.model.node_config import NodeConfig
 
 _LIMITS = Limits(
     batch_bytes=logs.MOST_REQUEST_BYTES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from stoker import layout
-from stoker.agent.config import NodeConfig
 from stoker.agent.logcopy import Limits, Line, Refused
 from stoker.aws import logs
 from stoker.aws.logs import CloudWatchLogs, LogsError
+from stoker.model import keys
+from stoker.model.node_config import NodeConfig
 
 # Groups that Stoker makes forget after this long. One of somebody else's keeps its own retention.
 RETENTION_DAYS = 30
@@ -27,7 +27,7 @@ _NEVER = ("InvalidParameterException", "SerializationException", "RequestEntityT
 
 def open_cloudwatch(group: str, config: NodeConfig, attempt: int) -> CloudWatchSink:
     """Where this node's lines go. Nobody is asked yet."""
-    return CloudWatchSink(CloudWatchLogs(), group, layout.log_stream(config.job, attempt, config.rank))
+    return CloudWatchSink(CloudWatchLogs(), group, keys.log_stream(config.job, attempt, config.rank))
 
 
 class CloudWatchSink:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from stoker.errors import CodecError
+from stoker.model.errors import CodecError
 from stoker.stores.extraction import Extraction, Obstructed
 
 _CHUNK = 1 << 20

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker import codec
 from stoker.agent.confinement import Confinement, open_plain, opened_folder, replace_plain
-from stoker.errors import CodecError
-from stoker.layout import safe_name
+from stoker.model import codec
+from stoker.model.errors import CodecError
+from stoker.model.keys import safe_name
 from stoker.saves import MARKER, Lock, numbered, read_json, remove
 
 log = logging.getLogger(__name__)

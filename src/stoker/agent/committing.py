@@ -17,9 +17,9 @@ from stoker.agent.confinement import Confinement
 from stoker.agent.publish import Draft, Publisher
 from stoker.agent.snapshot import File, Files, copy_stable, scan
 from stoker.checkpoints import save_of
-from stoker.layout import safe_name
 from stoker.manifests import Stored
-from stoker.model import BlobRef
+from stoker.model.keys import safe_name
+from stoker.model.node_facts import BlobRef
 
 # The folder is scanned at most this often, and so that scanning takes about 1 % of a core.
 LOOK_S = 0.5

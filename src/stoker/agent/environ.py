@@ -14,8 +14,8 @@ from pathlib import Path
 
 import stoker
 from stoker.agent.confinement import opened_folder, replace_plain
-from stoker.command import input_variable, params_json
-from stoker.spec import Submission
+from stoker.model.command_line import input_variable, params_json
+from stoker.model.spec import Submission
 
 CONTRACT: tuple[tuple[str, str], ...] = (
     ("STOKER_JOB", "the job's id"),
@@ -112,19 +112,24 @@ def _contract(submission: Submission, place: Place) -> dict[str, str]:
     return env
 
 
+# `stoker.train`, and the modules that it imports.
+_LIBRARY = ("train.py", "saves.py", "model/keys.py")
+
+
 def lay_library(target: Path) -> Path:
     """A folder for PYTHONPATH from which a script can import `stoker.train`, whatever its Python has installed.
 
     A whole Stoker that is installed there keeps working: the package's path is extended to it.
     """
     package = target / "stoker"
-    package.mkdir(parents=True, exist_ok=True)
     source = Path(stoker.__file__).parent
-    for name in ("train.py", "saves.py", "layout.py"):
-        shutil.copyfile(source / name, package / name)
-    text = (source / "__init__.py").read_text(encoding="utf-8")
     extension = "\nfrom pkgutil import extend_path as _extend\n\n__path__ = _extend(__path__, __name__)\n"
-    (package / "__init__.py").write_text(text + extension, encoding="utf-8")
+    for name in _LIBRARY:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, package / name)
+        for folder in Path(name).parents:
+            text = (source / folder / "__init__.py").read_text(encoding="utf-8")
+            (package / folder / "__init__.py").write_text(text + extension, encoding="utf-8")
     return target
 
 

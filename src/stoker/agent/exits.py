@@ -15,7 +15,8 @@ from stoker.agent.supervise import Ended
 from stoker.agent.sync import SyncStatus
 from stoker.agent.tail import KEEP_BYTES
 from stoker.core.failure_patterns import diagnose
-from stoker.model import Exit, ExitOutcome, ExitWhy, KeptOutputs, Waste
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, KeptOutputs
 
 # Of the log, what the exit keeps for people, and what is read to find the cause of a failure: the stacks that a crash
 # of several processes prints are long: eight ranks print more than 100 KiB.

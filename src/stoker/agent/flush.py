@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stoker import layout
 from stoker.agent import folders
 from stoker.agent.beat import Beat
 from stoker.agent.closing import Closing
@@ -25,13 +24,15 @@ from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
 from stoker.core.kept_work import nothing_saved
 from stoker.facts import read_fact
-from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.manifests import NOTHING, trust_of
-from stoker.model import CheckpointRef, Exit, Heartbeat, KeptOutputs, Known
-from stoker.path_patterns import as_written
+from stoker.model import keys
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs
+from stoker.model.observed import Known
+from stoker.model.path_patterns import as_written
+from stoker.model.spec import Submission
 from stoker.processes.unmounting import unmount_below
-from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ def _is_awaited(node: Node, state: JobState | None) -> bool:
 def _last_words(node: Node) -> Heartbeat | None:
     """The newest heartbeat of the boots before this one; None where there is none, or the store does not answer."""
     for key in reversed(node.earlier):
-        found = read_fact(node.store, layout.heartbeat(key), Heartbeat)
+        found = read_fact(node.store, keys.heartbeat(key), Heartbeat)
         if isinstance(found, Known) and found.value is not None:
             return found.value.value
     return None
@@ -195,7 +196,7 @@ def _last_words(node: Node) -> Heartbeat | None:
 def _exit_is_written(node: Node, until_s: float) -> bool:
     """Whether an earlier boot had said its last word already, and only failed to switch the machine off."""
     found: list[bool] = []
-    patient(lambda: found.append(any(node.store.head(layout.exit_(key)) for key in node.earlier)), until_s)
+    patient(lambda: found.append(any(node.store.head(keys.exit_(key)) for key in node.earlier)), until_s)
     return found == [True]
 
 

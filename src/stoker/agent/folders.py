@@ -17,15 +17,15 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
-from stoker.agent.config import NodePaths
 from stoker.agent.confinement import Confinement
 from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline, OutputFiles, Source, without_caches
 from stoker.agent.snapshot import Files, Selection, scan
-from stoker.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
-from stoker.path_patterns import PathFilter, base_of, below, common_base, entries_of, has_wildcard, is_pattern
+from stoker.model.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
+from stoker.model.node_config import NodePaths
+from stoker.model.path_patterns import PathFilter, base_of, below, common_base, entries_of, has_wildcard, is_pattern
+from stoker.model.spec import Checkpoints, Spec
 from stoker.providers.base import Contained
-from stoker.spec import Checkpoints, Spec
 
 # The output folder of a job that names none, below the code; `stoker.train` takes the same one outside Stoker.
 OUTPUTS = "outputs"

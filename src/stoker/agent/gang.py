@@ -15,8 +15,9 @@ from typing import TypeVar
 from stoker import facts
 from stoker.agent.beat import Beat
 from stoker.agent.restore import RestoreError
-from stoker.fold import Claim
-from stoker.model import Ack, Heartbeat, Known, Rendezvous
+from stoker.model.job_state import Claim
+from stoker.model.node_facts import Ack, Heartbeat, Rendezvous
+from stoker.model.observed import Known
 from stoker.store import Store
 
 T = TypeVar("T")

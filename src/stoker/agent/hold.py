@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stoker.core.hold import hold_of
-from stoker.fold import JobState
-from stoker.model import Exit, ExitWhy
-from stoker.spec import Spec
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import Exit, ExitWhy
+from stoker.model.spec import Spec
 
 # What a look at the machine may explain. Whether this was the job's end is the governor's to say.
 _WORTH_A_LOOK: frozenset[ExitWhy] = frozenset({"finished", "setup"})

@@ -43,23 +43,24 @@ from stoker.agent.usage import Gpus, UsageSampler, UsageThread
 from stoker.agent.watch import LogWatch
 from stoker.agent.witness import find_spy, testify
 from stoker.agent.witnessing import Witness
-from stoker.command import command_argv
 from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
 from stoker.core.kept_work import attempts_of, checkpoint_title, nothing_saved, with_step
 from stoker.core.policy import DEFAULT as POLICY
-from stoker.core.spans import span_text
-from stoker.errors import StoreError, StoreUnavailable, UserError
-from stoker.fold import JobState
 from stoker.index import read_submission
 from stoker.manifests import NOTHING, trust_of
-from stoker.model import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage, Waste
+from stoker.model.command_line import command_argv
+from stoker.model.durations import span_text
+from stoker.model.errors import StoreError, StoreUnavailable, UserError
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
+from stoker.model.path_patterns import as_written
+from stoker.model.spec import Spec, Submission, master_port
 from stoker.parallel import run_watched
-from stoker.path_patterns import as_written
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import Contained, KeepsEnvironments
-from stoker.spec import Spec, Submission, master_port
 
 _log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from stoker.agent.config import NodeConfig
 from stoker.agent.logs import PREFIX
 from stoker.agent.pump import PumpThread, Turn
-from stoker.fold import JobState
-from stoker.spec import Spec
+from stoker.model.job_state import JobState
+from stoker.model.node_config import NodeConfig
+from stoker.model.spec import Spec
 
 # What waits for a service that is away, in bytes as printed. Then the oldest goes.
 MOST_WAITING_BYTES = 16 * 1024 * 1024

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker import layout
 from stoker.agent.confinement import open_plain
 from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.tail import FileTail
@@ -27,6 +26,7 @@ from stoker.chunks import (
     last_chunk,
     parse_segments,
 )
+from stoker.model import keys
 from stoker.store import Store
 
 PREFIX = "[stoker] "
@@ -78,7 +78,7 @@ class LogPump:
         self._durable = start_offset
         self._earlier = tuple(earlier)
         self._tap = tap
-        self._writer = ChunkWriter(store, lambda n, size: layout.log_chunk(node, n, size))
+        self._writer = ChunkWriter(store, lambda n, size: keys.log_chunk(node, n, size))
         self._flush_s = NEAR_FLUSH_S if near else FAR_FLUSH_S
         self._flushed_at = -self._flush_s
         self._last_ms = 0

@@ -14,17 +14,17 @@ import signal
 import time
 from pathlib import Path
 
-from stoker import codec, layout
 from stoker.agent.beat import FAR_INTERVAL_S
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.container.sweep import sweep
 from stoker.agent.flush import flush
 from stoker.agent.life import Life
 from stoker.agent.node import Node, patient, utcnow
 from stoker.agent.pulse import start_pulse
-from stoker.errors import StokerError
 from stoker.facts import MAX_BOOTS
-from stoker.model import Heartbeat
+from stoker.model import codec, keys
+from stoker.model.errors import StokerError
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Heartbeat
 from stoker.processes import set_parent_death_signal
 from stoker.providers import registry
 from stoker.providers.base import Remade
@@ -56,14 +56,14 @@ def run_agent(root: Path) -> int:
             return 1
         boot = found
     earlier = tuple(
-        layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, n)) for n in range(boot)
+        keys.node(config.job, config.claim, config.rank, keys.boot(config.instance, n)) for n in range(boot)
     )
     node = Node(
         config=config,
         paths=paths,
         store=store,
         machine=machine,
-        key=layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, boot)),
+        key=keys.node(config.job, config.claim, config.rank, keys.boot(config.instance, boot)),
         earlier=earlier,
     )
     _log.info("agent of %s, claim %d, rank %d, boot %d", config.job, config.claim, config.rank, boot)
@@ -88,7 +88,7 @@ def _open_store(config: NodeConfig, until_s: float) -> Store | None:
         try:
             # Opened anew each time: a folder that was seen to be there is never made again.
             store = open_store(config.store)
-            if store.head(layout.log_entry(config.job, 1)) is not None:
+            if store.head(keys.log_entry(config.job, 1)) is not None:
                 return store
             _log.warning("%s: the log of %s is not there", config.store, config.job)
         except StokerError as error:
@@ -108,7 +108,7 @@ def _announce(store: Store, config: NodeConfig, boot: int, until_s: float) -> in
     beat = Heartbeat(beat=0, phase="booting", at=utcnow(), interval_s=FAR_INTERVAL_S)
     data = codec.dumps(beat)
     while boot < MAX_BOOTS:
-        key = layout.heartbeat(layout.node(config.job, config.claim, config.rank, layout.boot(config.instance, boot)))
+        key = keys.heartbeat(keys.node(config.job, config.claim, config.rank, keys.boot(config.instance, boot)))
         ours: list[bool] = []
 
         def create(key: str = key, ours: list[bool] = ours) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker import layout
 from stoker.agent.health.step_count import StepCount
 from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.scan import MetricScanner
@@ -31,7 +30,8 @@ from stoker.chunks import (
     encode_line,
     last_chunk,
 )
-from stoker.model import Trend, Usage
+from stoker.model import keys
+from stoker.model.node_facts import Trend, Usage
 from stoker.store import Store
 
 NEAR_FLUSH_S = 0.5
@@ -197,7 +197,7 @@ class MetricsPump:
         self._scanner = MetricScanner(regexes or {})
         # What the job names itself is not crowded out by what its script reports besides.
         self._named = frozenset(regexes or ())
-        self._writer = ChunkWriter(store, lambda n, size: layout.metrics_chunk(node, n, size))
+        self._writer = ChunkWriter(store, lambda n, size: keys.metrics_chunk(node, n, size))
         self._flush_s = NEAR_FLUSH_S if near else FAR_FLUSH_S
         self._flushed_at = -self._flush_s
         self._rest = b""

@@ -13,11 +13,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from stoker import codec, layout
-from stoker.agent.config import NodeConfig, NodePaths
 from stoker.agent.logs import say
-from stoker.errors import StokerError
-from stoker.model import Exit, NoticeFact
+from stoker.model import codec, keys
+from stoker.model.errors import StokerError
+from stoker.model.node_config import NodeConfig, NodePaths
+from stoker.model.node_facts import Exit, NoticeFact
 from stoker.providers.base import KeepsEnvironments, Machine
 from stoker.store import Store
 
@@ -75,7 +75,7 @@ class Node:
 
     def write_exit(self, left: Exit, until_s: float) -> bool:
         """The last word. Tried again until the store takes it or the monotonic time `until_s` comes."""
-        done = self.persist(layout.exit_(self.key), codec.dumps(left), until_s)
+        done = self.persist(keys.exit_(self.key), codec.dumps(left), until_s)
         if done:
             # For whoever switches the machine off from now on, which a governor may do before this process has ended.
             with suppress(OSError):
@@ -95,11 +95,11 @@ class Node:
         def push() -> None:
             until_s = time.monotonic() + notice.grace_s
             overtaking = after is not None and after.is_alive()
-            self.persist(layout.notice(self.key), codec.dumps(notice), until_s)
+            self.persist(keys.notice(self.key), codec.dumps(notice), until_s)
             self.machine.wake_governors()
             if after is not None and overtaking:
                 after.join()
-                self.persist(layout.notice(self.key), codec.dumps(notice), until_s)
+                self.persist(keys.notice(self.key), codec.dumps(notice), until_s)
                 self.machine.wake_governors()
 
         thread = threading.Thread(target=push, name="notice", daemon=True)

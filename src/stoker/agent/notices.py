@@ -6,7 +6,7 @@ import threading
 import time
 
 from stoker.agent.node import Node, utcnow
-from stoker.model import NoticeFact
+from stoker.model.node_facts import NoticeFact
 
 # A notice that comes as a signal to the agent (the machine is being shut down) says nothing about the time left.
 _SIGNAL_GRACE_S = 30.0

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker import layout
-from stoker.errors import StoreError
+from stoker.model import keys
+from stoker.model.errors import StoreError
 from stoker.store import Store
 
 # How the folders of other nodes' outputs are called.
@@ -31,7 +31,7 @@ class OutputWriter:
         self._job, self._claim, self._boot = job, claim, boot
         self._folder = f"rank-{rank}/" if rank else ""
         self._clashes = nodes > 1 and rank == 0
-        self._plain = layout.outputs(job, claim)
+        self._plain = keys.outputs(job, claim)
         self._number = 0
         # Paths whose plain name was, or may have been, written.
         self._begun: set[str] = set()
@@ -85,7 +85,7 @@ class OutputWriter:
         while True:
             # A new number for every try: an earlier one may yet land.
             self._number += 1
-            key = layout.output_version(self._job, self._claim, self._boot, self._number, stored)
+            key = keys.output_version(self._job, self._claim, self._boot, self._number, stored)
             lower = known.setdefault(stored, set())
             known[stored] = lower | {key}
             sent = send(key)
@@ -102,9 +102,9 @@ class OutputWriter:
         """The versions by path. A later boot finds those of the earlier ones in the store."""
         if self._versions is None:
             found: dict[str, set[str]] = {}
-            prefix = layout.output_versions(self._job, self._claim)
+            prefix = keys.output_versions(self._job, self._claim)
             for meta in self._store.list(prefix):
-                version = layout.read_output_version(meta.key[len(prefix) :])
+                version = keys.read_output_version(meta.key[len(prefix) :])
                 if version is not None and version[2].startswith(self._folder):
                     found.setdefault(version[2], set()).add(meta.key)
             self._versions = found

@@ -18,8 +18,8 @@ from pathlib import Path
 from stoker.agent.output_files import MOST_NAMED, LeftOut, Output, OutputFiles, Source
 from stoker.agent.output_versions import OutputWriter
 from stoker.agent.snapshot import File, Files, Signature, hold, signature_of
-from stoker.errors import StoreError
-from stoker.model import KeptOutputs, LeftOutput
+from stoker.model.errors import StoreError
+from stoker.model.node_facts import KeptOutputs, LeftOutput
 from stoker.store import FileChanged, Store, can_be_key
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker import facts
-from stoker.fold import Claim
-from stoker.model import Heartbeat, Known, NodeFacts
+from stoker.model.job_state import Claim
+from stoker.model.node_facts import Heartbeat, NodeFacts
+from stoker.model.observed import Known
 from stoker.store import Store
 
 NEAR_POLL_S = 0.25

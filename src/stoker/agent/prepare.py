@@ -7,13 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
-from stoker import layout
 from stoker.agent.code import unpack
-from stoker.agent.config import NodePaths
 from stoker.core.retry import ROOM
-from stoker.errors import StokerError
-from stoker.fold import JobState
-from stoker.spec import Submission
+from stoker.model import keys
+from stoker.model.errors import StokerError
+from stoker.model.job_state import JobState
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Submission
 from stoker.store import Store
 
 
@@ -40,8 +40,8 @@ def fetch_code(store: Store, state: JobState, submission: Submission, paths: Nod
         paths.code.mkdir(parents=True, exist_ok=True)
         return
     archive = paths.root / "code.tar.gz"
-    name = layout.shared_name(state.code_digest, submission.code.generation)
-    if store.get_file(layout.code(name), archive) is None:
+    name = keys.shared_name(state.code_digest, submission.code.generation)
+    if store.get_file(keys.code(name), archive) is None:
         raise SetupFailed("the packed code is not in the store any more; submit the job again", user=False)
     shutil.rmtree(paths.code, ignore_errors=True)
     unpack(archive, paths.code, state.code_digest)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.agent.activity import ActivityRecorder, Sight
-from stoker.model import Activity
+from stoker.model.node_facts import Activity
 from stoker.processes import Stat, process_table
 
 # What pulls images for docker. podman does it itself.

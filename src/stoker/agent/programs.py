@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, cast
 
-from stoker import layout
 from stoker.agent.prepare import SetupFailed
+from stoker.model import keys
 from stoker.store import Store
 
 
@@ -29,7 +29,7 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
     stored = tools.get(tool_name(name))
     if stored is None:
         return None
-    digest = layout.digest_of(stored)
+    digest = keys.digest_of(stored)
     if not set(digest) <= set("0123456789abcdef"):
         raise SetupFailed(f"{name}: {digest!r} is no digest; submit the job again", user=False)
     program = shelf / "tools" / digest[:32] / name
@@ -37,7 +37,7 @@ def fetch_program(store: Store, tools: Mapping[str, str], name: str, shelf: Path
         program.parent.mkdir(parents=True, exist_ok=True)
         archive = program.with_name(f".{name}-{os.getpid()}.gz")
         try:
-            found = store.get_file(layout.tool(stored), archive)
+            found = store.get_file(keys.tool(stored), archive)
             if found is None:
                 raise SetupFailed(f"{name} is not in the store any more; submit the job again", user=False)
             if found != digest:

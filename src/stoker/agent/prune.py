@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from stoker import layout
 from stoker.agent.blobs import BlobSender
 from stoker.checkpoints import group
 from stoker.manifests import Cache, Place, Stored, Trust, read_manifests
-from stoker.model import Manifest
+from stoker.model import keys
+from stoker.model.node_facts import Manifest
 from stoker.store import Store
 
 # Saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for ever.
@@ -58,10 +58,10 @@ class Pruner:
 
     def prune(self) -> None:
         """One round. Raises StoreError; what was not removed then is removed by a later round."""
-        root = layout.checkpoints(self._job)
+        root = keys.checkpoints(self._job)
         stored = read_manifests(self._store, self._job, root, trust=self._trust, cache=self._cache)
         doomed = removable(stored, self._claim, self._rank, self._keep, self._last_restored)
-        self._store.delete([layout.manifest(self._job, place.key) for place in doomed])
+        self._store.delete([keys.manifest(self._job, place.key) for place in doomed])
         present = {(item.meta.key, item.meta.etag) for item in stored if item.place not in doomed}
         self._cache = {seen: manifest for seen, manifest in self._cache.items() if seen in present}
         own = [item for item in stored if item.place.rank == self._rank and item.place not in doomed]
@@ -73,7 +73,7 @@ class Pruner:
         self._remove_blobs(needed, max(item.meta.modified for item in stored) if stored else None)
 
     def _remove_blobs(self, needed: set[str], now: datetime | None) -> None:
-        prefix = f"{layout.blobs(self._job)}{self._rank}/"
+        prefix = f"{keys.blobs(self._job)}{self._rank}/"
         if self._rounds % _LIST_EVERY == 0:
             self._listed = {meta.key[len(prefix) :]: meta.modified for meta in self._store.list(prefix)}
         self._rounds += 1

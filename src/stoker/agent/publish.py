@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from stoker import layout
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.manifests import Cache, Place, Stored, Trust, encode, read_manifests
-from stoker.model import BlobRef, CheckpointRef, Manifest
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.node_facts import BlobRef, CheckpointRef, Manifest
 from stoker.store import Store
 
 # A folder that is committed as it is, with so little more than what was restored, holds no save of the script: it wrote
@@ -88,7 +88,7 @@ class Publisher:
         return read_manifests(
             self._store,
             self._job,
-            f"{layout.checkpoints(self._job)}{layout.number(self._claim)}/",
+            f"{keys.checkpoints(self._job)}{keys.number(self._claim)}/",
             trust=self._trust,
             cache=self._cache,
         )
@@ -146,7 +146,7 @@ class Publisher:
             draft = self._draft
             manifest = draft.manifest
             place = Place(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
-            key, data = layout.manifest(self._job, place.key), encode(manifest)
+            key, data = keys.manifest(self._job, place.key), encode(manifest)
             mine = True if self._store.create(key, data) else self._is_mine(key, data)
             if mine is None:
                 absent += 1

@@ -24,11 +24,11 @@ from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
 from stoker.agent.node import Ask, Node
 from stoker.agent.secrets import fetch, fetch_all
-from stoker.command import shell_argv
-from stoker.fold import JobState
+from stoker.model.command_line import shell_argv
+from stoker.model.job_state import JobState
+from stoker.model.package_sources import private_variables
+from stoker.model.spec import Submission
 from stoker.providers.base import KeepsEnvironments
-from stoker.sources import private_variables
-from stoker.spec import Submission
 
 
 @dataclass(frozen=True)

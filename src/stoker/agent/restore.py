@@ -23,8 +23,8 @@ from stoker.checkpoints import (
     list_checkpoints,
     parts,
 )
-from stoker.fold import Choice
 from stoker.manifests import Trust
+from stoker.model.job_state import Choice
 from stoker.store import Store
 
 log = logging.getLogger(__name__)

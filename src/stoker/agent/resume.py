@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker import layout
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.snapshot import scan
 from stoker.checkpoint_refs import matching
@@ -29,7 +28,6 @@ from stoker.checkpoints import (
     find_checkpoint,
     list_checkpoints,
 )
-from stoker.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.manifests import (
     FAR_WORKERS,
     IMPORTED,
@@ -41,7 +39,9 @@ from stoker.manifests import (
     read_trust,
     safe_path,
 )
-from stoker.model import BlobRef, Manifest
+from stoker.model import keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.node_facts import BlobRef, Manifest
 from stoker.parallel import run_all
 from stoker.saves import MARKER, read_json
 from stoker.store import Store, open_store
@@ -144,7 +144,7 @@ class _Target:
         return self.senders[rank]
 
     def key(self, name: str) -> str:
-        return layout.checkpoint_key(IMPORTED, self.ordinal, name)
+        return keys.checkpoint_key(IMPORTED, self.ordinal, name)
 
 
 # ── From a job ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,8 +252,8 @@ def _import_folder(
 
 def _import_url(store: Store, target: _Target, url: str, scratch: Path, check: Callable[[], None]) -> str:
     source = open_store(url)
-    keys = [meta.key for meta in source.list("") if safe_path(meta.key)]
-    if not keys:
+    key_list = [meta.key for meta in source.list("") if safe_path(meta.key)]
+    if not key_list:
         raise UserError(f"resume_from: there is nothing at {url}")
     folder = scratch / _name(url.rstrip("/").rpartition("/")[2])
 
@@ -266,15 +266,15 @@ def _import_url(store: Store, target: _Target, url: str, scratch: Path, check: C
         staging.place(str(number), key)
 
     with Extraction(folder, follow=False) as extraction, extraction.staging() as staging:
-        run_all([partial(fetch_one, number, key) for number, key in enumerate(keys)], FAR_WORKERS)
+        run_all([partial(fetch_one, number, key) for number, key in enumerate(key_list)], FAR_WORKERS)
     return _import_folder(store, target, folder, url, scratch, check)
 
 
 def _create(store: Store, manifest: Manifest) -> None:
     """Write the manifest. One that is there is of a try before, whose reply was lost: no other import has its key."""
-    key = layout.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
+    key = keys.checkpoint_key(manifest.claim, manifest.ordinal, manifest.name, manifest.rank)
     data = encode(manifest)
-    place = layout.manifest(manifest.job, key)
+    place = keys.manifest(manifest.job, key)
     if store.create(place, data):
         return
     try:
@@ -296,4 +296,4 @@ def _content(manifest: Manifest) -> list[BlobRef]:
 def _name(text: str) -> str:
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._+=-") else "-" for letter in text)
     safe = safe.lstrip(".")[:100]
-    return safe if layout.safe_name(safe) else "imported"
+    return safe if keys.safe_name(safe) else "imported"

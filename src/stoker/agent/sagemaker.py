@@ -19,18 +19,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker import hyperparameters
 from stoker.agent import folders
-from stoker.agent.config import NodePaths
 from stoker.agent.confinement import open_plain, opened_folder
 from stoker.agent.enclosure import Command, Enclosure, Mount
 from stoker.agent.environ import Place
 from stoker.agent.masker import Masker
 from stoker.agent.masking import can_mask
 from stoker.agent.prepare import SetupFailed
-from stoker.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
+from stoker.model import hyperparameters
+from stoker.model.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DATA, OUTPUT_INTERMEDIATE
+from stoker.model.node_config import NodePaths
+from stoker.model.spec import Input, Spec, Submission
 from stoker.processes import NotMounted
-from stoker.spec import Input, Spec, Submission
 from stoker.stores.extraction import Extraction
 
 CONTRACT: tuple[tuple[str, str], ...] = (

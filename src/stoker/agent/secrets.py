@@ -1,6 +1,6 @@
 """Secrets by reference: read where they are used, anew for each attempt, and kept in memory alone.
 
-See `stoker.references` for how they are written. What is read goes into the environment of what the job runs
+See `stoker.model.secret_refs` for how they are written. What is read goes into the environment of what the job runs
 (`Command.secrets`), and nowhere else.
 """
 
@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from stoker import references
 from stoker.agent.prepare import SetupFailed
 from stoker.aws.imds import ImdsError
-from stoker.errors import UserError
 from stoker.google.metadata import MetadataError
-from stoker.references import Reference
+from stoker.model import secret_refs
+from stoker.model.errors import UserError
+from stoker.model.secret_refs import Reference
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def fetch(
     field: `user` where it was refused, or is not there; not `user` where there was no answer.
     """
     try:
-        wanted = references.parse(reference)
+        wanted = secret_refs.parse(reference)
     except ValueError as error:
         raise SetupFailed(f"{field}: {error}", user=True) from None
     began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S

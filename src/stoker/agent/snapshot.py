@@ -18,7 +18,7 @@ from typing import NamedTuple
 from stoker.agent.confinement import Confinement
 from stoker.checkpoints import safe_link
 from stoker.manifests import safe_path
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 from stoker.saves import LOCK
 from stoker.store import FileChanged
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.enclosure import Command, Enclosure, Members, Run
 from stoker.agent.environ import write_notice
-from stoker.model import ExitWhy, SaveTimes
+from stoker.model.node_facts import ExitWhy, SaveTimes
 from stoker.processes import Process, stat_of
 
 # How often the training's end, and the reasons to end it, are looked at. A wake-up costs tens of microseconds.

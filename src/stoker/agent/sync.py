@@ -28,9 +28,9 @@ from stoker.agent.publish import Publisher, utc_now
 from stoker.agent.restore import Restored
 from stoker.agent.snapshot import Files, Selection, Signature
 from stoker.checkpoints import list_checkpoints
-from stoker.errors import StoreError
 from stoker.manifests import FAR_WORKERS, NEAR_WORKERS, Trust
-from stoker.model import CheckpointRef
+from stoker.model.errors import StoreError
+from stoker.model.node_facts import CheckpointRef
 from stoker.processes import Writing
 from stoker.store import Store
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stoker.model import GpuUsage, Usage
+from stoker.model.node_facts import GpuUsage, Usage
 
 INTERVAL_S = 10.0
 # The kernel counts in hundredths of a second: over less than this a percentage is mostly rounding.

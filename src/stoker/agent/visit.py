@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stoker.agent.config import NodePaths
 from stoker.agent.container.door import visit
 from stoker.agent.container.sweep import read_record
+from stoker.model.node_config import NodePaths
 from stoker.processes import NODE, TRAINING, stat_of
 
 # The visitor's own: where it sits, and what it can show.

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from stoker import facts, log
 from stoker.core.gate import Leave, Permission, Wait, may_train, should_leave
-from stoker.errors import StokerError
-from stoker.fold import Claim, JobState
-from stoker.model import Exit
+from stoker.model.errors import StokerError
+from stoker.model.job_state import Claim, JobState
+from stoker.model.node_facts import Exit
 from stoker.store import Store
 
 NEAR_POLL_S = 0.25

@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from stoker import layout
 from stoker.agent.beat import Beat
 from stoker.agent.node import Node
-from stoker.fold import JobState
+from stoker.model import keys
+from stoker.model.job_state import JobState
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Witness:
         with self._turn:
             try:
                 text = self._collect()
-                self._node.store.put(layout.evidence(self._node.key, number), text)
+                self._node.store.put(keys.evidence(self._node.key, number), text)
                 self._node.say("evidence of what it is doing is kept; `stoker logs --evidence` shows it")
             except Exception as error:  # noqa: BLE001 - whoever waits for it would wait for nothing
                 _log.warning("no evidence could be kept: %s", error)

@@ -20,8 +20,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, cast
 
-from stoker import codec, layout
-from stoker.agent.config import NodeConfig
+from stoker.model import codec, keys
+from stoker.model.node_config import NodeConfig
 from stoker.providers.base import LaunchOrder
 from stoker.providers.imaging import newer_image
 
@@ -97,14 +97,14 @@ def config_of(boot: Boot) -> dict[str, object]:
         max_life_s=boot.max_life_s,
     )
     # A template: the machine fills in its own rank.
-    output = layout.node(boot.job, boot.claim, cast(int, "{rank}"), layout.boot("{instance}", 0))
+    output = keys.node(boot.job, boot.claim, cast(int, "{rank}"), keys.boot("{instance}", 0))
     return {
         "bucket": bucket,
-        "bundle_key": prefix + layout.bundle("{name}"),
+        "bundle_key": prefix + keys.bundle("{name}"),
         "bundles": dict(boot.bundles),
         "environ": dict(boot.environ),
         "node": codec.dump(node),
-        "output_key": prefix + layout.boot_output(output),
+        "output_key": prefix + keys.boot_output(output),
         **boot.more,
     }
 

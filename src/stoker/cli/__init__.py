@@ -146,7 +146,7 @@ def _usage(error: click.ClickException) -> str:
 
 def _explained(error: Exception) -> tuple[str, int]:
     from stoker.cli.printing import legible
-    from stoker.errors import StokerError
+    from stoker.model.errors import StokerError
 
     text = legible(" ".join(str(error).split()))
     if isinstance(error, StokerError):

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from stoker import layout
 from stoker.cli import EXIT_CLOUD
 from stoker.cli.printing import give_up_lost_streams, print_json, say, tell_problem, warn, whole
 from stoker.cli.report import show_end
-from stoker.errors import StokerError
+from stoker.model import keys
+from stoker.model.errors import StokerError
 from stoker.store import Store
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _wait_until_retired(store: Store, job: str) -> None:
     if not any(claim.launched for claim in state.claims):
         return  # It never had one.
     deadline = time.monotonic() + _RETIRE_S
-    while time.monotonic() < deadline and next(iter(store.list(f"{layout.ACTIVE}{job}/")), None) is not None:
+    while time.monotonic() < deadline and next(iter(store.list(f"{keys.ACTIVE}{job}/")), None) is not None:
         time.sleep(0.05 if store.near else 1.0)
 
 

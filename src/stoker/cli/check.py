@@ -17,8 +17,8 @@ from stoker.cli.options import json_option, opened_store, set_option, store_opti
 
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
+    from stoker.model.spec import Spec
     from stoker.providers.base import Finding, Provider
-    from stoker.spec import Spec
     from stoker.store import Store
 
 _LITTLE_DISK_BYTES = 2 * 1000**3
@@ -180,7 +180,7 @@ def check_disk() -> Finding:
 
 def check_store(store: Store) -> Finding:
     """Write, write the same again only if absent, read and delete."""
-    from stoker.errors import StokerError
+    from stoker.model.errors import StokerError
     from stoker.providers.base import Finding
 
     key = f"check/{secrets.token_hex(8)}"
@@ -203,9 +203,9 @@ def check_store(store: Store) -> Finding:
 
 def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> Iterator[Finding]:
     """What the provider itself can tell; else whether it answers at all."""
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
+    from stoker.model.spec import Resources, Spec
     from stoker.providers.base import Checkup, Finding
-    from stoker.spec import Resources, Spec
 
     spec = Spec(name="check", run="true", resources=Resources(provider=provider.name))
     try:
@@ -222,13 +222,13 @@ def check_provider(provider: Provider, store: Store, sets: tuple[str, ...]) -> I
 
 def _wanted(name: str, store: Store, sets: tuple[str, ...]) -> Spec:
     """A job as the settings describe it. A job file that is for another provider says nothing here."""
-    from stoker import layout
-    from stoker.errors import StoreError
     from stoker.jobfile import find_job_file, gather, layer_of, parse_job, resolve
+    from stoker.model import keys
+    from stoker.model.errors import StoreError
     from stoker.providers import registry
 
     try:
-        house = store.get(layout.DEFAULTS)
+        house = store.get(keys.DEFAULTS)
     except StoreError:
         house = None  # It does not answer, which was said above; the job in this folder is looked at all the same.
     first = layer_of({"run": "true", "resources": {"provider": name}}, "check")
@@ -243,7 +243,7 @@ def _wanted(name: str, store: Store, sets: tuple[str, ...]) -> Spec:
 
 
 def _plain(provider: Provider, spec: Spec) -> Iterator[Finding]:
-    from stoker.errors import ProviderError
+    from stoker.model.errors import ProviderError
     from stoker.providers.base import Finding
 
     name = provider.name

@@ -10,7 +10,7 @@ from stoker.cli.options import job_argument, json_option, opened_store, store_op
 
 if TYPE_CHECKING:
     from stoker.checkpoints import Checkpoint
-    from stoker.fold import JobState
+    from stoker.model.job_state import JobState
 
 
 @click.command("checkpoints")
@@ -45,9 +45,9 @@ def command(job: str, as_json: bool) -> None:
 
 
 def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> dict[str, object]:
-    from stoker import codec
     from stoker.checkpoint_refs import attempt_of, reference
     from stoker.checkpoints import is_poisoned
+    from stoker.model import codec
 
     return {
         "ref": reference(one.place, state),

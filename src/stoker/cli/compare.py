@@ -47,7 +47,7 @@ def command(jobs: tuple[str, ...], metric: str | None, over: Axis | None, csv_fi
     """
     from stoker import client
     from stoker.cli.printing import counted, say
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.reading.compare import comparison
 
     if as_json and csv_file is not None:
@@ -87,7 +87,7 @@ def _print_json(found: Comparison, metric: str | None) -> None:
 
 
 def _series(job: ComparedJob, metric: str | None) -> dict[str, Any]:
-    from stoker import codec
+    from stoker.model import codec
 
     return {
         name: [
@@ -129,7 +129,7 @@ def _row(job: ComparedJob) -> JobRow:
 
 
 def _chosen(found: Comparison, metric: str | None) -> str | None:
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     known = found.metric_names
     if metric is not None:

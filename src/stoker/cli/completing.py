@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from stoker.fold import JobState
+    from stoker.model.job_state import JobState
     from stoker.store import Store
     from stoker.summary import Summary
 
@@ -71,7 +71,7 @@ def has_ended(summary: Summary) -> bool:
 def complete_phase(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from typing import get_args
 
-    from stoker.model import Phase
+    from stoker.model.log_entries import Phase
 
     return _offered(lambda: get_args(Phase), incomplete)
 

@@ -105,9 +105,9 @@ def _budgets(store: Store, now: datetime) -> tuple[list[dict[str, Any]], str]:
     Of a budget for each value of a tag, those in which something was spent, or runs.
     """
     from stoker.core.books import NO_VALUE, Standing, period_of
-    from stoker.errors import SpecError
     from stoker.heeding import books_of, house_of
-    from stoker.model import Known
+    from stoker.model.errors import SpecError
+    from stoker.model.observed import Known
 
     try:
         house = house_of(store)
@@ -156,8 +156,8 @@ def _budget_line(told: dict[str, Any]) -> str:
 
 
 def _since(text: str, now: datetime) -> datetime | None:
-    from stoker.errors import UserError
     from stoker.jobfile.forms import read_duration
+    from stoker.model.errors import UserError
 
     if text == "all":
         return None

@@ -83,7 +83,7 @@ def aws(
     from stoker.deploying import aws as deploying
     from stoker.deploying import package, record, removing
     from stoker.deploying.record import Deployed
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.notify import checking
     from stoker.submitting import submitter
 
@@ -113,7 +113,7 @@ def aws(
     passed = kept(roles, before.identities, give_up=no_roles)
     used = kept(keys, before.keys, give_up=no_keys)
     planned = deploying.planned(
-        store, built, where, regions, training=training, notify=told, roles=passed, keys=used, forgotten=forget
+        store, built, where, regions, training=training, notify=told, roles=passed, kms_keys=used, forgotten=forget
     )
     if dry_run:
         print_requests(list(deploying.requests(planned, built)), as_json=as_json)
@@ -161,7 +161,7 @@ def gcp(
     from stoker.deploying import package, record
     from stoker.deploying import project as planning
     from stoker.deploying.record import Deployed
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.notify import checking
     from stoker.providers.gce import identity
     from stoker.submitting import submitter
@@ -228,11 +228,11 @@ def _heard(
 
 
 def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: tuple[str, ...], *, yes: bool) -> None:
-    from stoker import layout
     from stoker.cli.printing import say
     from stoker.deploying import removing
+    from stoker.model import keys
 
-    name = layout.deployment(store.url)
+    name = keys.deployment(store.url)
     agree(f"Remove {name} from {where}?", yes=yes)
     if not removing.remove(store, where, others, say, forgotten=forget):
         say(f"there is no stack {name} in {where}; nothing to remove")
@@ -241,7 +241,7 @@ def _remove_from_aws(store: Store, where: str, others: tuple[str, ...], forget: 
 
 
 def _project(*, offline: bool) -> str:
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.providers.gce import places, settings
     from stoker.providers.gce.client import Api
 
@@ -254,7 +254,7 @@ def _project(*, offline: bool) -> str:
 def _google_region(named: str | None) -> str:
     import os
 
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     found = named or os.environ.get("CLOUDSDK_COMPUTE_REGION")
     if not found:
@@ -265,7 +265,7 @@ def _google_region(named: str | None) -> str:
 def _check_named(roles: tuple[str, ...], keys: tuple[str, ...]) -> None:
     import re
 
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     for each in roles:
         if re.fullmatch(r"(arn:aws[a-z-]*:iam::[0-9]{12}:role/)?[\w+=,.@/-]{1,576}", each) is None:
@@ -286,7 +286,7 @@ def status(as_json: bool) -> int:
     """
     from stoker.cli.printing import duration, legible, print_json, table, whole
     from stoker.deploying import status as looking
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     found = looking.look(opened_store())
     if not found:
@@ -314,7 +314,7 @@ def status(as_json: bool) -> int:
 def _checked_mails(named: tuple[str, ...]) -> tuple[str, ...]:
     import re
 
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     for each in named:
         if re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", each) is None:
@@ -323,7 +323,7 @@ def _checked_mails(named: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_region(flag: str, named: str | None) -> None:
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.policyfile import REGION
     from stoker.providers.ec2 import places
 
@@ -338,7 +338,7 @@ def _region(store: Store, named: str | None, *, offline: bool) -> str:
     """The bucket's region: Lambda takes what it runs from a bucket of its own region, and from no other."""
     import os
 
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.providers import registry
     from stoker.stores.s3 import bucket_region
 

@@ -12,7 +12,7 @@ from stoker.cli.options import json_option, store_option, yes_option
 
 if TYPE_CHECKING:
     from stoker.deploying.package import Package
-    from stoker.rules import House
+    from stoker.model.policy import House
     from stoker.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,13 +63,13 @@ def kept(named: tuple[str, ...], before: tuple[str, ...], *, give_up: bool) -> t
 
 def tell_given_up(before: tuple[str, ...], kept: tuple[str, ...]) -> None:
     from stoker.cli.printing import say
-    from stoker.notify import address
+    from stoker.model import channel_address
 
     for each in before:
         if each not in kept:
             # An address may hold a key; regions, roles and accounts hold none.
             secret = ":" in each and not each.startswith("arn:")
-            say(f"given up: {address.masked(each) if secret else each}")
+            say(f"given up: {channel_address.masked(each) if secret else each}")
 
 
 def tell_lacking(built: Package) -> None:
@@ -99,7 +99,7 @@ def house_of(store: Store) -> House:
 
 def agree(question: str, *, yes: bool) -> None:
     from stoker.cli.printing import say
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     if yes:
         return

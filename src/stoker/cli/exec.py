@@ -19,7 +19,7 @@ def command(job: str, node: int, user: str | None, identity: str | None, via: st
     Exits with the command's own status. `stoker exec JOB -- bash` is a shell there, where there is a terminal.
     """
     from stoker.cli.visiting import has_terminal, visit
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.providers.base import Visit
 
     words = trailing()

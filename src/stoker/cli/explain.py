@@ -10,7 +10,7 @@ import click
 from stoker.cli.options import job_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.model import Entry
+    from stoker.model.log_entries import Entry
     from stoker.store import Store
 
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 @store_option
 def command(job: str, as_json: bool) -> None:
     """Tell every decision about a job and its reason, then what it waits for now."""
-    from stoker import client, codec, log
+    from stoker import client, log
     from stoker.cli.foreign import tell_family
     from stoker.cli.printing import clock, legible, print_json, table
     from stoker.cli.timeline import describe
-    from stoker.errors import UserError
     from stoker.finding import find_job
-    from stoker.fold import JobState, fold
+    from stoker.model import codec
+    from stoker.model.errors import UserError
+    from stoker.model.job_state import JobState, fold
 
     store = opened_store()
     try:
@@ -69,7 +70,7 @@ def _rule(entry: Entry) -> str | None:
 def _policies(store: Store, entries: Sequence[Entry]) -> list[str]:
     """Which rules of the house the decisions were made by, one line for each version."""
     from stoker import policies
-    from stoker.errors import StoreError
+    from stoker.model.errors import StoreError
 
     used = list(dict.fromkeys(entry.policy for entry in entries if entry.policy))
     if not used:

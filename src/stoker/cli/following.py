@@ -17,8 +17,8 @@ from stoker.cli.printing import legible
 from stoker.cli.status_line import Status, status_of
 from stoker.cli.terminal import harmless
 from stoker.cli.timeline import Teller
-from stoker.fold import JobState, fold
-from stoker.model import Closed, Ended
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Closed, Ended
 from stoker.reading.logs import Line, NodeLog, follow
 from stoker.reading.nodes import node_logs
 from stoker.store import Store

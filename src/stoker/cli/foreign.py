@@ -28,9 +28,9 @@ def recent(store: Store, most: int | None) -> list[Summary]:
 
 def tell_family(store: Store, name: str, as_json: bool) -> bool:
     """Print what was done about the training job of that name, and about its clones. False: nobody knows of one."""
-    from stoker import codec
     from stoker.cli.printing import clock, legible, phase, print_json, table
     from stoker.governor.foreign import families, index
+    from stoker.model import codec
     from stoker.store import can_be_key
 
     found = families.find(store, name) if can_be_key(name) and "/" not in name else []
@@ -66,8 +66,8 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
 
 def whose(store: Store, name: str, command: str) -> str | None:
     """That `name` is a training job of others, and what does there what `command` does here. None: it is none."""
-    from stoker.errors import StoreError
     from stoker.governor.foreign.index import summaries
+    from stoker.model.errors import StoreError
 
     try:
         rows = [each for each in summaries(store) if each.id == name]
@@ -126,8 +126,8 @@ class Others:
     def look(self) -> None:
         """If it is time. What goes wrong is told, and ends nothing."""
         from stoker.cli.printing import legible
-        from stoker.errors import StokerError
         from stoker.governor.foreign.govern import ForeignGovernor
+        from stoker.model.errors import StokerError
 
         if self._looked_s is not None and time.monotonic() - self._looked_s < EVERY_S:
             return

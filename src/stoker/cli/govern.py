@@ -10,8 +10,8 @@ from stoker.cli.options import opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.core.snapshot import Action
-    from stoker.errors import StokerError
     from stoker.governor.govern import Pass
+    from stoker.model.errors import StokerError
 
 
 @click.command("govern")

@@ -57,8 +57,8 @@ def command(
     As a shell script that makes it so, and says what that cannot separate. Printing asks nobody, and changes nothing.
     """
     from stoker.cli.printing import print_json, whole
-    from stoker.errors import UserError
     from stoker.home import default_store_url
+    from stoker.model.errors import UserError
     from stoker.notify import checking
     from stoker.providers import registry
     from stoker.store import open_store

@@ -15,9 +15,9 @@ _USUAL = ("train.py", "main.py", "run.py")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 def command(force: bool) -> None:
     """Write a job file to start from: stoker.yaml in this folder."""
-    from stoker.errors import UserError
     from stoker.jobfile.layers import JOB_FILES
     from stoker.jobfile.template import template
+    from stoker.model.errors import UserError
 
     path = Path(JOB_FILES[0])
     if path.exists() and not force:

@@ -14,7 +14,7 @@ from stoker.cli.options import job_argument, opened_store, store_option
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stoker.fold import JobState
+    from stoker.model.job_state import JobState
     from stoker.reading.logs import Line, NodeLog
     from stoker.store import Store
 
@@ -43,8 +43,8 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
     from stoker import index, log
     from stoker.cli.following import Follower, Screen
     from stoker.cli.printing import counted, say
-    from stoker.errors import UserError
     from stoker.finding import find_job
+    from stoker.model.errors import UserError
     from stoker.reading.nodes import node_logs
 
     store = opened_store()
@@ -84,14 +84,14 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
 
 
 def _print_evidence(store: Store, state: JobState, rank: int | None, attempt: int | None) -> int:
-    from stoker import layout
     from stoker.cli.printing import legible, say
+    from stoker.model import keys
 
     shown = 0
     for claim in state.attempts:
         if attempt is not None and claim.attempt != attempt:
             continue
-        prefix = f"{layout.WORK}{state.job}/{layout.number(claim.number)}/"
+        prefix = f"{keys.WORK}{state.job}/{keys.number(claim.number)}/"
         for key in sorted(meta.key for meta in store.list(prefix) if "/evidence/" in meta.key):
             node = key.removeprefix(prefix).partition("/")[0]
             if rank is not None and node != str(rank):
@@ -138,8 +138,8 @@ def _lines(store: Store, state: JobState, nodes: Sequence[NodeLog], tail: int | 
 
 def consoles(store: Store, state: JobState, nodes: Sequence[NodeLog]) -> Iterator[Line]:
     """The consoles of machines that are over and never wrote a word, where their provider keeps them."""
-    from stoker.errors import StokerError
     from stoker.governor.fleet import Fleet
+    from stoker.model.errors import StokerError
     from stoker.providers.base import Speaks
     from stoker.reading.logs import console_lines, unheard_of
 

@@ -24,15 +24,16 @@ def command(addresses: tuple[str, ...]) -> int:
     """
     from stoker import policies
     from stoker.core.telling import Letter
-    from stoker.errors import UserError
     from stoker.governor.errands import Errand
     from stoker.log import new_token
-    from stoker.notify import address, checking
+    from stoker.model import channel_address
+    from stoker.model.errors import UserError
+    from stoker.notify import checking
     from stoker.notify.senders import address_of, open_sender
 
     store = opened_store()
     checking.check_written(addresses, "TO")
-    channels = [(address.masked(to), to) for to in addresses]
+    channels = [(channel_address.masked(to), to) for to in addresses]
     if not channels:
         channels = [(each.name, each.to) for each in policies.house(policies.current(store)).notify]
     if not channels:
@@ -43,10 +44,10 @@ def command(addresses: tuple[str, ...]) -> int:
     until_s, failed = time.monotonic() + _MOST_S, False
     for (name, to), errand in zip(channels, errands, strict=True):
         # A governor elsewhere may have what is not set here, and the line begins with the address.
-        problem = _problem(errand, until_s).removeprefix(f"{address.masked(to)}: ").replace(_THERE, "here")
+        problem = _problem(errand, until_s).removeprefix(f"{channel_address.masked(to)}: ").replace(_THERE, "here")
         failed = failed or bool(problem)
         sign = click.style("✗", fg="red") if problem else click.style("✓", fg="green")
-        shown = "" if name == address.masked(to) else f" ({address.masked(to)})"
+        shown = "" if name == channel_address.masked(to) else f" ({channel_address.masked(to)})"
         click.echo(f"{sign} {name}{shown}: {problem or 'taken'}")
     return 2 if failed else 0
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker.core.market import Tally
-    from stoker.model import Offering
-    from stoker.spec import Spec
+    from stoker.model.offerings import Offering
+    from stoker.model.spec import Spec
 
 # A page of a terminal.
 _LIMIT = 20
@@ -47,21 +47,21 @@ def command(
     """
     from datetime import datetime, timezone
 
-    from stoker import layout
     from stoker.cli.printing import print_json, say, table, whole
     from stoker.core.market import ordered
     from stoker.core.placement import acceptable
-    from stoker.errors import UserError
     from stoker.governor.market import MarketReader
     from stoker.heeding import as_housed, cost_bound, house_of
     from stoker.jobfile import find_job_file, gather, layer_of, resolve
+    from stoker.model import keys
+    from stoker.model.errors import UserError
     from stoker.providers import registry
     from stoker.submitting import ExplainsNone, connect
 
     store = opened_store()
     # What is run does not matter here, so that a folder without a job file can be asked about as well.
     flags = {"resources": {"provider": provider}} if provider is not None else {}
-    defaults, house = store.get(layout.DEFAULTS), house_of(store)
+    defaults, house = store.get(keys.DEFAULTS), house_of(store)
     settings = gather(
         job_file=job_file or find_job_file(),
         house=defaults.data if defaults is not None else None,
@@ -98,7 +98,7 @@ def command(
 
 def _refreshing(provider: str) -> str:
     """What may bring a price that is not known."""
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.providers import registry
 
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from stoker.cli.completing import complete_checkpoint, complete_field, complete_job
-from stoker.errors import NoSuchJob, UserError
+from stoker.model.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
     from stoker.cli.completing import Complete

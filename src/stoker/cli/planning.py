@@ -11,11 +11,11 @@ import click
 from stoker.cli import EXIT_INTERRUPTED
 from stoker.cli.printing import counted, dollars, duration, say, size, table, warn, zone_text
 from stoker.core.governance import Bounded
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.pricing import OLD_DAYS
-from stoker.spec import Spec
 from stoker.submitting import Prepared
 
 if TYPE_CHECKING:

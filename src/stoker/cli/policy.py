@@ -13,9 +13,9 @@ from stoker.cli.options import help_alone, json_option, opened_store, set_option
 
 if TYPE_CHECKING:
     from stoker.deploying.record import Deployed
+    from stoker.model.policy import House
+    from stoker.model.spec import Spec
     from stoker.policies import Kept
-    from stoker.rules import House
-    from stoker.spec import Spec
     from stoker.store import Store
 
 
@@ -65,7 +65,7 @@ def show(version: int | None, as_json: bool) -> None:
     """Print the policy as it was written."""
     from stoker import policies
     from stoker.cli.printing import print_json, say, warn
-    from stoker.errors import SpecError
+    from stoker.model.errors import SpecError
 
     store = opened_store()
     kept = _kept(store, version)
@@ -165,7 +165,7 @@ def _tell_deployed(store: Store, house: House) -> None:
     error: the policy is set."""
     from stoker.cli.printing import say, warn
     from stoker.deploying import record
-    from stoker.errors import StokerError
+    from stoker.model.errors import StokerError
 
     try:
         deployed = record.find(store)
@@ -194,7 +194,7 @@ def _unheard(deployed: Deployed, house: House) -> list[str]:
 def _rules_before(store: Store, version: int) -> int:
     """How many rules the version before had, as far as that can be told."""
     from stoker import policies
-    from stoker.errors import StokerError
+    from stoker.model.errors import StokerError
 
     try:
         return len(policies.house(policies.read(store, version - 1)).rules) if version > 1 else 0
@@ -216,22 +216,22 @@ def _over(house: House) -> list[str]:
 
 
 def _spec(store: Store, job_file: Path | None, sets: tuple[str, ...]) -> Spec:
-    from stoker import layout
-    from stoker.errors import UserError
     from stoker.jobfile import find_job_file, gather, resolve
+    from stoker.model import keys
+    from stoker.model.errors import UserError
     from stoker.providers import registry
 
     job_file = job_file or find_job_file()
     if job_file is None:
         raise UserError("there is no stoker.yaml here; name a job file")
-    defaults = store.get(layout.DEFAULTS)
+    defaults = store.get(keys.DEFAULTS)
     layers = gather(job_file=job_file, house=defaults.data if defaults else None, sets=sets, flags={})
     return resolve(layers, registry.capabilities).spec
 
 
 def _read(file: str) -> tuple[str, str]:
     """A text and what it is called. Raises UserError for what cannot be read."""
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -250,7 +250,7 @@ def _parsed(text: str, source: str) -> House:
 
 def _kept(store: Store, version: int | None) -> Kept | None:
     from stoker import policies
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     if version is None:
         return policies.current(store)
@@ -261,7 +261,8 @@ def _kept(store: Store, version: int | None) -> Kept | None:
 
 
 def _told(kept: Kept) -> dict[str, object]:
-    from stoker import codec, policies
+    from stoker import policies
+    from stoker.model import codec
 
     return {
         "version": kept.version,

@@ -13,9 +13,9 @@ from stoker.core.governance import Bounded, Finding, Subject
 from stoker.core.placement import acceptable
 from stoker.core.telling import in_scope
 from stoker.heeding import as_housed, bound_value, forecast
-from stoker.notify import address
-from stoker.rules import Exemption, House, Rule, Then
-from stoker.spec import Spec
+from stoker.model import channel_address
+from stoker.model.policy import Exemption, House, Rule, Then
+from stoker.model.spec import Spec
 from stoker.store import Store
 from stoker.submit.identity import identified
 from stoker.submitting import connect
@@ -136,10 +136,10 @@ def _exempt(house: House, subject: Subject) -> dict[str, Exemption]:
 
 def _heard(house: House, spec: Spec) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
-        each.name: {"to": address.masked(each.to), "events": list(each.events)}
+        each.name: {"to": channel_address.masked(each.to), "events": list(each.events)}
         for each in house.notify
         if in_scope(each, spec.tags)
     }
     for number, to in enumerate(spec.notify):
-        found[f"notify[{number}]"] = {"to": address.masked(to), "events": []}
+        found[f"notify[{number}]"] = {"to": channel_address.masked(to), "events": []}
     return found

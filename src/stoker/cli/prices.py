@@ -44,7 +44,7 @@ def command(provider: str | None, regions: tuple[str, ...], refresh: bool, as_js
 
 def _tables(provider: str | None, regions: tuple[str, ...], refresh: bool) -> dict[str, PriceTable]:
     """By the name of the provider. Where none is named, those that have prices, of the regions which are."""
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.providers import registry
 
     if provider is not None:
@@ -70,7 +70,7 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
     Raises what was wrong, in one line, where nobody could be asked.
     """
     from stoker.cli.printing import counted, say, warn
-    from stoker.errors import NotInstalled, StokerError, UserError
+    from stoker.model.errors import NotInstalled, StokerError, UserError
 
     failed: dict[str, StokerError] = {}
     for name, table in tables.items():
@@ -94,7 +94,7 @@ def _refresh(tables: Mapping[str, PriceTable], regions: tuple[str, ...]) -> None
 
 def _show(tables: Mapping[str, PriceTable], regions: tuple[str, ...], as_json: bool) -> None:
     from stoker.cli.printing import print_json, say
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     for region in regions:
         if not any(region in table.tables() for table in tables.values()):

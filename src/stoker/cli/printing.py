@@ -164,7 +164,7 @@ def print_json(value: Any) -> None:
 
 def whole(value: Any) -> Any:
     """Like `codec.dump`, but with every field there is: what is not known is null."""
-    from stoker import codec
+    from stoker.model import codec
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: whole(getattr(value, field.name)) for field in dataclasses.fields(value)}

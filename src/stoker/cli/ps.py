@@ -129,7 +129,7 @@ def _watch(store: Store, recent: int | None, wanted: Filter, *, as_json: bool) -
     import sys
     import time
 
-    from stoker.errors import StoreUnavailable
+    from stoker.model.errors import StoreUnavailable
 
     drawn = sys.stdout.isatty() and not as_json
     last: object = None
@@ -197,8 +197,8 @@ def _is_long_ago(passed: datetime | None) -> bool:
 def _channel_lines(store: Store, *, governed: bool) -> list[str]:
     """What nobody can be told, since no message would tell that."""
     from stoker.cli.printing import legible
-    from stoker.errors import StoreError
     from stoker.governor.mailbox import troubles
+    from stoker.model.errors import StoreError
 
     try:
         found = troubles(store, datetime.now(timezone.utc), governed=governed)

@@ -35,8 +35,8 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
     attempts wrote is the last one's; `--attempt` gives those of one attempt.
     """
     from stoker.checkpoints import list_checkpoints
-    from stoker.errors import UserError
     from stoker.finding import find_job
+    from stoker.model.errors import UserError
     from stoker.reading.pulling import pull_folder
 
     store = opened_store()
@@ -62,7 +62,7 @@ def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str
     from stoker.checkpoints import pull
     from stoker.cli.printing import counted, say, size
     from stoker.cli.progress import progress_bar
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     if not any(one.complete for one in listed):
         raise UserError(f"{job} has no checkpoint yet; --outputs pulls its outputs")

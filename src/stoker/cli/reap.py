@@ -12,7 +12,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 if TYPE_CHECKING:
     from stoker.core.snapshot import Terminate
     from stoker.governor.fleet import Fleet
-    from stoker.model import Instance
+    from stoker.model.offerings import Instance
     from stoker.store import Store
 
 # Terminating is asking; it is asked again until the machine is gone, or this long.
@@ -72,7 +72,7 @@ def find_orphans(store: Store, fleet: Fleet) -> tuple[list[Terminate], list[Inst
     from stoker.core import orphans
     from stoker.governor.clock import governor_name, read_clock
     from stoker.governor.observe import Listing, Memory, observe
-    from stoker.model import Known, Observed, Unknown
+    from stoker.model.observed import Known, Observed, Unknown
 
     listed: dict[tuple[str, str | None], Observed[tuple[Instance, ...]]] = {}
     problems: dict[str, str] = {}

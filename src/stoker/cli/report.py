@@ -28,7 +28,7 @@ from stoker.cli.printing import (
 )
 from stoker.cli.timeline import MOST_REASON, rule_text, timeline
 from stoker.core.kept_work import checkpoint_title, is_about_training, with_step
-from stoker.fold import JobState
+from stoker.model.job_state import JobState
 from stoker.store import Store
 from stoker.summary import Held, NodeSummary, Summary
 

@@ -32,8 +32,8 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """
     from stoker import client, uploads
     from stoker.cli.printing import counted, say
-    from stoker.errors import UserError
     from stoker.finding import find_job
+    from stoker.model.errors import UserError
     from stoker.removing import (
         collect_bundles,
         collect_code,
@@ -77,7 +77,7 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
     A person who sends away what this command says is still at a terminal, but cannot see the question.
     """
     from stoker.cli.printing import counted, say
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     if not jobs or yes:
         return
@@ -100,17 +100,17 @@ def _agree(store: Store, jobs: list[str], *, yes: bool, named: bool) -> None:
 
 def _contents(store: Store, job: str) -> str:
     """`2 checkpoints and 14 files of outputs, 1.2 GB; logs and metrics`, as far as it was counted."""
-    from stoker import layout
     from stoker.cli.printing import counted, size
+    from stoker.model import keys
 
-    work = f"{layout.WORK}{job}/"
+    work = f"{keys.WORK}{job}/"
     checkpoints, outputs, total, seen = 0, 0, 0, 0
     for meta in store.list(work):
         seen += 1
         if seen > _MOST_COUNTED:
             break
         total += meta.size
-        checkpoints += meta.key.startswith(layout.checkpoints(job)) and "@" not in meta.key
+        checkpoints += meta.key.startswith(keys.checkpoints(job)) and "@" not in meta.key
         outputs += meta.key.startswith(f"{work}outputs/")
     least = "at least " if seen > _MOST_COUNTED else ""
     what = f"{counted(checkpoints, 'checkpoint')} and {counted(outputs, 'output file')}"

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from stoker import layout
 from stoker.cli.attached import follow_governing, leave_detached
 from stoker.cli.completing import complete_file, complete_provider
 from stoker.cli.options import (
@@ -26,9 +25,10 @@ from stoker.cli.options import (
 from stoker.cli.planning import agree, show_plan
 from stoker.cli.printing import print_json, say, size, tell_problem, whole
 from stoker.cli.progress import progress_bar, working
-from stoker.errors import UserError
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.spec import Spec
 from stoker.sending import Progress, check_writable, send
-from stoker.spec import Spec
 from stoker.store import Store
 from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
@@ -168,7 +168,7 @@ def _prepared(
         )
     check_reached(gather(job_file=job_file, sets=sets, flags=flags), store)
     # A dry run asks nobody far away, not even for the house's defaults.
-    house = None if dry_run and not store.near else store.get(layout.DEFAULTS)
+    house = None if dry_run and not store.near else store.get(keys.DEFAULTS)
     layers = gather(job_file=job_file, house=house.data if house else None, sets=sets, flags=flags)
     resolved = resolve(layers, registry.capabilities)
     with working("packing the code"):

@@ -20,7 +20,7 @@ def command(job: str, as_json: bool) -> None:
     from stoker.cli.foreign import tell_family
     from stoker.cli.printing import print_json, whole
     from stoker.cli.report import job_text, last_words
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     store = opened_store()
     try:

@@ -33,7 +33,7 @@ def command(
     to ssh itself, such as `-N`.
     """
     from stoker.cli.visiting import has_terminal, visit
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
     from stoker.providers.base import Visit
 
     command_line = behind_options(trailing() or [])

@@ -13,9 +13,10 @@ from stoker.core.costs import job_cost
 from stoker.core.kept_work import attempts_of, checkpoint_title, with_step
 from stoker.core.placement import next_try
 from stoker.core.policy import DEFAULT
-from stoker.errors import UserError
-from stoker.fold import JobState
-from stoker.model import Heartbeat, Known
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import Heartbeat
+from stoker.model.observed import Known
 from stoker.store import Store
 from stoker.summary import phase_of
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from stoker.checkpoint_refs import name_of
 from stoker.cli.printing import dollars, duration, one_line, zone_text
 from stoker.core.kept_work import cause_of_end, checkpoint_title, nothing_saved, with_step
-from stoker.fold import JobState
-from stoker.model import (
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import (
     Claimed,
     Closed,
     Draining,
@@ -17,7 +17,6 @@ from stoker.model import (
     Entry,
     Event,
     Launched,
-    Offering,
     Opaque,
     RemovalAsked,
     ResumeAsked,
@@ -26,6 +25,7 @@ from stoker.model import (
     Suspected,
     Warned,
 )
+from stoker.model.offerings import Offering
 from stoker.summary import AttemptSummary, Summary
 
 ARROW = " → "

@@ -66,7 +66,7 @@ def has_terminal() -> bool:
 
 def run_program(way: Way) -> int:
     """Run it in this terminal. It gets the keyboard's signals; this process outlives it, to clear up after it."""
-    from stoker.errors import UserError
+    from stoker.model.errors import UserError
 
     sys.stdout.flush()
     # Ignored here only after the start: what is ignored is inherited.

@@ -12,9 +12,9 @@ from stoker.core.placement import Chosen, place
 from stoker.core.policy import Policy
 from stoker.core.retry import Verdict
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import Claim
-from stoker.model import Offering
-from stoker.rules import House, Rule
+from stoker.model.job_state import Claim
+from stoker.model.offerings import Offering
+from stoker.model.policy import House, Rule
 
 
 def watched(house: House, subject: Subject, *about: str) -> Iterator[tuple[Rule, Bounded]]:

@@ -10,10 +10,10 @@ from stoker.core.governance import PREFIX, in_scope
 from stoker.core.hold import longest_held
 from stoker.core.reservations import Reservation, Reserved, Waiting, micro, queued, reservation
 from stoker.core.spending import by_day, midnight, spells
-from stoker.errors import STUMBLES, in_words
-from stoker.fold import JobState
-from stoker.rules import Budget, House, Rule
-from stoker.spec import Spec
+from stoker.model.errors import STUMBLES, in_words
+from stoker.model.job_state import JobState
+from stoker.model.policy import Budget, House, Rule
+from stoker.model.spec import Spec
 
 # Stands for the value of jobs that do not have the tag: they share one budget, or nobody's money would count.
 NO_VALUE = ""

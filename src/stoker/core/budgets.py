@@ -28,8 +28,8 @@ from stoker.core.costs import in_dollars
 from stoker.core.governance import Subject, applies, in_scope, is_one_value
 from stoker.core.reservations import Ask, Reserved, Waiting, micro
 from stoker.core.spending import midnight
-from stoker.model import Known, Observed, Unknown
-from stoker.rules import Budget, House, Rule, Then
+from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.policy import Budget, House, Rule, Then
 
 _MOST_NAMED = 3
 

@@ -9,10 +9,12 @@ from stoker.core.costs import span_s
 from stoker.core.failure_patterns import NAMES, diagnose
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import Claim, JobState
-from stoker.model import Exit, FailureCause, Heartbeat, Known, Waste
-from stoker.rules import Rule
-from stoker.spec import Spec
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Waste
+from stoker.model.node_facts import Exit, FailureCause, Heartbeat
+from stoker.model.observed import Known
+from stoker.model.policy import Rule
+from stoker.model.spec import Spec
 
 # Signals by which a program ends itself: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS. The others come
 # from outside: a person's kill, a shell that was closed, the kernel.

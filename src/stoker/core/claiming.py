@@ -7,8 +7,10 @@ from stoker.core.look import Look
 from stoker.core.placement import Chosen, Dry, Impossible, place, waiting_since, wants_claim
 from stoker.core.reservations import Ask, ask_for, leaves_code, waits_code
 from stoker.core.snapshot import Launch
-from stoker.core.spans import span_text
-from stoker.model import Claimed, Ended, Known, Offering, Unknown, Warned
+from stoker.model.durations import span_text
+from stoker.model.log_entries import Claimed, Ended, Warned
+from stoker.model.observed import Known, Unknown
+from stoker.model.offerings import Offering
 
 # A price that nobody knows may be known when it is asked for again.
 _PRICES_CHANGE_S = 600.0

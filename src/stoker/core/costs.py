@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.fold import Claim, JobState
+from stoker.model.job_state import Claim, JobState
 
 # No training takes ten years, and sums of such spans still make times.
 LONGEST_SPAN_S = 10 * 365 * 86400.0

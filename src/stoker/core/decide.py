@@ -17,9 +17,10 @@ from stoker.core.room import Rooms, is_bounded, place_in_queue
 from stoker.core.silence import mass_silence
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.core.tending import tend, warn_unsaved
-from stoker.errors import STUMBLES, in_words
-from stoker.fold import Claim
-from stoker.model import PROTOCOL_VERSION, Closed, Draining, Ended, Known, Outcome, Warned
+from stoker.model.errors import STUMBLES, in_words
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import PROTOCOL_VERSION, Closed, Draining, Ended, Outcome, Warned
+from stoker.model.observed import Known
 
 
 def decide(snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:

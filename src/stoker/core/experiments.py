@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.spans import span_text
 from stoker.core.stalls import fresh
-from stoker.fold import Claim
-from stoker.model import Trend
-from stoker.rules import Metric
+from stoker.model.durations import span_text
+from stoker.model.job_state import Claim
+from stoker.model.node_facts import Trend
+from stoker.model.policy import Metric
 
 
 def hopeless(wanted: Metric, job: JobSnapshot, claim: Claim, now: datetime) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stoker.model import Blame
+from stoker.model.node_facts import Blame
 
 
 @dataclass(frozen=True)

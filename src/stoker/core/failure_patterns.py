@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.core.failure_kinds import EXCUSES, PATTERNS, Pattern
-from stoker.model import FailureCause
+from stoker.model.node_facts import FailureCause
 
 __all__ = ["EXCUSES", "NAMES", "PATTERNS", "Pattern", "diagnose"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker.fold import Claim, JobState
-from stoker.model import Exit, ExitWhy
+from stoker.model.job_state import Claim, JobState
+from stoker.model.node_facts import Exit, ExitWhy
 
 # Exits after which the job goes on for certain. One that was asked to stop, or ran into a bound, may be the job's end:
 # there the successor waits for the log's word.

@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from stoker.core import spot
 from stoker.core.market import Market
 from stoker.core.patterns import compile_pattern
-from stoker.core.spans import span_text
-from stoker.model import Offering
-from stoker.rules import ANY, Channel, Exemption, House, Rule, Wanted
-from stoker.spec import SUBMITTER, Spec
+from stoker.model.durations import span_text
+from stoker.model.offerings import Offering
+from stoker.model.policy import ANY, Channel, Exemption, House, Rule, Wanted
+from stoker.model.spec import SUBMITTER, Spec
 
 # Before the name of a rule of the house, in decisions.
 PREFIX = "policy:"

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from itertools import zip_longest
 
 from stoker.core.costs import job_cost, span_s
-from stoker.fold import Claim, JobState
-from stoker.spec import Spec
+from stoker.model.job_state import Claim, JobState
+from stoker.model.spec import Spec
 
 # The agent counts from when it reads of the job's end. So much later it has powered off by itself, or never will.
 LEAVE_S = 60.0

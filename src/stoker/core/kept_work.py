@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stoker.core.cases import Case
-from stoker.core.spans import span_text
-from stoker.fold import JobState
-from stoker.model import CheckpointRef, Exit, Heartbeat
-from stoker.path_patterns import as_written, is_pattern
+from stoker.model.durations import span_text
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
+from stoker.model.path_patterns import as_written, is_pattern
 
 # How many files a sentence names.
 _NAMED = 3

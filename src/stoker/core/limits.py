@@ -8,7 +8,7 @@ from datetime import datetime
 from stoker.core.costs import burn_rate, known_cost, span_s
 from stoker.core.governance import Bounded
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.spans import span_text
+from stoker.model.durations import span_text
 
 
 @dataclass(frozen=True)

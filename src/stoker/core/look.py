@@ -12,8 +12,8 @@ from stoker.core.policy import Policy
 from stoker.core.room import Rooms
 from stoker.core.snapshot import Action, Append, JobSnapshot, Terminate
 from stoker.core.used import used_before
-from stoker.fold import Claim
-from stoker.model import Event, Warned
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import Event, Warned
 
 # Nobody sleeps longer than a day without another look.
 _FARTHEST_WAKE_S = 86400.0

@@ -13,9 +13,9 @@ from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import Literal
 
-from stoker import layout
-from stoker.fold import Claim
-from stoker.model import Offering
+from stoker.model import keys
+from stoker.model.job_state import Claim
+from stoker.model.offerings import Offering
 
 # The cloud took it back; there was none; it ended otherwise.
 Fate = Literal["reclaimed", "dry", "served"]
@@ -166,12 +166,12 @@ def key_of(job: str, claim: Claim) -> str | None:
         told = f"{at.minute // 10}0.dry"
     else:
         return None
-    return layout.sighting(at, claim.offering.names, told)
+    return keys.sighting(at, claim.offering.names, told)
 
 
 def parse(key: str) -> Sighting | None:
     """A sighting from its key; None for what is none."""
-    found = layout.read_sighting(key)
+    found = keys.read_sighting(key)
     if found is None:
         return None
     hour, names, told = found

@@ -10,8 +10,9 @@ from datetime import datetime
 
 from stoker.core.hold import is_kept
 from stoker.core.snapshot import JobSnapshot, Snapshot, Terminate
-from stoker.fold import JobState
-from stoker.model import Instance, Known, Leftover
+from stoker.model.job_state import JobState
+from stoker.model.observed import Known
+from stoker.model.offerings import Instance, Leftover
 
 # What is stopping will be off or gone in a moment.
 _ALIVE = ("pending", "running", "off")

@@ -13,10 +13,10 @@ from stoker.core.costs import known_cost
 from stoker.core.kept_work import cause_of_end
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.spans import span_text
-from stoker.fold import JobState
-from stoker.model import Offering
-from stoker.spec import Spec
+from stoker.model.durations import span_text
+from stoker.model.job_state import JobState
+from stoker.model.offerings import Offering
+from stoker.model.spec import Spec
 
 # Whose bound on the cost it is, where the job itself has it.
 MAX_COST = "limits.max_cost"

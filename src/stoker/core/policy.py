@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.rules import NO_RULES, House
+from stoker.model.policy import NO_RULES, House
 
 
 @dataclass(frozen=True)

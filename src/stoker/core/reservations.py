@@ -16,12 +16,12 @@ from stoker.core.costs import Cost, in_dollars, known_cost, per_s, span_s
 from stoker.core.governance import Bounded, Subject, bounded
 from stoker.core.hold import hold_of
 from stoker.core.policy import DEFAULT
-from stoker.core.spans import span_text
 from stoker.core.used import used_before
-from stoker.fold import Claim, JobState
-from stoker.model import Offering
-from stoker.rules import House
-from stoker.spec import Spec
+from stoker.model.durations import span_text
+from stoker.model.job_state import Claim, JobState
+from stoker.model.offerings import Offering
+from stoker.model.policy import House
+from stoker.model.spec import Spec
 
 # Boot, set-up and restoring cost money too, and `max_runtime` does not count them.
 START_S = 600.0

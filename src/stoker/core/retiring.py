@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from stoker.core.hold import hold_of
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot
-from stoker.model import Known
+from stoker.model.observed import Known
 
 
 @dataclass(frozen=True)

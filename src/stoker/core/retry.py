@@ -19,9 +19,10 @@ from stoker.core.kept_work import attempts_of, checkpoint_title, kept_of
 from stoker.core.patterns import compile_pattern
 from stoker.core.policy import Policy
 from stoker.core.watching import OWN
-from stoker.fold import JobState
-from stoker.model import AttemptOutcome, Closed, Exit
-from stoker.rules import Diagnosis
+from stoker.model.job_state import JobState
+from stoker.model.log_entries import AttemptOutcome, Closed
+from stoker.model.node_facts import Exit
+from stoker.model.policy import Diagnosis
 
 # Checkpoints brought in by `resume_from` are kept under claim 0. A person named them: they are never given up on.
 IMPORTED = "00000000/"

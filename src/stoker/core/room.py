@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import JobState
-from stoker.model import Known, Offering
+from stoker.model.job_state import JobState
+from stoker.model.observed import Known
+from stoker.model.offerings import Offering
 
 # Provider and zone: where nodes are counted together.
 _Where = tuple[str, str]

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from stoker.core.policy import Policy
 from stoker.core.snapshot import JobSnapshot, Snapshot
-from stoker.fold import Claim
-from stoker.model import Known
+from stoker.model.job_state import Claim
+from stoker.model.observed import Known
 
 
 def silent_etag(job: JobSnapshot, claim: Claim, rank: int, now: datetime) -> str | None:

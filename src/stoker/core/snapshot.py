@@ -9,22 +9,12 @@ from stoker.core.books import Books
 from stoker.core.costs import span_s
 from stoker.core.market import UNKNOWN as UNKNOWN_MARKET
 from stoker.core.market import Market
-from stoker.fold import Claim, JobState
-from stoker.model import (
-    Capabilities,
-    Event,
-    Exit,
-    Heartbeat,
-    Instance,
-    InstanceState,
-    Known,
-    NodeFacts,
-    NoticeFact,
-    Observed,
-    Offering,
-    Stamped,
-)
-from stoker.spec import Spec
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Event
+from stoker.model.node_facts import Exit, Heartbeat, NodeFacts, NoticeFact
+from stoker.model.observed import Known, Observed, Stamped
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Spec
 
 # So many heartbeats are missed before a node counts as silent.
 _MISSED_BEATS = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 
 from stoker.core.costs import Cost
-from stoker.fold import Claim, JobState
+from stoker.model.job_state import Claim, JobState
 
 # By the claims' numbers: until when machines of theirs were held for a look after their close, one moment for each.
 Held = Mapping[int, tuple[datetime, ...]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.spec import Spec
+from stoker.model.spec import Spec
 
 
 def alone_s(spec: Spec) -> float | None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.core.snapshot import JobSnapshot
-from stoker.core.spans import span_text
-from stoker.fold import Claim
-from stoker.model import Activity, AgentPhase, Heartbeat, Stamped
-from stoker.rules import Stall, Utilization
-from stoker.series import LONGEST_S, means, quiet
+from stoker.model.durations import span_text
+from stoker.model.job_state import Claim
+from stoker.model.node_facts import Activity, AgentPhase, Heartbeat
+from stoker.model.observed import Stamped
+from stoker.model.policy import Stall, Utilization
+from stoker.model.usage_series import LONGEST_S, means, quiet
 
 # A heartbeat older than this many of its intervals says nothing about now.
 _FRESH_BEATS = 6

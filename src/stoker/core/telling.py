@@ -14,10 +14,11 @@ from stoker.core.governance import PREFIX, fits_tag
 from stoker.core.reservations import LEAVES
 from stoker.core.snapshot import Action, Terminate
 from stoker.core.watching import OWN
-from stoker.fold import Claim, JobState
-from stoker.model import Claimed, Closed, Ended, Entry, Launched, Leftover, Offering, Warned
-from stoker.rules import Channel, EventKind, House
-from stoker.spec import Spec
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Launched, Warned
+from stoker.model.offerings import Leftover, Offering
+from stoker.model.policy import Channel, EventKind, House
+from stoker.model.spec import Spec
 
 # Reasons may quote what a script said; the log has the whole of it.
 _MOST_REASON = 300

@@ -12,10 +12,11 @@ from stoker.core.look import Look
 from stoker.core.reservations import ask_for
 from stoker.core.silence import silent_etag
 from stoker.core.snapshot import Launch
-from stoker.core.spans import span_text
-from stoker.fold import Claim
-from stoker.model import AttemptOutcome, Closed, Draining, Known, Suspected, Warned
-from stoker.path_patterns import as_written
+from stoker.model.durations import span_text
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import AttemptOutcome, Closed, Draining, Suspected, Warned
+from stoker.model.observed import Known
+from stoker.model.path_patterns import as_written
 
 # What a rule finds fault with so long after the last word about it, and what began since, is another matter: it begins
 # with a word again.

@@ -7,8 +7,8 @@ from datetime import datetime
 from stoker.core.costs import claim_cost, span_s
 from stoker.core.governance import Used
 from stoker.core.hold import longest_held
-from stoker.fold import Claim, JobState
-from stoker.spec import Spec
+from stoker.model.job_state import Claim, JobState
+from stoker.model.spec import Spec
 
 
 def used_before(state: JobState, spec: Spec, now: datetime) -> Used:

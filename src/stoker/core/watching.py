@@ -10,8 +10,8 @@ from stoker.core import stalls
 from stoker.core.experiments import hopeless
 from stoker.core.governance import Finding, Subject, applies, that_count
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import Claim
-from stoker.rules import House, Rule, Stall, Then
+from stoker.model.job_state import Claim
+from stoker.model.policy import House, Rule, Stall, Then
 
 # What a job's own bound on silence is called in decisions, and a process of it that a person has stopped.
 OWN, DEBUGGER = "stall", "debugger"

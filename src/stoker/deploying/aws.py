@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stoker import layout
 from stoker.deploying import forwarding, monitoring, record, stacks
 from stoker.deploying.package import Package
 from stoker.deploying.record import Deployed
 from stoker.deploying.template import TIMEOUT_S, Plan, template, tick_name
-from stoker.errors import ProviderError, UserError
 from stoker.governor.serverless.aws import Rule
 from stoker.governor.serverless.schedule import Switch
+from stoker.model import keys
+from stoker.model.errors import ProviderError, UserError
 from stoker.providers import registry
 from stoker.providers.base import Request
 from stoker.providers.ec2 import permissions
@@ -75,33 +75,33 @@ def planned(
     training: bool = False,
     notify: tuple[str, ...] = (),
     roles: tuple[str, ...] = (),
-    keys: tuple[str, ...] = (),
+    kms_keys: tuple[str, ...] = (),
     forgotten: tuple[str, ...] = (),
 ) -> Deployment:
     """What would be deployed. `notify`: where it tells, as far as AWS has to allow that. `roles` are names or ARNs,
-    `keys` are ARNs.
+    `kms_keys` are ARNs.
 
     Asks nobody. Raises UserError for a store that is not on S3.
     """
     if not store.url.startswith("s3://"):
         raise UserError(f"a governor on AWS needs a store on S3, not {store.url}; give --store s3://BUCKET/PREFIX")
     bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
-    key = layout.deployed_package(package.digest)
+    key = keys.deployed_package(package.digest)
     environ = {name: value for name, value in store_environ(store.url).items() if name not in _RESERVED}
     plan = Plan(
-        name=layout.deployment(store.url),
+        name=keys.deployment(store.url),
         store=store.url,
         bucket=bucket,
         key=f"{prefix}/{key}" if prefix else key,
         processor=package.processor,
-        statements=(*_statements(store.url, notify, roles, region), *_using(keys)),
+        statements=(*_statements(store.url, notify, roles, region), *_using(kms_keys)),
         environ=environ,
         training=training,
         topics=_topics(notify, region),
     )
     _check_length(plan)
     others = tuple(dict.fromkeys(each for each in elsewhere if each != region))
-    return Deployment(plan, region, others, notify, roles, keys, forgotten)
+    return Deployment(plan, region, others, notify, roles, kms_keys, forgotten)
 
 
 def _topics(notify: tuple[str, ...], region: str) -> tuple[str, ...]:
@@ -180,8 +180,8 @@ def requests(deployment: Deployment, package: Package) -> Iterator[Request]:
     """Everything that is asked of AWS to deploy, in order, as data. A stack that is there is updated, not created; the
     clock is switched off, and on again where a job is active."""
     plan, region = deployment.plan, deployment.region
-    key = layout.deployed_package(package.digest)
-    recorded = {"Bucket": plan.bucket, "Key": plan.key.removesuffix(key) + layout.deployed(CLOUD)}
+    key = keys.deployed_package(package.digest)
+    recorded = {"Bucket": plan.bucket, "Key": plan.key.removesuffix(key) + keys.deployed(CLOUD)}
     yield Request("s3", "PutObject", recorded, region)
     yield Request("s3", "PutObject", {"Bucket": plan.bucket, "Key": plan.key, "Body": package.described}, region)
     yield _stack(plan.name, template(plan), region)
@@ -219,7 +219,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
     clients = Clients()
     _check_regions(clients, deployment)
     deployment = _with_room(clients, deployment, say)
-    key = layout.deployed_package(package.digest)
+    key = keys.deployed_package(package.digest)
     before = record.read(store, CLOUD)
     wanted = Deployed(
         cloud=CLOUD,
@@ -255,7 +255,7 @@ def deploy(store: Store, deployment: Deployment, package: Package, by: str, say:
         record.write(store, replace(begun, state="making"))
         raise
     record.write(store, wanted)
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     return wanted
 
 

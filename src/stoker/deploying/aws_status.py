@@ -9,7 +9,7 @@ from stoker.deploying import monitoring
 from stoker.deploying.record import Deployed
 from stoker.deploying.status import Check, State, checked, clock_text, net_text, waiting_text
 from stoker.deploying.template import net_name, tick_name
-from stoker.errors import NotFound, ProviderError
+from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling, mapped
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from stoker.deploying.project import Bound
-from stoker.errors import InvalidRequest, NotFound, Transient
+from stoker.model.errors import InvalidRequest, NotFound, Transient
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api, Service
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stoker import layout
 from stoker.deploying import gcp_alerts, project, record
 from stoker.deploying.bindings import bind, policy_of, send, unbind
 from stoker.deploying.package import Package
 from stoker.deploying.project import ADDRESS, CLOUD, Bound, Made, Plan
 from stoker.deploying.record import Deployed
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.governor.serverless.gcp import SchedulerJob
 from stoker.governor.serverless.schedule import Switch
+from stoker.model import keys
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce import identity, places
@@ -49,7 +49,7 @@ def deploy(
     _check_roles(api, plan)
     _check_region(api, plan)
     _check_accounts(api, plan)
-    key = layout.deployed_package(package.digest)
+    key = keys.deployed_package(package.digest)
     wanted = Deployed(
         cloud=CLOUD,
         name=plan.name,
@@ -81,7 +81,7 @@ def deploy(
         record.write(store, replace(begun, state="making"))
         raise
     record.write(store, wanted)
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
+    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip") and meta.key != key])
     return wanted
 
 
@@ -231,9 +231,9 @@ def remove(store: Store, plan: Plan, say: Say, *, forgotten: tuple[str, ...] = (
             f"left of {plan.name} in {plan.project}: {', '.join(left)}; remove it by hand, or try again; "
             "`--forget REGION` leaves as it is what is in a region"
         )
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
+    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip")])
     # Last: it says where to look.
-    store.delete([layout.deployed(CLOUD)])
+    store.delete([keys.deployed(CLOUD)])
 
 
 def _remove_alerts(api: Api, plan: Plan, say: Say) -> list[str]:

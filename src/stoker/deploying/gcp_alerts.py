@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.deploying.gcp_plan import Plan
-from stoker.errors import NotFound, ProviderError
+from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.client import Api
 

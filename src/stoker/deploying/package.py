@@ -19,7 +19,7 @@ from pathlib import Path
 
 import stoker
 from stoker.bundle import NotServed, obstore_files
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 # Lambda's processors by the names that Python has for this computer's. Where this computer has neither, it gets the
 # one whose packages everybody has.

@@ -7,10 +7,10 @@ themselves, others by an option.
 from __future__ import annotations
 
 from stoker.deploying.record import Deployed
+from stoker.model.spec import Spec
 from stoker.providers.ec2.request import DEFAULT_PROFILE
 from stoker.providers.gce import identity
 from stoker.providers.sagemaker.request import DEFAULT_ROLE
-from stoker.spec import Spec
 
 _COMPUTE = "-compute@developer.gserviceaccount.com"
 

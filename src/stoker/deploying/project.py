@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker import layout
 from stoker.deploying import gcp_alerts
 from stoker.deploying.gcp_plan import Bound as Bound
 from stoker.deploying.gcp_plan import Made as Made
 from stoker.deploying.gcp_plan import Plan as Plan
 from stoker.deploying.package import Package
 from stoker.deploying.record import asked
-from stoker.errors import UserError
 from stoker.governor.serverless.gcp import CLOCK, STORE
+from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce import identity
@@ -79,7 +79,7 @@ def steps(plan: Plan) -> tuple[Made | Bound, ...]:
 
 def everything(plan: Plan, package: Package) -> tuple[Made | Bound | HttpRequest, ...]:
     """All that deploying changes, in order: what is made and bound, and what is done beside."""
-    recorded = HttpRequest("storage", "PUT", f"/{plan.bucket}/{plan.folder}{layout.deployed(CLOUD)}")
+    recorded = HttpRequest("storage", "PUT", f"/{plan.bucket}/{plan.folder}{keys.deployed(CLOUD)}")
     return (
         recorded,
         HttpRequest("storage", "PUT", f"/{plan.bucket}/{plan.object}", {"bytes": package.described}),
@@ -282,9 +282,9 @@ def planned(
             f"a governor on Google Cloud needs a store there, not {store_url}; give --store gs://BUCKET/PREFIX"
         )
     bucket, _, prefix = store_url.removeprefix("gs://").partition("/")
-    key = layout.deployed_package(digest)
+    key = keys.deployed_package(digest)
     return Plan(
-        name=layout.deployment(store_url),
+        name=keys.deployment(store_url),
         project=project,
         region=region,
         store=store_url,
@@ -327,5 +327,5 @@ def removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound,
 
 def all_removals(plan: Plan, regions: tuple[str, ...]) -> tuple[HttpRequest | Bound, ...]:
     """All that removing changes, in order: also what is in the bucket."""
-    objects = HttpRequest("storage", "DELETE", f"/{plan.bucket}/{plan.folder}{layout.DEPLOYED}*")
+    objects = HttpRequest("storage", "DELETE", f"/{plan.bucket}/{plan.folder}{keys.DEPLOYED}*")
     return (*removals(plan, regions), *gcp_alerts.removals(plan), objects)

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
-from stoker import codec, layout
-from stoker.errors import CodecError, StokerError, UserError
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StokerError, UserError
 from stoker.store import Store
 
 # By cloud, what wakes a governor there, and how it signs its passes.
@@ -66,16 +66,16 @@ def asked(jobs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def write(store: Store, deployed: Deployed) -> None:
-    store.put(layout.deployed(deployed.cloud), codec.dumps(deployed))
+    store.put(keys.deployed(deployed.cloud), codec.dumps(deployed))
 
 
 def read(store: Store, cloud: str) -> Deployed | None:
     """The deployment on one cloud; None where there is none, or what is written of it makes no sense here."""
-    found = store.get(layout.deployed(cloud))
+    found = store.get(keys.deployed(cloud))
     if found is None:
         return None
     try:
-        return codec.loads(Deployed, found.data, where=layout.deployed(cloud))
+        return codec.loads(Deployed, found.data, where=keys.deployed(cloud))
     except CodecError:
         return None
 
@@ -84,8 +84,8 @@ def find(store: Store) -> Deployed | None:
     """The governor that is deployed for this store, if any. Asks a bucket only: nobody deploys for a folder."""
     if store.near:
         return None
-    named = sorted(meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".json"))
-    clouds = [key.removeprefix(layout.DEPLOYED).removesuffix(".json") for key in named]
+    named = sorted(meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".json"))
+    clouds = [key.removeprefix(keys.DEPLOYED).removesuffix(".json") for key in named]
     found = (read(store, cloud) for cloud in clouds if cloud in _CLOUDS)
     return next((each for each in found if each is not None and each.state == "there"), None)
 
@@ -120,7 +120,7 @@ def forgetting(deployed: Deployed, regions: Iterable[str]) -> Deployed:
 
 def last_pass(store: Store, cloud: str) -> str | None:
     """What is another one after each pass of the governor in this cloud; None before the first."""
-    found = store.head(layout.governor(SIGNS[cloud]))
+    found = store.head(keys.governor(SIGNS[cloud]))
     return None if found is None else f"{found.modified} {found.etag}"
 
 

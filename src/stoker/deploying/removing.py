@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from stoker import layout
 from stoker.core.foreign.alarms import prefix as alarm_prefix
 from stoker.core.policy import DEFAULT
 from stoker.deploying import record, stacks
-from stoker.errors import NotFound, ProviderError
 from stoker.governor.house import HouseReader
+from stoker.model import keys
+from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
@@ -32,7 +32,7 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, f
     False: there was nothing. Raises ProviderError naming what is left, or may be.
     """
     clients = Clients()
-    name = layout.deployment(store.url)
+    name = keys.deployment(store.url)
     there = record.read(store, CLOUD)
     recorded = (*there.elsewhere, *there.leaving, there.region) if there is not None else ()
     others = tuple(dict.fromkeys(each for each in (*elsewhere, *recorded) if each != region and each not in forgotten))
@@ -53,15 +53,15 @@ def remove(store: Store, region: str, elsewhere: tuple[str, ...], say: Say, *, f
     removal.look_for_roles(region)
     if removal.left:
         raise ProviderError(_told_left(name, region, removal.left))
-    store.delete([meta.key for meta in store.list(layout.DEPLOYED) if meta.key.endswith(".zip")])
+    store.delete([meta.key for meta in store.list(keys.DEPLOYED) if meta.key.endswith(".zip")])
     # Last: it says where to look.
-    store.delete([layout.deployed(CLOUD)])
+    store.delete([keys.deployed(CLOUD)])
     return removal.found or there is not None
 
 
 def requests(store_url: str, region: str, elsewhere: tuple[str, ...]) -> Iterator[Request]:
     """Everything that is asked of AWS to remove it, in order, as data: as far as anybody knows who asks nobody."""
-    name = layout.deployment(store_url)
+    name = keys.deployment(store_url)
     bucket, _, prefix = store_url.removeprefix("s3://").partition("/")
     for each in (*elsewhere, region):
         yield Request("cloudformation", "DeleteStack", {"StackName": name}, each)
@@ -69,7 +69,7 @@ def requests(store_url: str, region: str, elsewhere: tuple[str, ...]) -> Iterato
     for each in (region, *elsewhere):
         yield Request("cloudwatch", "DeleteAlarms", alarms, each)
     yield Request("logs", "DeleteLogGroup", {"logGroupName": f"/aws/lambda/{name}"}, region)
-    key = f"{prefix}/{layout.DEPLOYED}*" if prefix else f"{layout.DEPLOYED}*"
+    key = f"{prefix}/{keys.DEPLOYED}*" if prefix else f"{keys.DEPLOYED}*"
     yield Request("s3", "DeleteObject", {"Bucket": bucket, "Key": key}, region)
 
 
@@ -77,7 +77,7 @@ def _alarm_regions(store: Store, regions: tuple[str, ...]) -> tuple[str, ...]:
     """Everywhere that it may have made alarms: where it governs training jobs of others, and where it ever did."""
     policy = HouseReader(store, DEFAULT).read()
     governed = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
-    return tuple(dict.fromkeys((*regions, *governed, *store.folders(layout.FAMILIES))))
+    return tuple(dict.fromkeys((*regions, *governed, *store.folders(keys.FAMILIES))))
 
 
 def _told_left(name: str, home: str, left: dict[str, list[str]]) -> str:

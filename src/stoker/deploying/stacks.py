@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stoker.errors import ProviderError, Transient
+from stoker.model.errors import ProviderError, Transient
 from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, cast
 
-from stoker import layout
 from stoker.deploying import record
 from stoker.deploying.record import SIGNS, Deployed
-from stoker.errors import NotFound, ProviderError, UserError
 from stoker.governor.clock import governor_name, read_clock
+from stoker.model import keys
+from stoker.model.errors import NotFound, ProviderError, UserError
 from stoker.store import Store
 
 # The slow tick comes every 15 minutes, and a call may take 5.
@@ -76,7 +76,7 @@ def look(store: Store) -> tuple[Health, ...]:
 
 
 def _health(store: Store, deployed: Deployed, now: datetime) -> Health:
-    passed = store.head(layout.governor(SIGNS[deployed.cloud]))
+    passed = store.head(keys.governor(SIGNS[deployed.cloud]))
     at = passed.modified if passed is not None else None
     cloud = cast("Cloud", importlib.import_module(_CLOUDS[deployed.cloud]))
     ago_s = max(0.0, (now - at).total_seconds()) if at is not None else None

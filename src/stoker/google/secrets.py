@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker.errors import UserError
 from stoker.google.metadata import Metadata
+from stoker.model.errors import UserError
 from stoker.stores.google_accounts import GoogleAuthTokens, credentials_file
 
 _ENDPOINT = "https://secretmanager.googleapis.com"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from stoker import layout, log
+from stoker import log
 from stoker.core import governance
 from stoker.core.budgets import Held
 from stoker.core.costs import per_s
@@ -16,7 +16,12 @@ from stoker.core.hold import hold_of
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Action, Append, Launch, Plan, Terminate, Unmark
 from stoker.core.used import used_before
-from stoker.errors import (
+from stoker.governor import leftovers
+from stoker.governor.fleet import Fleet
+from stoker.governor.market import MarketWriter
+from stoker.governor.observe import Memory
+from stoker.model import keys
+from stoker.model.errors import (
     STUMBLES,
     AuthDenied,
     InvalidRequest,
@@ -28,15 +33,12 @@ from stoker.errors import (
     Transient,
     UserError,
 )
-from stoker.fold import Claim, JobState
-from stoker.governor import leftovers
-from stoker.governor.fleet import Fleet
-from stoker.governor.market import MarketWriter
-from stoker.governor.observe import Memory
-from stoker.model import AttemptOutcome, Claimed, Closed, Event, Instance, Launched, NodeRef, Offering, Record
+from stoker.model.job_state import Claim, JobState
+from stoker.model.log_entries import AttemptOutcome, Claimed, Closed, Event, Launched, NodeRef, Record
+from stoker.model.offerings import Instance, Offering
+from stoker.model.spec import Spec
 from stoker.providers.base import Checks, LaunchOrder
 from stoker.removing import forget_removed
-from stoker.spec import Spec
 from stoker.store import Store
 
 
@@ -257,7 +259,7 @@ class Applier:
 
     def _remember_place(self, claim: Claim) -> None:
         """Before anything is launched there, so that orphans are looked for wherever there can be any."""
-        key = layout.place(claim.offering.provider, claim.offering.region)
+        key = keys.place(claim.offering.provider, claim.offering.region)
         if key not in self._places:
             self.store.create(key, b"")
             self._places.add(key)
@@ -270,11 +272,11 @@ class Applier:
         """
         last = state.ended.seq if state is not None and state.ended is not None else 0
         gone = []
-        for meta in self.store.list(f"{layout.ACTIVE}{job}/"):
-            marker = layout.read_marker(meta.key)
+        for meta in self.store.list(f"{keys.ACTIVE}{job}/"):
+            marker = keys.read_marker(meta.key)
             if marker is None or marker[1] not in markers:
                 continue
-            if marker[1] <= last or meta.key != layout.active(job, marker[1]):
+            if marker[1] <= last or meta.key != keys.active(job, marker[1]):
                 gone.append(meta.key)
         self.store.delete(gone)
 
@@ -287,11 +289,11 @@ class Applier:
 
     def _remember_dry(self, claim: Claim) -> None:
         """For all jobs. Only ever a shortcut: whoever does not know of it finds out by asking the cloud."""
-        key = layout.dry(claim.offering.key)
+        key = keys.dry(claim.offering.key)
         self.store.put(key, b"")
-        now = next((meta.modified for meta in self.store.list(layout.DRY) if meta.key == key), None)
+        now = next((meta.modified for meta in self.store.list(keys.DRY) if meta.key == key), None)
         if now is not None:
-            old = [meta.key for meta in self.store.list(layout.DRY) if now - meta.modified > _DRY_KEPT]
+            old = [meta.key for meta in self.store.list(keys.DRY) if now - meta.modified > _DRY_KEPT]
             self.store.delete(old)
 
     def _give_back_unnamed(self, job: str, number: int, instances: tuple[Instance, ...]) -> None:

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from stoker import log
 from stoker.core.room import UNDECIDED
-from stoker.errors import STUMBLES, StokerError, StoreDenied
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.mailbox import something_waits
 from stoker.governor.observe import is_idle
 from stoker.home import home, make_home
 from stoker.index import read_submission
+from stoker.model.errors import STUMBLES, StokerError, StoreDenied
+from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.spec import Spec
 from stoker.store import Store, open_store
 
 # What an earlier governor said is kept up to this size.

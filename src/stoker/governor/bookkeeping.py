@@ -8,21 +8,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from stoker import codec, layout, log
+from stoker import log
 from stoker.core import budgets
 from stoker.core.books import Books, Expense, Unread, close_books, concerned, period_of
 from stoker.core.budgets import Held, Mark, Unheralded
 from stoker.core.governance import Subject
 from stoker.core.reservations import Ask, ask_for, bounds_of
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
-from stoker.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
-from stoker.fold import JobState
 from stoker.governor.observe import Memory, active_jobs, for_each
 from stoker.index import read_index, read_submission
-from stoker.layout import spent_day, spent_month
-from stoker.model import PROTOCOL_VERSION, Known, Observed, Offering, Unknown, Warned
-from stoker.rules import House
-from stoker.spec import Spec, Submission
+from stoker.model import codec, keys
+from stoker.model.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
+from stoker.model.job_state import JobState
+from stoker.model.keys import spent_day, spent_month
+from stoker.model.log_entries import PROTOCOL_VERSION, Warned
+from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.offerings import Offering
+from stoker.model.policy import House
+from stoker.model.spec import Spec, Submission
 from stoker.spent import Parsed, read_spent
 from stoker.store import Store
 
@@ -248,9 +251,9 @@ class Bookkeeper:
         known = self.memory.submissions.get(job)
         if known is not None:
             return known.spec.tags
-        found = self.store.get(layout.spec(job))
+        found = self.store.get(keys.spec(job))
         try:
-            return None if found is None else codec.loads(Submission, found.data, where=layout.spec(job)).spec.tags
+            return None if found is None else codec.loads(Submission, found.data, where=keys.spec(job)).spec.tags
         except (StokerError, *STUMBLES):
             return None
 
@@ -304,7 +307,7 @@ def _launches(job: JobSnapshot) -> bool:
 
 
 def _key(mark: Mark) -> str:
-    return layout.budget_told(mark.rule, mark.start, mark.value, mark.kind)
+    return keys.budget_told(mark.rule, mark.start, mark.value, mark.kind)
 
 
 def _prefixes(house: House, now: datetime) -> tuple[str, ...]:

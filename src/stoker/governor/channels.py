@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker.core.telling import Told, in_scope, wants
-from stoker.notify import address
-from stoker.rules import Channel, House
-from stoker.spec import Spec
+from stoker.model import channel_address
+from stoker.model.policy import Channel, House
+from stoker.model.spec import Spec
 
 _DEFAULT = Channel(to="")
 # Variables of functions: what listens beside one is the cloud's.
@@ -36,11 +36,11 @@ def named_channels(house: House, jobs: Mapping[str, Spec]) -> dict[str, Named]:
     """Every address that the house or one of these jobs names, by its digest."""
     found: dict[str, Named] = {}
     for channel in house.notify:
-        named = found.setdefault(address.digest(channel.to), Named(channel.to, channel.name))
+        named = found.setdefault(channel_address.digest(channel.to), Named(channel.to, channel.name))
         named.house.append(channel)
     for job, spec in jobs.items():
         for to in spec.notify:
-            found.setdefault(address.digest(to), Named(to, address.masked(to))).jobs.add(job)
+            found.setdefault(channel_address.digest(to), Named(to, channel_address.masked(to))).jobs.add(job)
     return found
 
 
@@ -54,4 +54,4 @@ def is_out_of_bounds(named: Named | None, to: str, environ: Mapping[str, str] = 
     """Whether a job, and not the house, would have this computer send something to where only it can reach."""
     if named is not None and named.house:
         return False
-    return address.inside(to, loopback=any(name in environ for name in _FUNCTIONS))
+    return channel_address.inside(to, loopback=any(name in environ for name in _FUNCTIONS))

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker import codec, layout
-from stoker.errors import StoreUnavailable
 from stoker.log import new_token
+from stoker.model import codec, keys
+from stoker.model.errors import StoreUnavailable
 from stoker.store import Store
 
 # A plan is applied within seconds, or minutes where launches are slow. One that is older comes from a computer that
@@ -91,13 +91,13 @@ def governor_name() -> str:
 
 def record_pass(store: Store, name: str, active: int, monotonic: Callable[[], float]) -> StoreClock:
     """Write down that this governor passes now, and take the store's time from it."""
-    return _stamp(store, layout.governor(name), PassRecord(name, os.getpid(), active, new_token()), monotonic)
+    return _stamp(store, keys.governor(name), PassRecord(name, os.getpid(), active, new_token()), monotonic)
 
 
 def read_clock(store: Store, name: str, monotonic: Callable[[], float]) -> StoreClock:
     """The store's time for somebody who only looks: what has to be written for it is taken away again."""
     # Everybody's own: governors in a cloud share a name, and often the number of their process.
-    key = layout.probe(f"{name}-{os.getpid()}-{new_token()}")
+    key = keys.probe(f"{name}-{os.getpid()}-{new_token()}")
     try:
         return _stamp(store, key, PassRecord(name, os.getpid(), active=0), monotonic)
     finally:
@@ -117,4 +117,4 @@ def _stamp(store: Store, key: str, record: PassRecord, monotonic: Callable[[], f
 
 def last_pass(store: Store) -> datetime | None:
     """When any governor last passed, by the store's clock."""
-    return max((meta.modified for meta in store.list(layout.GOVERNORS)), default=None)
+    return max((meta.modified for meta in store.list(keys.GOVERNORS)), default=None)

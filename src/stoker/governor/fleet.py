@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.errors import Transient
-from stoker.model import Capabilities, Offering
+from stoker.model.errors import Transient
+from stoker.model.offerings import Capabilities, Offering
+from stoker.model.spec import Resources, Submission
 from stoker.providers import registry
 from stoker.providers.base import Placed, Provider
-from stoker.spec import Resources, Submission
 
 
 class Fleet:

@@ -14,7 +14,6 @@ from stoker.core.outbox import MOST_WAITING
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Action, Append, JobSnapshot, Plan, Snapshot, Unmark
 from stoker.core.telling import Told, budget, leftover_name, orphan, orphans
-from stoker.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.governor.apply import Applier
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.clock import Freshness, StoreClock, governor_name, read_clock, record_pass, with_sleep
@@ -33,10 +32,11 @@ from stoker.governor.observe import (
 )
 from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
 from stoker.log import new_token
-from stoker.model import Offering
+from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
+from stoker.model.offerings import Offering
+from stoker.model.policy import House
 from stoker.providers.base import Wakes
 from stoker.removing import clear_markers
-from stoker.rules import House
 from stoker.spent import write_spent
 from stoker.store import Store
 

@@ -109,7 +109,7 @@ def guarding(store_url: str) -> Iterator[Guard]:
     try:
         yield guard
     except BaseException as error:
-        from stoker.errors import UserError
+        from stoker.model.errors import UserError
 
         if isinstance(error, UserError) and not guard.jobs:
             guard.release()

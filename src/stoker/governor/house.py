@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stoker import policies
 from stoker.core.policy import Policy
-from stoker.errors import SpecError, StoreError, StoreUnavailable
+from stoker.model.errors import SpecError, StoreError, StoreUnavailable
 from stoker.store import Store
 
 

@@ -12,11 +12,12 @@ from datetime import datetime
 
 from stoker import facts, log
 from stoker.core.snapshot import JobSnapshot
-from stoker.errors import STUMBLES, StoreError
-from stoker.fold import JobState
 from stoker.governor.observe import Memory, for_each
 from stoker.index import IndexRecord, read_submission, write_index
-from stoker.model import Known, NodeFacts
+from stoker.model.errors import STUMBLES, StoreError
+from stoker.model.job_state import JobState
+from stoker.model.node_facts import NodeFacts
+from stoker.model.observed import Known
 from stoker.store import Store
 from stoker.summary import node_of, phase_of, summarize
 

@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 from stoker import log
 from stoker.core.hold import hold_of
 from stoker.core.orphans import is_orphan, why_left
-from stoker.errors import STUMBLES, NotFound, ProviderError, StokerError, StoreError, Transient, in_words
-from stoker.fold import JobState
 from stoker.governor.fleet import Fleet
 from stoker.index import read_submission
-from stoker.model import Leftover
+from stoker.model.errors import STUMBLES, NotFound, ProviderError, StokerError, StoreError, Transient, in_words
+from stoker.model.job_state import JobState
+from stoker.model.offerings import Leftover
 from stoker.providers.base import Leaves
 from stoker.store import Store
 

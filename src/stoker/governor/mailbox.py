@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from stoker import codec, layout
 from stoker.core.outbox import HOUR, REMEMBERED, SENDING, Outbox
-from stoker.errors import CodecError, StoreError, StoreUnavailable
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreError, StoreUnavailable
 from stoker.store import Meta, Store
 
 # Lost races before the rest is left to the next pass.
@@ -44,8 +44,8 @@ class Mailbox:
     def refresh(self) -> None:
         """Look at what others wrote: one list, and a read for each channel that has changed."""
         found: dict[str, list[Meta]] = {}
-        for meta in self._store.list(layout.TOLD):
-            channel, _, name = meta.key.removeprefix(layout.TOLD).partition("/")
+        for meta in self._store.list(keys.TOLD):
+            channel, _, name = meta.key.removeprefix(keys.TOLD).partition("/")
             if _number(name):
                 found.setdefault(channel, []).append(meta)
         for channel in [*self._shelves]:
@@ -76,12 +76,12 @@ class Mailbox:
             wanted = change(shelf.box)
             if wanted is None or wanted == shelf.box:
                 return shelf.box
-            if self._create(layout.told(channel, shelf.number + 1), wanted):
+            if self._create(keys.told(channel, shelf.number + 1), wanted):
                 shelf.number, shelf.box = shelf.number + 1, wanted
                 self._tidy(shelf, now)
                 return wanted
-            self._read(channel, list(self._store.list(f"{layout.TOLD}{channel}/")))
-        raise StoreUnavailable(f"{layout.TOLD}{channel}/: others write all the time")
+            self._read(channel, list(self._store.list(f"{keys.TOLD}{channel}/")))
+        raise StoreUnavailable(f"{keys.TOLD}{channel}/: others write all the time")
 
     def forget(self, named: set[str], now: datetime) -> None:
         """Remove channels that nobody names, and that nothing was told through for long. Never raises: whoever may not
@@ -112,7 +112,7 @@ class Mailbox:
         number = max((_number(meta.key.rpartition("/")[2]) for meta in metas), default=0)
         if number == shelf.number:
             return
-        found = self._store.get(layout.told(channel, number)) if number else None
+        found = self._store.get(keys.told(channel, number)) if number else None
         shelf.number, shelf.box = number, None
         if found is not None:
             try:

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 
-from stoker import layout
 from stoker.core import market
 from stoker.core.market import LATELY_S, Market
-from stoker.errors import StoreError, StoreUnavailable
-from stoker.fold import Claim, JobState
-from stoker.rules import House
+from stoker.model import keys
+from stoker.model.errors import StoreError, StoreUnavailable
+from stoker.model.job_state import Claim, JobState
+from stoker.model.policy import House
 from stoker.store import Store
 
 # Nothing is unbounded: what was seen so long ago is forgotten.
@@ -40,10 +40,10 @@ class MarketReader:
 
     def _look(self, provider: str) -> Market:
         try:
-            keys = [meta.key for day in self._days for meta in self._store.list(layout.markets(day, provider))]
+            key_list = [meta.key for day in self._days for meta in self._store.list(keys.markets(day, provider))]
         except StoreError:
             return market.UNKNOWN
-        return Market.of(seen for key in keys if (seen := market.parse(key)) is not None)
+        return Market.of(seen for key in key_list if (seen := market.parse(key)) is not None)
 
 
 def _span_s(house: House) -> float:
@@ -106,6 +106,6 @@ class MarketWriter:
             return
         self._swept = today
         oldest = (today - KEPT).isoformat()
-        for day in self._store.folders(layout.MARKET):
+        for day in self._store.folders(keys.MARKET):
             if day < oldest:
-                self._store.delete([meta.key for meta in self._store.list(f"{layout.MARKET}{day}/")])
+                self._store.delete([meta.key for meta in self._store.list(f"{keys.MARKET}{day}/")])

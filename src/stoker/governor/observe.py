@@ -13,28 +13,20 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TypeVar
 
-from stoker import facts, layout, log
+from stoker import facts, log
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
-from stoker.errors import STUMBLES, ProviderError, StokerError, in_words
-from stoker.fold import Claim, JobState
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketReader
 from stoker.index import IndexRecord, read_index, read_submission
-from stoker.model import (
-    Exit,
-    Instance,
-    InstanceState,
-    Known,
-    NodeFacts,
-    NoticeFact,
-    Observed,
-    Offering,
-    Stamped,
-    Unknown,
-)
+from stoker.model import keys
+from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
+from stoker.model.job_state import Claim, JobState
+from stoker.model.node_facts import Exit, NodeFacts, NoticeFact
+from stoker.model.observed import Known, Observed, Stamped, Unknown
+from stoker.model.offerings import Instance, InstanceState, Offering
+from stoker.model.spec import Submission
 from stoker.providers.base import Provider, Speaks, TellsWhyGone
-from stoker.spec import Submission
 from stoker.store import Store
 
 S = TypeVar("S")
@@ -109,8 +101,8 @@ class Observation:
 def active_jobs(store: Store) -> dict[str, tuple[int, ...]]:
     """The jobs that have a marker, with their markers."""
     found: dict[str, set[int]] = {}
-    for meta in store.list(layout.ACTIVE):
-        marker = layout.read_marker(meta.key)
+    for meta in store.list(keys.ACTIVE):
+        marker = keys.read_marker(meta.key)
         if marker is not None:
             found.setdefault(marker[0], set()).add(marker[1])
     return {job: tuple(sorted(markers)) for job, markers in found.items()}
@@ -119,13 +111,13 @@ def active_jobs(store: Store) -> dict[str, tuple[int, ...]]:
 def is_idle(store: Store) -> bool:
     """No marker belongs to a job with a log. One without is a submission that failed, or whose submitter has yet to
     call a governor. Raises StoreError."""
-    return not any(store.head(layout.log_entry(job, 1)) is not None for job in active_jobs(store))
+    return not any(store.head(keys.log_entry(job, 1)) is not None for job in active_jobs(store))
 
 
 def known_places(store: Store) -> set[Place]:
     """Everywhere that machines of this store were ever launched."""
-    found = (meta.key.removeprefix(layout.PLACES).partition("/") for meta in store.list(layout.PLACES))
-    return {(provider, None if region == layout.NO_REGION else region) for provider, _, region in found}
+    found = (meta.key.removeprefix(keys.PLACES).partition("/") for meta in store.list(keys.PLACES))
+    return {(provider, None if region == keys.NO_REGION else region) for provider, _, region in found}
 
 
 def list_clouds(store: Store, fleet: Fleet, memory: Memory, jobs: Iterable[str], more: Iterable[Place] = ()) -> Listing:
@@ -228,7 +220,7 @@ def _with_offerings(
 
 def _dry(store: Store, provider: str) -> dict[str, datetime]:
     """What any job found dry, and when."""
-    return {meta.key.removeprefix(layout.DRY): meta.modified for meta in store.list(f"{layout.DRY}{provider}/")}
+    return {meta.key.removeprefix(keys.DRY): meta.modified for meta in store.list(f"{keys.DRY}{provider}/")}
 
 
 def _heard(
@@ -295,8 +287,8 @@ def _announced(store: Store, state: JobState, markers: tuple[int, ...]) -> dict[
     if state.ended is None or not any(marker > state.ended.seq for marker in markers):
         return {}
     found: dict[int, datetime] = {}
-    for meta in store.list(f"{layout.ACTIVE}{state.job}/"):
-        marker = layout.read_marker(meta.key)
+    for meta in store.list(f"{keys.ACTIVE}{state.job}/"):
+        marker = keys.read_marker(meta.key)
         if marker is not None and marker[1] > state.ended.seq and marker[1] in markers:
             found[marker[1]] = max(meta.modified, found.get(marker[1], meta.modified))
     return found

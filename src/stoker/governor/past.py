@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import datetime
 
 from stoker import policies
-from stoker.errors import SpecError
-from stoker.rules import House
+from stoker.model.errors import SpecError
+from stoker.model.policy import House
 from stoker.store import Store
 
 # Older ones count as this old: nobody waits for hundreds of objects.

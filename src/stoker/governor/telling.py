@@ -17,16 +17,16 @@ from stoker import log
 from stoker.core import outbox
 from stoker.core.outbox import Outbox
 from stoker.core.telling import Letter, Told, compose, tell
-from stoker.errors import StoreError, StoreUnavailable
-from stoker.fold import JobState
 from stoker.governor.channels import Named, at_most, is_out_of_bounds, named_channels
 from stoker.governor.errands import Errand
 from stoker.governor.mailbox import Mailbox, trouble
 from stoker.governor.observe import for_each
 from stoker.log import new_token
+from stoker.model.errors import StoreError, StoreUnavailable
+from stoker.model.job_state import JobState
+from stoker.model.policy import House
+from stoker.model.spec import Spec
 from stoker.notify.senders import ALL_S, NotHere, PartlySent
-from stoker.rules import House
-from stoker.spec import Spec
 from stoker.store import Store
 
 Send = Callable[[Letter], None]

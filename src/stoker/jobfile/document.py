@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.errors import SpecError
+from stoker.model.errors import SpecError
 
 if TYPE_CHECKING:
     import yaml

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from stoker.spec import Resources, Spec
+from stoker.model.spec import Resources, Spec
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import date
 
-from stoker.spec import Gpus
+from stoker.model.spec import Gpus
 
 _SECONDS = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?)\s*{unit}(?![a-z]))?" for unit in _SECONDS))

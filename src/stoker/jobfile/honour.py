@@ -4,8 +4,8 @@ The names that stand in `Capabilities.honours` are the public dotted names of fi
 `environment.conda` or `limits.stall` (the canonical spelling, `limits.stall_s`, is taken as well). A name honours
 everything below it: `environment` covers `environment.conda`. Two fields are honoured choice by choice, and each
 choice must be listed: `inputs.mode:copy`, `inputs.mode:mount`, `inputs.mode:stream`; `secrets:env`, `secrets:aws-sm`
-and the other kinds of `stoker.references`. What needs no help from a provider is in ALWAYS_HONOURED and need not be
-listed; neither need a provider's own section, which is `resources.` and its name.
+and the other kinds of `stoker.model.secret_refs`. What needs no help from a provider is in ALWAYS_HONOURED and need not
+be listed; neither need a provider's own section, which is `resources.` and its name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker import references
-from stoker.errors import SpecError
 from stoker.jobfile.document import Layer
 from stoker.jobfile.fields import Field, fields_of, provider_sections
 from stoker.jobfile.parse import Parsed, parse_layers
-from stoker.spec import Spec
+from stoker.model import secret_refs
+from stoker.model.errors import SpecError
+from stoker.model.spec import Spec
 
 if TYPE_CHECKING:
-    from stoker.model import Capabilities
+    from stoker.model.offerings import Capabilities
 
 ALWAYS_HONOURED = frozenset(
     {
@@ -148,13 +148,13 @@ def _check(parsed: Parsed, provider: str, capabilities: Capabilities) -> None:
 
 def _about_secret(name: str, provider: str, capabilities: Capabilities) -> tuple[str, str]:
     """What is wrong with a reference, and which would do instead."""
-    kinds = tuple(kind for kind in references.KINDS if f"secrets:{kind}" in capabilities.honours)
+    kinds = tuple(kind for kind in secret_refs.KINDS if f"secrets:{kind}" in capabilities.honours)
     stored = tuple(kind for kind in kinds if kind.endswith(("-sm", "-ssm")))
     if name == "secrets:env" and stored:
         problem = f"a variable of your computer cannot go to {provider}'s machines without being written down"
-        return problem, f"keep it where they can read it and write {references.expected(stored)}"
+        return problem, f"keep it where they can read it and write {secret_refs.expected(stored)}"
     problem = f"{provider} cannot honour references of the kind {name.partition(':')[2]}"
-    return problem, f"write {references.expected(kinds)}" if kinds else "leave it out or choose another provider"
+    return problem, f"write {secret_refs.expected(kinds)}" if kinds else "leave it out or choose another provider"
 
 
 def _refused(spec: Spec, provider: str, capabilities: Capabilities) -> Iterator[_Demand]:

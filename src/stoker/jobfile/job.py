@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stoker.errors import WrongKeyword
 from stoker.jobfile.document import Layer, layer_of
 from stoker.jobfile.parse import nearest_field, parse_job
-from stoker.spec import Scalar, Spec
+from stoker.model.errors import WrongKeyword
+from stoker.model.spec import Scalar, Spec
 
 Section = Mapping[str, Any]
 

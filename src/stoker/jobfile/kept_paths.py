@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from stoker.hyperparameters import CHECKPOINTS, ML, MODEL
 from stoker.jobfile.document import Origin
-from stoker.path_patterns import as_written, base_of, entries_of, is_pattern
-from stoker.spec import Checkpoints, Spec
+from stoker.model.hyperparameters import CHECKPOINTS, ML, MODEL
+from stoker.model.path_patterns import as_written, base_of, entries_of, is_pattern
+from stoker.model.spec import Checkpoints, Spec
 
 Where = Callable[[str], Origin]
 

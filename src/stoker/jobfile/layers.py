@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import UserError
 from stoker.jobfile.document import Layer, assignments, layer_of, merge_layers, read_layer
+from stoker.model.errors import UserError
 
 JOB_FILES = ("stoker.yaml", "stoker.yml")
 HOUSE = "the store's policy/defaults.yaml"

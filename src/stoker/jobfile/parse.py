@@ -13,7 +13,7 @@ from stoker.jobfile.document import Layer, Node, Origin, describe, merge_layers,
 from stoker.jobfile.fields import Field, fields_of, provider_sections, walk
 from stoker.jobfile.names import default_name
 from stoker.jobfile.rules import check_rules
-from stoker.spec import Input, Resources, Spec
+from stoker.model.spec import Input, Resources, Spec
 
 # What people coming from other tools write.
 _OTHER_WORDS = {

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.jobfile import forms
 from stoker.jobfile.document import Layer, Node, layer_of
 from stoker.jobfile.fields import Field, fields_of
-from stoker.spec import Input, Spec
+from stoker.model.spec import Input, Spec
 
 
 def document(spec: Spec) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.command import command_argv, input_variable
-from stoker.errors import SpecError, UserError
 from stoker.jobfile.document import Origin
 from stoker.jobfile.kept_paths import check_kept_paths
-from stoker.sources import read_address, read_deb
-from stoker.spec import Spec
+from stoker.model.command_line import command_argv, input_variable
+from stoker.model.errors import SpecError, UserError
+from stoker.model.package_sources import read_address, read_deb
+from stoker.model.spec import Spec
 
 Where = Callable[[str], Origin]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker import references
 from stoker.jobfile.fields import Field, fields_of
 from stoker.jobfile.render import written
-from stoker.spec import Input, Spec
+from stoker.model import secret_refs
+from stoker.model.spec import Input, Spec
 
 Schema = dict[str, Any]
 
@@ -48,9 +48,9 @@ _FORMS: dict[str, Schema] = {
     "secrets": {
         "type": "object",
         "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
-        "additionalProperties": {"type": "string", "pattern": f"^({references.PATTERN})$"},
+        "additionalProperties": {"type": "string", "pattern": f"^({secret_refs.PATTERN})$"},
     },
-    "reference": {"type": "string", "pattern": f"^({references.NAMELESS_PATTERN})$"},
+    "reference": {"type": "string", "pattern": f"^({secret_refs.NAMELESS_PATTERN})$"},
     "addresses": _WORDS,
     "packages": _WORDS,
     "regexes": {"type": "object", "additionalProperties": {"type": "string", "format": "regex"}},

@@ -12,16 +12,14 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from stoker import references
-from stoker.command import number_text
-from stoker.containers import dlc, flags
 from stoker.core.patterns import MOST_EXPRESSIONS, Pattern, PatternError, compile_pattern
-from stoker.errors import SpecError
 from stoker.jobfile import forms
 from stoker.jobfile.document import Node, describe, plain
-from stoker.notify import address
-from stoker.rules import KINDS
-from stoker.spec import SUBMITTER, Scalar
+from stoker.model import channel_address, dlc_images, docker_flags, secret_refs
+from stoker.model.command_line import number_text
+from stoker.model.errors import SpecError
+from stoker.model.policy import KINDS
+from stoker.model.spec import SUBMITTER, Scalar
 
 Reader = Callable[[Node, str], Any]
 
@@ -33,9 +31,9 @@ _PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _PARAM_RULE = "letters, digits, `_`, `.` and `-`, a letter first"
 _LABEL = re.compile(r"[^\s=]{1,128}")
 _LABEL_RULE = "without spaces and `=`, at most 128 long"
-_SECRET = re.compile(references.PATTERN)
+_SECRET = re.compile(secret_refs.PATTERN)
 # For what has no name of its own that a variable could share.
-_REFERENCE = re.compile(references.NAMELESS_PATTERN)
+_REFERENCE = re.compile(secret_refs.NAMELESS_PATTERN)
 # Each is a channel of its own, that every governor looks after.
 _MOST_ADDRESSES = 10
 # A name that ends in `-` would tell apt to remove the package.
@@ -225,7 +223,7 @@ def _secrets(node: Node, path: str) -> dict[str, str]:
     for key, dotted, child in _items(node, path, _VARIABLE, _VARIABLE_RULE):
         if not isinstance(child.value, str) or not _SECRET.fullmatch(child.value):
             # What stands there may be the secret itself, so it is not repeated.
-            wanted = f"env, {references.expected()}"
+            wanted = f"env, {secret_refs.expected()}"
             raise child.origin.error(dotted, f"expected {wanted}; the secret itself never belongs here")
         found[key] = child.value
     return found
@@ -235,14 +233,14 @@ def _reference(node: Node, path: str) -> str:
     if isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
         return node.value
     # What stands there may be the secret itself, so it is not repeated.
-    raise node.origin.error(path, f"expected {references.expected()}; the secret itself never belongs here")
+    raise node.origin.error(path, f"expected {secret_refs.expected()}; the secret itself never belongs here")
 
 
 def _address(node: Node, path: str) -> str:
     if not isinstance(node.value, str):
         raise wrong(node, path, "an address, such as sns:arn:aws:sns:… or https://…")
     try:
-        address.kind_of(node.value)
+        channel_address.kind_of(node.value)
     except ValueError as error:
         # It may hold a key, so it is not repeated.
         raise node.origin.error(path, str(error)) from None
@@ -257,7 +255,7 @@ def _addresses(node: Node, path: str) -> tuple[str, ...]:
     for index, part in enumerate(parts):
         where = f"{path}[{index}]" if part is not node else path
         found.append(_address(part, where))
-        if address.inside(found[-1]):
+        if channel_address.inside(found[-1]):
             raise part.origin.error(where, "is inside a cloud's machines, where no governor sends anything for a job")
     return tuple(dict.fromkeys(found))
 
@@ -283,7 +281,7 @@ def _packages(node: Node, path: str) -> tuple[str, ...]:
 
 def _image(node: Node, path: str) -> str:
     found = text(node, path)
-    problem = dlc.problem(found)
+    problem = dlc_images.problem(found)
     if problem is None and not _IMAGE.fullmatch(found):
         cased = " (names are in lower case)" if _IMAGE.fullmatch(found.lower()) else ""
         example = "pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime"
@@ -297,7 +295,7 @@ def _flags(node: Node, path: str) -> dict[str, Any]:
     node = _deeply_kept(node)
     found = _mapping(node, path)
     for name, value in found.items():
-        problem = flags.problem(name, value)
+        problem = docker_flags.problem(name, value)
         if problem is not None:
             child = node.value[name] if isinstance(node.value, dict) else node
             raise child.origin.error(f"{path}.{name}", problem)

@@ -7,7 +7,7 @@ import logging
 import threading
 
 from stoker.core.telling import Letter
-from stoker.notify import address
+from stoker.model import channel_address
 from stoker.notify.senders import NotHere, NotSent, PartlySent, Send
 
 # What a service does not take at once comes in parts, so many at most: some are paid for by the part.
@@ -23,7 +23,7 @@ def installed() -> bool:
 def known(url: str) -> bool:
     """Whether Apprise makes anything of the address. Raises NotHere without it."""
     if not installed():
-        raise NotHere(f"{address.masked(url)} needs Apprise; {INSTALL}")
+        raise NotHere(f"{channel_address.masked(url)} needs Apprise; {INSTALL}")
     import apprise
 
     logging.getLogger("apprise").propagate = False
@@ -33,7 +33,7 @@ def known(url: str) -> bool:
 def open_chat(url: str) -> Send:
     """What sends to one of Apprise's addresses. Raises NotHere where Apprise is not installed or does not know it."""
     if not known(url):
-        raise NotHere(f"{address.masked(url)} is no address that Apprise knows")
+        raise NotHere(f"{channel_address.masked(url)} is no address that Apprise knows")
     import apprise
 
     # One after another, in the thread that sends: nobody would wait for its own.
@@ -58,7 +58,7 @@ def open_chat(url: str) -> Send:
             log.removeHandler(heard)
         if not sent:
             # It tells why in its log alone.
-            why = address.scrubbed(heard.last or "Apprise could not deliver it", url)
+            why = channel_address.scrubbed(heard.last or "Apprise could not deliver it", url)
             raise PartlySent(f"not everybody there was reached: {why}") if heard.taken else NotSent(why)
 
     return send

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Literal
 
-from stoker import references
-from stoker.errors import UserError
-from stoker.notify import address, chat
+from stoker.model import channel_address, secret_refs
+from stoker.model.errors import UserError
+from stoker.notify import chat
 
 
 def check_written(addresses: Iterable[str], where: str) -> None:
     """Raise UserError for what is no address, without repeating it: it may hold a key."""
     for to in addresses:
         try:
-            address.kind_of(to)
+            channel_address.kind_of(to)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -31,7 +31,7 @@ def check_granted(addresses: Iterable[str], where: str, cloud: Literal["AWS", "G
     addresses = tuple(addresses)
     check_written(addresses, where)
     for to in addresses:
-        kind = "sns" if address.topic_of(to) is not None else to.partition(":")[0]
+        kind = "sns" if channel_address.topic_of(to) is not None else to.partition(":")[0]
         if kind in _GRANTED[cloud]:
             continue
         may = " or ".join(_WRITTEN[each] for each in _GRANTED[cloud])
@@ -41,18 +41,18 @@ def check_granted(addresses: Iterable[str], where: str, cloud: Literal["AWS", "G
             problem = f"is nothing that {cloud} keeps; use a channel of this cloud's"
         else:
             problem = "needs no grant; the policy's `notify` alone names it"
-        raise UserError(f"{where}: {address.masked(to)} {problem}. Here: {may}")
+        raise UserError(f"{where}: {channel_address.masked(to)} {problem}. Here: {may}")
 
 
 def granted(addresses: Iterable[str], cloud: Literal["AWS", "Google Cloud"]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Of the house's addresses, those that `cloud` has to allow, and those, masked, that no governor there can use."""
     allowed, useless = [], []
     for to in addresses:
-        kind = "sns" if address.topic_of(to) is not None else to.partition(":")[0]
+        kind = "sns" if channel_address.topic_of(to) is not None else to.partition(":")[0]
         if kind in _GRANTED[cloud]:
             allowed.append(to)
         elif kind == "env" or kind in _WRITTEN:
-            useless.append(address.masked(to))
+            useless.append(channel_address.masked(to))
     return tuple(dict.fromkeys(allowed)), tuple(dict.fromkeys(useless))
 
 
@@ -63,8 +63,8 @@ def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, 
     """
     found = []
     for to, where in zip_longest(addresses, places, fillvalue="notify"):
-        shown = address.masked(to)
-        if address.kind_of(to) == "apprise":
+        shown = channel_address.masked(to)
+        if channel_address.kind_of(to) == "apprise":
             if not chat.installed():
                 found.append(f"{where}: {shown} needs Apprise wherever a governor runs; {chat.INSTALL}")
             elif not chat.known(to):
@@ -75,9 +75,9 @@ def remarks(addresses: Iterable[str], places: Iterable[str] = ()) -> tuple[str, 
             found.append(
                 f"{where}: {to} is not set here; the governor needs it, and `stoker notify` tries whether it has"
             )
-        if address.in_clear(to):
+        if channel_address.in_clear(to):
             found.append(
                 f"{where}: {shown} stands in the store as it is, for every machine to read; "
-                f"keep it as a secret, and write {references.expected(address.REFERENCES)}"
+                f"keep it as a secret, and write {secret_refs.expected(channel_address.REFERENCES)}"
             )
     return tuple(found)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 
 from stoker.core.telling import Letter
-from stoker.errors import StokerError
-from stoker.notify import address
+from stoker.model import channel_address
+from stoker.model.errors import StokerError
 
 Send = Callable[[Letter], None]
 
@@ -32,7 +32,7 @@ class NotHere(StokerError):
 def open_sender(to: str) -> Send:
     """What sends to an address that is no reference. Libraries are imported. Raises NotHere."""
     # Imported here: each of them needs something that most computers do not have.
-    match address.kind_of(to):
+    match channel_address.kind_of(to):
         case "sns":
             from stoker.notify.sns import open_topic
 
@@ -49,7 +49,7 @@ def open_sender(to: str) -> Send:
 
 def address_of(to: str, environ: Mapping[str, str] = os.environ) -> str:
     """Where it leads: references are followed. Raises NotHere."""
-    return _follow(to, environ) if address.kind_of(to) == "reference" else to
+    return _follow(to, environ) if channel_address.kind_of(to) == "reference" else to
 
 
 def _follow(reference: str, environ: Mapping[str, str]) -> str:
@@ -63,7 +63,7 @@ def _follow(reference: str, environ: Mapping[str, str]) -> str:
         text = str(error).replace("in the environment that launched this node", where)
         raise NotHere(text.replace("; set it where you run stoker", "")) from None
     try:
-        kind = address.kind_of(found)
+        kind = channel_address.kind_of(found)
     except ValueError:
         kind = "reference"
     if kind == "reference":

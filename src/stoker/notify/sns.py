@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from stoker.core.telling import Letter
-from stoker.notify.address import topic_of
+from stoker.model.channel_address import topic_of
 from stoker.notify.body import body
 from stoker.notify.senders import TIMEOUT_S, NotHere, NotSent, Send
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from stoker.core.telling import Letter
-from stoker.notify import address
+from stoker.model import channel_address
 from stoker.notify.body import body
 from stoker.notify.senders import ALL_S, TIMEOUT_S, NotHere, NotSent, Send
 
@@ -51,13 +51,13 @@ def open_webhook(url: str) -> Send:
             with line.opener.open(request, timeout=TIMEOUT_S) as answer:
                 answer.read(1)
         except urllib.error.HTTPError as error:
-            raise NotSent(address.scrubbed(_refusal(error), url)) from None
+            raise NotSent(channel_address.scrubbed(_refusal(error), url)) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
             # Another computer may know the name, or have a way there.
             here = isinstance(why, (socket.gaierror, ConnectionRefusedError)) or _is_way(why)
             why = f"no whole answer within {ALL_S:g} s" if line.is_cut else why
-            told = address.scrubbed(f"does not answer: {why}", url)
+            told = channel_address.scrubbed(f"does not answer: {why}", url)
             raise NotHere(told) if here else NotSent(told) from None
         finally:
             cut_off.cancel()

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from stoker.model import Capabilities, Instance, InstanceState, Leftover, NoticeFact, Offering
-from stoker.spec import Resources, Spec
+from stoker.model.node_facts import NoticeFact
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.model.spec import Resources, Spec
 
 __all__ = [
     "Capabilities",

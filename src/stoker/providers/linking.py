@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker.spec import Logs
+from stoker.model.spec import Logs
 
 
 @dataclass(frozen=True)

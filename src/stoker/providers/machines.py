@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Generic, Literal, TypeVar
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Resources
 from stoker.providers import spelling
-from stoker.spec import Resources
 
 Arch = Literal["x86_64", "arm64"]
 

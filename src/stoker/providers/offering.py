@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources
 from stoker.providers.machines import MachineType, size
 from stoker.providers.pricing import Price
-from stoker.spec import Resources
 
 # So many machine types are asked about when none is named: enough places to look when the first are dry, and few enough
 # for one call.

@@ -19,8 +19,8 @@ from importlib import resources as package
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import UserError
 from stoker.home import home, make_home
+from stoker.model.errors import UserError
 from stoker.providers.pricing import Price, Refreshed, RegionPrices
 
 

@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import UserError
 from stoker.home import home, make_home
+from stoker.model.errors import UserError
 from stoker.providers.base import Visit
 
 PORT = 22

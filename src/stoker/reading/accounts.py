@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from stoker import index, layout, log
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker import index, log
 from stoker.governor.observe import active_jobs, for_each
 from stoker.index import IndexRecord
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.spent import Spent, read_spent
 from stoker.store import Store
 from stoker.summary import summarize
@@ -44,7 +45,7 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
 
     records = tuple(found for found in for_each(read, sorted(wanted), near=store.near) if found is not None)
     known = {*listed, *(record.state.job for record in records)}
-    spent = read_spent(store, _months(since.date(), now.date()) if since is not None else [layout.SPENT])
+    spent = read_spent(store, _months(since.date(), now.date()) if since is not None else [keys.SPENT])
     return Accounts(records, tuple(each for each in spent if each.job not in known), tuple(sorted(unread)))
 
 
@@ -60,6 +61,6 @@ def _months(first: date, last: date) -> list[str]:
     found = []
     day = first.replace(day=1)
     while day <= last:
-        found.append(layout.spent_month(day))
+        found.append(keys.spent_month(day))
         day = (day + timedelta(days=31)).replace(day=1)
     return found

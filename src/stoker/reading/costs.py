@@ -8,9 +8,9 @@ from datetime import datetime
 
 from stoker.core.costs import Cost, span_s
 from stoker.core.spending import Spell, Sums, midnight, spells
-from stoker.fold import Claim
 from stoker.index import IndexRecord
-from stoker.model import Waste
+from stoker.model.job_state import Claim
+from stoker.model.log_entries import Waste
 from stoker.spent import Spent
 from stoker.summary import AttemptSummary
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stoker import layout
 from stoker.chunks import MAX_READ_BYTES, SEAL_BYTES, find_chunk, list_chunks, parse_segments
-from stoker.errors import StoreError
+from stoker.model import keys
+from stoker.model.errors import StoreError
 from stoker.reading.nodes import NodeLog, boot_lines, boots, fetch_chunks
 from stoker.store import Meta, Store
 
@@ -166,7 +166,7 @@ class NodeCursor:
         if self._booted or self._boot or self._chunk or self._position:
             return
         if (
-            self._store.head(layout.heartbeat(self._boots[0])) is not None
+            self._store.head(keys.heartbeat(self._boots[0])) is not None
             or find_chunk(self._store, self._prefix, 0) is not None
         ):
             self._booted = True

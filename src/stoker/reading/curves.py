@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TextIO, get_args
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.reading.compare import Curve
 from stoker.reading.metrics import Metrics, Point, Series
 from stoker.summary import Summary

@@ -9,10 +9,12 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from stoker import facts, index, layout, log
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker import facts, index, log
 from stoker.finding import name_of
-from stoker.model import Known, Phase
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.log_entries import Phase
+from stoker.model.observed import Known
 from stoker.parallel import run_all
 from stoker.store import Meta, Store
 from stoker.summary import Summary, summarize
@@ -76,7 +78,7 @@ ALL = Filter()
 
 def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> Listed:
     """The active jobs and the `recent` that ended last, of those that are `wanted`. None: all. Raises StoreError."""
-    active = {meta.key.split("/")[1] for meta in store.list(layout.ACTIVE)}
+    active = {meta.key.split("/")[1] for meta in store.list(keys.ACTIVE)}
     listed = {index.job_of(meta): meta for meta in index.list_index(store)}
     # The record of an ended job was last written at its end.
     ended = sorted(((meta.modified, job) for job, meta in listed.items() if job not in active), reverse=True)

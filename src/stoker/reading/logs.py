@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from stoker.errors import StoreUnavailable
+from stoker.model.errors import StoreUnavailable
 from stoker.reading.cursor import UNREADABLE, Line, NodeCursor
 from stoker.reading.nodes import BOOT, NodeLog, boots, output_lines
 from stoker.store import Store

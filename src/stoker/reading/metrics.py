@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.chunks import MetricLine, Sample, UsageSample, decode_lines, list_chunks
-from stoker.model import Usage
+from stoker.model.node_facts import Usage
 from stoker.reading.nodes import NodeLog, boots, fetch_chunks
 from stoker.store import Store
 

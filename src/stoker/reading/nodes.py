@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stoker import layout
 from stoker.chunks import MAX_READ_BYTES, find_chunk
-from stoker.fold import JobState
+from stoker.model import keys
+from stoker.model.job_state import JobState
 from stoker.store import Meta, Store
 
 # A bucket answers in tens of milliseconds, many at a time; this many chunks of 4 MB are held at most.
@@ -49,7 +49,7 @@ def node_logs(state: JobState, rank: int | None = None, attempt: int | None = No
 
 def boots(store: Store, job: str, node: NodeLog) -> list[str]:
     """The folders that the agent's starts on this instance wrote to, oldest first."""
-    above = layout.node(job, node.claim, node.rank, "")
+    above = keys.node(job, node.claim, node.rank, "")
     found = []
     for name in store.folders(above):
         instance, _, n = name.rpartition(".")
@@ -60,7 +60,7 @@ def boots(store: Store, job: str, node: NodeLog) -> list[str]:
 
 def boot_lines(store: Store, folder: str) -> tuple[float, list[str]] | None:
     """What a machine said that could not start an agent, and when it was written (unix seconds); None: nothing."""
-    key = layout.boot_output(folder)
+    key = keys.boot_output(folder)
     meta = store.head(key)
     if meta is None:
         return None

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from stoker import layout, log
-from stoker.errors import UserError
-from stoker.fold import JobState
+from stoker import log
 from stoker.manifests import FAR_WORKERS, NEAR_WORKERS
+from stoker.model import keys
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
 from stoker.parallel import run_all
 from stoker.store import Meta, Store
 from stoker.stores.extraction import Extraction, Staging
@@ -105,9 +106,9 @@ def _newest_versions(store: Store, job: str, claim: int, attempt: int) -> dict[s
 
     Plain names are listed first: a file that is rewritten meanwhile is found under one of its names.
     """
-    prefix = layout.outputs(job, claim)
+    prefix = keys.outputs(job, claim)
     plain = {meta.key[len(prefix) :]: meta for meta in store.list(prefix)}
-    versions = layout.output_versions(job, claim)
+    versions = keys.output_versions(job, claim)
     newest = plain | highest(store, versions)
     return {path: OutputFile(path, meta.key, meta.size, attempt, versions) for path, meta in newest.items()}
 
@@ -116,7 +117,7 @@ def highest(store: Store, prefix: str) -> dict[str, Meta]:
     """The highest version below `prefix` of every file that was rewritten."""
     versions: dict[str, tuple[tuple[int, int], Meta]] = {}
     for meta in store.list(prefix):
-        version = layout.read_output_version(meta.key[len(prefix) :])
+        version = keys.read_output_version(meta.key[len(prefix) :])
         if version is not None:
             boot, n, path = version
             versions[path] = max(versions.get(path, ((-1, -1), meta)), ((boot, n), meta), key=lambda one: one[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.stores.extraction import Extraction
 
 

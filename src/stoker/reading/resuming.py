@@ -8,8 +8,8 @@ from stoker.checkpoint_refs import candidates, describe, resolve
 from stoker.checkpoints import Checkpoint, is_poisoned, list_checkpoints
 from stoker.core import retry
 from stoker.core.policy import DEFAULT
-from stoker.errors import UserError
-from stoker.fold import JobState
+from stoker.model.errors import UserError
+from stoker.model.job_state import JobState
 from stoker.store import Store
 
 _MOST_NAMED = 5

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 
 class BadArgument(UserError, ValueError):

@@ -163,10 +163,10 @@ class EstimatorBase:
 
     @staticmethod
     def _shared(store: Store) -> tuple[Layer, ...]:
-        from stoker import layout
         from stoker.jobfile import gather
+        from stoker.model import keys
 
-        house = store.get(layout.DEFAULTS)
+        house = store.get(keys.DEFAULTS)
         return gather(house=house.data if house is not None else None)
 
     def _own_layers(self) -> tuple[Layer, ...]:

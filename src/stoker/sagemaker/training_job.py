@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.errors import StokerError
+from stoker.model.errors import StokerError
 
 _STATUS = {"succeeded": "Completed", "failed": "Failed", "stopped": "Stopped"}
 
@@ -96,13 +96,14 @@ class TrainingJob:
     @property
     def model_data(self) -> str | None:
         """Where its model lies, as plain files; None until it has ended."""
-        from stoker import layout, log
+        from stoker import log
         from stoker.client import open_any
+        from stoker.model import keys
 
         state = log.read(open_any(self.store), self.name)
         if state is None or state.ended is None or state.ended.claim is None:
             return None
-        return f"{self.store.rstrip('/')}/{layout.outputs(self.name, state.ended.claim)}model/"
+        return f"{self.store.rstrip('/')}/{keys.outputs(self.name, state.ended.claim)}model/"
 
     def _is_paid(self) -> bool:
         from stoker import index, log

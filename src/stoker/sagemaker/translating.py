@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
 from stoker.jobfile.names import slug
+from stoker.model.hyperparameters import CHECKPOINTS, MODEL, scalar, script_of
+from stoker.model.spec import Scalar
 from stoker.sagemaker.arguments import BadArgument, unhonoured
 from stoker.sagemaker.inputs import channels
-from stoker.spec import Scalar
 
 _LOCAL = ("local", "local_gpu")
 _WITH_GPUS = re.compile(r"(?:p|g|gr)\d")

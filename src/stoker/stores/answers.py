@@ -7,7 +7,7 @@ import re
 
 from obstore.exceptions import InvalidPathError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import ObjectChanged, ObjectNamesUnusable
 
 _STATUS = re.compile(r"status code: (\d{3})")

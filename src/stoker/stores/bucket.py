@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from stoker.errors import StoreError, StoreUnavailable, UserError
+from stoker.model.errors import StoreError, StoreUnavailable, UserError
 from stoker.store import FileChanged, Meta, Object, ObjectChanged, Sent, check_key, check_prefix
 from stoker.stores.answers import first_line, status
 

@@ -9,7 +9,7 @@ import fcntl
 import os
 import stat
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 
 # The path leads nowhere, for whichever of its parts.
 ABSENT = (FileNotFoundError, NotADirectoryError)

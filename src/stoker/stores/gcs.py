@@ -9,7 +9,7 @@ from collections.abc import Callable
 import obstore
 from obstore.store import GCSStore
 
-from stoker.errors import NoCredentials, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import NoCredentials, StoreError, StoreUnavailable, UserError
 from stoker.parallel import run_all
 from stoker.stores.answers import first_line, reason, status, translated
 from stoker.stores.bucket import BucketStore, open_pair

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 _OBSTORE_KNOWS = ("service_account", "authorized_user")
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)

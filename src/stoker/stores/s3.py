@@ -10,7 +10,7 @@ from typing import Any
 
 from obstore.store import S3Store
 
-from stoker.errors import NoCredentials, StoreDenied, StoreError, UserError
+from stoker.model.errors import NoCredentials, StoreDenied, StoreError, UserError
 from stoker.stores.answers import first_line, translated
 from stoker.stores.bucket import BucketStore, open_pair
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from stoker import layout
-from stoker.errors import StoreError
+from stoker.model import keys
+from stoker.model.errors import StoreError
 from stoker.parallel import run_all
 from stoker.store import Store
 
@@ -32,7 +32,7 @@ class Shared(NamedTuple):
 
 def is_given_up(store: Store, shared: Shared) -> bool:
     """Whether a collector has given this name up. True is for good."""
-    return store.head(layout.collected(*shared)) is not None
+    return store.head(keys.collected(*shared)) is not None
 
 
 def any_given_up(store: Store, named: Iterable[Shared]) -> bool:
@@ -43,7 +43,7 @@ def any_given_up(store: Store, named: Iterable[Shared]) -> bool:
 def usable_name(store: Store, kind: str, digest: str) -> str:
     """The first generation of this content that was not given up. It may not be there yet."""
     for generation in itertools.count(1):
-        name = layout.shared_name(digest, generation)
+        name = keys.shared_name(digest, generation)
         if not is_given_up(store, Shared(kind, name)):
             return name
     raise AssertionError("generations do not end")
@@ -67,16 +67,16 @@ def references(data: bytes, url: str, where: str) -> frozenset[Shared]:
     """
     try:
         tree = json.loads(data)
-        found = {Shared(layout.BUNDLES, str(name)) for name in (tree.get("bundles") or {}).values()}
-        found |= {Shared(layout.TOOLS, str(name)) for name in (tree.get("tools") or {}).values()}
+        found = {Shared(keys.BUNDLES, str(name)) for name in (tree.get("bundles") or {}).values()}
+        found |= {Shared(keys.TOOLS, str(name)) for name in (tree.get("tools") or {}).values()}
         if tree.get("code") is not None:
-            found.add(Shared(layout.CODE, _name_of(tree["code"])))
+            found.add(Shared(keys.CODE, _name_of(tree["code"])))
         for wheels in (tree.get("wheels") or {}).values():
-            found |= {Shared(layout.WHEELS, _name_of(wheel)) for wheel in wheels}
+            found |= {Shared(keys.WHEELS, _name_of(wheel)) for wheel in wheels}
         for wanted in (tree["spec"].get("inputs") or {}).values():
             name = input_name(url, str(wanted["source"]))
             if name is not None:
-                found.add(Shared(layout.INPUTS, name))
+                found.add(Shared(keys.INPUTS, name))
         return frozenset(found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{where}: cannot be read ({error!r}); nothing is collected") from None
@@ -86,10 +86,10 @@ def _name_of(tree: dict[str, object]) -> str:
     generation = tree.get("generation", 1)
     if not isinstance(generation, int):
         raise TypeError(f"generation {generation!r}")
-    return layout.shared_name(str(tree["digest"]), generation)
+    return keys.shared_name(str(tree["digest"]), generation)
 
 
 def input_name(url: str, source: str) -> str | None:
     """Which upload to the store at `url` a source names; None: it is none."""
-    prefix = f"{url}/{layout.INPUTS}"
+    prefix = f"{url}/{keys.INPUTS}"
     return source.removeprefix(prefix).partition("/")[0] if source.startswith(prefix) else None

@@ -27,9 +27,9 @@ from typing import Any
 from stoker.aws import identity as aws
 from stoker.aws import sigv4
 from stoker.aws.imds import ImdsError
-from stoker.errors import UserError
 from stoker.google.metadata import EMAIL, Metadata, MetadataError
-from stoker.spec import SUBMITTER, Spec
+from stoker.model.errors import UserError
+from stoker.model.spec import SUBMITTER, Spec
 from stoker.store import Store
 from stoker.stores.gcs import emulator_address
 from stoker.stores.google_accounts import credentials_file

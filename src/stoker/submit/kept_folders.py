@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker.errors import UserError
 from stoker.home import home
 from stoker.jobfile.kept_paths import dangerous_folder
-from stoker.model import Capabilities
-from stoker.path_patterns import base_of, entries_of
-from stoker.spec import Spec
+from stoker.model.errors import UserError
+from stoker.model.offerings import Capabilities
+from stoker.model.path_patterns import base_of, entries_of
+from stoker.model.spec import Spec
 from stoker.store import Store
 
 

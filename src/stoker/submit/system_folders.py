@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 # The kernel makes up what is in these. Some of it never ends, or waits for ever.
 _MADE_UP = frozenset(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.errors import StoreError, StoreUnavailable
+from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.store import Meta, Object, Sent, check_key, check_prefix
 
 T = TypeVar("T")

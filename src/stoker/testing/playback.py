@@ -14,8 +14,8 @@ from typing import Any
 
 from stoker.agent.activity import ActivityRecorder, Look
 from stoker.core.stalls import stalled
-from stoker.model import Claimed, Launched
-from stoker.rules import Stall
+from stoker.model.log_entries import Claimed, Launched
+from stoker.model.policy import Stall
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "usage.json").read_text())

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from stoker import codec
-from stoker.errors import NotFound
-from stoker.model import Instance, InstanceState
+from stoker.model import codec
+from stoker.model.errors import NotFound
+from stoker.model.offerings import Instance, InstanceState
 from stoker.providers.base import Interrupts, LaunchOrder, Provider, Wakes
 
 Connect = Callable[[str], Provider]

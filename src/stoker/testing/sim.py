@@ -17,13 +17,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker import codec, layout, log
-from stoker.errors import StokerError, StoreError, StoreUnavailable
-from stoker.fold import JobState, fold
+from stoker import log
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
-from stoker.model import Event, ResumeAsked, StopAsked, Submitted
-from stoker.spec import Submission
+from stoker.model import codec, keys
+from stoker.model.errors import StokerError, StoreError, StoreUnavailable
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Event, ResumeAsked, StopAsked, Submitted
+from stoker.model.spec import Submission
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_agent import Agent
 from stoker.testing.sim_checks import Checks, Violation
@@ -178,9 +179,9 @@ class World:
     def _new_governor(self, caller: Caller) -> Governor:
         def faults(operation: str, key: str) -> Fault | None:
             self.point(caller, f"{operation} {key}")
-            if operation == "head" and key.startswith(layout.REMOVED):
-                caller.looked_s[key.removeprefix(layout.REMOVED)] = self.now_s
-            elif key.startswith(layout.JOBS) and "/log/" in key:
+            if operation == "head" and key.startswith(keys.REMOVED):
+                caller.looked_s[key.removeprefix(keys.REMOVED)] = self.now_s
+            elif key.startswith(keys.JOBS) and "/log/" in key:
                 caller.looked_s.pop(key.split("/")[1], None)
             if self.now_s < self.outage_until_s or self.chance("store_before"):
                 return Fault(error=StoreUnavailable("no answer"))
@@ -217,7 +218,7 @@ class World:
             self.remover.notice(job)
             while job.removed_at_s is None:
                 seq = job.state.seq + 1 if job.state else 1
-                key = layout.log_entry(job.name, seq)
+                key = keys.log_entry(job.name, seq)
                 if not self.store.holds(key):
                     break
                 found = self.store.get(key)
@@ -268,7 +269,7 @@ class World:
 
     def submit(self, job: SimJob) -> None:
         data = codec.dumps(Submission(job=job.name, spec=job.spec, submitter="jane"))
-        self.store.put(layout.spec(job.name), data)
+        self.store.put(keys.spec(job.name), data)
         self._append(job, lambda state: Submitted(codec.digest(data), "jane") if state is None else None)
 
     def _append(self, job: SimJob, wanted: Callable[[JobState | None], Event | None]) -> None:
@@ -280,12 +281,12 @@ class World:
 
         def mark(seq: int) -> None:
             if not isinstance(wanted(job.state), StopAsked):
-                announced.append(layout.announcement(job.name, seq, f"{self.counter}"))
+                announced.append(keys.announcement(job.name, seq, f"{self.counter}"))
                 self.store.put(announced[-1], b"")
 
         after = log.append_next(self.store, job.name, None, decide, "jane", mark)
         if announced and after is not None:
-            self.store.put(layout.active(job.name, after.opened_seq), b"")
+            self.store.put(keys.active(job.name, after.opened_seq), b"")
             self.store.delete(announced)
 
     def resume(self, job: SimJob) -> None:

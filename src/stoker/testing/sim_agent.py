@@ -1,7 +1,7 @@
 """A modelled agent: it boots, waits at the real gate, trains, saves and leaves; it writes the real facts.
 
 Only the training and the machine are made up. What it may do comes from `stoker.core.gate`, what it reads through
-`stoker.log` and `stoker.facts`, what it writes through `stoker.codec`.
+`stoker.log` and `stoker.facts`, what it writes through `stoker.model.codec`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from stoker import codec, facts, layout, log
+from stoker import facts, log
 from stoker.agent.hold import allowed, may_hold
 from stoker.core import gate, retry
 from stoker.core.policy import DEFAULT
-from stoker.errors import StoreError
-from stoker.fold import Claim, JobState
-from stoker.model import (
+from stoker.model import codec, keys
+from stoker.model.errors import StoreError
+from stoker.model.job_state import Claim, JobState
+from stoker.model.node_facts import (
     Ack,
     AgentPhase,
     CheckpointRef,
@@ -24,10 +25,10 @@ from stoker.model import (
     ExitOutcome,
     ExitWhy,
     Heartbeat,
-    Known,
     NoticeFact,
     Rendezvous,
 )
+from stoker.model.observed import Known
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_cloud import Machine
 from stoker.testing.sim_data import at
@@ -59,7 +60,7 @@ class Agent:
         self.job = world.jobs[machine.job]
         self.store: MemoryStore = world.agent_store(self)
         self.skew = timedelta(seconds=world.random.uniform(-60.0, 60.0) if world.scenario.skewed else 0.0)
-        self.node = layout.node(machine.job, machine.claim, machine.rank, layout.boot(machine.id, boot))
+        self.node = keys.node(machine.job, machine.claim, machine.rank, keys.boot(machine.id, boot))
         self.state: JobState | None = None
         self.phase: AgentPhase = "booting"
         self.born_s = world.now_s
@@ -320,7 +321,7 @@ class Agent:
             tail=("ValueError: no",) if failed else (),
         )
         self.leaving = self.leaving or Leaving(why, self.flush_until_s, outcome)
-        if not self._try(lambda: self.store.put(layout.exit_(self.node), codec.dumps(left))):
+        if not self._try(lambda: self.store.put(keys.exit_(self.node), codec.dumps(left))):
             if self.world.now_s < self.flush_until_s:
                 return
         else:
@@ -391,12 +392,12 @@ class Agent:
             rendezvous=self.rendezvous,
             ack=Ack(round=1, ok=True) if self.ready else None,
         )
-        self.store.put(layout.heartbeat(self.node), codec.dumps(beat))
+        self.store.put(keys.heartbeat(self.node), codec.dumps(beat))
 
     def _tell_notice(self) -> None:
         if self.notice is not None and not self.notice_told and self.beats:
             notice = self.notice
-            if self._try(lambda: self.store.put(layout.notice(self.node), codec.dumps(notice))):
+            if self._try(lambda: self.store.put(keys.notice(self.node), codec.dumps(notice))):
                 self.notice_told = True
                 self.world.kick()
 
@@ -407,8 +408,8 @@ class Agent:
             return
         # A number that was tried is used up: what was sent under it may still land.
         self.commits += 1
-        key = layout.checkpoint_key(self.machine.claim, self.commits, f"step-{step}")
-        self.store.put(layout.manifest(self.machine.job, key), b"{}")
+        key = keys.checkpoint_key(self.machine.claim, self.commits, f"step-{step}")
+        self.store.put(keys.manifest(self.machine.job, key), b"{}")
         self.checkpoint = CheckpointRef(key, f"step-{step}", step)
         self.world.checks.committed(self, key, step)
 

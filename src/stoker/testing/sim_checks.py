@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker import layout, log
+from stoker import log
 from stoker.core import market
 from stoker.core.hold import hold_of
 from stoker.finding import all_jobs
-from stoker.fold import Claim
 from stoker.index import job_of, list_index, read_summary
+from stoker.model import keys
+from stoker.model.job_state import Claim
 from stoker.removing import finish_removals
 from stoker.testing.sim_cloud import Machine
 from stoker.testing.sim_data import at
@@ -160,7 +161,7 @@ class Checks:
         world = self.world
         ended = all(job.state is not None and job.state.ended is not None for job in world.jobs.values())
         alive = any(m.alive for m in world.cloud.machines.values() if m.job in world.jobs)
-        return ended and not alive and not list(world.store.list(layout.ACTIVE))
+        return ended and not alive and not list(world.store.list(keys.ACTIVE))
 
     def at_the_end(self) -> None:
         self._market()
@@ -184,7 +185,7 @@ class Checks:
             self.fail(f"{job.name} was removed, and is there again")
         finish_removals(store)
         left = [meta.key for meta in store.list("") if f"/{job.name}/" in meta.key]
-        left = [key for key in left if not key.startswith((layout.SPENT, layout.MARKET, layout.TOLD))]
+        left = [key for key in left if not key.startswith((keys.SPENT, keys.MARKET, keys.TOLD))]
         if left:
             self.fail(f"{job.name} was removed, and {left} is left")
 
@@ -217,8 +218,8 @@ class Checks:
         assert job.state is not None
         if job.removed_at_s is not None:
             return
-        keys = [meta.key for meta in self.world.store.list(layout.log_prefix(job.name))]
-        if keys != [layout.log_entry(job.name, seq) for seq in range(1, job.state.seq + 1)]:
+        key_list = [meta.key for meta in self.world.store.list(keys.log_prefix(job.name))]
+        if key_list != [keys.log_entry(job.name, seq) for seq in range(1, job.state.seq + 1)]:
             self.fail("the log has a gap")
         counted = sum(1 for c in job.state.since_opened() if c.closed and c.closed.counted)
         if counted > job.spec.retry.user_errors + 1:
@@ -228,7 +229,7 @@ class Checks:
         """Every claim that saw something of the market has told it, once, whoever closed it and whatever failed."""
         closed = [(job.name, claim) for job in self.world.jobs.values() if job.state for claim in job.state.claims]
         wanted = {key for name, claim in closed if (key := market.key_of(name, claim)) is not None}
-        told = {meta.key for meta in self.world.store.list(layout.MARKET)}
+        told = {meta.key for meta in self.world.store.list(keys.MARKET)}
         # A governor that stood still while the job was removed may have seen something since, which harms nobody.
         removed = any(job.removed_at_s is not None for job in self.world.jobs.values())
         if wanted - told or (told - wanted and not removed):

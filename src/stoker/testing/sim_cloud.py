@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import NoCapacity, NotFound, QuotaExceeded, Throttled, Transient
-from stoker.model import Capabilities, Instance, InstanceState, Offering
+from stoker.model.errors import NoCapacity, NotFound, QuotaExceeded, Throttled, Transient
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Resources
 from stoker.providers.base import LaunchOrder, Request, Terminated
-from stoker.spec import Resources
 from stoker.testing.sim_data import OFFERINGS, at
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import cast
 
-from stoker import index, layout, log
-from stoker.errors import StokerError, StoreUnavailable
+from stoker import index, log
 from stoker.finding import all_jobs
-from stoker.model import Ended, Record
+from stoker.model import keys
+from stoker.model.errors import StokerError, StoreUnavailable
+from stoker.model.log_entries import Ended, Record
 from stoker.pack import Packed
 from stoker.removing import collect_code, remove_job
 from stoker.sending import send
@@ -117,8 +118,8 @@ class CollectionWorld:
 
     def _jobs(self) -> list[str]:
         """Those with a log, in the order of their submission."""
-        there = [job for job in all_jobs(self.store) if self.store.holds(layout.log_entry(job, 1))]
-        entries = {job: self.store.get(layout.log_entry(job, 1)) for job in there}
+        there = [job for job in all_jobs(self.store) if self.store.holds(keys.log_entry(job, 1))]
+        entries = {job: self.store.get(keys.log_entry(job, 1)) for job in there}
         return sorted(there, key=lambda job: int(found.meta.etag, 16) if (found := entries[job]) is not None else 0)
 
     # ── Faults ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,7 +153,7 @@ class CollectionWorld:
             code = index.read_submission(self.store, state).code if state is not None else None
             if code is None:
                 continue
-            found = self.store.get(layout.code(layout.shared_name(code.digest, code.generation)))
+            found = self.store.get(keys.code(keys.shared_name(code.digest, code.generation)))
             if found is None:
                 raise Violation(f"{job} is submitted, and its code is gone")
             if hashlib.sha256(found.data).hexdigest() != code.digest:

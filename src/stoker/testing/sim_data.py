@@ -6,28 +6,13 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 
 from stoker.core.snapshot import JobSnapshot
-from stoker.fold import JobState, fold
-from stoker.model import (
-    Capabilities,
-    Entry,
-    Event,
-    Exit,
-    ExitOutcome,
-    ExitWhy,
-    Heartbeat,
-    Instance,
-    InstanceState,
-    Known,
-    NodeFacts,
-    NodeRef,
-    NoticeFact,
-    Observed,
-    Offering,
-    Stamped,
-    Submitted,
-)
-from stoker.series import pack
-from stoker.spec import Limits, Resources, Retry, Spec, Spot
+from stoker.model.job_state import JobState, fold
+from stoker.model.log_entries import Entry, Event, NodeRef, Submitted
+from stoker.model.node_facts import Exit, ExitOutcome, ExitWhy, Heartbeat, NodeFacts, NoticeFact
+from stoker.model.observed import Known, Observed, Stamped
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Limits, Resources, Retry, Spec, Spot
+from stoker.model.usage_series import pack
 
 JOB = "job-1"
 EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoker import layout
-from stoker.errors import StoreUnavailable, UserError
+from stoker.model import keys
+from stoker.model.errors import StoreUnavailable, UserError
 from stoker.removing import remove_job
 from stoker.testing.memory import Fault, Landing
 from stoker.testing.sim_scenario import SimJob
@@ -78,7 +78,7 @@ class Remover:
         state, world = job.state, self.world
         if world.quiet or state is None or (state.ended is None and job.removed_at_s is None):
             return
-        if job.removed_at_s is None and list(world.store.list(f"{layout.ACTIVE}{job.name}/")):
+        if job.removed_at_s is None and list(world.store.list(f"{keys.ACTIVE}{job.name}/")):
             world.after(_ASK_AGAIN_S, lambda: self._remove(job))
             return
         try:
@@ -97,7 +97,7 @@ class Remover:
 
     def notice(self, job: SimJob) -> None:
         """The tombstone may land late, too."""
-        if job.removed_at_s is None and self.world.store.holds(layout.removed(job.name)):
+        if job.removed_at_s is None and self.world.store.holds(keys.removed(job.name)):
             job.removed_at_s = self.world.now_s
             if job.state is not None and job.state.ended is None:
                 self.world.checks.fail(f"{job.name} goes on, and counts as removed")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from stoker.fold import JobState
-from stoker.model import Capabilities
-from stoker.spec import Limits, Spec
+from stoker.model.job_state import JobState
+from stoker.model.offerings import Capabilities
+from stoker.model.spec import Limits, Spec
 from stoker.store import Store
 from stoker.testing.sim_data import CAPABILITIES, make_spec
 
@@ -76,13 +76,13 @@ class SimJob:
         return sum(1 for other in self._usable(store, state) if key is not None and other < key)
 
     def _usable(self, store: Store, state: JobState | None) -> list[str]:
-        from stoker import layout
+        from stoker.model import keys
         from stoker.testing.sim_agent import poisoned_keys
 
-        prefix = layout.checkpoints(self.name)
-        keys = [meta.key.removeprefix(prefix).removesuffix(".json") for meta in store.list(prefix)]
+        prefix = keys.checkpoints(self.name)
+        key_list = [meta.key.removeprefix(prefix).removesuffix(".json") for meta in store.list(prefix)]
         given_up = poisoned_keys(state)
-        return [key for key in keys if key not in given_up]
+        return [key for key in key_list if key not in given_up]
 
 
 @dataclass(frozen=True)

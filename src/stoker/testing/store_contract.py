@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.store import FileChanged, Store
 
 # What people name their files, and what a name must survive on its way through URLs and XML.

@@ -11,7 +11,7 @@ from stoker.agent.checkpoints.generations import number_of
 from stoker.agent.checkpoints.save_copies import KeptFile, KeptSave
 from stoker.agent.checkpoints.whole_units import Held
 from stoker.agent.snapshot import Files, Signature, signature_of, unit_of
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 
 
 @dataclass(frozen=True)

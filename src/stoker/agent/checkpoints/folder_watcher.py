@@ -26,7 +26,7 @@ from stoker.agent.checkpoints.save_shape import TICK_NS, SaveShapes
 from stoker.agent.checkpoints.whole_units import Held, TrainingEnd, UnitJudge, describe
 from stoker.agent.checkpoints.write_history import WriteHistory
 from stoker.agent.snapshot import File, Files, Selection, Signature, leave_out, signature_of, unit_of
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 from stoker.processes import OpenFile, Writing
 
 log = logging.getLogger(__name__)

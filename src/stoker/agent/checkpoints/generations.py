@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from stoker.agent.snapshot import unit_of
-from stoker.model import BlobRef
+from stoker.model.node_facts import BlobRef
 
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]+)([^0-9]*)")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from stoker.agent import folders
 from stoker.agent.checkpoints.placing import OWN, REPLACED, FolderInUse, FolderRecord, hold_folder
-from stoker.agent.config import NodePaths
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored, clear_folder, restore
 from stoker.checkpoints import Progress
 from stoker.manifests import Trust
-from stoker.path_patterns import as_written
-from stoker.spec import Spec
+from stoker.model.node_config import NodePaths
+from stoker.model.path_patterns import as_written
+from stoker.model.spec import Spec
 from stoker.store import Store
 
 _MOST_NAMED = 3

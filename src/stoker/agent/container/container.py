@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from stoker import codec, layout
 from stoker.agent.container import create, registry, shelves, surroundings
 from stoker.agent.container.door import ENTER, Door, inside
 from stoker.agent.container.engine import FIELD, Answer, Engine
@@ -31,12 +30,13 @@ from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch
-from stoker.containers import dlc
 from stoker.facts import read_fact
-from stoker.model import ImageFact, Known
+from stoker.model import codec, dlc_images, keys
+from stoker.model.node_facts import ImageFact
+from stoker.model.observed import Known
+from stoker.model.spec import Submission
 from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
-from stoker.spec import Submission
 
 # Of this machine's variables, those that mean the same inside.
 _PASSED_ON = (
@@ -114,7 +114,9 @@ class Container:
                 user=True,
             )
         self._private = registry.private_place(os.environ) / self._name
-        name = dlc.resolve(self._spec.image, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
+        name = dlc_images.resolve(
+            self._spec.image, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        )
         before = self._recorded()
         write_record(self._root, Record(self._engine.program, str(self._private)))
         images = Images(self._engine, self._login, self._private, self._node.say, timed, self._pause)
@@ -125,12 +127,12 @@ class Container:
 
     def _recorded(self) -> ImageFact | None:
         """What an earlier attempt, or another node of this one, has taken the name for."""
-        found = self._ask(lambda: read_fact(self._node.store, layout.image(self._node.config.job), ImageFact))
+        found = self._ask(lambda: read_fact(self._node.store, keys.image(self._node.config.job), ImageFact))
         return found.value.value if isinstance(found, Known) and found.value is not None else None
 
     def _record(self, image: Image, images: Images) -> Image:
         """The first one counts, for all nodes."""
-        key, data = layout.image(self._node.config.job), codec.dumps(image.fact)
+        key, data = keys.image(self._node.config.job), codec.dumps(image.fact)
         if self._ask(lambda: self._node.store.create(key, data)):
             return image
         first = self._recorded()

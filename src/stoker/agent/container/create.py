@@ -10,7 +10,7 @@ from typing import Any
 from stoker.agent.container.door import INSIDE
 from stoker.agent.container.surroundings import Surroundings
 from stoker.agent.enclosure import Mount
-from stoker.containers.flags import flags, has
+from stoker.model.docker_flags import flags, has
 
 # The first program in the container says that it is there, and then has nothing to do but to end with its agent.
 # `read` is the shell's own, so there is no child that would have to be waited for.

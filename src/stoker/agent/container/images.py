@@ -13,7 +13,7 @@ from stoker.agent.container import registry
 from stoker.agent.container.engine import FIELD, Answer, Engine
 from stoker.agent.container.registry import Login
 from stoker.agent.prepare import SetupFailed
-from stoker.model import ImageFact
+from stoker.model.node_facts import ImageFact
 
 # What a registry gets to stand up again, five minutes in all: most of its troubles, and of the line's, are shorter, and
 # the attempts of a job that make no progress are few.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.agent.container.engine import FIELD, Answer, Engine
-from stoker.containers import flags
+from stoker.model import docker_flags
 
 _UNKNOWN = re.compile(r"unknown flag: --([a-z0-9-]+)")
 # `invalid argument "much" for "-m, --memory" flag`
@@ -19,11 +19,11 @@ def complaint(engine: Engine, answer: Answer, run: Mapping[str, Any]) -> str:
     """The field and what the engine says of it, in one line, with the flag that was meant where one is like it."""
     unknown = _UNKNOWN.search(answer.err)
     found = unknown or _UNFIT.search(answer.err)
-    name = flags.written_as(run, found[1]) if found else None
+    name = docker_flags.written_as(run, found[1]) if found else None
     if name is None:
         return f"{FIELD}: {engine.program}: {answer.said}"
     what = f"{FIELD}.run.{name}: {engine.program}: {answer.said}"
     if unknown is None:
         return what
-    near = flags.nearest(name, _LISTED.findall(engine.ask("create", "--help").out))
+    near = docker_flags.nearest(name, _LISTED.findall(engine.ask("create", "--help").out))
     return f"{what}; did you mean {near}?" if near else f"{what}; `{engine.program} create --help` lists those it has"

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from stoker.agent.enclosure import Command
 from stoker.agent.environment.steps import Step, nothing_to_undo
 from stoker.agent.prepare import SetupFailed
-from stoker.sources import read_deb, user_of
-from stoker.spec import PackageIndex
+from stoker.model.package_sources import read_deb, user_of
+from stoker.model.spec import PackageIndex
 
 # Reads the secret at a reference, for the field of this name. Raises SetupFailed.
 Fetch = Callable[[str, str], str]

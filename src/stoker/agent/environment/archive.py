@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from stoker.errors import CodecError, StokerError
+from stoker.model.errors import CodecError, StokerError
 from stoker.stores.extraction import Extraction, Obstructed, inner_parts
 
 # Many are in memory at once, on machines of any size.

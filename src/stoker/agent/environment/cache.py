@@ -21,7 +21,6 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 
-from stoker import codec, layout
 from stoker.agent.environment.archive import (
     PART_BYTES,
     Listing,
@@ -31,7 +30,8 @@ from stoker.agent.environment.archive import (
     with_compiled,
     write_part,
 )
-from stoker.errors import CodecError, StokerError, StoreDenied
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StokerError, StoreDenied
 from stoker.parallel import run_all
 from stoker.store import Store
 
@@ -106,7 +106,7 @@ class Cache:
     @property
     def _places(self) -> tuple[str, str]:
         """Shared by all jobs; and one's own, for machines that may touch nothing else."""
-        return layout.environments(), layout.environments(self.job)
+        return keys.environments(), keys.environments(self.job)
 
     def find(self, key: str) -> Found | None:
         """The copy that was kept; None where there is none, or it may not be read.
@@ -114,7 +114,7 @@ class Cache:
         Raises Damaged for one that cannot be read, StoreError when the store does not answer.
         """
         for place in self._places:
-            manifest = layout.environment_manifest(place, key)
+            manifest = keys.environment_manifest(place, key)
             try:
                 found = self.store.get(manifest, limit=_MANIFEST_LIMIT)
             except StoreDenied as error:
@@ -133,7 +133,7 @@ class Cache:
         Raises Damaged for a copy that is not whole or not of this kind, StoreError when the store does not answer.
         """
         place, kept = found.place, found.kept
-        manifest = layout.environment_manifest(place, key)
+        manifest = keys.environment_manifest(place, key)
         if (kept.key, kept.platform) != (key, platform):
             raise Damaged(f"it was made for {kept.platform}, and this is {platform}", manifest)
         try:
@@ -163,8 +163,8 @@ class Cache:
         self._mark_used(place, key)
 
     def _fetch(self, place: str, kept: Kept, part: Part) -> bytes:
-        manifest = layout.environment_manifest(place, kept.key)
-        name = layout.environment_part(place, kept.key, part.digest)
+        manifest = keys.environment_manifest(place, kept.key)
+        name = keys.environment_part(place, kept.key, part.digest)
         found = self.store.get(name)
         if found is None:
             raise Damaged("a part of it is missing", manifest)
@@ -178,8 +178,8 @@ class Cache:
     def names(self, found: Found) -> tuple[str, ...]:
         """The keys of everything that is kept of a copy."""
         kept = found.kept
-        parts = [layout.environment_part(found.place, kept.key, part.digest) for part in (kept.listing, *kept.parts)]
-        return (layout.environment_manifest(found.place, kept.key), *parts)
+        parts = [keys.environment_part(found.place, kept.key, part.digest) for part in (kept.listing, *kept.parts)]
+        return (keys.environment_manifest(found.place, kept.key), *parts)
 
     def discard(self, damaged: Damaged) -> None:
         """Take a copy away that cannot be used, as far as this machine may. Raises StoreError."""
@@ -208,7 +208,7 @@ class Cache:
     def _keep(
         self, place: str, key: str, platform: str, folder: Path, listing: Listing, wanted: Callable[[], bool]
     ) -> bool:
-        manifest = layout.environment_manifest(place, key)
+        manifest = keys.environment_manifest(place, key)
         # A folder is as quick as the disk; over a network, half as many bytes are worth a little of the processor.
         compressed = not self.store.near
 
@@ -217,7 +217,7 @@ class Cache:
                 raise _Superseded(key)
             sent = zlib.compress(data, _QUICK_LEVEL) if compressed else bytes(data)
             part = Part(hashlib.sha256(sent).hexdigest(), len(sent))
-            name = layout.environment_part(place, key, part.digest)
+            name = keys.environment_part(place, key, part.digest)
             there = self.store.head(name)
             if there is None or there.size != part.size:
                 self.store.put(name, sent)
@@ -234,7 +234,7 @@ class Cache:
 
     def _withdraw(self, place: str, mine: Kept) -> None:
         """Two made the same, and the other was faster: what only this one sent is of no use to anybody."""
-        found = self.store.get(layout.environment_manifest(place, mine.key), limit=_MANIFEST_LIMIT)
+        found = self.store.get(keys.environment_manifest(place, mine.key), limit=_MANIFEST_LIMIT)
         if found is None:
             return
         try:
@@ -243,11 +243,11 @@ class Cache:
             return
         needed = {part.digest for part in (theirs.listing, *theirs.parts)}
         mine_alone = {part.digest for part in (mine.listing, *mine.parts)} - needed
-        self.store.delete(layout.environment_part(place, mine.key, digest) for digest in mine_alone)
+        self.store.delete(keys.environment_part(place, mine.key, digest) for digest in mine_alone)
 
     def _mark_used(self, place: str, key: str) -> None:
         """Best effort: without it the copy is pruned too early, and made again."""
-        name = layout.environment_used(place, key)
+        name = keys.environment_used(place, key)
         try:
             there = self.store.head(name)
             if there is None or datetime.now(timezone.utc) - there.modified > _USED_EVERY:

@@ -22,9 +22,9 @@ from stoker.agent.environment.python import MakeCommand
 from stoker.agent.environment.steps import Step, Steps
 from stoker.agent.node import Node
 from stoker.agent.prepare import SetupFailed
+from stoker.model.package_sources import read_address, user_of
+from stoker.model.spec import Submission
 from stoker.requirements import any_here
-from stoker.sources import read_address, user_of
-from stoker.spec import Submission
 
 _FIELD = "environment.conda"
 _RECIPE = 1

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from stoker import layout
 from stoker.agent.node import Ask
 from stoker.agent.prepare import SetupFailed
+from stoker.model import keys
+from stoker.model.package_sources import read_address, user_of
+from stoker.model.spec import PackageIndex, Wheel, wheels_target
 from stoker.parallel import run_all
-from stoker.sources import read_address, user_of
-from stoker.spec import PackageIndex, Wheel, wheels_target
 from stoker.store import Store
 from stoker.stores.extraction import Extraction
 
@@ -140,7 +140,7 @@ class PackedWheels:
             return
         with Extraction(self._folder, follow=False) as extraction, extraction.staging() as staging:
             with staging.new_file("0") as file:
-                stored = layout.wheel(layout.shared_name(wheel.digest, wheel.generation))
+                stored = keys.wheel(keys.shared_name(wheel.digest, wheel.generation))
                 found = self._store.get_file(stored, file)
             if found is None:
                 raise SetupFailed(f"{wheel.name} is not in the store any more; submit the job again", user=False)

@@ -15,8 +15,8 @@ from stoker.agent.environment.cache import Cache, Damaged, Keeping
 from stoker.agent.environment.shelf import Held, InUse, Shelf
 from stoker.agent.environment.steps import Steps
 from stoker.agent.node import Ask, Node
+from stoker.model.spec import Submission
 from stoker.providers.base import KeepsEnvironments
-from stoker.spec import Submission
 
 _KEY_LENGTH = 32
 _CHANGED = "its environment was changed after it was made"

@@ -24,9 +24,9 @@ from stoker.agent.environment.venv import Uv, Venv
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Submission
 from stoker.requirements import NOTHING, Requirements
-from stoker.spec import Submission
 
 _log = logging.getLogger(__name__)
 

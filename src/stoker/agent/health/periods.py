@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from stoker.model import Series
-from stoker.series import pack
+from stoker.model.node_facts import Series
+from stoker.model.usage_series import pack
 
 # Two minutes, an hour and a half, a day (`series.LONGEST_S`): each period made of so many of the one before.
 _KEPT = ((1, 120), (60, 90), (10, 144))

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stoker import layout
 from stoker.agent.inputs import sharing
 from stoker.agent.inputs.fetching import Fetch, size_text, time_text
 from stoker.agent.inputs.keeping import InUse, Kept, prune
@@ -19,9 +18,10 @@ from stoker.agent.inputs.mounting import Mounted, NotMountable, mount
 from stoker.agent.inputs.source import Listing, Shard, Source, list_files, local_path
 from stoker.agent.node import Node
 from stoker.agent.prepare import SetupFailed
-from stoker.errors import NoCredentials, StokerError, StoreUnavailable, UserError
+from stoker.model import keys
+from stoker.model.errors import NoCredentials, StokerError, StoreUnavailable, UserError
+from stoker.model.spec import Input
 from stoker.parallel import run_watched
-from stoker.spec import Input
 from stoker.store import Meta, ObjectChanged
 from stoker.stores.extraction import Extraction
 
@@ -155,7 +155,7 @@ class Inputs:
                 raise UserError(f"{_count_text(len(found))} cannot be shared out among {shard.nodes} nodes")
             return found
 
-        key = layout.shared_files(self._node.config.job, name)
+        key = keys.shared_files(self._node.config.job, name)
         return self._ask(lambda: sharing.agree(self._node.store, key, url, find_enough), say)
 
     def _copy_shard(self, name: str, source: Source, shard: Shard, say: Callable[[str], None]) -> Path:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stoker.agent.inputs.keeping import Kept, Part
-from stoker.errors import NoCredentials, StoreUnavailable
+from stoker.model.errors import NoCredentials, StoreUnavailable
 from stoker.store import ObjectChanged
 from stoker.stores.extraction import Extraction
 

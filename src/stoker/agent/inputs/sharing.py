@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
 from stoker.agent.inputs.source import digest_of
-from stoker.errors import StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.store import Meta, Store
 
 # A million objects are about 30 MB: their ETags are as good as random.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-from stoker.errors import StoreError
+from stoker.model.errors import StoreError
 from stoker.store import Meta, ObjectNamesUnusable, can_be_key, open_store
 from stoker.stores.bucket import BucketStore
 

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject, applies
-from stoker.core.spans import span_text
-from stoker.rules import House, Rule, Stall, Utilization
+from stoker.model.durations import span_text
+from stoker.model.policy import House, Rule, Stall, Utilization
 
 # CloudWatch has a figure a minute of every host, and has it a little late.
 MINUTE_S = 60.0

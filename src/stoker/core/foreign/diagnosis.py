@@ -10,7 +10,7 @@ from typing import Literal
 from stoker.core import failure_patterns
 from stoker.core.governance import PREFIX
 from stoker.core.retry import told_by
-from stoker.rules import Rule
+from stoker.model.policy import Rule
 
 # `machine`: what no script can help. `script`: what starting it again cannot help. `house`: the house says itself that
 # it is started again.

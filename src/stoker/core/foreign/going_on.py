@@ -23,9 +23,9 @@ from stoker.core.foreign.sight import (
 )
 from stoker.core.foreign.training_job import MAX_WAIT, TrainingJob
 from stoker.core.governance import Finding, Subject
-from stoker.core.spans import span_text
-from stoker.model import Known, Unknown
-from stoker.rules import House
+from stoker.model.durations import span_text
+from stoker.model.observed import Known, Unknown
+from stoker.model.policy import House
 
 # What was over for so long has been seen by its owner.
 _LATE_S = 86400.0

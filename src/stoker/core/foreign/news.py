@@ -10,7 +10,7 @@ from stoker.core.foreign.family import Told as Warning_
 from stoker.core.foreign.sight import ON_DEMAND
 from stoker.core.governance import PREFIX
 from stoker.core.telling import Told, shortened
-from stoker.rules import EventKind, House
+from stoker.model.policy import EventKind, House
 
 # Why a clone was not made that was meant to be.
 _BROKEN_OFF = ("late", "name-taken", "no-room", "refused", "resumed-by-owner", "unheard", "unread", "unwanted")

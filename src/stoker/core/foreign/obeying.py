@@ -38,9 +38,9 @@ from stoker.core.foreign.sight import (
     unbounded,
 )
 from stoker.core.governance import PREFIX, Bounded, Finding, Subject
-from stoker.core.spans import span_text
-from stoker.model import Known
-from stoker.rules import House, Then
+from stoker.model.durations import span_text
+from stoker.model.observed import Known
+from stoker.model.policy import House, Then
 
 __all__ = ["Fault", "cost_of", "decide", "refusals", "subject_of", "told"]
 

@@ -13,9 +13,9 @@ from stoker.core.foreign.alarms import Alarm, Readings, WantedAlarm
 from stoker.core.foreign.family import Cloning, Family, FamilyEvent, Stopping
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Bounded, Finding, Subject
-from stoker.model import Observed
-from stoker.rules import House, Rule
-from stoker.spec import Limits
+from stoker.model.observed import Observed
+from stoker.model.policy import House, Rule
+from stoker.model.spec import Limits
 
 # The rule that a job was cloned by because spot was given up.
 ON_DEMAND: Literal["on-demand"] = "on-demand"

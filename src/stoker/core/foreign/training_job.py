@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from stoker.core.foreign.clone import lineage
-from stoker.model import Offering
-from stoker.spec import SUBMITTER, Container, Environment, Limits, Resources, Spec
+from stoker.model.offerings import Offering
+from stoker.model.spec import SUBMITTER, Container, Environment, Limits, Resources, Spec
 
 PROVIDER = "sagemaker"
 OVER = frozenset({"Completed", "Failed", "Stopped"})

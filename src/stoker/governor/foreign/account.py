@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.core.foreign.alarms import MINUTE_S, Alarm, Figures, Host, Readings, WantedAlarm
 from stoker.core.foreign.training_job import TrainingJob
-from stoker.errors import InvalidRequest, NotFound
+from stoker.model.errors import InvalidRequest, NotFound
 from stoker.providers.ec2.client import Clients
 from stoker.providers.sagemaker import catalog, prices
 from stoker.providers.sagemaker.errors import NameTaken, calling

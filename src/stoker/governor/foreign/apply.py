@@ -10,9 +10,9 @@ from stoker.core.foreign import clone
 from stoker.core.foreign.alarms import WantedAlarm
 from stoker.core.foreign.family import Cloned, Cloning, FamilyEvent, FamilyRecord, GaveUp, Heard, Unheard
 from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, RemoveAlarms, Sight, Stop
-from stoker.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount
+from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.store import Store
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from stoker import codec, layout
 from stoker.core.foreign.clone import begin
 from stoker.core.foreign.family import Family, FamilyEntry, FamilyRecord, fold
-from stoker.errors import CodecError, StoreError, StoreUnavailable
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError, StoreError, StoreUnavailable
 from stoker.store import Store
 
 # A reason may quote what a script said.
@@ -27,7 +27,7 @@ def entries(store: Store, region: str, origin: str, start: int = 1) -> Iterator[
     """The entries from number `start` on, until there is none."""
     seq = start
     while True:
-        key = layout.family_entry(region, origin, seq)
+        key = keys.family_entry(region, origin, seq)
         found = store.get(key, limit=_MOST_BYTES)
         if found is None:
             return
@@ -43,7 +43,7 @@ def append(store: Store, region: str, origin: str, seq: int, record: FamilyRecor
 
     Raises StoreUnavailable when it cannot be known which.
     """
-    key = layout.family_entry(region, origin, seq)
+    key = keys.family_entry(region, origin, seq)
     told = FamilyRecord(
         record.token, record.by, record.reason[:_MOST_REASON], record.event, record.policy, record.version
     )
@@ -66,8 +66,8 @@ def append(store: Store, region: str, origin: str, seq: int, record: FamilyRecor
 def find(store: Store, name: str) -> list[tuple[str, str]]:
     """The regions and origins of the families with a training job of this name."""
     found = []
-    for region in store.folders(layout.FAMILIES):
-        origins = store.folders(f"{layout.FAMILIES}{region}/")
+    for region in store.folders(keys.FAMILIES):
+        origins = store.folders(f"{keys.FAMILIES}{region}/")
         # A clone's name begins with its origin's, as far as there was room.
         likely = [origin for origin in origins if origin == name or name.startswith(begin(origin)[:40])]
         found += [(region, origin) for origin in likely if read(store, region, origin).holds(name)]

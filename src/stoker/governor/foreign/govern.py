@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from stoker import layout
 from stoker.core.foreign import alarms as alarming
 from stoker.core.foreign import obeying, training_job
 from stoker.core.foreign.alarms import Alarm
 from stoker.core.foreign.going_on import may_be_resumed
 from stoker.core.foreign.sight import LOOK_S, Clone, ForeignPlan, Sight, Stop, for_others
 from stoker.core.policy import DEFAULT
-from stoker.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.governor.clock import governor_name, read_clock
 from stoker.governor.foreign import index, money
 from stoker.governor.foreign.account import ForeignAccount
@@ -32,9 +30,11 @@ from stoker.governor.foreign.telling import ForeignTeller
 from stoker.governor.house import HouseReader
 from stoker.governor.telling import Teller
 from stoker.log import new_token
-from stoker.model import Unknown
+from stoker.model import keys
+from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
+from stoker.model.observed import Unknown
+from stoker.model.policy import House
 from stoker.providers.ec2.client import Clients
-from stoker.rules import House
 from stoker.store import Store
 
 # Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
@@ -178,7 +178,7 @@ class ForeignGovernor:
         if house is None:
             return swept
         wanted = set(house.sagemaker.regions) if house.sagemaker is not None else set()
-        for region in sorted({*self.store.folders(layout.FAMILIES), *wanted}):
+        for region in sorted({*self.store.folders(keys.FAMILIES), *wanted}):
             try:
                 account = self._at(region)
                 for alarm in account.alarms(self.start):

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from stoker import codec, layout
 from stoker.core.foreign.obeying import cost_of
 from stoker.core.foreign.sight import ForeignPlan, Sight
 from stoker.core.policy import DEFAULT
-from stoker.errors import CodecError
 from stoker.governor.foreign.account import Listed
 from stoker.governor.house import HouseReader
-from stoker.model import Phase
-from stoker.rules import House
+from stoker.model import codec, keys
+from stoker.model.errors import CodecError
+from stoker.model.log_entries import Phase
+from stoker.model.policy import House
 from stoker.store import Store
 from stoker.summary import AttemptSummary, Summary
 
@@ -86,7 +86,7 @@ class ForeignIndex:
 
 def read(store: Store, region: str) -> ForeignIndex:
     """What was written last; nothing where that cannot be read."""
-    found = store.get(layout.foreign_index(region))
+    found = store.get(keys.foreign_index(region))
     try:
         return codec.loads(ForeignIndex, found.data) if found is not None else ForeignIndex()
     except CodecError:
@@ -99,7 +99,7 @@ def write(store: Store, region: str, rows: dict[str, Row], now: datetime) -> Non
     ended = [row for row in newest if row.ended_at]
     late = {row.name for row in ended[_MOST_ENDED:] if now - _changed_at(row) > _LISTED_FOR}
     kept = {name: row for name, row in rows.items() if name not in late}
-    store.put(layout.foreign_index(region), codec.dumps(ForeignIndex(kept)))
+    store.put(keys.foreign_index(region), codec.dumps(ForeignIndex(kept)))
 
 
 def _changed_at(row: Row) -> datetime:
@@ -109,9 +109,7 @@ def _changed_at(row: Row) -> datetime:
 
 def summaries(store: Store) -> list[Summary]:
     """All of them, as other jobs are summed up; none of regions that are not governed any more."""
-    kept = [
-        meta.key.removeprefix(layout.FOREIGN_INDEX).removesuffix(".json") for meta in store.list(layout.FOREIGN_INDEX)
-    ]
+    kept = [meta.key.removeprefix(keys.FOREIGN_INDEX).removesuffix(".json") for meta in store.list(keys.FOREIGN_INDEX)]
     policy = HouseReader(store, DEFAULT).read() if kept else DEFAULT
     wanted = policy.house.sagemaker.regions if policy.house.sagemaker is not None else ()
     regions = [region for region in kept if policy.unread or region in wanted]

@@ -10,7 +10,7 @@ from stoker.core.books import Expense
 from stoker.core.spending import Sum, Sums, days
 from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
-from stoker.rules import House
+from stoker.model.policy import House
 from stoker.spent import Spent, keep_spent
 from stoker.store import Store
 

@@ -17,15 +17,15 @@ from stoker.core.foreign.family import Family
 from stoker.core.foreign.sight import Sight
 from stoker.core.foreign.training_job import TrainingJob
 from stoker.core.governance import Subject
-from stoker.errors import ProviderError
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.foreign import families, index
 from stoker.governor.foreign.account import Described, ForeignAccount, gpus_of, price_of
 from stoker.governor.foreign.apply import ForeignApplier
 from stoker.governor.observe import Memory, active_jobs
 from stoker.governor.past import Past
-from stoker.model import Known, Observed, Unknown
-from stoker.rules import House, Rule
+from stoker.model.errors import ProviderError
+from stoker.model.observed import Known, Observed, Unknown
+from stoker.model.policy import House, Rule
 from stoker.store import Store
 
 # What SageMaker takes for the name of a training job.

@@ -13,10 +13,10 @@ import sys
 import threading
 from typing import Any
 
-from stoker.errors import InvalidRequest
 from stoker.governor.fleet import Fleet
 from stoker.governor.serverless import events
 from stoker.governor.serverless.waker import Waker, tell
+from stoker.model.errors import InvalidRequest
 from stoker.providers.gce.client import Api
 from stoker.store import open_store
 

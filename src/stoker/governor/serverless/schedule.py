@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stoker.core.policy import DEFAULT
-from stoker.errors import ProviderError
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import is_idle
+from stoker.model.errors import ProviderError
 from stoker.store import Store
 
 # What switched it on a moment ago need not do so for every event that follows.

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker import facts, log
-from stoker.errors import ProviderError, StokerError
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
 from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.schedule import NotOn, Schedule, Switch
-from stoker.model import Known
+from stoker.model.errors import ProviderError, StokerError
+from stoker.model.observed import Known
 from stoker.providers.base import Recognises
 from stoker.store import Store
 

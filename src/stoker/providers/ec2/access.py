@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ProviderError, UserError
+from stoker.model.errors import ProviderError, UserError
+from stoker.model.spec import Spec
 from stoker.providers.base import Visit, Way
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
@@ -30,7 +31,6 @@ from stoker.providers.reaching import (
     port_answers,
     ssh_argv,
 )
-from stoker.spec import Spec
 
 VIAS = ("key", "connect", "ssm")
 _KNOWN = "ec2_known_hosts"

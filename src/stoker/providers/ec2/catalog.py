@@ -14,9 +14,9 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
+from stoker.model.spec import Resources
 from stoker.providers import machines
 from stoker.providers.machines import Arch, same_gpu, size
-from stoker.spec import Resources
 
 __all__ = [
     "MachineType",

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Ec2Resources, Spec, master_port
 from stoker.providers.base import Finding, LaunchOrder, Request
 from stoker.providers.ec2 import firewall, images, permissions, quotas, request, tags
 from stoker.providers.ec2.client import INSTALL, installed
 from stoker.providers.ec2.errors import calling, first_line
 from stoker.providers.ec2.verdicts import LATER, POLICIES, Tried, answer_of, fix_of, judged, said, to_learn, verdict
-from stoker.spec import Ec2Resources, Spec, master_port
 
 if TYPE_CHECKING:
     from stoker.providers.ec2.provider import Ec2Provider

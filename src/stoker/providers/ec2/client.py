@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from stoker.errors import AuthDenied, NotInstalled, UserError
+from stoker.model.errors import AuthDenied, NotInstalled, UserError
 
 # What brings boto3.
 INSTALL = "pip install 'stoker[aws]'"

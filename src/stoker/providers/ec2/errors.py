@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stoker.errors import (
+from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
     Misnamed,

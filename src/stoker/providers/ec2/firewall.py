@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from stoker.errors import InvalidRequest
+from stoker.model.errors import InvalidRequest
 
 # All traffic between nodes, the one port alone, or not even that.
 Open = Literal["all", "port", "closed"]

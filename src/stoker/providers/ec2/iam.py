@@ -10,9 +10,9 @@ import re
 import shlex
 from typing import Any
 
-from stoker import layout
-from stoker.errors import UserError
 from stoker.finding import SUFFIX_LENGTH
+from stoker.model import keys
+from stoker.model.errors import UserError
 from stoker.providers.base import Grant, Grants
 from stoker.providers.ec2 import permissions, secret_access, tags
 from stoker.providers.ec2.permissions import allow, arn
@@ -24,17 +24,17 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 _LOGS_ACTIONS = ["logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:CreateLogStream", "logs:PutLogEvents"]
 
-# Who may write what: see `stoker.layout`.
-_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
-_SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
+# Who may write what: see `stoker.model.keys`.
+_PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
+_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, "check/")
 _DERIVED = (
-    *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
-    *(layout.DRY, layout.MARKET, layout.PLACES, layout.FOREIGN_INDEX, "probes/"),
+    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.TOLD),
+    *(keys.DRY, keys.MARKET, keys.PLACES, keys.FOREIGN_INDEX, "probes/"),
 )
-_GOVERNED = (f"{layout.JOBS}*/log/", *_DERIVED)
+_GOVERNED = (f"{keys.JOBS}*/log/", *_DERIVED)
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
-_SPENT = layout.SPENT
-_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK, layout.REMOVED)
+_SPENT = keys.SPENT
+_NODE_READS = (keys.JOBS, *_PACKED, "policy/", keys.WORK, keys.REMOVED)
 
 
 def grants(
@@ -111,15 +111,15 @@ def _person(place: _Place, store: str) -> Grant:
         allow(
             "Submit",
             ["s3:PutObject", "s3:AbortMultipartUpload"],
-            place.objects(*_SUBMITTED, _SPENT, layout.REMOVED, layout.COLLECTED),
+            place.objects(*_SUBMITTED, _SPENT, keys.REMOVED, keys.COLLECTED),
         ),
-        allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, layout.WORK)),
+        allow("Remove", "s3:DeleteObject", place.objects(*_SUBMITTED, keys.WORK)),
         *permissions.statements(permissions.PLAN, tag, "Plan"),
         allow("Prices", "pricing:GetProducts", "*"),
         *visits,
         allow("VisitSessions", "ssm:StartSession", sessions),
         *permissions.statements(permissions.CHECK, tag, "Check"),
-        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{layout.deployment(store)}"),
+        allow("WakeGovernor", "lambda:InvokeFunction", f"arn:aws:lambda:*:*:function:{keys.deployment(store)}"),
         allow("Interrupt", _FIS_ACTIONS, "*"),
         pass_role("InterruptRole", [FIS_ROLE], "fis.amazonaws.com"),
     ]
@@ -140,7 +140,7 @@ def _governor(place: _Place, store: str, notify: tuple[str, ...]) -> Grant:
     statements = [
         place.listing("ListStore"),
         allow("ReadStore", "s3:GetObject", place.objects("")),
-        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, layout.FAMILIES)),
+        allow("Decide", "s3:PutObject", place.objects(*_GOVERNED, _SPENT, keys.FAMILIES)),
         allow("Forget", "s3:DeleteObject", place.objects(*_DERIVED)),
         *secret_access.channels(notify),
         *permissions.statements(permissions.GOVERNOR, tags.store_tag(store), "Machines"),
@@ -157,8 +157,8 @@ def _governor(place: _Place, store: str, notify: tuple[str, ...]) -> Grant:
 
 def _node(place: _Place, job: str | None, inputs: tuple[str, ...], logs: str | None, secrets: tuple[str, ...]) -> Grant:
     own = "" if job is None else f"{job}-{'?' * SUFFIX_LENGTH}/"
-    work = place.objects(layout.WORK + own)
-    reads = [folder + own if folder in (layout.JOBS, layout.WORK) else folder for folder in _NODE_READS]
+    work = place.objects(keys.WORK + own)
+    reads = [folder + own if folder in (keys.JOBS, keys.WORK) else folder for folder in _NODE_READS]
     statements = [
         place.listing("ListStore"),
         allow("ReadJobs", "s3:GetObject", place.objects(*reads)),

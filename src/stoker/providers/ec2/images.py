@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.imaging import Python
 
 Arch = Literal["x86_64", "arm64"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.errors import InvalidRequest, NotFound, Transient
-from stoker.model import Leftover
+from stoker.model.errors import InvalidRequest, NotFound, Transient
+from stoker.model.offerings import Leftover
 from stoker.providers.ec2 import tags
 from stoker.providers.ec2.errors import calling
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from stoker import layout
+from stoker.model import keys
+from stoker.model.spec import Logs
 from stoker.providers.ec2 import tags
 from stoker.providers.linking import Seat
-from stoker.spec import Logs
 
 
 def name(seat: Seat) -> str:
@@ -22,7 +22,7 @@ def machine(instance: str, region: str | None) -> str | None:
 
 def log(logs: Logs, job: str, attempt: int, rank: int, region: str | None) -> str | None:
     """The page of one log stream."""
-    group, stream = logs.cloudwatch, layout.log_stream(job, attempt, rank)
+    group, stream = logs.cloudwatch, keys.log_stream(job, attempt, rank)
     if group is None:
         return None
     where = f"log-groups/log-group/{_twice(group)}/log-events/{_twice(stream)}"

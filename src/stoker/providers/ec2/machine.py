@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.aws.imds import Answer, Imds, ImdsError
-from stoker.model import NoticeFact
+from stoker.model.node_facts import NoticeFact
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources
 from stoker.providers import offering
 from stoker.providers.ec2 import catalog, places, prices
 from stoker.providers.ec2.catalog import MachineType
-from stoker.spec import Resources
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

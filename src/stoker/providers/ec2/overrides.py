@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 
 
 def check(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers import spelling
 from stoker.providers.ec2 import prices
 

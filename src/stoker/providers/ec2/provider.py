@@ -10,9 +10,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker import codec
-from stoker.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
-from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.model import codec
+from stoker.model.errors import InvalidRequest, NotFound, ProviderError, Transient, UserError
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.model.spec import Resources, Spec, is_port
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.ec2 import catalog, leftovers, offers, request, tags
@@ -20,7 +21,6 @@ from stoker.providers.ec2.capabilities import CAPABILITIES
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling, first_line
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec, is_port
 
 _STATES: dict[str, InstanceState] = {
     "pending": "pending",

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stoker.errors import ProviderError, UserError
-from stoker.model import Offering
+from stoker.model.errors import ProviderError, UserError
+from stoker.model.offerings import Offering
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
 from stoker.providers.ec2.iam import FIS_ROLE

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.aws.logs import is_group
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Ec2Resources, Spec
 from stoker.providers import merging
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import catalog, images, overrides, places, tags, userdata
 from stoker.providers.machines import disk_size
-from stoker.spec import Ec2Resources, Spec
 
 # What `stoker iam ec2` calls the profile it describes.
 DEFAULT_PROFILE = "stoker-node"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker import references
-from stoker.errors import UserError
-from stoker.notify import address
+from stoker.model import channel_address, secret_refs
+from stoker.model.errors import UserError
+from stoker.model.secret_refs import Reference
 from stoker.providers.ec2.permissions import allow
-from stoker.references import Reference
 
 # What is read besides the token, which by itself opens nothing.
 _ARTIFACT_READS = ["codeartifact:GetRepositoryEndpoint", "codeartifact:ReadFromRepository"]
@@ -42,7 +41,7 @@ def channels(notify: tuple[str, ...]) -> list[dict[str, Any]]:
     """
     wanted: dict[str, list[str]] = {}
     for to in notify:
-        topic = address.topic_of(to)
+        topic = channel_address.topic_of(to)
         if topic is not None:
             wanted.setdefault("sns:Publish", []).append(topic)
         elif to.startswith("aws-"):
@@ -53,13 +52,13 @@ def channels(notify: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _parsed(text: str) -> Reference:
-    kinds = tuple(kind for kind in references.KINDS if kind.startswith("aws-"))
+    kinds = tuple(kind for kind in secret_refs.KINDS if kind.startswith("aws-"))
     try:
-        wanted = references.parse(text)
+        wanted = secret_refs.parse(text)
     except ValueError:
         wanted = None
     if wanted is None or wanted.kind not in kinds:
-        raise UserError(f"--secret: machines on EC2 read {references.expected(kinds)}; give what the job file has")
+        raise UserError(f"--secret: machines on EC2 read {secret_refs.expected(kinds)}; give what the job file has")
     return wanted
 
 

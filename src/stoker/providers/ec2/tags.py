@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
 
 STORE = "stoker:store"

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded, StokerError, UserError
+from stoker.model.errors import (
+    AuthDenied,
+    InvalidRequest,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    StokerError,
+    UserError,
+)
 from stoker.providers.ec2.errors import first_line, mapped
 
 POLICIES = "`stoker iam ec2` prints the policies"

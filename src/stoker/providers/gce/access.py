@@ -19,7 +19,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, Transient, UserError
+from stoker.model.spec import Spec
 from stoker.providers.base import Visit, Way
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
@@ -34,7 +35,6 @@ from stoker.providers.reaching import (
     remote_command,
     ssh_argv,
 )
-from stoker.spec import Spec
 
 VIAS = ("key", "iap")
 _KNOWN = "gce_known_hosts"

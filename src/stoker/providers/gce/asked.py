@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.errors import InvalidRequest
+from stoker.model.errors import InvalidRequest
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce.owners import Owner, owner_of
 

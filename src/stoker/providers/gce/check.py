@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import GceResources, Spec, master_port
 from stoker.providers import registry
 from stoker.providers.base import Finding
 from stoker.providers.gce import (
@@ -28,7 +29,6 @@ from stoker.providers.gce import (
 from stoker.providers.gce.client import Api, check_installed
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import LATER, ROLES, enable, fix_of, said, switched_off, to_learn, verdict
-from stoker.spec import GceResources, Spec, master_port
 from stoker.stores.gcs import emulator_address
 
 if TYPE_CHECKING:

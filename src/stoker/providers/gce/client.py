@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from stoker.errors import AuthDenied, NotInstalled, ProviderError, Transient
+from stoker.model.errors import AuthDenied, NotInstalled, ProviderError, Transient
 from stoker.providers.gce import settings
 from stoker.providers.gce.errors import first_line, refused
 

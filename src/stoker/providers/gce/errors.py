@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.errors import (
+from stoker.model.errors import (
     AuthDenied,
     InvalidRequest,
     Misnamed,

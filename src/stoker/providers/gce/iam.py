@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from stoker import layout, references
-from stoker.errors import UserError
+from stoker.model import keys, secret_refs
+from stoker.model.errors import UserError
 from stoker.providers.base import Grant, Grants
 from stoker.providers.gce import permissions
 from stoker.providers.gce.identity import DEFAULT_ACCOUNT
@@ -37,17 +37,17 @@ _ACCESSOR = "roles/secretmanager.secretAccessor"
 # What the machine's own token is of use for: packages and images.
 _PULLER = "roles/artifactregistry.reader"
 
-# Who may write what: see `stoker.layout`.
-_PACKED = (layout.CODE, layout.BUNDLES, layout.TOOLS, layout.WHEELS, layout.INPUTS)
+# Who may write what: see `stoker.model.keys`.
+_PACKED = (keys.CODE, keys.BUNDLES, keys.TOOLS, keys.WHEELS, keys.INPUTS)
 _LISTS = 'resource.type == "storage.googleapis.com/Bucket"'
-_SUBMITTED = (layout.JOBS, *_PACKED, layout.ACTIVE, layout.INDEX, "check/")
+_SUBMITTED = (keys.JOBS, *_PACKED, keys.ACTIVE, keys.INDEX, "check/")
 _GOVERNED = (
-    *(layout.ACTIVE, layout.INDEX, layout.GOVERNORS, layout.TOLD),
-    *(layout.DRY, layout.MARKET, layout.PLACES, layout.FOREIGN_INDEX, "probes/"),
+    *(keys.ACTIVE, keys.INDEX, keys.GOVERNORS, keys.TOLD),
+    *(keys.DRY, keys.MARKET, keys.PLACES, keys.FOREIGN_INDEX, "probes/"),
 )
 # What was spent stays: nobody who writes it may remove it. Persons write it with `stoker reindex` and `stoker rm`.
-_SPENT = layout.SPENT
-_NODE_READS = (layout.JOBS, *_PACKED, "policy/", layout.WORK, layout.REMOVED)
+_SPENT = keys.SPENT
+_NODE_READS = (keys.JOBS, *_PACKED, "policy/", keys.WORK, keys.REMOVED)
 
 
 def grants(
@@ -167,7 +167,7 @@ class _Bucket:
 
     def logs(self) -> str:
         """An entry of any job's log."""
-        start = _text(f"projects/_/buckets/{self.name}/objects/{self.prefix}{layout.JOBS}{{job}}/log/")
+        start = _text(f"projects/_/buckets/{self.name}/objects/{self.prefix}{keys.JOBS}{{job}}/log/")
         return f'resource.name.extract({start}) != ""'
 
     def _bound(self, role: str, title: str, any_of: list[str]) -> _Binding:
@@ -182,15 +182,15 @@ def _node(
 ) -> Grant:
     # A condition knows how names begin, and nothing of their length.
     own = "" if job is None else f"{job}-"
-    reads = [folder + own if folder in (layout.JOBS, layout.WORK) else folder for folder in _NODE_READS]
+    reads = [folder + own if folder in (keys.JOBS, keys.WORK) else folder for folder in _NODE_READS]
     machines = 'resource.type == "compute.googleapis.com/Instance"'
     # Names of machines begin so, and are cut where a job's is long: see `names`.
     start = _text(f"stoker-{own}"[:_SURE_OF_A_NAME])
     ours = f'{machines} && resource.name.extract("/instances/{{name}}").startsWith({start})'
     bindings = [
         bucket.reads("stoker: read jobs", *reads),
-        bucket.creates("stoker: write facts", layout.WORK + own),
-        bucket.removes("stoker: replace facts", layout.WORK + own),
+        bucket.creates("stoker: write facts", keys.WORK + own),
+        bucket.removes("stoker: replace facts", keys.WORK + own),
         _Binding("project", _NODE.path, _Condition("stoker: machines of stoker", ours)),
     ]
     for url in inputs:
@@ -218,8 +218,8 @@ def _node(
 def _person(bucket: _Bucket, account: str) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT, layout.REMOVED, layout.COLLECTED),
-        bucket.removes("stoker: remove", *_SUBMITTED, layout.WORK),
+        bucket.creates("stoker: submit", *_SUBMITTED, _SPENT, keys.REMOVED, keys.COLLECTED),
+        bucket.removes("stoker: remove", *_SUBMITTED, keys.WORK),
         _Binding("project", _PERSON.path),
         _Binding("project", _TUNNEL, _Condition("stoker: ssh", "destination.port == 22")),
         # Who changes what a machine starts with, or logs in there, acts as its account.
@@ -233,7 +233,7 @@ def _person(bucket: _Bucket, account: str) -> Grant:
 def _governor(bucket: _Bucket, account: str, notify: tuple[str, ...]) -> Grant:
     bindings = [
         bucket.reads("stoker: read the store", ""),
-        bucket.creates("stoker: decide", *_GOVERNED, _SPENT, layout.FAMILIES, beside=[bucket.logs()]),
+        bucket.creates("stoker: decide", *_GOVERNED, _SPENT, keys.FAMILIES, beside=[bucket.logs()]),
         bucket.removes("stoker: forget", *_GOVERNED),
         _Binding("project", _GOVERNOR.path),
         _Binding(account, _ACTOR),
@@ -258,7 +258,7 @@ def _grant(
 def _secret(text: str) -> str:
     """A secret as it is bound to, from a reference. Raises UserError for one that machines here cannot follow."""
     try:
-        wanted = references.parse(text)
+        wanted = secret_refs.parse(text)
     except ValueError:
         wanted = None
     if wanted is None or wanted.kind != "gcp-sm":

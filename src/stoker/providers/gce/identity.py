@@ -6,8 +6,8 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from stoker.errors import UserError
-from stoker.spec import GceResources
+from stoker.model.errors import UserError
+from stoker.model.spec import GceResources
 
 # What `stoker iam gce` calls the account that it describes.
 DEFAULT_ACCOUNT = "stoker-node"

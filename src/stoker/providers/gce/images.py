@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.imaging import Python
 from stoker.providers.machines import Arch
 

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
 
 STORE = "stoker-store"

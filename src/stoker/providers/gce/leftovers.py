@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.errors import NotFound, Transient
-from stoker.model import Leftover
+from stoker.model.errors import NotFound, Transient
+from stoker.model.offerings import Leftover
 from stoker.providers.gce import labels, operations
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.owners import from_description, owner_of

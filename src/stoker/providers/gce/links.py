@@ -5,10 +5,10 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from stoker.google.logs import query
+from stoker.model.spec import Logs
 from stoker.providers.gce import names
 from stoker.providers.gce.places import Place, split_id
 from stoker.providers.linking import Seat
-from stoker.spec import Logs
 
 _CONSOLE = "https://console.cloud.google.com"
 # As long as logs are kept by default.

@@ -19,10 +19,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker import layout
 from stoker.google.metadata import Metadata, MetadataError
 from stoker.google.pubsub import PublishError, publish
-from stoker.model import NoticeFact
+from stoker.model import keys
+from stoker.model.node_facts import NoticeFact
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class GceMachine:
     def _call_governor(self) -> None:
         config = json.loads((self._node_dir / "node.json").read_text("utf-8"))
         project = (self._metadata.get("project/project-id") or "").strip()
-        topic = f"projects/{project}/topics/{layout.deployment(str(config['store']))}"
+        topic = f"projects/{project}/topics/{keys.deployment(str(config['store']))}"
         publish(topic, {"stoker": {"jobs": [config["job"]]}}, self._metadata.token()[0])
 
     def power_off(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from stoker.errors import Misnamed, NotFound
+from stoker.model.errors import Misnamed, NotFound
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import fix_of

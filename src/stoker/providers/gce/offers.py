@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.model import Offering
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources
 from stoker.providers import offering
 from stoker.providers.gce import catalog, places, prices
 from stoker.providers.gce.catalog import MachineType
 from stoker.providers.gce.places import Place
-from stoker.spec import Resources
 
 if TYPE_CHECKING:
     from stoker.providers.gce.client import Api, Scoped

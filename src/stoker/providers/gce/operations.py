@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.errors import NotFound, Throttled, Transient
+from stoker.model.errors import NotFound, Throttled, Transient
 from stoker.providers.gce.client import Api, Scoped
 from stoker.providers.gce.errors import failed
 

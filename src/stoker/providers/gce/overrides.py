@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers import merging
 from stoker.providers.gce import labels
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE

@@ -15,9 +15,9 @@ from functools import lru_cache
 from importlib import resources as package
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
+from stoker.model.spec import Resources
 from stoker.providers import spelling
-from stoker.spec import Resources
 
 # As every tool of Google's reads them.
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers import machines
 from stoker.providers.gce import catalog, skus
 from stoker.providers.gce.skus import Kind, Part

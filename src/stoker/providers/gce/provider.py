@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker import codec
-from stoker.errors import (
+from stoker.model import codec
+from stoker.model.errors import (
     InvalidRequest,
     Misnamed,
     NoCapacity,
@@ -21,7 +21,8 @@ from stoker.errors import (
     Transient,
     UserError,
 )
-from stoker.model import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
+from stoker.model.spec import Resources, Spec, is_port
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, HttpRequest, LaunchOrder, Terminated, Visit, Way
 from stoker.providers.gce import (
@@ -45,7 +46,6 @@ from stoker.providers.gce.owners import owner_of
 from stoker.providers.gce.places import Place, instance_id, is_id, region_of, split_id
 from stoker.providers.gce.verdicts import said
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec, is_port
 
 _STATES: dict[str, InstanceState] = {
     "PROVISIONING": "pending",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.model import Offering
+from stoker.model.offerings import Offering
 from stoker.providers.gce.catalog import attached
 
 GPUS_EVERYWHERE = "GPUS_ALL_REGIONS"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound
+from stoker.model.errors import AuthDenied, InvalidRequest, NotFound
 from stoker.providers.gce import operations
 from stoker.providers.gce.client import Api
 

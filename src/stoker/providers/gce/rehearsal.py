@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from stoker.errors import InvalidRequest, Misnamed, NotFound, ProviderError, UserError
-from stoker.model import Offering
+from stoker.model.errors import InvalidRequest, Misnamed, NotFound, ProviderError, UserError
+from stoker.model.offerings import Offering
 from stoker.providers.base import HttpRequest
 from stoker.providers.gce import asked, identity, images, network, quotas, reservations
 from stoker.providers.gce.client import Api

@@ -12,15 +12,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.errors import UserError
 from stoker.google.logs import is_log
+from stoker.model.errors import UserError
+from stoker.model.spec import GceResources, Spec
 from stoker.providers import merging
 from stoker.providers.base import HttpRequest, LaunchOrder
 from stoker.providers.gce import catalog, identity, images, labels, names, overrides, owners, places, startup
 from stoker.providers.gce.machine import NOTICE_ATTRIBUTE
 from stoker.providers.gce.places import Place
 from stoker.providers.machines import disk_size
-from stoker.spec import GceResources, Spec
 
 SERVICE = "compute"
 _API = "/compute/v1"

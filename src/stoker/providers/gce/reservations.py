@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from stoker.errors import NotFound, ProviderError
-from stoker.model import Offering
+from stoker.model.errors import NotFound, ProviderError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources
 from stoker.providers.gce import catalog
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.places import Place
-from stoker.spec import Resources
 
 FIELD = "resources.gce.reservation"
 # What a job may write that is no reservation's name.

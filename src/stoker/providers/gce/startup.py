@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from stoker.boot import script
 from stoker.boot.script import Boot
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
 from stoker.providers.gce import names

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from stoker.errors import AuthDenied, InvalidRequest, NotFound, ProviderError, QuotaExceeded, StokerError, UserError
+from stoker.model.errors import (
+    AuthDenied,
+    InvalidRequest,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    StokerError,
+    UserError,
+)
 
 ROLES = "`stoker iam gce` prints the roles"
 LATER = "it may pass: check again in a while"

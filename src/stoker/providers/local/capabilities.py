@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.model import Capabilities
+from stoker.model.offerings import Capabilities
 
 # How long the folder of a node that is gone is kept, for people to look into. Longer than the token lives: while the
 # folder is there, its token cannot make a second machine.

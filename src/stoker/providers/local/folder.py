@@ -1,6 +1,6 @@
 """A node's folder: what its maker, its supervisor, its agent and the provider tell each other.
 
-node.json        what the agent is told (stoker.agent.config)
+node.json        what the agent is told (stoker.model.node_config)
 machine.json     what the supervisor is told
 alive            locked as long as the supervisor lives: it cannot be fooled by a reused pid, nor by kill -9
 state.json       who the supervisor is; when the node is gone, that it is: a tombstone, never taken back
@@ -8,7 +8,7 @@ terminate        appears when somebody wants the machine off
 interrupt.json   appears when somebody wants it reclaimed
 notice.json      appears when it will be reclaimed; its deadline is in this computer's monotonic time
 sessions         sessions of its processes, where there are no cgroups
-left             appears when the agent's exit is in the store (stoker.agent.config)
+left             appears when the agent's exit is in the store (stoker.model.node_config)
 container.json   its agent may have a container (stoker.agent.container.sweep)
 node.log         the supervisor's own words
 agent.log        the agent's

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from stoker.home import home
-from stoker.model import NoticeFact
+from stoker.model.node_facts import NoticeFact
 from stoker.providers.local.folder import NodeFolder, read_json, ring
 
 # Below the ports that the kernel gives to outgoing connections (32768 and up by default), which come and go.

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.agent.container.sweep import sweep
-from stoker.errors import Transient
-from stoker.model import InstanceState
+from stoker.model.errors import Transient
+from stoker.model.offerings import InstanceState
 from stoker.processes import NODE, TRAINING, Process, boot_id, find_group
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import Terminated

@@ -7,8 +7,8 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from stoker.model import Offering
-from stoker.spec import LocalResources, Resources
+from stoker.model.offerings import Offering
+from stoker.model.spec import LocalResources, Resources
 
 MACHINE = "local"
 ZONE = "this-computer"

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker.errors import InvalidRequest, NoCapacity, NotFound, Transient, UserError
-from stoker.model import Capabilities, Instance, InstanceState, Offering
+from stoker.model.errors import InvalidRequest, NoCapacity, NotFound, Transient, UserError
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Resources, Spec
 from stoker.processes.tree_removal import remove_tree
 from stoker.providers.base import LaunchOrder, Request, Terminated, Visit, Way
 from stoker.providers.local import nodes, offers, request
 from stoker.providers.local.capabilities import CAPABILITIES
 from stoker.providers.local.folder import NodeFolder, computer, read_json
 from stoker.providers.registry import Context
-from stoker.spec import Resources, Spec
 
 # How often the bell is looked at: late by so much at most, and far below a percent of a CPU.
 _LOOK_S = 0.025

@@ -6,10 +6,10 @@ import hashlib
 import random
 from typing import Any
 
-from stoker import codec
-from stoker.agent.config import NodeConfig
+from stoker.model import codec
+from stoker.model.node_config import NodeConfig
+from stoker.model.spec import LocalResources
 from stoker.providers.base import LaunchOrder, Request
-from stoker.spec import LocalResources
 
 _PLACE_LENGTH = 10
 

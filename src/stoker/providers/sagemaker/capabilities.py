@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.model import Capabilities
+from stoker.model.offerings import Capabilities
 
 CAPABILITIES = Capabilities(
     paid=True,

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import AuthDenied, NotFound, ProviderError, UserError
-from stoker.model import Offering
+from stoker.model.errors import AuthDenied, NotFound, ProviderError, UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import SagemakerResources, Spec
 from stoker.providers.base import Finding
 from stoker.providers.ec2.check import principal
 from stoker.providers.ec2.client import INSTALL, installed
 from stoker.providers.ec2.errors import calling as calling_aws
 from stoker.providers.ec2.verdicts import LATER, said, to_learn, verdict
 from stoker.providers.sagemaker.request import DEFAULT_ROLE, life_s
-from stoker.spec import SagemakerResources, Spec
 
 if TYPE_CHECKING:
     from stoker.providers.sagemaker.provider import SageMakerProvider

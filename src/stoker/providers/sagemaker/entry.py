@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 from stoker.boot import script
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
 
 _MOST = 256

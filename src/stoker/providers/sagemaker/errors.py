@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stoker.errors import AuthDenied, InvalidRequest, Misnamed, NotFound, ProviderError, QuotaExceeded
+from stoker.model.errors import AuthDenied, InvalidRequest, Misnamed, NotFound, ProviderError, QuotaExceeded
 from stoker.providers.ec2 import errors as aws
 
 T = TypeVar("T")

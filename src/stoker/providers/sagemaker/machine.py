@@ -11,7 +11,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker.model import NoticeFact
+from stoker.model.node_facts import NoticeFact
 
 _log = logging.getLogger(__name__)
 

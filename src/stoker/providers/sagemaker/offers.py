@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from stoker.errors import UserError
-from stoker.model import Offering
+from stoker.model.errors import UserError
+from stoker.model.offerings import Offering
+from stoker.model.spec import Resources
 from stoker.providers import offering
 from stoker.providers.ec2 import places
 from stoker.providers.machines import MachineType, disk_size
 from stoker.providers.sagemaker import catalog, prices
-from stoker.spec import Resources
 
 PROVIDER = "sagemaker"
 _ANY_ZONE = ""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers import machines
 from stoker.providers.ec2.errors import calling
 from stoker.providers.ec2.prices import API_REGION

@@ -8,8 +8,9 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from stoker.errors import InvalidRequest, NotFound, Transient, UserError
-from stoker.model import Capabilities, Instance, InstanceState, Offering
+from stoker.model.errors import InvalidRequest, NotFound, Transient, UserError
+from stoker.model.offerings import Capabilities, Instance, InstanceState, Offering
+from stoker.model.spec import Resources, Spec, is_port
 from stoker.providers import registry
 from stoker.providers.base import Finding, Gone, LaunchOrder, Request, Terminated
 from stoker.providers.ec2.client import Clients
@@ -18,7 +19,6 @@ from stoker.providers.sagemaker import catalog, names, offers, request, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.providers.sagemaker.errors import Ended, NameTaken, calling, first_line
 from stoker.providers.sagemaker.machine import GRACE_S
-from stoker.spec import Resources, Spec, is_port
 from stoker.stores.s3 import bucket_region, endpoint_address
 
 _PAGE = 100

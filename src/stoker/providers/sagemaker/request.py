@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stoker import layout
 from stoker.aws.logs import is_group
-from stoker.command import param_texts
-from stoker.containers import dlc
-from stoker.errors import UserError
+from stoker.model import dlc_images, keys
+from stoker.model.command_line import param_texts
+from stoker.model.errors import UserError
+from stoker.model.spec import SagemakerResources, Spec
 from stoker.providers import merging
 from stoker.providers.base import LaunchOrder, Request
 from stoker.providers.ec2 import overrides as aws_overrides
@@ -23,7 +23,6 @@ from stoker.providers.ec2 import places
 from stoker.providers.machines import disk_size
 from stoker.providers.sagemaker import catalog, entry, names, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
-from stoker.spec import SagemakerResources, Spec
 
 # What `stoker iam sagemaker` calls the role it describes.
 DEFAULT_ROLE = "stoker-training"
@@ -132,7 +131,7 @@ def _params(order: LaunchOrder, ours: SagemakerResources) -> dict[str, Any]:
     }
     if metrics := _metrics(spec):
         algorithm["MetricDefinitions"] = metrics
-    output = {"S3OutputPath": f"{order.store.rstrip('/')}/{layout.sagemaker_output(order.job)}"}
+    output = {"S3OutputPath": f"{order.store.rstrip('/')}/{keys.sagemaker_output(order.job)}"}
     params: dict[str, Any] = {
         "TrainingJobName": name,
         "AlgorithmSpecification": algorithm,
@@ -159,7 +158,7 @@ def image(order: LaunchOrder) -> str:
     """The image of the container, with an alias resolved for the region."""
     container = order.spec.environment.container
     wanted = container.image if container else DEFAULT_IMAGE + ("" if order.offering.gpus else "-cpu")
-    return dlc.resolve(wanted, order.offering.region)
+    return dlc_images.resolve(wanted, order.offering.region)
 
 
 def _role(role: str, region: str | None) -> str:
@@ -178,7 +177,7 @@ def _channels(order: LaunchOrder) -> list[dict[str, Any]]:
             "DataSource": {
                 "S3DataSource": {
                     "S3DataType": "S3Prefix",
-                    "S3Uri": f"{order.store.rstrip('/')}/{layout.bundle(name)}",
+                    "S3Uri": f"{order.store.rstrip('/')}/{keys.bundle(name)}",
                     "S3DataDistributionType": "FullyReplicated",
                 }
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from stoker.errors import UserError
+from stoker.model.errors import UserError
 from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2.tags import CLAIM, JOB, STORE, SUBMITTER, listed, read, store_tag
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TypeVar
 
-from stoker.errors import WrongKeyword
+from stoker.model.errors import WrongKeyword
 
 F = TypeVar("F", bound=Callable[..., object])
 

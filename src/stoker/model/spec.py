@@ -15,7 +15,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stoker.keywords import checks_fields
+from stoker.model.keywords import checks_fields
 
 # What a parameter's value may be. YAML's own scalar types, kept as they are.
 Scalar = str | int | float | bool | None

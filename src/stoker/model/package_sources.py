@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from stoker import references
-from stoker.spec import Environment, PackageIndex
+from stoker.model import secret_refs
+from stoker.model.spec import Environment, PackageIndex
 
 _SCHEMES = ("http", "https", "file")
 # Who an index takes the bearer of such a token for.
@@ -80,7 +80,7 @@ def private_variables(environment: Environment) -> frozenset[str]:
     sources = (environment.index, environment.apt_mirror, environment.conda_channel)
     kept = [source.secret for source in sources if source is not None]
     kept += [container.secret] if container is not None else []
-    found = [references.parse(each) for each in kept if each is not None]
+    found = [secret_refs.parse(each) for each in kept if each is not None]
     return frozenset(each.name for each in found if each.kind == "env")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from stoker.model import (
+from stoker.model.log_entries import (
     AttemptOutcome,
     Claimed,
     Closed,
@@ -19,7 +19,6 @@ from stoker.model import (
     Entry,
     Launched,
     NodeRef,
-    Offering,
     Opaque,
     Outcome,
     RemovalAsked,
@@ -29,6 +28,7 @@ from stoker.model import (
     Suspected,
     Warned,
 )
+from stoker.model.offerings import Offering
 
 
 @dataclass(frozen=True)

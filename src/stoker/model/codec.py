@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from stoker.errors import CodecError
+from stoker.model.errors import CodecError
 
 T = TypeVar("T")
 

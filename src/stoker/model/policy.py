@@ -1,7 +1,7 @@
 """The rules of the house: what every job of a store obeys, whoever submitted it.
 
 A rule has one subject (`tags`, `machines`, `max_cost`, …) and says what happens when a job breaks it. Frozen
-data, as `stoker.spec`, from which the file that people write is read, and its reference and schema are made.
+data, as `stoker.model.spec`, from which the file that people write is read, and its reference and schema are made.
 """
 
 # `part` makes a field(), which is what dataclass defaults are for.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import ClassVar, Literal, get_args
 
-from stoker.spec import MOST_DOLLARS, part
+from stoker.model.spec import MOST_DOLLARS, part
 
 # What happens: a word for people; no submission, and no first launch; save and end; save and go on anew; the next
 # attempt is on-demand, or may be; no further launch for now.

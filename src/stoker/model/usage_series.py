@@ -10,7 +10,7 @@ import binascii
 import math
 from collections.abc import Iterable, Sequence
 
-from stoker.model import Series
+from stoker.model.node_facts import Series
 
 # What agents keep: a look a second at best, and a day at most. So many windows that a busy one shows in any period.
 FINEST_S, LONGEST_S, MOST_WINDOWS = 1.0, 86400.0, 1000

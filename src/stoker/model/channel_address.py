@@ -18,7 +18,7 @@ import socket
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from stoker import references
+from stoker.model import secret_refs
 
 Kind = Literal["sns", "webhook", "apprise", "reference"]
 
@@ -34,7 +34,7 @@ _SHORTEST_KEY = 6
 
 EXPECTED = (
     f"expected an address such as sns:arn:aws:sns:… or https://…, one of Apprise's such as slack://…, or a reference "
-    f"to one: {references.expected(REFERENCES)}"
+    f"to one: {secret_refs.expected(REFERENCES)}"
 )
 
 
@@ -161,8 +161,8 @@ def inside(text: str, *, loopback: bool = False) -> bool:
     return loopback and (found.is_loopback or found.is_unspecified)
 
 
-def _reference(text: str) -> references.Reference | None:
+def _reference(text: str) -> secret_refs.Reference | None:
     try:
-        return references.parse(text)
+        return secret_refs.parse(text)
     except ValueError:
         return None

@@ -6,7 +6,7 @@ order they were written. `true` appends `--flag` alone; `false` and null append 
 alone, and so is `${lr}`: both mean something to a shell.
 
 Text is run by bash, so values are quoted for it; a placeholder must not stand between quotes of its own.
-With `contract: sagemaker`, what is appended is as SageMaker's toolkit has it (`stoker.hyperparameters`).
+With `contract: sagemaker`, what is appended is as SageMaker's toolkit has it (`stoker.model.hyperparameters`).
 What is appended goes to the end of the last line that is neither empty nor a comment. Where that could not
 mean what was meant (a pipe, a loop's end, a here-document), it is an error that asks for placeholders.
 """
@@ -18,9 +18,9 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from stoker import hyperparameters
-from stoker.errors import UserError
-from stoker.spec import Scalar, Spec
+from stoker.model import hyperparameters
+from stoker.model.errors import UserError
+from stoker.model.spec import Scalar, Spec
 
 # Fails at the first command that fails, also inside a pipe.
 SHELL = ("bash", "-eo", "pipefail", "-c")

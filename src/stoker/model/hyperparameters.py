@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from stoker.spec import Scalar, Spec
+from stoker.model.spec import Scalar, Spec
 
 # Where a script finds everything.
 ML = "/opt/ml"

@@ -1,1 +1,0 @@
-"""What a job file says about containers, read the same way where it is written and where it runs."""
