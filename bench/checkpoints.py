@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
 from stoker.agent.sync import CheckpointSync
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 
 MB = 1_000_000
 LARGE_FILES = 10

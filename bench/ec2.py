@@ -63,7 +63,7 @@ def pass_calls() -> dict[str, float]:
 
     from stoker.client import submit
     from stoker.governor.govern import Governor
-    from stoker.store import open_store
+    from stoker.store.base import open_store
     from stoker.testing.servers import moto_server
 
     called: list[str] = []

@@ -18,7 +18,7 @@ from bench.figures import Figure, Measurement
 from bench.sandbox import Sandbox, sandbox
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.environment.cache import Cache
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.package_index import PackageIndex, Wheel, package_index
 
 WHEELS = Path(__file__).parent / "out" / "wheels"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker.index import IndexRecord
 from stoker.model import codec, keys
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Claimed, Closed, Ended, Entry, Event, Launched, NodeRef, Record, Submitted
@@ -17,6 +16,7 @@ from stoker.model.offerings import Capabilities, Instance, InstanceState, Offeri
 from stoker.model.spec import Code, Resources, Spec, Submission
 from stoker.providers.base import LaunchOrder, Request, Terminated
 from stoker.providers.local.capabilities import CAPABILITIES
+from stoker.store.job_index import IndexRecord
 from stoker.summary import summarize
 
 ACTIVE = 100

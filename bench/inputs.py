@@ -18,8 +18,8 @@ from bench.sandbox import sandbox, wait_for
 from stoker.agent.inputs.bringing import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
-from stoker.parallel import run_all
-from stoker.store import open_store
+from stoker.store.base import open_store
+from stoker.store.parallel import run_all
 from stoker.testing.servers import s3_server
 
 FILES = 5_000

@@ -63,7 +63,7 @@ def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> floa
     from stoker.client import submit
     from stoker.governor.govern import Governor
     from stoker.providers import registry
-    from stoker.store import open_store
+    from stoker.store.base import open_store
 
     place.script("train.py", FIRST)
     began: list[float] = []
@@ -79,9 +79,9 @@ def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> floa
         opened = open_store(store)
         governor = Governor(opened)
         deadline = time.monotonic() + 120
-        from stoker import log
+        from stoker.store import job_log
 
-        while (state := log.read(opened, submitted)) is None or state.ended is None:
+        while (state := job_log.read(opened, submitted)) is None or state.ended is None:
             governor.run_pass()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{submitted} does not end")
@@ -90,11 +90,11 @@ def _first_line_s(place: Sandbox, store: str, resources: dict[str, Any]) -> floa
 
 
 def _printed(store: Any, job: str) -> str:
-    from stoker import log
     from stoker.cli.following import node_logs
     from stoker.reading.logs import read_lines
+    from stoker.store import job_log
 
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     return "\n".join(line.text for line in read_lines(store, job, node_logs(state)))
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stoker import log
-from stoker.store import open_store
+from stoker.store import job_log
+from stoker.store.base import open_store
 
 BIN = Path(sys.executable).parent
 # A disk: /tmp may be memory, where nothing takes the time it takes.
@@ -77,7 +77,7 @@ class Sandbox:
 
         def ended() -> bool:
             # From its log: starting `stoker show` again and again would take the processor from what is measured.
-            state = log.read(store, job)
+            state = job_log.read(store, job)
             return state is not None and state.ended is not None
 
         try:

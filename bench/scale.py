@@ -14,7 +14,7 @@ from bench.sandbox import Sandbox, sandbox
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.reindexing import reindex
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.memory import MemoryStore
 
 REPEATS = 5

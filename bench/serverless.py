@@ -32,13 +32,13 @@ def package() -> dict[str, float]:
 def warm_event() -> dict[str, float]:
     """Under AWS's own emulator, from the call to the answer: a state change of a machine whose job trains, on an S3 and
     an EC2 of this computer; the median of calls that find the function warm. The first call is told as well."""
-    from stoker import log
     from stoker.client import submit
     from stoker.deploying.package import for_lambda
     from stoker.deploying.template import HANDLER
     from stoker.model import codec, keys
     from stoker.model.node_facts import Heartbeat
-    from stoker.store import open_store
+    from stoker.store import job_log
+    from stoker.store.base import open_store
     from stoker.testing.lambda_runtime import lambda_function
     from stoker.testing.servers import moto_server, s3_server
 
@@ -56,7 +56,7 @@ def warm_event() -> dict[str, float]:
                 for_lambda().data, HANDLER, {**environ, "STOKER_STORE": url, "STOKER_RULE": RULE}
             ) as at:
                 first_ms = _took_ms(at, {"stoker": {"jobs": [job]}}, job)
-                state = log.read(store, job)
+                state = job_log.read(store, job)
                 assert state is not None and state.claims[-1].launched
                 instance, claim = state.claims[-1].launched[0].instance, state.claims[-1].number
                 now = datetime.now(timezone.utc)
@@ -73,8 +73,8 @@ def thousand() -> dict[str, float]:
     warm makes it; the median. The first one, which remembers nothing, is told as well."""
     from stoker.governor.fleet import Fleet
     from stoker.governor.govern import Governor
-    from stoker.parallel import run_all
-    from stoker.store import open_store
+    from stoker.store.base import open_store
+    from stoker.store.parallel import run_all
     from stoker.testing.servers import s3_server
 
     jobs = [name_of(n) for n in range(JOBS)]

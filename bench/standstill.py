@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 
 from bench.figures import Figure, Measurement
 from bench.sandbox import sandbox, wait_for
-from stoker import log
-from stoker.store import open_store
+from stoker.store import job_log
+from stoker.store.base import open_store
 from stoker.testing.playback import AT_WORK, play
 
 LIMIT_S = 120.0
@@ -37,7 +37,7 @@ def standstill() -> dict[str, float]:
         store = open_store(place.store)
 
         def noticed() -> datetime | None:
-            state = log.read(store, job)
+            state = job_log.read(store, job)
             return next(iter(state.warned_at.values()), None) if state is not None else None
 
         wait_for(lambda: noticed() is not None, f"{job} to be noticed", LIMIT_S, every_s=0.05)

@@ -29,11 +29,11 @@ from importlib import metadata
 from pathlib import Path
 
 import stoker
-from stoker.home import home, make_home
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.providers.imaging import SERVED, Python, newer_image, version_text
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.home import home, make_home
 from stoker.submit import generations
 
 # As the project itself requires it.

@@ -19,12 +19,10 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from stoker import facts, index, log
 from stoker.client_read import checkpoints, compare, jobs, logs, metrics, pull, pull_outputs
 from stoker.core.governance import names_submitters
 from stoker.core.hold import hold_of
 from stoker.core.snapshot import Action, JobSnapshot
-from stoker.finding import find_job
 from stoker.gathering import taken_over
 from stoker.governor.background import call_deployed, carry_on
 from stoker.governor.fleet import Fleet
@@ -32,7 +30,6 @@ from stoker.governor.govern import Governor
 from stoker.governor.guard import Guard, guarding
 from stoker.governor.observe import active_jobs
 from stoker.heeding import heed, heed_used, house_of
-from stoker.home import default_store_url
 from stoker.inputs import check_readable
 from stoker.jobfile import (
     Job,
@@ -61,7 +58,10 @@ from stoker.providers.linking import Seat
 from stoker.reading.resuming import ResumePlan, plan_resume
 from stoker.removing import remove_job
 from stoker.sending import send
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log, node_facts
+from stoker.store.base import Store, open_store
+from stoker.store.find_job import find_job
+from stoker.store.home import default_store_url
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders
 from stoker.submitting import (
@@ -147,7 +147,7 @@ def prepare_any(job: AnyJob, store: Store, sets: Sequence[str] = ()) -> Prepared
 def prepare_clone(job: str, store: Store, sets: Sequence[str] = ()) -> Prepared:
     """A new job with the code and the spec of another, with changes. Use the answer in a `with`."""
     found = find_job(store, job)
-    submission = index.read_submission(store, _state(store, found))
+    submission = job_index.read_submission(store, _state(store, found))
     layers = [spec_layer(submission.spec, found), *([assignments(sets)] if sets else [])]
     resolved = resolve(layers, registry.capabilities)
     spec, unsure = identified(resolved.spec, store)
@@ -224,7 +224,7 @@ def _wait(opened: Store, found: str, timeout: float | None, guard: Guard) -> Sum
         wake_in_s: float | None = None
         try:
             wake_in_s = governor.run_pass().wake_in_s
-            state = log.read(opened, found, state)
+            state = job_log.read(opened, found, state)
             if state is not None and state.ended is not None:
                 ended_at = ended_at or time.monotonic()
                 waited = time.monotonic() - ended_at > RETIRE_S or may_be_held(opened, state)
@@ -248,18 +248,18 @@ def summary(job: str, store: str | Store | None = None) -> Summary:
 
 
 @checks_keywords
-def look(job: str, store: Store) -> index.IndexRecord:
+def look(job: str, store: Store) -> job_index.IndexRecord:
     """The job as it is now: its state, and in short. Raises UserError when there is no such job."""
     found = find_job(store, job)
-    record = index.read_index(store, found)
-    state = log.read(store, found, record.state if record is not None else None)
+    record = job_index.read_index(store, found)
+    state = job_log.read(store, found, record.state if record is not None else None)
     if state is None or store.head(keys.log_entry(found, 1)) is None:
         raise _half_removed(found)
-    submission = index.read_submission(store, state)
-    told = {claim.number: facts.read_claim(store, found, claim) for claim in state.attempts}
+    submission = job_index.read_submission(store, state)
+    told = {claim.number: node_facts.read_claim(store, found, claim) for claim in state.attempts}
     waiting = record.summary.reason if record is not None and state.ended is None else ""
     short = summarize(state, submission, told, _now(told), waiting)
-    return index.IndexRecord(state=state, summary=_linked(short, state, submission.spec, store.url))
+    return job_index.IndexRecord(state=state, summary=_linked(short, state, submission.spec, store.url))
 
 
 def _linked(short: Summary, state: JobState, spec: Spec, store: str) -> Summary:
@@ -326,13 +326,13 @@ def ask_to_stop(found: str, opened: Store) -> bool:
         return StopAsked(by=me), reason
 
     before = _state(opened, found)
-    log.append_next(opened, found, before, wanted, me)
+    job_log.append_next(opened, found, before, wanted, me)
     return before.ended is None or may_be_held(opened, before)
 
 
 def may_be_held(store: Store, state: JobState) -> bool:
     """Whether a machine may still be kept for a look."""
-    hold = hold_of(state, index.read_submission(store, state).spec)
+    hold = hold_of(state, job_index.read_submission(store, state).spec)
     return hold is not None and bool(active_jobs(store).get(state.job))
 
 
@@ -355,7 +355,7 @@ def prepare_resume(found: str, opened: Store, checkpoint: str | None = None) -> 
     """Everything of `resume` before the first write. Raises UserError as `resume` does."""
     state = _state(opened, found)
     _check_resumable(state)
-    code = index.read_submission(opened, state).code if state.code_digest is not None else None
+    code = job_index.read_submission(opened, state).code if state.code_digest is not None else None
     if code is not None and opened.head(keys.code(keys.shared_name(code.digest, code.generation))) is None:
         raise UserError(f"{found}: its code is not in the store any more; submit it again from the folder")
     plan = plan_resume(opened, state, checkpoint)
@@ -388,13 +388,13 @@ def ask_to_resume(plan: ResumePlan, opened: Store) -> None:
     announcements: list[str] = []
 
     def announce(seq: int) -> None:
-        announcements.append(keys.announcement(found, seq, log.new_token()))
+        announcements.append(keys.announcement(found, seq, job_log.new_token()))
         opened.put(announcements[-1], b"")
 
     # Marked before it is opened: a job in the log that nobody looks at would wait for ever.
-    after = log.append_next(opened, found, plan.state, wanted, me, before=announce)
+    after = job_log.append_next(opened, found, plan.state, wanted, me, before=announce)
     # Create-if-absent does not remember: the number may have been free because the job was removed meanwhile.
-    if log.is_removed(opened, found):
+    if job_log.is_removed(opened, found):
         raise UserError(f"{found} was removed meanwhile")
     # Announcements are deleted after a while: what stays is the marker of an entry that is in the log.
     if after is not None and after.ended is None:
@@ -407,7 +407,7 @@ def _heed_again(store: Store, state: JobState) -> None:
     house = house_of(store)
     if not house.rules:
         return
-    spec = index.read_submission(store, state).spec
+    spec = job_index.read_submission(store, state).spec
     fitting: tuple[Offering, ...] = ()
     try:
         provider = connect(spec, store)
@@ -441,7 +441,7 @@ def find_node(job: str, store: str | Store | None = None, node: int = 0, *, held
     state = _state(opened, found)
     running = [claim for claim in state.open_claims if claim.launched]
     if not running and held:
-        hold = hold_of(state, index.read_submission(opened, state).spec)
+        hold = hold_of(state, job_index.read_submission(opened, state).spec)
         running = [claim for claim in state.claims if hold is not None and claim.number == hold.claim]
     if not running:
         raise _no_machine(found, state.ended.outcome if state.ended is not None else None)
@@ -492,7 +492,7 @@ def reach(found: OnDuty, visit: Visit, store: str | Store | None = None) -> Iter
     opened = open_any(store)
     if not isinstance(found.provider, Reachable):
         raise UserError(f"{found.offering.provider} has no machines that can be visited")
-    spec = index.read_submission(opened, _state(opened, found.job)).spec
+    spec = job_index.read_submission(opened, _state(opened, found.job)).spec
     with found.provider.way(found.instance, visit, spec, found.offering.region) as way:
         yield way
 
@@ -507,7 +507,7 @@ def remove(job: str, store: str | Store | None = None) -> str:
     opened = open_any(store)
     found = find_job(opened, job)
     try:
-        state = log.read(opened, found)
+        state = job_log.read(opened, found)
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError as error:
@@ -560,7 +560,7 @@ def planned(job: str, store: Store) -> tuple[tuple[Action, ...], str]:
 
 def _state(store: Store, job: str) -> JobState:
     try:
-        return _present(job, log.read(store, job))
+        return _present(job, job_log.read(store, job))
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError as error:

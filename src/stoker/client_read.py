@@ -11,10 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker import log
-from stoker.checkpoint_refs import reference
-from stoker.checkpoints import Checkpoint, list_checkpoints
-from stoker.finding import find_job, find_jobs
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.keywords import checks_keywords
@@ -24,7 +20,11 @@ from stoker.reading.logs import Line, NodeLog, Watch, follow, read_lines, read_t
 from stoker.reading.metrics import Metrics, read_metrics
 from stoker.reading.nodes import node_logs
 from stoker.reading.pulling import pull_folder
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.checkpoint_refs import reference
+from stoker.store.checkpoints import Checkpoint, list_checkpoints
+from stoker.store.find_job import find_job, find_jobs
 
 if TYPE_CHECKING:
     from stoker.summary import Summary
@@ -87,7 +87,7 @@ def checkpoints(job: str, store: str | Store | None = None) -> list[Checkpoint]:
     """
     opened = _opened(store)
     found = find_job(opened, job)
-    state = log.read(opened, found)
+    state = job_log.read(opened, found)
     return [replace(one, ref=reference(one.place, state)) for one in list_checkpoints(opened, found)[::-1]]
 
 
@@ -116,12 +116,12 @@ def pull(
     `checkpoint` is a reference or a name as `stoker checkpoints` lists them. Without `folder` it is one called as the
     job, in the current folder. Raises UserError when there is no such checkpoint.
     """
-    from stoker.checkpoint_refs import resolve
-    from stoker.checkpoints import pull as pull_checkpoint
+    from stoker.store.checkpoint_refs import resolve
+    from stoker.store.checkpoints import pull as pull_checkpoint
 
     opened = _opened(store)
     found = find_job(opened, job)
-    chosen = resolve(list_checkpoints(opened, found), checkpoint, log.read(opened, found), found)
+    chosen = resolve(list_checkpoints(opened, found), checkpoint, job_log.read(opened, found), found)
     with pull_folder(found, folder) as target:
         pull_checkpoint(opened, found, chosen.checkpoint, target)
     return target
@@ -158,7 +158,7 @@ def _words(texts: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _state(store: Store, job: str) -> JobState:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     if state is None:
         raise UserError(f"{job} was not submitted, or is half removed; `stoker rm {job}` clears it away")
     return state
@@ -169,7 +169,7 @@ def _watching(store: Store, job: str, node: int | None, attempt: int | None) -> 
     newest: list[JobState | None] = [None]
 
     def watch() -> tuple[Sequence[NodeLog], bool]:
-        state = newest[0] = log.read(store, job, newest[0])
+        state = newest[0] = job_log.read(store, job, newest[0])
         if state is None:
             return [], True  # Removed meanwhile.
         return node_logs(state, node, attempt), state.ended is not None

@@ -25,7 +25,7 @@ from stoker.model.observed import Known, Observed
 from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, House, Then
 from stoker.model.spec import Spec
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Input, Spec
-from stoker.store import ObjectNamesUnusable, read_bucket
+from stoker.store.base import ObjectNamesUnusable, read_bucket
 from stoker.submit.system_folders import check_input_folder
 
 _BUCKETS = ("s3", "gs")

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.log import new_token
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, SpecError, StoreError, StoreUnavailable, UserError
 from stoker.model.policy import NO_RULES, House
 from stoker.policyfile import MOST_BYTES, parse_policy
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.job_log import new_token
 
 # The text, twice for what JSON makes of it, and who wrote it.
 _MOST_BYTES = 3 * MOST_BYTES

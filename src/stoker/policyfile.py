@@ -7,13 +7,13 @@ import itertools
 import re
 from dataclasses import replace
 
-from stoker.finding import looks_like_id
 from stoker.jobfile.document import Layer, describe, read_layer, short
 from stoker.jobfile.fields import LONGEST_S, public_name
 from stoker.jobfile.parse import SectionReader
 from stoker.model import channel_address, codec, usage_series
 from stoker.model.errors import SpecError
 from stoker.model.policy import SUBJECTS, Channel, House, Rule, SageMaker
+from stoker.store.find_job import looks_like_id
 
 # Far more than any house has. A governor reads it in every pass.
 MOST_BYTES = 256 * 1024

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TypeVar
 
-from stoker import facts, index, log
-from stoker.finding import all_jobs
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
-from stoker.index import IndexRecord
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.model.job_state import JobState
-from stoker.parallel import each_in_order
 from stoker.removing import finish_removals
 from stoker.spent import write_spent
-from stoker.store import Store
+from stoker.store import job_index, job_log, node_facts
+from stoker.store.base import Store
+from stoker.store.find_job import all_jobs
+from stoker.store.job_index import IndexRecord
+from stoker.store.parallel import each_in_order
 from stoker.summary import summarize
 
 T = TypeVar("T")
@@ -89,13 +89,13 @@ def _each(look: Callable[[str], T], jobs: Sequence[str], store: Store) -> Iterat
 
 
 def _reindex_job(store: Store, fleet: Fleet, job: str, *, marked: bool) -> _Job:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     if state is None:
         return _Job()
-    submission = index.read_submission(store, state)
-    told = {claim.number: facts.read_claim(store, job, claim) for claim in state.attempts}
+    submission = job_index.read_submission(store, state)
+    told = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.attempts}
     summary = summarize(state, submission, told, datetime.now(timezone.utc))
-    index.write_index(store, IndexRecord(state=state, summary=summary))
+    job_index.write_index(store, IndexRecord(state=state, summary=summary))
     if marked:
         return _Job(there=True)
     if _over(fleet, state):
@@ -129,9 +129,9 @@ def _forget_absent(store: Store, done: Reindexed, there: set[str]) -> None:
     are `there` were just read."""
 
     def forget_record(job: str) -> bool:
-        return store.head(keys.log_entry(job, 1)) is None and bool(index.forget_index(store, job))
+        return store.head(keys.log_entry(job, 1)) is None and bool(job_index.forget_index(store, job))
 
-    unsure = [job for job in map(index.job_of, index.list_index(store)) if job not in there]
+    unsure = [job for job in map(job_index.job_of, job_index.list_index(store)) if job not in there]
     done.forgotten += sum(_each(forget_record, unsure, store))
     now = datetime.now(timezone.utc)
     for job in active_jobs(store):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
-from stoker import index, log
-from stoker.finding import all_jobs
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError, in_words
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, RemovalAsked
-from stoker.store import Meta, Store
+from stoker.store import job_index, job_log
+from stoker.store.base import Meta, Store
+from stoker.store.find_job import all_jobs
 from stoker.submit.generations import Shared, references
 
 # Longer than a submission takes, as a rule. One that takes longer finds out, and sends what it needs again.
@@ -32,7 +32,7 @@ def remove_job(store: Store, job: str, by: str = "a person") -> None:
     or lands late, and no governor launches anything for it. Safe to repeat after a crash. Raises UserError when the job
     was resumed meanwhile.
     """
-    if not log.is_removed(store, job):
+    if not job_log.is_removed(store, job):
         _append_removal(store, job, by)
     store.create(keys.removed(job), b"")
     _delete_below(store, f"{keys.WORK}{job}/")
@@ -50,7 +50,7 @@ def _append_removal(store: Store, job: str, by: str) -> None:
         return RemovalAsked(by=by), f"removed by {by}"
 
     try:
-        log.append_next(store, job, None, wanted, by)
+        job_log.append_next(store, job, None, wanted, by)
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError:
@@ -74,7 +74,7 @@ def clear_markers(store: Store, jobs: Iterable[str]) -> dict[str, str]:
     problems: dict[str, str] = {}
     for job in jobs:
         try:
-            if log.is_removed(store, job):
+            if job_log.is_removed(store, job):
                 forget_removed(store, job)
         except StoreError as error:
             problems[job] = in_words(error)
@@ -86,7 +86,7 @@ def finish_removals(store: Store) -> list[str]:
 
     Answers the jobs of which something was left.
     """
-    removed = log.removed_jobs(store)
+    removed = job_log.removed_jobs(store)
     if not removed:
         return []
     there = {job for prefix in (keys.JOBS, keys.WORK, keys.ACTIVE, keys.INDEX) for job in store.folders(prefix)}
@@ -210,14 +210,16 @@ def ended_before(store: Store, age: timedelta) -> list[str]:
     """The jobs that ended longer ago than `age`, oldest first. Jobs that have not ended are never among them."""
     now = datetime.now(timezone.utc)
     found = []
-    for meta in index.list_index(store):
+    for meta in job_index.list_index(store):
         # A record is written when the job ends, so what is younger cannot be of an older end.
-        job = index.job_of(meta)
-        summary = index.read_summary(store, job, meta)
+        job = job_index.job_of(meta)
+        summary = job_index.read_summary(store, job, meta)
         if summary is not None and summary.ended_at is not None and now - summary.ended_at > age:
             found.append((summary.ended_at, job))
     # The index is derived: the verdict is the log's.
-    return [job for _, job in sorted(found) if (state := log.read(store, job)) is not None and state.ended is not None]
+    return [
+        job for _, job in sorted(found) if (state := job_log.read(store, job)) is not None and state.ended is not None
+    ]
 
 
 def _delete_below(store: Store, prefix: str) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stoker import log
-from stoker.finding import ID_ALPHABET, SUFFIX_LENGTH
-from stoker.home import home, make_home
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, StoreDenied, StoreError, UserError
 from stoker.model.log_entries import Record, Submitted
 from stoker.model.spec import Code, Submission
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.find_job import ID_ALPHABET, SUFFIX_LENGTH
+from stoker.store.home import home, make_home
 from stoker.submit import generations
 from stoker.submit.generations import any_given_up, references
 from stoker.submitting import Prepared, submitter
@@ -102,13 +102,13 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
         begun.clear()
     else:
         raise StokerError("what the job needs is deleted from the store again and again; submit it once more")
-    announcement = keys.announcement(job, 1, log.new_token())
+    announcement = keys.announcement(job, 1, job_log.new_token())
     store.put(announcement, b"")
     code = submission.code
     event = Submitted(
         spec_digest=codec.digest(data), submitter=me, code_digest=code.digest if code is not None else None
     )
-    record = Record(token=log.new_token(), by=me, reason=f"submitted by {me}", event=event)
+    record = Record(token=job_log.new_token(), by=me, reason=f"submitted by {me}", event=event)
     _open_log(store, job, record)
     # From here on it is submitted, and a governor may have launched it: nothing is taken back.
     begun.clear()
@@ -123,7 +123,7 @@ def _send(prepared: Prepared, store: Store, begun: list[str], told: Callable[[in
 
 def _open_log(store: Store, job: str, record: Record) -> None:
     try:
-        if log.append(store, job, 1, record):
+        if job_log.append(store, job, 1, record):
             return
     except StoreError as error:
         if isinstance(error, StoreDenied):
@@ -140,7 +140,7 @@ def _put_spec(submission: Submission, store: Store, begun: list[str]) -> tuple[s
         data = codec.dumps(replace(submission, job=job))
         _check_readable(data)
         # An id is never used again: what lands late for a removed job must not meet another one.
-        if log.is_removed(store, job) or store.head(keys.log_entry(job, 1)) is not None:
+        if job_log.is_removed(store, job) or store.head(keys.log_entry(job, 1)) is not None:
             continue
         if store.create(keys.spec(job), data):
             begun.append(job)

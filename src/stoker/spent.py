@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from urllib.parse import parse_qsl, urlencode
 
-from stoker import facts
 from stoker.core.hold import may_have_been_held
 from stoker.core.spending import Sum, Sums, by_day, spells
 from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.spec import Spec
-from stoker.parallel import run_all
-from stoker.store import Store
+from stoker.store import node_facts
+from stoker.store.base import Store
+from stoker.store.parallel import run_all
 from stoker.summary import held_until
 
 # Of an amount that is not known whole; alone, where nothing of it is.
@@ -60,7 +60,7 @@ def write_spent(store: Store, state: JobState, spec: Spec, now: datetime) -> Non
     StoreError when the store does not take it."""
     seq = state.ended.seq if state.ended is not None else state.seq
     held = {
-        claim.number: held_until(claim, facts.read_claim(store, state.job, claim), now)
+        claim.number: held_until(claim, node_facts.read_claim(store, state.job, claim), now)
         for claim in state.claims
         if may_have_been_held(claim, spec)
     }

@@ -17,11 +17,9 @@ from stoker.choosing import check_conda, choose_requirements
 from stoker.core.governance import Bounded, names_submitters
 from stoker.core.placement import MAX_COST, acceptable, that_pay
 from stoker.core.policy import DEFAULT
-from stoker.finding import SUFFIX_LENGTH
 from stoker.gathering import pack_wheels
 from stoker.governor.apply import longest_life_s
 from stoker.heeding import as_housed, cost_bound, heed, house_of
-from stoker.home import home
 from stoker.inputs import check_readable
 from stoker.jobfile import Layer, named_provider
 from stoker.model.errors import InvalidRequest, ProviderError, UserError
@@ -34,7 +32,9 @@ from stoker.pack import Packed, pack
 from stoker.providers import registry
 from stoker.providers.base import Checks, HttpRequest, LaunchOrder, Placed, Provider, Rehearses, Request
 from stoker.providers.imaging import CONTAINER_IMAGE, IMAGE, Python
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.find_job import SUFFIX_LENGTH
+from stoker.store.home import home
 from stoker.submit.identity import identified
 from stoker.submit.kept_folders import check_kept_folders
 from stoker.surroundings import localise, missing_script, store_environ, submitter_environ, unmasked, unreachable

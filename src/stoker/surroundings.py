@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from stoker.agent.masker import SHORTEST_BYTES
 from stoker.agent.masking import can_mask
-from stoker.finding import find_job
 from stoker.inputs import localise_input
 from stoker.jobfile.honour import set_fields
 from stoker.model import docker_flags, secret_refs
@@ -26,7 +25,8 @@ from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Container, Spec
 from stoker.pythons import find_python
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.find_job import find_job
 
 # The submitter's active environment. Nothing here is secret.
 ENVIRON = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -311,13 +311,13 @@ def _pinned(store: Store, job: str, text: str) -> str:
 
     Without a name it is the newest, and nothing is pinned unless attempts of that job failed on its newest.
     """
-    from stoker import log
-    from stoker.checkpoint_refs import pinned, resolve
-    from stoker.checkpoints import choose, list_checkpoints
     from stoker.core import retry
     from stoker.core.policy import DEFAULT
+    from stoker.store import job_log
+    from stoker.store.checkpoint_refs import pinned, resolve
+    from stoker.store.checkpoints import choose, list_checkpoints
 
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     listed = list_checkpoints(store, job)
     poisoned = retry.poisoned(state, DEFAULT) if state is not None else frozenset()
     try:

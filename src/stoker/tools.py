@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from stoker.home import home, make_home
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.requirements import NOTHING
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.home import home, make_home
 from stoker.submit import generations
 
 _WHEEL_ARCH = {"x86_64": "x86_64", "arm64": "aarch64"}

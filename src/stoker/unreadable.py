@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from stoker import index
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import Place, known_places
 from stoker.model import codec, keys
@@ -12,7 +11,8 @@ from stoker.model.errors import STUMBLES, ProviderError, StokerError, StoreError
 from stoker.model.job_state import JobState
 from stoker.model.spec import Submission
 from stoker.spent import write_spent
-from stoker.store import Store
+from stoker.store import job_index
+from stoker.store.base import Store
 
 
 def check_gone(store: Store, job: str, why: StoreError) -> None:
@@ -49,7 +49,7 @@ def keep_money(store: Store, job: str, state: JobState | None) -> None:
     """
     until = datetime.now(timezone.utc)
     if state is None:
-        record = index.read_index(store, job)
+        record = job_index.read_index(store, job)
         if record is None:
             return
         state, until = record.state, record.summary.heard_at or record.state.updated_at
@@ -62,6 +62,6 @@ def keep_money(store: Store, job: str, state: JobState | None) -> None:
 
 
 def _last_places(store: Store, job: str) -> set[Place]:
-    record = index.read_index(store, job)
+    record = job_index.read_index(store, job)
     claims = record.state.claims if record is not None else ()
     return {(claim.offering.provider, claim.offering.region) for claim in claims}

@@ -17,9 +17,9 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Spec
-from stoker.parallel import run_all
 from stoker.removing import sweep
-from stoker.store import Meta, Sent, Store, can_be_key
+from stoker.store.base import Meta, Sent, Store, can_be_key
+from stoker.store.parallel import run_all
 from stoker.submit.generations import Shared, input_name, is_given_up, usable_name
 
 _AT_ONCE = 16

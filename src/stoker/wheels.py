@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker.home import home, make_home
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import PackageIndex, Wheel, wheels_target
-from stoker.parallel import run_all
 from stoker.requirements import Requirements
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.home import home, make_home
+from stoker.store.parallel import run_all
 from stoker.submit import generations
 
 FIELD = "environment.wheels"

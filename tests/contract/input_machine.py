@@ -13,7 +13,7 @@ from stoker.agent.inputs import keeping
 from stoker.agent.inputs.bringing import Inputs
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 
 class Machine:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import log
 from stoker.model import codec, keys
 from stoker.model.log_entries import Record, Submitted, Warned
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.testing.gcs import GcsServer
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -27,9 +27,9 @@ LIMIT_S = 300
 WRITER = """
 import sys, time
 from pathlib import Path
-from stoker import log
+from stoker.store import job_log as log
 from stoker.model.log_entries import Warned
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 url, job, me, count, gate = sys.argv[1:]
 store = open_store(url)
@@ -46,7 +46,7 @@ for n in range(int(count)):
 def race(url: str, gate: Path) -> None:
     """Let all writers go at the same moment, and wait until each has made its appends."""
     gate.mkdir()
-    assert log.append(open_store(url), JOB, 1, Record("submitted", "test", "", Submitted("digest", "test")))
+    assert job_log.append(open_store(url), JOB, 1, Record("submitted", "test", "", Submitted("digest", "test")))
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, url, JOB, f"w{me}", str(APPENDS), str(gate)],
@@ -84,7 +84,7 @@ def check(store: Store) -> None:
     for me in range(WRITERS):
         mine = [record.event.code for record in records if isinstance(record.event, Warned) and record.by == f"w{me}"]
         assert mine == [f"w{me}/{n}" for n in range(APPENDS)]
-    state = log.read(store, JOB)
+    state = job_log.read(store, JOB)
     assert state is not None
     assert state.seq == 1 + WRITERS * APPENDS
 

@@ -20,7 +20,7 @@ from stoker import Job, client
 from stoker.governor.govern import Governor
 from stoker.model.errors import StokerError
 from stoker.providers.ec2 import iam
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.ec2 import Ec2Cloud, ec2_cloud, why_no_machines
 from stoker.testing.servers import isolated, pytest_isolated
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import open_store
-from stoker.stores import folder, transfer
+from stoker.store import folder, hashed_copy
+from stoker.store.base import open_store
 
 PARTIAL = ".stoker-partial"
 
@@ -142,7 +142,7 @@ def test_a_writer_that_is_killed_leaves_nothing_in_sight(tmp_path: Path) -> None
     code = """
 import os, sys
 from pathlib import Path
-from stoker.store import open_store
+from stoker.store.base import open_store
 def key(digest):
     os.kill(os.getpid(), 9)
     return digest
@@ -312,7 +312,7 @@ FULL = """
 import sys
 from pathlib import Path
 from stoker.model.errors import StoreUnavailable
-from stoker.store import open_store
+from stoker.store.base import open_store
 root, source = map(Path, sys.argv[1:])
 store = open_store(str(root))
 store.put("small", b"x")
@@ -365,7 +365,7 @@ def test_a_folder_one_may_not_write_to_is_denied(shared: Path) -> None:
     code = """
 import os, sys
 from stoker.model.errors import StoreDenied
-from stoker.store import open_store
+from stoker.store.base import open_store
 store = open_store(sys.argv[1])
 if os.geteuid() == 0:  # who may write everywhere
     os.setgroups([])
@@ -421,7 +421,7 @@ def copy_by_reference(source: int, target: int) -> bool:
 
 
 @pytest.mark.parametrize("way", ["kernel", "by hand", "nothing to copy", "fails midway", "reference"])
-@pytest.mark.parametrize("size", [0, 5, transfer.BUFFER_SIZE, 5_000_001])
+@pytest.mark.parametrize("size", [0, 5, hashed_copy.BUFFER_SIZE, 5_000_001])
 def test_every_way_of_copying_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, size: int
 ) -> None:

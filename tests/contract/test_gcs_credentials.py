@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
-from stoker.store import open_store
-from stoker.stores import bucket
+from stoker.store import bucket
+from stoker.store.base import open_store
 from stoker.testing.gcs import DEAD_ADDRESS, GcsServer
 from stoker.testing.servers import isolated, pytest_isolated
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import FileChanged, Store, open_store
-from stoker.stores import bucket
+from stoker.store import bucket
+from stoker.store.base import FileChanged, Store, open_store
 from stoker.testing.gcs import GcsServer
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -215,7 +215,7 @@ else:
         code = """
 import resource, sys
 from pathlib import Path
-from stoker.store import open_store
+from stoker.store.base import open_store
 store = open_store(sys.argv[1])
 source, target = Path(sys.argv[2]), Path(sys.argv[2] + ".out")
 store.put("k", b"x" * 2_000_000)

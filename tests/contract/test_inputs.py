@@ -18,7 +18,7 @@ from stoker.agent.inputs import bringing, fetching, keeping, source
 from stoker.agent.inputs.bringing import Inputs
 from stoker.agent.prepare import SetupFailed
 from stoker.model.spec import Input
-from stoker.store import Meta, open_store
+from stoker.store.base import Meta, open_store
 from stoker.testing.gcs import GcsServer
 from stoker.testing.machines.store_door import StoreDoor
 from stoker.testing.servers import S3Server, isolated, pytest_isolated
@@ -117,7 +117,7 @@ if isolated():
 
     def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The keys that are fetched from now on."""
-        from stoker.stores.bucket import BucketStore
+        from stoker.store.bucket import BucketStore
 
         fetched: list[str] = []
         own = BucketStore.get_part
@@ -184,7 +184,7 @@ if isolated():
         fill(url, {"0-small": b"s", "large": large})
         fetched = counted(monkeypatch)
         go_on = threading.Event()
-        from stoker.stores.bucket import BucketStore
+        from stoker.store.bucket import BucketStore
 
         own = BucketStore.get_part
 
@@ -272,7 +272,7 @@ if isolated():
         door = StoreDoor("127.0.0.1", int(s3.endpoint.rpartition(":")[2]))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{door.port}")
         monkeypatch.setattr(fetching, "THREADS", 4)
-        from stoker.stores.bucket import BucketStore
+        from stoker.store.bucket import BucketStore
 
         own, asked = BucketStore.get_part, []
 
@@ -332,7 +332,7 @@ if isolated():
         monkeypatch.setattr(keeping, "PART_BYTES", 1000)
         monkeypatch.setattr(fetching, "THREADS", 1)
         fill(url, {"large": b"1" * 20_000})
-        from stoker.stores.bucket import BucketStore
+        from stoker.store.bucket import BucketStore
 
         own, seen = BucketStore.get_part, []
 
@@ -396,7 +396,7 @@ if isolated():
 
     def test_progress_is_told_now_and_then(url: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(url, {f"f{n:03d}": b"x" * 1000 for n in range(40)})
-        from stoker.stores.bucket import BucketStore
+        from stoker.store.bucket import BucketStore
 
         own = BucketStore.get_part
 

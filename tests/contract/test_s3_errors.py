@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.store import FileChanged, Store, open_store
-from stoker.stores import bucket
+from stoker.store import bucket
+from stoker.store.base import FileChanged, Store, open_store
 from stoker.testing.servers import S3Server, isolated, pytest_isolated
 
 CALLS: dict[str, Callable[[Store], object]] = {
@@ -259,7 +259,7 @@ else:
         code = """
 import resource, sys
 from pathlib import Path
-from stoker.store import open_store
+from stoker.store.base import open_store
 store = open_store(sys.argv[1])
 source, target = Path(sys.argv[2]), Path(sys.argv[2] + ".out")
 store.put("k", b"x" * 2_000_000)

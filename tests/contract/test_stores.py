@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 from stoker.testing.store_contract import StoreContract

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker import Job, client, facts, log
-from stoker.checkpoints import Checkpoint, list_checkpoints
-from stoker.chunks import list_chunks, parse_segments
+from stoker import Job, client
 from stoker.cli.following import node_logs
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
@@ -31,7 +29,10 @@ from stoker.model.observed import Known
 from stoker.processes import Process
 from stoker.reading.logs import read_lines
 from stoker.reading.nodes import boots
-from stoker.store import Store, open_store
+from stoker.store import job_log, node_facts
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoints import Checkpoint, list_checkpoints
+from stoker.store.log_chunks import list_chunks, parse_segments
 from stoker.summary import Summary
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class World:
         return client.summary(job, self.url)
 
     def state(self, job: str) -> JobState:
-        state = log.read(self.store, job)
+        state = job_log.read(self.store, job)
         assert state is not None
         return state
 
@@ -167,7 +168,7 @@ class World:
         instance = claim.instance(rank)
         if instance is None:
             return None
-        told = facts.read_node(self.store, job, claim.number, rank, instance).heartbeat
+        told = node_facts.read_node(self.store, job, claim.number, rank, instance).heartbeat
         return told.value.value if isinstance(told, Known) and told.value is not None else None
 
     # ── What is left of them ──────────────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +214,7 @@ class World:
         try:
             entries = [
                 f"{entry.seq} {entry.at:%H:%M:%S.%f} {type(entry.event).__name__}: {entry.reason}"
-                for entry in log.entries(self.store, job, 1)
+                for entry in job_log.entries(self.store, job, 1)
             ]
             return "\n".join([*entries, *self.nodes_said(job), *self.agents_said()])
         except Exception as error:  # noqa: BLE001 - only there to explain another failure

@@ -18,7 +18,7 @@ from stoker.cli import cli
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import LOG_GROUP, NAMESPACE, ForeignAccount
 from stoker.governor.foreign.govern import ForeignGovernor
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.testing.sagemaker import REGION, SageMakerCloud, sagemaker_cloud
 from stoker.testing.servers import S3Server, s3_server
 

@@ -12,9 +12,9 @@ import threading
 
 from harness import World, chain, fields, until
 
-from stoker import log
 from stoker.governor.govern import Governor
 from stoker.model.log_entries import Claimed, Closed, Launched
+from stoker.store import job_log
 
 
 def test_many_governors_race_through_a_reclaim(world: World) -> None:
@@ -47,7 +47,7 @@ def test_many_governors_race_through_a_reclaim(world: World) -> None:
     assert [record.step for record in world.journal("step")] == list(range(1, 121)), "a step was trained twice"
     assert not world.journal("overlap"), story
     # Each claim was launched once and closed once, whoever did it.
-    events = [entry.event for entry in log.entries(world.store, job, 1)]
+    events = [entry.event for entry in job_log.entries(world.store, job, 1)]
     claims = [event for event in events if isinstance(event, Claimed)]
     assert len(claims) == len([event for event in events if isinstance(event, Launched)]) == 3, story
     assert len([event for event in events if isinstance(event, Closed)]) == 2, story

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import World
 
 from stoker import policies
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 
 def rules(world: World, text: str) -> None:

@@ -19,7 +19,7 @@ from stoker import client
 from stoker.model.errors import UserError
 from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.machines.store_door import StoreDoor
 from stoker.testing.servers import S3Server, isolated, pytest_isolated
 

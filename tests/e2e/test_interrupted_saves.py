@@ -26,9 +26,9 @@ from harness import PATIENCE_S, until
 from training_world import JOB, TrainingWorld
 
 from stoker.agent.supervise import Ended
-from stoker.checkpoints import list_checkpoints
 from stoker.processes import stat_of
-from stoker.store import open_store
+from stoker.store.base import open_store
+from stoker.store.checkpoints import list_checkpoints
 
 PROGRAMS = ("nanogpt", "trainer", "lightning", "keras", "ddp")
 SCRIPTS = Path(__file__).parent / "scripts" / "saves"

@@ -21,8 +21,8 @@ import pytest
 from harness import until
 from training_world import JOB, TrainingWorld
 
-from stoker.checkpoints import list_checkpoints
-from stoker.store import open_store
+from stoker.store.base import open_store
+from stoker.store.checkpoints import list_checkpoints
 
 SCRIPTS = Path(__file__).parent / "scripts" / "saves"
 INTERRUPTIONS = int(os.environ.get("STOKER_ODD_INTERRUPTIONS", "1"))

@@ -39,7 +39,7 @@ if isolated():
     from stoker.model import keys
     from stoker.model.errors import AuthDenied
     from stoker.providers.ec2.client import Clients
-    from stoker.store import Store, open_store
+    from stoker.store.base import Store, open_store
     from stoker.testing.lambda_runtime import LambdaFunction, emulator, lambda_function
 
     @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from stoker.testing.servers import free_port, isolated, pytest_isolated
 PROJECT, REGION = "vision-1", "us-central1"
 
 if isolated():
-    from stoker import Job, client, log, policies
+    from stoker import Job, client, policies
     from stoker.cli import main
     from stoker.deploying import bindings, gcp, package, project, record
     from stoker.governor.background import call_deployed
@@ -37,7 +37,8 @@ if isolated():
     from stoker.model.errors import UserError
     from stoker.providers.gce.client import Api
     from stoker.providers.gce.machine import GceMachine
-    from stoker.store import open_store
+    from stoker.store import job_log
+    from stoker.store.base import open_store
     from stoker.testing.gce.discovery import api
     from stoker.testing.google_functions import GoogleProject, Refused, google_project
 
@@ -313,7 +314,7 @@ if isolated():
         _, (_, told) = google.messages
         store = open_store(gcs_url)
         Governor(store).run_pass()
-        before = log.read(store, job)
+        before = job_log.read(store, job)
         assert before is not None and before.claims[-1].launched
         with function(gcs_url, tmp_path, "http") as address:
             status, answer = push(address, told)
@@ -326,7 +327,7 @@ if isolated():
             assert [post(address, each)[0] for each in strange] == [200] * len(strange)
             assert push(address, {"stoker": {"tick": True}})[1]["active"] == 1
             assert clock["state"] == "ENABLED"
-            after = log.read(store, job, before)
+            after = job_log.read(store, job, before)
             assert after is not None and after.seq == before.seq
             client.stop(job, gcs_url)
             client.wait(job, gcs_url, timeout=60)

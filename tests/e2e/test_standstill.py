@@ -6,7 +6,7 @@ import pytest
 from harness import World
 
 from stoker.agent.witness import find_spy
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 HANGS = """\
 import ctypes, os, sys, time

@@ -7,8 +7,8 @@ import signal
 
 from harness import World, until
 
-from stoker import facts
 from stoker.model.observed import Known
+from stoker.store import node_facts
 
 RULES = "rules:\n- {name: hangs, stall: {window: 2s, windows: 2, after: 1s}}\n"
 
@@ -80,7 +80,7 @@ def test_a_training_that_is_stopped_by_hand_is_told_once_and_not_ended(world: Wo
 
 def held_s(world: World, job: str) -> float:
     (claim,) = world.state(job).open_claims
-    (node,) = facts.read_claim(world.store, job, claim)
+    (node,) = node_facts.read_claim(world.store, job, claim)
     assert isinstance(node.heartbeat, Known) and node.heartbeat.value is not None
     activity = node.heartbeat.value.value.activity
     return (activity.debugged_s or 0.0) if activity is not None else 0.0

@@ -18,9 +18,9 @@ from stoker.agent.enclosure import Command, Host
 from stoker.agent.restore import restore, restore_newest
 from stoker.agent.supervise import Ended, Ending, Training
 from stoker.agent.sync import CheckpointSync
-from stoker.checkpoints import list_checkpoints
 from stoker.processes import TRAINING, make_group, open_for_writing
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoints import list_checkpoints
 
 JOB = "job-1"
 LIMIT_S = 60.0

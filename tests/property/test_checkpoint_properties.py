@@ -30,7 +30,7 @@ from checkpoint_world import (
 )
 
 from stoker.agent import prune
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.testing.memory import Fault, MemoryStore
 
 KEEP = 2

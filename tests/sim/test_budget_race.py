@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker import log, policies
+from stoker import policies
 from stoker.core import decide
 from stoker.core.books import FULL
 from stoker.core.snapshot import JobSnapshot, Plan
@@ -28,7 +28,8 @@ from stoker.model.policy import House
 from stoker.model.spec import Limits
 from stoker.providers.base import Request
 from stoker.spent import read_spent, write_spent
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 from stoker.testing.memory import Fault
 from stoker.testing.sim import Caller, World
 from stoker.testing.sim_checks import SLACK_S
@@ -132,7 +133,7 @@ def play(seed: int) -> Watched:
 
 
 def logs(world: Watched) -> dict[str, list[Entry]]:
-    return {job: list(log.entries(world.store, job)) for job in world.jobs}
+    return {job: list(job_log.entries(world.store, job)) for job in world.jobs}
 
 
 def spent(
@@ -334,7 +335,7 @@ def test_one_job_that_makes_no_sense_keeps_no_other_from_being_governed() -> Non
         patch.setattr(decide, "decide_job", stumbling)
         done = governor.run_pass()
     assert "OverflowError" in done.problems[bad.name] and good.name not in done.problems
-    state = log.read(world.store, good.name)
+    state = job_log.read(world.store, good.name)
     assert state is not None and state.open_claims
 
 
@@ -375,12 +376,12 @@ def test_who_looks_at_one_job_counts_what_the_others_spend() -> None:
     for only in ({second.name}, {second.name, first.name}):
         governor = world._new_governor(world.callers[1])
         done = governor.run_pass(only=only)
-        state = log.read(world.store, second.name)
+        state = job_log.read(world.store, second.name)
         assert state is not None and not state.claims
         assert "policy money" in done.waiting[second.name]
     policies.write(world.store, POLICY.replace(str(DOLLARS), "500"), "jane")
     world._new_governor(world.callers[1]).run_pass(only={second.name})
-    state = log.read(world.store, second.name)
+    state = job_log.read(world.store, second.name)
     assert state is not None and state.claims
 
 
@@ -444,7 +445,7 @@ def test_a_job_is_not_forgotten_before_its_money_is_written_down() -> None:
     real = world.store.client
     world.store.client = lambda faults=None: real(denied if faults else None)  # type: ignore[assignment, method-assign]
     world.run_until(3000.0)
-    state = log.read(world.store, job.name)
+    state = job_log.read(world.store, job.name)
     assert state is not None and state.ended is not None
     assert job.name in active_jobs(world.store)
     done = world._new_governor(world.callers[1]).run_pass()

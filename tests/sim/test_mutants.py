@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import facts, index, log, removing
+from stoker import removing
 from stoker.core import decide, gate, orphans, retiring, retry, tending
 from stoker.core.look import Look
 from stoker.core.policy import Policy
@@ -20,6 +20,7 @@ from stoker.model import keys
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Ended
 from stoker.model.observed import Known
+from stoker.store import job_index, job_log, node_facts
 from stoker.testing import sim
 from stoker.testing.sim_cloud import SimProvider
 
@@ -93,7 +94,7 @@ def a_broken_gang_goes_on(patch: Patch) -> None:
 def facts_are_read_before_the_machines(patch: Patch) -> None:
     """An exit written between the two is missed, and a success taken for a loss."""
     early: dict[tuple[str, int], Any] = {}
-    read_claim, states = facts.read_claim, observe._states
+    read_claim, states = node_facts.read_claim, observe._states
 
     def prefetch(fleet: Any, state: JobState, listing: Any) -> Any:
         for claim in state.open_claims:
@@ -113,7 +114,7 @@ def facts_are_read_before_the_machines(patch: Patch) -> None:
     patch.setattr(observe, "_observe_job", observe_job)
     patch.setattr(observe, "_states", prefetch)
     patch.setattr(
-        facts,
+        node_facts,
         "read_claim",
         lambda store, job, claim: early.pop((job, claim.number), None) or read_claim(store, job, claim),
     )
@@ -183,10 +184,10 @@ def a_record_is_put_over_the_one_before(patch: Patch) -> None:
 
 
 def removed_jobs_are_read_like_others(patch: Patch) -> None:
-    patch.setattr(log, "is_removed", lambda store, job: False)
-    patch.setattr(log, "removed_jobs", lambda store: frozenset())
-    patch.setattr(index, "is_removed", lambda store, job: False)
-    patch.setattr(index, "removed_jobs", lambda store: frozenset())
+    patch.setattr(job_log, "is_removed", lambda store, job: False)
+    patch.setattr(job_log, "removed_jobs", lambda store: frozenset())
+    patch.setattr(job_index, "is_removed", lambda store, job: False)
+    patch.setattr(job_index, "removed_jobs", lambda store: frozenset())
 
 
 def a_removal_is_not_in_the_log(patch: Patch) -> None:

@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from checkpoint_world import JOB, World, restored_content
 
 from stoker.agent.logs import durable_offset
-from stoker.checkpoints import Checkpoint, list_checkpoints
-from stoker.chunks import ChunkWriter, Segment, encode_segment
-from stoker.manifests import Trust, encode
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_facts import Manifest
+from stoker.store.checkpoint_manifests import Trust, encode
+from stoker.store.checkpoints import Checkpoint, list_checkpoints
+from stoker.store.log_chunks import ChunkWriter, Segment, encode_segment
 from stoker.testing.memory import Fault, MemoryStore
 
 SEEDS = int(os.environ.get("STOKER_SIM_STORAGE_SEEDS", "60"))

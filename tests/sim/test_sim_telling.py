@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from stoker import log, policies
+from stoker import policies
 from stoker.core.outbox import SENDING
 from stoker.core.telling import Letter, tell
 from stoker.governor.govern import Governor
@@ -18,6 +18,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.model.log_entries import Entry
 from stoker.model.policy import House
+from stoker.store import job_log
 from stoker.testing.sim import Caller, World
 from stoker.testing.sim_data import at
 from stoker.testing.sim_scenario import make_scenario
@@ -44,7 +45,7 @@ class Telling(World):
             while job.state is not None and len(seen) < job.state.seq:
                 found = self.store.get(keys.log_entry(job.name, len(seen) + 1))
                 assert found is not None
-                seen.append(log.parse(len(seen) + 1, found))
+                seen.append(job_log.parse(len(seen) + 1, found))
 
     def open(self, _to: str) -> Send:
         def send(letter: Letter) -> None:

@@ -12,11 +12,8 @@ from typing import Any
 from noticing_machine import Here
 from plain_store import wait_for
 
-from stoker import log
 from stoker.agent.life import Life
 from stoker.agent.node import Node
-from stoker.chunks import parse_segments
-from stoker.facts import read_fact
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
@@ -25,6 +22,9 @@ from stoker.model.node_facts import Exit, Heartbeat
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
+from stoker.store import job_log
+from stoker.store.log_chunks import parse_segments
+from stoker.store.node_facts import read_fact
 from stoker.testing.memory import Faults, MemoryStore
 
 JOB = "job-0a1b"
@@ -45,15 +45,15 @@ class AgentWorld:
 
     @property
     def state(self) -> JobState:
-        found = log.read(self.store, JOB)
+        found = job_log.read(self.store, JOB)
         assert found is not None
         return found
 
     def append(self, event: Event, reason: str = "for the test") -> int:
         """Write an entry of the log; its number."""
-        state = log.read(self.store, JOB)
+        state = job_log.read(self.store, JOB)
         number = state.seq + 1 if state else 1
-        assert log.append(self.store, JOB, number, Record(log.new_token(), "test", reason, event))
+        assert job_log.append(self.store, JOB, number, Record(job_log.new_token(), "test", reason, event))
         return number
 
     def submit(self, *run: str, **spec: Any) -> Submission:

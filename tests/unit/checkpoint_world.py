@@ -13,11 +13,11 @@ import pytest
 
 from stoker.agent.restore import Restored, restore, restore_newest
 from stoker.agent.sync import CheckpointSync
-from stoker.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
 from stoker.model import keys
 from stoker.processes import OpenFile, Writing
 from stoker.saves import MARKER, Save
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoints import Checkpoint, list_checkpoints, parse_key, read_manifests
 from stoker.testing.memory import MemoryStore
 
 JOB = "job-1"

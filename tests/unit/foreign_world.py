@@ -15,7 +15,7 @@ from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount, Listed
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.model.errors import InvalidRequest, Transient
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sagemaker import Clock
 from stoker.testing.sagemaker.account import Account

@@ -22,7 +22,7 @@ from stoker.agent.node import Node
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Code, Environment, Spec, Submission
 from stoker.processes import TRAINING, make_group
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.package_index import PackageIndex, make_wheel, package_index
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker import facts
 from stoker.agent.activity import ActivityRecorder, Look
 from stoker.agent.beat import FAR_INTERVAL_S, Beat, is_calm
 from stoker.agent.health.step_count import StepCount
@@ -23,6 +22,7 @@ from stoker.model.log_entries import Claimed, Draining, Entry, Event, Launched, 
 from stoker.model.node_facts import CheckpointRef, Heartbeat
 from stoker.model.spec import Limits
 from stoker.policyfile import parse_policy
+from stoker.store import node_facts
 from stoker.testing.memory import MemoryStore
 from stoker.testing.playback import RECORDED
 from stoker.testing.sim_data import JOB, SPOT_A, at, make_snapshot, make_spec
@@ -155,7 +155,7 @@ class LongJob:
         state = fold(JOB, self.entries)
         assert state is not None
         (claim,) = state.open_claims
-        found = facts.read_claim(self.store, JOB, claim)
+        found = node_facts.read_claim(self.store, JOB, claim)
         job = make_snapshot(state, *found, spec=make_spec(limits=self.limits))
         for action in decide_job(job, self.policy, at(self.now_s)).actions:
             assert isinstance(action, Append), action

@@ -10,8 +10,8 @@ from typing import Any, cast
 from plain_store import DAWN
 
 from stoker.agent.inputs.source import Listing
-from stoker.store import Meta, ObjectChanged
-from stoker.stores.bucket import BucketStore
+from stoker.store.base import Meta, ObjectChanged
+from stoker.store.bucket import BucketStore
 
 URL = "s3://bucket/data"
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import Meta, Object, Sent
+from stoker.store.base import Meta, Object, Sent
 
 DAWN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

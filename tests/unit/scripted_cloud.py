@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker import log
 from stoker.governor.apply import Applier
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory
-from stoker.index import read_submission
 from stoker.model import codec, keys
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Claimed, Event, Record, Submitted
 from stoker.model.offerings import Capabilities, Instance, InstanceState, Leftover, Offering
 from stoker.model.spec import Resources, Spec, Submission
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
+from stoker.store import job_log
+from stoker.store.job_index import read_submission
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, OFFERINGS, at, make_spec
 
@@ -110,11 +110,11 @@ class ScriptedWorld:
             if isinstance(event, Claimed):
                 self.store.put(keys.place(event.offering.provider, event.offering.region), b"")
         for seq, event in enumerate((Submitted(codec.digest(data), "jane"), *events), start=1):
-            assert log.append(self.store, job, seq, Record(log.new_token(), "test", f"entry {seq}", event))
+            assert job_log.append(self.store, job, seq, Record(job_log.new_token(), "test", f"entry {seq}", event))
         return self.state(job)
 
     def state(self, job: str) -> JobState:
-        found = log.read(self.store, job)
+        found = job_log.read(self.store, job)
         assert found is not None
         return found
 

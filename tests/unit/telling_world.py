@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from stoker import log
 from stoker.core.telling import Letter
 from stoker.governor.telling import News, Send, Teller
-from stoker.index import read_submission
 from stoker.model import keys
 from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.job_index import read_submission
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import at
 
@@ -48,7 +48,7 @@ class World:
 def news(store: Store) -> dict[str, News]:
     found = {}
     for job in store.folders(keys.JOBS):
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         if state is not None:
             found[job] = News(state, read_submission(store, state).spec)
     return found

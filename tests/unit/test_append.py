@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker import log
 from stoker.model import keys
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import Event, Opaque, Record, StopAsked, Submitted, Warned
+from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB
 
@@ -27,29 +27,29 @@ def make_record(token: str, event: Event = SUBMITTED) -> Record:
 
 def test_one_of_two_writers_wins() -> None:
     store = make_store()
-    assert log.append(store, JOB, 1, make_record("mine"))
-    assert not log.append(store, JOB, 1, make_record("rival"))
-    assert log.append(store, JOB, 1, make_record("mine")), "repeating the same record is harmless"
-    assert [entry.seq for entry in log.entries(store, JOB)] == [1]
+    assert job_log.append(store, JOB, 1, make_record("mine"))
+    assert not job_log.append(store, JOB, 1, make_record("rival"))
+    assert job_log.append(store, JOB, 1, make_record("mine")), "repeating the same record is harmless"
+    assert [entry.seq for entry in job_log.entries(store, JOB)] == [1]
 
 
 def test_a_write_whose_reply_was_lost_is_recognised_by_its_token() -> None:
     lost = iter([Fault(after=True)])
     store = make_store(lambda operation, key: next(lost, None) if operation == "create" else None)
-    assert log.append(store, JOB, 1, make_record("mine"))
+    assert job_log.append(store, JOB, 1, make_record("mine"))
 
 
 def test_a_write_that_did_not_happen_raises() -> None:
     store = make_store(lambda operation, key: Fault() if operation == "create" else None)
     with pytest.raises(StoreUnavailable):
-        log.append(store, JOB, 1, make_record("mine"))
+        job_log.append(store, JOB, 1, make_record("mine"))
 
 
 def test_a_write_that_failed_while_a_rival_won_is_the_rivals() -> None:
     store = make_store()
-    log.append(store, JOB, 1, make_record("rival"))
+    job_log.append(store, JOB, 1, make_record("rival"))
     failing = store.client(lambda operation, key: Fault() if operation == "create" else None)
-    assert not log.append(failing, JOB, 1, make_record("mine"))
+    assert not job_log.append(failing, JOB, 1, make_record("mine"))
 
 
 class Conflicting(MemoryStore):
@@ -66,27 +66,27 @@ class Conflicting(MemoryStore):
 
 def test_exists_and_yet_absent_is_put_again() -> None:
     store = Conflicting(lambda: EPOCH)
-    assert log.append(store, JOB, 1, make_record("mine"))
+    assert job_log.append(store, JOB, 1, make_record("mine"))
     store = Conflicting(lambda: EPOCH)
     store.conflicts = 1000
     with pytest.raises(StoreUnavailable, match="keeps answering"):
-        log.append(store, JOB, 1, make_record("mine"))
+        job_log.append(store, JOB, 1, make_record("mine"))
 
 
 def test_after_a_lost_race_the_newest_state_decides_again() -> None:
     store = make_store()
-    log.append(store, JOB, 1, make_record("first"))
+    job_log.append(store, JOB, 1, make_record("first"))
     seen: list[int] = []
 
     def decide(state: JobState | None) -> tuple[Event, str] | None:
         assert state is not None
         seen.append(state.seq)
         if len(seen) == 1:
-            log.append(store, JOB, 2, make_record("rival", Warned("w")))
+            job_log.append(store, JOB, 2, make_record("rival", Warned("w")))
         return (StopAsked("me"), "enough") if state.stop is None else None
 
     marked: list[int] = []
-    state = log.append_next(store, JOB, None, decide, "me", marked.append)
+    state = job_log.append_next(store, JOB, None, decide, "me", marked.append)
     assert state is not None and state.stop is not None and state.seq == 3
     assert seen == [1, 2]
     assert marked == [2, 3], "what must be written first is written before each try"
@@ -94,27 +94,27 @@ def test_after_a_lost_race_the_newest_state_decides_again() -> None:
 
 def test_nothing_to_add_adds_nothing() -> None:
     store = make_store()
-    log.append(store, JOB, 1, make_record("first"))
-    state = log.append_next(store, JOB, None, lambda state: None, "me")
+    job_log.append(store, JOB, 1, make_record("first"))
+    state = job_log.append_next(store, JOB, None, lambda state: None, "me")
     assert state is not None and state.seq == 1
 
 
 def test_only_the_contiguous_prefix_counts() -> None:
     store = make_store()
-    log.append(store, JOB, 1, make_record("a"))
-    log.append(store, JOB, 3, make_record("c", Warned("w")))
-    state = log.read(store, JOB)
+    job_log.append(store, JOB, 1, make_record("a"))
+    job_log.append(store, JOB, 3, make_record("c", Warned("w")))
+    state = job_log.read(store, JOB)
     assert state is not None and state.seq == 1
-    assert log.read(store, "other") is None
+    assert job_log.read(store, "other") is None
 
 
 def test_what_a_newer_stoker_wrote_is_shown_and_not_decided_on() -> None:
     store = make_store()
-    log.append(store, JOB, 1, make_record("a"))
+    job_log.append(store, JOB, 1, make_record("a"))
     store.put(keys.log_entry(JOB, 2), b'{"min_version":9,"event":{"kind":"sung"}}')
-    (_, entry) = log.entries(store, JOB)
+    (_, entry) = job_log.entries(store, JOB)
     assert entry.event == Opaque("sung") and entry.min_version == 9
-    state = log.read(store, JOB)
+    state = job_log.read(store, JOB)
     assert state is not None and state.min_version == 9
 
 
@@ -123,4 +123,4 @@ def test_what_is_no_entry_is_an_error_of_that_job(data: bytes) -> None:
     store = make_store()
     store.put(keys.log_entry(JOB, 1), data)
     with pytest.raises(StoreError):
-        log.read(store, JOB)
+        job_log.read(store, JOB)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import log
 from stoker.core.budgets import Held
 from stoker.core.snapshot import Append, Launch, Plan, Terminate, Unmark
 from stoker.governor.apply import Applied
@@ -17,6 +16,7 @@ from stoker.model.job_state import Claim, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, ResumeAsked, StopAsked
 from stoker.model.offerings import Leftover, Offering
 from stoker.model.spec import Submission
+from stoker.store import job_log
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, make_spec, nodes
 
 A = "a-aaaa"
@@ -240,7 +240,7 @@ def test_machines_of_a_claim_that_a_rival_settled_meanwhile_are_given_back(
     def late(requests: tuple[object, ...]) -> object:
         made = launch(requests)
         closed = Closed(2, "abandoned", "budget", restart=True)
-        assert log.append(world.store, A, 3, Record(log.new_token(), "rival", "given up", closed))
+        assert job_log.append(world.store, A, 3, Record(job_log.new_token(), "rival", "given up", closed))
         return made
 
     monkeypatch.setattr(world.cloud, "launch", late)
@@ -257,7 +257,7 @@ def test_machines_that_a_rival_named_stay_and_others_of_the_same_claim_go(
     def beside(requests: tuple[object, ...]) -> object:
         made = launch(requests)
         named = Launched(2, (replace(nodes(2)[0], instance="i-a-aaaa-2-0"),))
-        assert log.append(world.store, A, 3, Record(log.new_token(), "rival", "launched", named))
+        assert job_log.append(world.store, A, 3, Record(job_log.new_token(), "rival", "launched", named))
         return made
 
     monkeypatch.setattr(world.cloud, "launch", beside)

@@ -23,15 +23,15 @@ from stoker.agent.prepare import SetupFailed
 from stoker.agent.programs import fetch_program, tool_name
 from stoker.agent.restore import restore_newest
 from stoker.agent.resume import FromJob, import_checkpoint
-from stoker.checkpoints import list_checkpoints, pull
-from stoker.manifests import encode
 from stoker.model import keys
 from stoker.model.errors import StokerError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.spec import Wheel
 from stoker.reading.outputs import OutputFile, pull_outputs
-from stoker.store import Meta, Store
-from stoker.stores.extraction import Extraction, Obstructed
+from stoker.store.base import Meta, Store
+from stoker.store.checkpoint_manifests import encode
+from stoker.store.checkpoints import list_checkpoints, pull
+from stoker.store.safe_extraction import Extraction, Obstructed
 from stoker.testing.memory import MemoryStore
 
 LINK = stat.S_IFLNK | 0o777

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from stoker import client, facts, log
-from stoker.chunks import Sample, decode_lines, encode_line
+from stoker import client
 from stoker.cli import cli
 from stoker.cli.printing import duration, legible
 from stoker.cli.terminal import guard, harmless
@@ -30,7 +29,9 @@ from stoker.model.log_entries import Claimed, Entry, Event, Launched, NodeRef, R
 from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
 from stoker.model.observed import Known, Unknown
 from stoker.model.spec import Submission
-from stoker.store import Store, open_store
+from stoker.store import job_log, node_facts
+from stoker.store.base import Store, open_store
+from stoker.store.log_chunks import Sample, decode_lines, encode_line
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_spec
 
@@ -68,7 +69,7 @@ def observed(store: Store) -> JobSnapshot:
     ]
     state = fold("job-1", [Entry(seq, at(seq), "", event) for seq, event in enumerate(events, 1)])
     assert state is not None
-    read = {2: facts.read_claim(store, "job-1", state.claims[0])}
+    read = {2: node_facts.read_claim(store, "job-1", state.claims[0])}
     return JobSnapshot(state, make_spec(), CAPABILITIES, read, Known(()), Known({INSTANCE: "gone"}))
 
 
@@ -102,11 +103,11 @@ def test_numbers_without_end_are_refused() -> None:
 # ── Facts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("heartbeat", [b"", b"{", b"[" * 5000, b"null", b"x" * (facts.MAX_FACT_BYTES + 1)])
+@pytest.mark.parametrize("heartbeat", [b"", b"{", b"[" * 5000, b"null", b"x" * (node_facts.MAX_FACT_BYTES + 1)])
 def test_an_exit_counts_whatever_the_heartbeat_says(store: Store, heartbeat: bytes) -> None:
     store.put(keys.heartbeat(NODE), heartbeat)
     store.put(keys.exit_(NODE), codec.dumps(left(outcome="succeeded")))
-    read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
+    read = node_facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(read.exit, Known) and read.exit.value is not None
     assert read.exit.value.value.outcome == "succeeded"
 
@@ -119,7 +120,7 @@ def test_a_boot_whose_output_cannot_be_read_is_unknown_and_one_without_end_says_
     error: StoreError, told: object
 ) -> None:
     bucket = MemoryStore(lambda: NOW, faults=lambda _operation, _key: Fault(error=error))
-    assert facts.read_boot(bucket, NODE) == told
+    assert node_facts.read_boot(bucket, NODE) == told
 
 
 def test_what_the_first_of_several_boots_said_stays_said(store: Store) -> None:
@@ -130,7 +131,7 @@ def test_what_the_first_of_several_boots_said_stays_said(store: Store) -> None:
             notice = NoticeFact(hard=True, source=f"boot {number}", at=NOW, grace_s=9.0)
             store.put(keys.notice(node), codec.dumps(notice))
             store.put(keys.exit_(node), codec.dumps(left(reason=f"boot {number}")))
-    found = facts.read_node(store, "job-1", 2, 0, INSTANCE)
+    found = node_facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(found.heartbeat, Known) and found.heartbeat.value is not None
     assert isinstance(found.notice, Known) and found.notice.value is not None
     assert isinstance(found.exit, Known) and found.exit.value is not None
@@ -141,7 +142,7 @@ def test_what_the_first_of_several_boots_said_stays_said(store: Store) -> None:
 def test_a_senseless_heartbeat_does_not_hide_the_one_before(store: Store) -> None:
     store.put(keys.heartbeat(NODE), codec.dumps(beat(step=7)))
     store.put(keys.heartbeat(keys.node("job-1", 2, 0, keys.boot(INSTANCE, 1))), b"garbage")
-    read = facts.read_node(store, "job-1", 2, 0, INSTANCE)
+    read = node_facts.read_node(store, "job-1", 2, 0, INSTANCE)
     assert isinstance(read.heartbeat, Known) and read.heartbeat.value is not None
     assert read.heartbeat.value.value.step == 7
 
@@ -165,23 +166,23 @@ def test_no_exit_makes_an_entry_that_cannot_be_read(store: Store, fact: Exit) ->
     closed = judge(case_of(job, job.state.claims[0], DEFAULT))
     assert decide_job(job, DEFAULT, at(100)).actions
     submitted = Record(token="t", by="t", reason="", event=Submitted(spec_digest="0" * 64, submitter="jane"))
-    assert log.append(store, "job-1", 1, submitted)
-    assert log.append(store, "job-1", 2, Record(token="t", by="t", reason=fact.reason, event=closed))
-    state = log.read(store, "job-1")
+    assert job_log.append(store, "job-1", 1, submitted)
+    assert job_log.append(store, "job-1", 2, Record(token="t", by="t", reason=fact.reason, event=closed))
+    state = job_log.read(store, "job-1")
     assert state is not None and state.seq == 2
 
 
 def test_an_entry_that_nobody_could_read_is_not_written(store: Store) -> None:
-    record = Record(token="t", by="t", reason="", event=Warned(code="c" * log.MAX_ENTRY_BYTES))
+    record = Record(token="t", by="t", reason="", event=Warned(code="c" * job_log.MAX_ENTRY_BYTES))
     with pytest.raises(StoreError, match="too large"):
-        log.append(store, "job-1", 1, record)
+        job_log.append(store, "job-1", 1, record)
     assert store.head(keys.log_entry("job-1", 1)) is None
 
 
 def test_what_an_agent_writes_comes_back_as_it_is(store: Store) -> None:
     fact = left(reason="exit code 1", tail=tuple(f"line {n}" for n in range(20)), trained_s=12.5, restored_from="k")
     store.put(keys.exit_(NODE), codec.dumps(fact))
-    read = facts.read_fact(store, keys.exit_(NODE), Exit)
+    read = node_facts.read_fact(store, keys.exit_(NODE), Exit)
     assert isinstance(read, Known) and read.value is not None and read.value.value == fact
 
 
@@ -281,9 +282,11 @@ def submitted_job(store: Store, folder: Path) -> str:
 
 def append(store: Store, job: str, *events: Any) -> None:
     for event in events:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         assert state is not None
-        assert log.append(store, job, state.seq + 1, Record(token="t", by="t", reason="\x1b]0;owned\x07", event=event))
+        assert job_log.append(
+            store, job, state.seq + 1, Record(token="t", by="t", reason="\x1b]0;owned\x07", event=event)
+        )
 
 
 def test_every_command_survives_an_absurd_node(store: Store, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker import client, log
+from stoker import client
 from stoker.core.snapshot import Plan, Unmark
 from stoker.governor.clock import governor_name
 from stoker.governor.govern import Governor
@@ -29,7 +29,8 @@ from stoker.processes.identity import process_table, stat_of
 from stoker.providers.local.folder import NodeFolder
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import SPOT_A
 
 T = TypeVar("T")
@@ -55,14 +56,14 @@ def submit(store: Store, **fields: Any) -> str:
 
 
 def append(store: Store, job: str, event: Event) -> None:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
-    record = Record(token=log.new_token(), by="test", reason="for the test", event=event)
-    assert log.append(store, job, state.seq + 1, record)
+    record = Record(token=job_log.new_token(), by="test", reason="for the test", event=event)
+    assert job_log.append(store, job, state.seq + 1, record)
 
 
 def kinds(store: Store, job: str) -> list[str]:
-    return [entry.event.kind for entry in log.entries(store, job)]
+    return [entry.event.kind for entry in job_log.entries(store, job)]
 
 
 # ── A store that two places share ─────────────────────────────────────────────────────────────────────────────────────
@@ -222,7 +223,7 @@ def test_a_governor_that_stood_still_does_not_unmark_a_job_that_was_resumed(stor
     with pytest.raises(StoreUnavailable):
         client.resume(job, DiesBeforeTheEntry(store))
     governor = Governor(store)
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     governor.memory.states[job] = state
     client.resume(job, store)
@@ -273,10 +274,10 @@ def node(store: Store, tmp_path: Path) -> Iterator[tuple[LocalProvider, str, Pat
 
 
 def _order(store: Store, job: str) -> Any:
-    from stoker.index import read_submission
     from stoker.providers.base import LaunchOrder
+    from stoker.store.job_index import read_submission
 
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     spec = read_submission(store, state).spec
     offering = local(store).offerings(spec.resources)[0]

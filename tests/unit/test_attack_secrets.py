@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from stoker import client
-from stoker.home import default_store_url, make_home
 from stoker.jobfile import Job
 from stoker.model.errors import UserError
 from stoker.pack import pack
-from stoker.store import open_store
+from stoker.store.base import open_store
+from stoker.store.home import default_store_url, make_home
 
 
 @pytest.fixture(autouse=True)

@@ -25,13 +25,13 @@ from stoker.agent.life import Life
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.ready import Readying
 from stoker.agent.snapshot import scan
-from stoker.checkpoints import list_checkpoints
-from stoker.manifests import encode
 from stoker.model import keys
 from stoker.model.job_state import Claim
 from stoker.model.log_entries import Closed, Draining, StopAsked
 from stoker.model.node_facts import Exit, Manifest, NoticeFact
 from stoker.model.spec import Checkpoints, Limits, Retry
+from stoker.store.checkpoint_manifests import encode
+from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory import Fault
 
 # Goes on until it is told to leave, then saves.

@@ -12,7 +12,7 @@ from stoker.governor import background
 from stoker.governor.govern import Pass
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 
 
 @pytest.fixture

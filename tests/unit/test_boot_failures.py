@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 from stoker.core.cases import case_of
 from stoker.core.policy import DEFAULT
 from stoker.core.retry import verdict
-from stoker.facts import BOOT_FAILED, boot_exit, read_node
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_facts import Exit
 from stoker.model.observed import Known, Stamped
+from stoker.store.node_facts import BOOT_FAILED, boot_exit, read_node
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import SPOT_A, make_facts, make_snapshot, make_state, nodes
 

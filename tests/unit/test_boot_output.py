@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from stoker import client, log
-from stoker.chunks import Segment, encode_segment
+from stoker import client
 from stoker.cli import logs as logs_command
 from stoker.cli import main
-from stoker.facts import BOOT_FAILED
 from stoker.governor.fleet import Fleet
 from stoker.model import codec, keys
 from stoker.model.errors import Transient
@@ -28,7 +26,10 @@ from stoker.providers.ec2 import links, tags
 from stoker.providers.gce import names
 from stoker.providers.linking import Seat
 from stoker.reading.logs import Line, NodeLog, follow, read_lines, read_tail, unheard_of
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
+from stoker.store.log_chunks import Segment, encode_segment
+from stoker.store.node_facts import BOOT_FAILED
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import at, make_spec, nodes
 
@@ -167,7 +168,7 @@ def put_job(store: Store, *events: Event, spec: Spec | None = None) -> None:
     data = codec.dumps(Submission(JOB, spec, "jane"))
     store.put(keys.spec(JOB), data)
     for seq, event in enumerate([Submitted(codec.digest(data), "jane"), *events], 1):
-        assert log.append(store, JOB, seq, Record(token=log.new_token(), by="t", reason="because", event=event))
+        assert job_log.append(store, JOB, seq, Record(token=job_log.new_token(), by="t", reason="because", event=event))
 
 
 CLAIM = Claimed(OFFERING, 1)
@@ -236,7 +237,7 @@ def test_a_machine_that_trained_or_still_boots_is_not_asked_for(
 def test_a_provider_without_a_console_has_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     put_job(store, *TWICE)
     monkeypatch.setattr(Fleet, "provider", lambda self, name: object())
-    state = log.read(store, JOB)
+    state = job_log.read(store, JOB)
     assert state is not None
     assert list(logs_command.consoles(store, state, [FIRST, SECOND])) == []
 

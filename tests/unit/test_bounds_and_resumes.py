@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, log, policies
+from stoker import client, policies
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT, Policy
 from stoker.core.snapshot import Append, JobSnapshot
@@ -32,7 +32,8 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Limits, Retry, Spec
 from stoker.policyfile import parse_policy
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import ON_DEMAND, at, make_beat, make_facts, make_snapshot, make_spec, make_state, nodes
 
 HOUR = 3600.0
@@ -175,7 +176,7 @@ def test_who_is_over_a_bound_of_the_house_is_not_resumed(store: Store) -> None:
     closed = Closed(2, "stopped", "stop", trained_s=3 * HOUR)
     events = (Claimed(ON_DEMAND, 1), Launched(2, nodes(2)), closed, Ended("stopped", "stop", 2))
     for seq, event in enumerate(events, start=2):
-        assert log.append(store, job, seq, Record(log.new_token(), "test", "x", event))
+        assert job_log.append(store, job, seq, Record(job_log.new_token(), "test", "x", event))
     policies.write(store, "rules:\n- {name: days, max_runtime: 3h}\n", "jane")
     before = [meta.key for meta in store.list("")]
     with pytest.raises(UserError) as raised:

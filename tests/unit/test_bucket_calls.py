@@ -14,9 +14,9 @@ from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionErr
 from obstore.store import MemoryStore, S3Store
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.store import FileChanged, ObjectChanged
-from stoker.stores import bucket
-from stoker.stores.bucket import BucketStore
+from stoker.store import bucket
+from stoker.store.base import FileChanged, ObjectChanged
+from stoker.store.bucket import BucketStore
 
 PART = 1000
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from stoker import log
 from stoker.core.books import Books, Standing
 from stoker.core.budgets import Held, Word, judge
 from stoker.core.governance import Subject
@@ -26,6 +25,7 @@ from stoker.model.policy import House
 from stoker.model.spec import Limits, Submission
 from stoker.policyfile import parse_policy
 from stoker.spent import Spent, keep_spent
+from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import EPOCH, JOB, ON_DEMAND, SPOT_A, at, make_snapshot, make_spec, nodes
 
@@ -67,7 +67,7 @@ def put_job(store: MemoryStore, job: str, *events: Event) -> None:
 
 
 def append(store: MemoryStore, job: str, event: Event) -> None:
-    log.append_next(store, job, None, lambda _state: (event, "for the test"), "jane")
+    job_log.append_next(store, job, None, lambda _state: (event, "for the test"), "jane")
 
 
 class Shop:
@@ -153,7 +153,7 @@ def test_a_pass_over_a_few_counts_the_others_by_what_was_read_of_them_in_the_las
 
 def test_where_nobody_wants_a_machine_budgets_are_looked_at_now_and_then() -> None:
     shop = Shop()
-    state = log.read(shop.store, "other-1")
+    state = job_log.read(shop.store, "other-1")
     assert state is not None
     running = replace(make_snapshot(state, spec=TEAM), offerings=None, books=None)
     looked: list[bool] = []
@@ -235,7 +235,7 @@ def test_what_another_job_claimed_in_this_pass_counts_without_another_look() -> 
     append(shop.store, "other-1", Closed(2, "reclaimed", "reclaimed", restart=True))
     append(shop.store, "other-1", Claimed(replace(ON_DEMAND, price=1e6), 1))
     append(shop.store, "other-1", Launched(5, nodes(5)))
-    newest = log.read(shop.store, "other-1")
+    newest = job_log.read(shop.store, "other-1")
     assert newest is not None
     shop.keeper.memory.states["other-1"] = newest
     assert shop.keeps_back(2.0) is None
@@ -286,7 +286,7 @@ def applied(
     put_job(store, JOB, Claimed(SPOT_A, 1))
     purse = Purse(why, lost)
     found = Applier(store, Fleet(store.url), Memory(), "me").apply(Plan(actions), purse)
-    return found, purse.asked, log.read(store, JOB)
+    return found, purse.asked, job_log.read(store, JOB)
 
 
 def test_a_claim_of_another_governor_is_finished_only_if_there_is_money() -> None:

@@ -21,7 +21,7 @@ from stoker.model import keys
 from stoker.model.spec import Resources, Spec
 from stoker.providers import registry
 from stoker.providers.imaging import newer_image
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.submitting import pack_agents
 from stoker.testing.memory import MemoryStore
 
@@ -82,7 +82,7 @@ def test_it_is_small_and_holds_what_the_agent_needs(home: Path) -> None:
     assert held == sorted(held)
     for wanted in ("__main__.py", "pynvml.py", "stoker/agent/main.py", "stoker/providers/ec2/machine.py"):
         assert wanted in held
-    assert {f"stoker/stores/{name}.py" for name in ("bucket", "folder", "gcs", "s3")} <= set(held)
+    assert {f"stoker/store/{name}.py" for name in ("bucket", "folder", "gcs", "s3")} <= set(held)
     # What scripts import on the machine is laid out from here.
     assert {"stoker/train.py", "stoker/saves.py", "stoker/model/keys.py"} <= set(held)
     assert any(name.startswith("obstore/_obstore") and name.endswith(".so") for name in held)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from bench.fabricate import Machines, active_objects, name_of
 
-from stoker import index, log
 from stoker.agent.beat import CALM_INTERVAL_S, FAR_INTERVAL_S, Beat, is_calm
 from stoker.core.decide import decide_job
 from stoker.core.policy import DEFAULT
@@ -25,6 +24,7 @@ from stoker.providers.ec2.capabilities import CAPABILITIES as EC2
 from stoker.providers.gce.capabilities import CAPABILITIES as GCE
 from stoker.providers.sagemaker.capabilities import CAPABILITIES as SAGEMAKER
 from stoker.reading.jobs import list_jobs
+from stoker.store import job_index, job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_facts, make_snapshot, make_state, nodes
 
@@ -231,9 +231,11 @@ def test_what_was_decided_is_written_at_once() -> None:
     world = Fleetful(30)
     governor = world.governor()
     world.tick(governor)
-    log.append_next(world.store, world.jobs[7], None, lambda _state: (Warned(code="x", evidence=False), "test"), "test")
+    job_log.append_next(
+        world.store, world.jobs[7], None, lambda _state: (Warned(code="x", evidence=False), "test"), "test"
+    )
     assert world.tick(governor) == 1
-    record = index.read_index(world.store, world.jobs[7])
+    record = job_index.read_index(world.store, world.jobs[7])
     assert record is not None and "x" in record.state.warned
 
 

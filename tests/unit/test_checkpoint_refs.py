@@ -10,10 +10,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from stoker import client, log
+from stoker import client
 from stoker.agent.restore import RestoreError, find_candidates
-from stoker.checkpoint_refs import candidates, matching, reference, resolve, words
-from stoker.checkpoints import Checkpoint, Manifest, Place
 from stoker.cli import cli
 from stoker.cli.completing import complete_checkpoint
 from stoker.cli.resume import command as resume_command
@@ -21,12 +19,15 @@ from stoker.core import retry
 from stoker.core.policy import DEFAULT
 from stoker.governor.background import Governed
 from stoker.jobfile import Job
-from stoker.manifests import encode
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.job_state import Choice, JobState
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, ResumeAsked
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoint_manifests import encode
+from stoker.store.checkpoint_refs import candidates, matching, reference, resolve, words
+from stoker.store.checkpoints import Checkpoint, Manifest, Place
 from stoker.testing.sim_data import SPOT_A, make_state, nodes
 
 
@@ -148,10 +149,10 @@ def put(store: Store, job: str, one: Checkpoint) -> None:
 
 def append(store: Store, job: str, *events: Event) -> JobState:
     for event in events:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         assert state is not None
-        assert log.append(store, job, state.seq + 1, Record(token="t", by="t", reason=event.kind, event=event))
-    state = log.read(store, job)
+        assert job_log.append(store, job, state.seq + 1, Record(token="t", by="t", reason=event.kind, event=event))
+    state = job_log.read(store, job)
     assert state is not None
     return state
 
@@ -225,7 +226,7 @@ def test_resume_never_takes_a_poisoned_checkpoint_by_itself(store: Store, job: s
 @pytest.mark.parametrize(("text", "wanted"), [("2.1", THREE5), ("1.1", ONE), ("ckpt", THREE5)])
 def test_a_person_may_choose_any_and_it_is_obeyed(store: Store, job: str, text: str, wanted: Checkpoint) -> None:
     client.resume(job, store, checkpoint=text)
-    entry = list(log.entries(store, job))[-1]
+    entry = list(job_log.entries(store, job))[-1]
     assert isinstance(entry.event, ResumeAsked) and entry.event.checkpoint == wanted.key
     assert "from checkpoint " in entry.reason
     state = append(store, job)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from plain_store import PlainStore
 
-from stoker.chunks import (
+from stoker.model.errors import StoreError
+from stoker.model.node_facts import Usage
+from stoker.store.log_chunks import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     MAX_READ_BYTES,
@@ -23,8 +25,6 @@ from stoker.chunks import (
     list_chunks,
     parse_segments,
 )
-from stoker.model.errors import StoreError
-from stoker.model.node_facts import Usage
 
 
 def name(n: int, size: int) -> str:

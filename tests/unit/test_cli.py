@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from stoker import client, index, log
+from stoker import client
 from stoker.cli import COMMANDS, cli, main, run
 from stoker.cli.following import Follower, Screen, node_logs
 from stoker.cli.planning import agree, offering_rows, show_plan, worst_case
@@ -31,7 +31,8 @@ from stoker.model.spec import Limits, Resources, Spec, Submission
 from stoker.reading.jobs import list_jobs
 from stoker.reading.logs import Line
 from stoker.reindexing import reindex
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
 from stoker.submitting import Prepared
 
 Stoker = Callable[..., tuple[int, str, str]]
@@ -68,9 +69,11 @@ def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
 
 def append(store: Store, job: str, *events: Event) -> None:
     for event in events:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         assert state is not None
-        assert log.append(store, job, state.seq + 1, Record(token=log.new_token(), by="t", reason="test", event=event))
+        assert job_log.append(
+            store, job, state.seq + 1, Record(token=job_log.new_token(), by="t", reason="test", event=event)
+        )
 
 
 def submit(store: Store, name: str = "train") -> str:
@@ -226,7 +229,7 @@ def test_a_dry_run_says_what_a_run_does_of_the_packages(stoker: Stoker) -> None:
 def test_detach_prints_the_id_and_nothing_else(stoker: Stoker, store: Store) -> None:
     code, out, err = stoker("run", "--detach", "--", "python", "train.py")
     assert code == 0 and "cost: none" in err
-    assert log.read(store, out.strip()) is not None and out.count("\n") == 1
+    assert job_log.read(store, out.strip()) is not None and out.count("\n") == 1
     assert submission_of(store, out.strip()).spec.run == ("python", "train.py")
 
 
@@ -456,7 +459,7 @@ def test_ps_reads_only_what_it_shows(store: Store) -> None:
 
 def test_ps_shows_a_job_that_is_not_indexed_yet(stoker: Stoker, store: Store) -> None:
     job = submit(store)
-    assert index.read_index(store, job) is None
+    assert job_index.read_index(store, job) is None
     assert f"{job}  queued" in stoker("ps")[1]
 
 
@@ -489,7 +492,7 @@ def test_govern_dry_run_does_nothing(stoker: Stoker, store: Store) -> None:
     job = submit(store)
     code, out, _ = stoker("govern", "--dry-run")
     assert code == 0 and f"{job}: launch: first attempt" in out
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.seq == 1
 
 
@@ -517,7 +520,7 @@ def test_a_progress_bar_does_not_fill_the_terminal(capsys: pytest.CaptureFixture
 def test_old_decisions_are_not_told_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     job = submit(store)
     append(store, job, Claimed(offering=SPOT, nodes=1))
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     append(store, job, Ended(outcome="stopped", rule="stop"))
     Follower(store, job, Screen(StringIO(), prefix=False, live=False), since=state.seq).run()
@@ -558,7 +561,7 @@ def test_logs_are_narrowed_to_nodes_and_attempts(store: Store) -> None:
     nodes = (NodeRef(0, "a"), NodeRef(1, "b"))
     append(store, job, Claimed(offering=offering, nodes=2), Launched(claim=2, nodes=nodes))
     append(store, job, Claimed(offering=offering, nodes=2), Launched(claim=4, nodes=nodes))
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     assert [(node.attempt, node.rank) for node in node_logs(state)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert [(node.attempt, node.rank) for node in node_logs(state, rank=1, attempt=2)] == [(2, 1)]

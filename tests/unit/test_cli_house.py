@@ -17,7 +17,7 @@ from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
 from stoker.model import codec, keys
 from stoker.providers import registry
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 
 Stoker = Callable[..., tuple[int, str, str]]
 TOPIC = "sns:arn:aws:sns:us-east-1:111122223333:t"

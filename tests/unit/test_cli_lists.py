@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import pytest
 
-from stoker import client, log
+from stoker import client
 from stoker.cli import cli, main, ps
 from stoker.cli.printing import width
 from stoker.governor import background
@@ -28,7 +28,8 @@ from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, R
 from stoker.model.offerings import Offering
 from stoker.reading.jobs import Filter, list_jobs
 from stoker.reindexing import reindex
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 
 Stoker = Callable[..., tuple[int, str, str]]
 HERE = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
@@ -63,9 +64,11 @@ def stoker(capsys: pytest.CaptureFixture[str]) -> Stoker:
 def submit(store: Store, name: str, *events: Event, **tags: str) -> str:
     job = client.submit(Job(run="python train.py", name=name, tags=tags), store=store)
     for event in events:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         assert state is not None
-        assert log.append(store, job, state.seq + 1, Record(token=log.new_token(), by="t", reason="test", event=event))
+        assert job_log.append(
+            store, job, state.seq + 1, Record(token=job_log.new_token(), by="t", reason="test", event=event)
+        )
     return job
 
 
@@ -282,7 +285,7 @@ def test_a_detached_run_prints_one_json_object(stoker: Stoker, store: Store) -> 
     told = json.loads(out)
     assert code == 0 and told["id"].startswith("gpt-")
     assert told == {"id": told["id"], "name": "gpt", "store": store.url, "phase": "queued", "detached": True}
-    assert log.read(store, told["id"]) is not None
+    assert job_log.read(store, told["id"]) is not None
 
 
 def test_a_line_of_wide_characters_is_cropped_to_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +310,7 @@ def test_a_person_who_says_no_is_told_that_nothing_is_deleted(store: Store) -> N
         pass  # The other side of a terminal is closed.
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert "nothing is deleted" in text and "interrupted" not in text, text
-    assert log.read(store, done) is not None
+    assert job_log.read(store, done) is not None
 
 
 def bash_completes(script: str, *split: str, line: str) -> list[str]:

@@ -17,7 +17,7 @@ from stoker.core.telling import Told
 from stoker.governor.mailbox import Mailbox
 from stoker.model import channel_address
 from stoker.notify import chat
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.testing.webhooks import webhook
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, log, policies, sending
+from stoker import client, policies, sending
 from stoker.core.snapshot import Append
-from stoker.finding import all_jobs
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.model import codec, keys
@@ -24,7 +23,9 @@ from stoker.model.observed import Unknown
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
 from stoker.removing import collect_bundles, collect_code, remove_job
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
+from stoker.store.find_job import all_jobs
 from stoker.testing.sim_data import at, make_beat, make_facts
 
 OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
@@ -51,10 +52,10 @@ def key_list(store: Store) -> list[str]:
 
 
 def append(store: Store, job: str, event: Event) -> None:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
-    record = Record(token=log.new_token(), by="test", reason="for the test", event=event)
-    assert log.append(store, job, state.seq + 1, record)
+    record = Record(token=job_log.new_token(), by="test", reason="for the test", event=event)
+    assert job_log.append(store, job, state.seq + 1, record)
 
 
 def submit(store: Store, **fields: object) -> str:
@@ -101,7 +102,7 @@ class Failing:
 
 def test_submit_writes_code_spec_marker_and_the_first_entry(store: Store) -> None:
     job = submit(store, params={"lr": 3e-4})
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     spec = store.get(keys.spec(job))
     assert spec is not None
@@ -224,8 +225,8 @@ def test_code_is_uploaded_once_however_old_it_is(store: Store, tmp_path: Path) -
     assert len(list(store.list(keys.CODE))) == 1
 
 
-def log_state(store: Store, job: str) -> log.JobState:
-    state = log.read(store, job)
+def log_state(store: Store, job: str) -> job_log.JobState:
+    state = job_log.read(store, job)
     assert state is not None
     return state
 
@@ -299,7 +300,7 @@ def test_ids_of_jobs_that_are_or_were_there_are_passed_over(store: Store, monkey
 
 
 def test_an_entry_of_another_under_that_id_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "append", lambda *_: False)
+    monkeypatch.setattr(job_log, "append", lambda *_: False)
     with pytest.raises(StokerError, match="another job was submitted under this id at the same moment; submit it"):
         submit(store)
     assert [key for key in key_list(store) if not key.startswith((keys.CODE, keys.REMOVED))] == []
@@ -315,7 +316,7 @@ def test_a_clone_of_a_job_whose_code_is_gone_is_refused(store: Store) -> None:
 
 def test_what_a_submission_records(store: Store) -> None:
     job = submit(store)
-    (entry,) = log.entries(store, job)
+    (entry,) = job_log.entries(store, job)
     me = submission_of(store, job).submitter
     assert "@" in me and (entry.by, entry.reason) == (me, f"submitted by {me}")
     assert isinstance(entry.event, Submitted) and entry.event.submitter == me
@@ -349,7 +350,7 @@ def test_stop_asks_once(store: Store) -> None:
     job = submit(store)
     assert client.stop(job, store) is True
     assert client.stop(job, store) is True
-    assert [type(entry.event) for entry in log.entries(store, job)] == [Submitted, StopAsked]
+    assert [type(entry.event) for entry in job_log.entries(store, job)] == [Submitted, StopAsked]
     append(store, job, Ended(outcome="stopped", rule="stop"))
     assert client.stop(job, store) is False
 
@@ -461,7 +462,7 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(store: Store) -> N
         with pytest.raises(StoreUnavailable):
             remove_job(Failing(store, fails), job)  # type: ignore[arg-type]
         # It can still be named, and either is whole and ended or is no job at all.
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         assert state is None or state.ended is not None
         assert client.remove(job, store) == job
         assert [key for key in key_list(store) if job in key] == [keys.removed(job)]
@@ -529,7 +530,7 @@ def test_the_time_is_never_before_the_newest_word_of_a_node() -> None:
 def test_what_a_job_waits_for_is_told_until_it_has_ended(store: Store) -> None:
     job = submit(store)
     record = client.look(job, store)
-    index.write_index(store, replace(record, summary=replace(record.summary, reason="no machine is free")))
+    job_index.write_index(store, replace(record, summary=replace(record.summary, reason="no machine is free")))
     assert client.look(job, store).summary.reason == "no machine is free"
     append(store, job, Ended(outcome="failed", rule="test"))
     assert client.look(job, store).summary.reason == "for the test"

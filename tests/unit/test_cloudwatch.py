@@ -33,13 +33,13 @@ from stoker.agent.logs import LogPump
 from stoker.aws import logs
 from stoker.aws.imds import Imds
 from stoker.aws.logs import CloudWatchLogs, LogsError, is_group
-from stoker.chunks import last_chunk
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Closed, Launched
 from stoker.model.node_config import NodeConfig
 from stoker.model.spec import Logs
 from stoker.providers.ec2 import request
+from stoker.store.log_chunks import last_chunk
 from stoker.testing.memory import MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 from stoker.testing.sim_data import SPOT_A, at, make_spec, make_state, nodes

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import facts
-from stoker.index import IndexRecord
 from stoker.model import codec
 from stoker.model.errors import CodecError
 from stoker.model.log_entries import Claimed, Ended, Launched, Record
 from stoker.model.node_facts import Exit, Heartbeat, NoticeFact
 from stoker.model.observed import Known
+from stoker.store import node_facts
+from stoker.store.job_index import IndexRecord
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import EPOCH, SPOT_A, at, make_exit, make_state, nodes
 
@@ -121,20 +121,20 @@ def test_whatever_a_node_writes_is_a_fact_or_a_codec_error(tree: dict[str, objec
 def test_any_bytes_are_a_fact_or_nothing(data: bytes) -> None:
     store = MemoryStore(lambda: EPOCH)
     store.put("work/j/exit", data)
-    assert facts.read_fact(store, "work/j/exit", Exit) == Known(None)
+    assert node_facts.read_fact(store, "work/j/exit", Exit) == Known(None)
 
 
 def test_an_exit_that_makes_no_sense_says_nothing_and_one_that_is_too_large_neither() -> None:
     """Were they unknown for good, the job could never be closed, not even by a stop."""
     store = MemoryStore(lambda: EPOCH)
-    store.put("work/j/exit", b"x" * (facts.MAX_FACT_BYTES + 1))
-    assert facts.read_fact(store, "work/j/exit", Exit) == Known(None)
+    store.put("work/j/exit", b"x" * (node_facts.MAX_FACT_BYTES + 1))
+    assert node_facts.read_fact(store, "work/j/exit", Exit) == Known(None)
 
 
 def test_a_store_that_does_not_answer_is_not_an_absent_fact() -> None:
     store = MemoryStore(lambda: EPOCH)
     store.outage(True)
-    assert not isinstance(facts.read_fact(store, "work/j/exit", Exit), Known)
+    assert not isinstance(node_facts.read_fact(store, "work/j/exit", Exit), Known)
 
 
 def test_dates_are_aware() -> None:

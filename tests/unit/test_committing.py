@@ -17,7 +17,7 @@ from stoker.agent.checkpoints.save_copies import KeptFile
 from stoker.agent.committing import FolderCommits, name_of
 from stoker.agent.snapshot import File, Signature, scan
 from stoker.model.node_facts import BlobRef
-from stoker.store import Sent
+from stoker.store.base import Sent
 from stoker.testing.memory import MemoryStore
 
 memory, world = checkpoint_world.memory, checkpoint_world.world

@@ -21,7 +21,7 @@ from stoker.agent.tail import FileTail
 from stoker.model import keys
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Spec
-from stoker.store import FileChanged
+from stoker.store.base import FileChanged
 
 LIMIT_S = 60.0
 

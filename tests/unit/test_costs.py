@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, log, policies
+from stoker import client, policies
 from stoker.cli import main
 from stoker.core.costs import Cost
 from stoker.core.spending import Sum, Sums
-from stoker.index import IndexRecord, write_index
 from stoker.jobfile import Job
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, Waste
@@ -23,7 +22,9 @@ from stoker.reading.accounts import read_accounts
 from stoker.reading.costs import Row, Shares, report, shares_of
 from stoker.removing import remove_job
 from stoker.spent import Spent, read_spent, write_spent
-from stoker.store import open_store
+from stoker.store import job_log
+from stoker.store.base import open_store
+from stoker.store.job_index import IndexRecord, write_index
 from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import EPOCH, ON_DEMAND, SPOT_A, at, make_beat, make_facts, make_spec, make_state, nodes
@@ -353,7 +354,7 @@ def test_the_command(store_url: str, capsys: pytest.CaptureFixture[str]) -> None
         Launched(2, nodes(2)),
     )
     for seq, event in enumerate(events, 2):
-        assert log.append(store, job, seq, Record(token=log.new_token(), by="test", reason="test", event=event))
+        assert job_log.append(store, job, seq, Record(token=job_log.new_token(), by="test", reason="test", event=event))
     text = costs(store_url, capsys, "--by", "team")
     assert text.splitlines()[0].split() == [
         *("TEAM", "JOBS", "SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")

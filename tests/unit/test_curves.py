@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import chunks, client, log
+from stoker import client
 from stoker.cli import main
 from stoker.jobfile import Job
-from stoker.manifests import encode
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, UserError
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record
@@ -21,7 +20,9 @@ from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.offerings import Offering
 from stoker.reading.curves import ComparedJob, choose_axis, drawing
 from stoker.reading.metrics import Metrics, Point, series_of
-from stoker.store import Store, open_store
+from stoker.store import job_log, log_chunks
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoint_manifests import encode
 from stoker.summary import AttemptSummary, Summary
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=timezone.utc)
@@ -120,20 +121,20 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return open_store(str(tmp_path / "store"))
 
 
-def trained(store: Store, name: str, *samples: chunks.Sample) -> str:
+def trained(store: Store, name: str, *samples: log_chunks.Sample) -> str:
     job = client.submit(Job(run="python train.py", name=name), store=store)
     events: tuple[Event, ...] = (Claimed(offering=HERE, nodes=1), Launched(2, (NodeRef(0, "i-2"),)))
     for seq, event in enumerate(events, start=2):
-        assert log.append(store, job, seq, Record(token=log.new_token(), by="t", reason="test", event=event))
+        assert job_log.append(store, job, seq, Record(token=job_log.new_token(), by="t", reason="test", event=event))
     folder = keys.node(job, 2, 0, keys.boot("i-2", 0))
-    store.put(f"{folder}/metrics/{0:08d}/0", b"".join(chunks.encode_line(sample) for sample in samples))
+    store.put(f"{folder}/metrics/{0:08d}/0", b"".join(log_chunks.encode_line(sample) for sample in samples))
     text = b"hello\nbye\n"
-    store.put(keys.log_chunk(folder, 0), chunks.encode_segment(chunks.Segment(0, 0, text)))
+    store.put(keys.log_chunk(folder, 0), log_chunks.encode_segment(log_chunks.Segment(0, 0, text)))
     return job
 
 
-def sample(step: int | None, loss: float, at: float = START) -> chunks.Sample:
-    return chunks.Sample(at, step, {"loss": loss, "acc": 1 - loss})
+def sample(step: int | None, loss: float, at: float = START) -> log_chunks.Sample:
+    return log_chunks.Sample(at, step, {"loss": loss, "acc": 1 - loss})
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ from deployed_account import HOME, Account, Stoker, account, bucket, stoker
 from stoker.deploying import aws, monitoring
 from stoker.deploying.package import Package
 from stoker.deploying.template import template
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 __all__ = ["account", "bucket", "stoker"]
 

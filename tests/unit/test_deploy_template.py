@@ -19,7 +19,7 @@ from stoker.deploying.package import Package
 from stoker.deploying.template import template
 from stoker.model.errors import UserError
 from stoker.providers import registry
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 GOLDEN = Path(__file__).parent / "golden"
 NOTHING = Package(b"zip", "x86_64")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from woken_world import submit
 
-from stoker import client, log
+from stoker import client
 from stoker.cli import attached, main
 from stoker.cli.printing import tell_problem
 from stoker.deploying import aws, passing, record
@@ -25,7 +25,8 @@ from stoker.model.errors import AuthDenied
 from stoker.model.log_entries import Ended
 from stoker.providers import registry
 from stoker.providers.local.capabilities import CAPABILITIES
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.testing.memory import MemoryStore
 
 DEPLOYED = Deployed("aws", "stoker-1", "us-east-1", door="stoker-1", digest="0" * 64, by="jane@desk")
@@ -154,8 +155,8 @@ def test_stopping_and_resuming_from_python_wake_it(
     elsewhere(monkeypatch)
     client.stop(job, store)
     assert woken == [(job,)] * 2
-    state = log.read(store, job)
-    log.append_next(store, job, state, lambda _state: (Ended("stopped", "stop-asked"), "test"), "test")
+    state = job_log.read(store, job)
+    job_log.append_next(store, job, state, lambda _state: (Ended("stopped", "stop-asked"), "test"), "test")
     client.resume(job, store)
     assert woken == [(job,)] * 3
 
@@ -172,8 +173,8 @@ def test_commands_tell_that_it_could_not_be_woken(
 ) -> None:
     job = submit(store, tmp_path)
     if words[0] == "resume":
-        state = log.read(store, job)
-        log.append_next(store, job, state, lambda _state: (Ended("stopped", "stop-asked"), "test"), "test")
+        state = job_log.read(store, job)
+        job_log.append_next(store, job, state, lambda _state: (Ended("stopped", "stop-asked"), "test"), "test")
 
     def refuse(*_: object) -> None:
         raise AuthDenied("lambda:InvokeFunction is not allowed")

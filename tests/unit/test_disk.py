@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import open_store
-from stoker.stores import disk
+from stoker.store import disk
+from stoker.store.base import open_store
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])

@@ -16,7 +16,7 @@ from stoker.model.spec import Ec2Resources
 from stoker.providers.ec2 import client, request
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.submitting import prepare
 
 

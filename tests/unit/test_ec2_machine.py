@@ -18,12 +18,10 @@ from aws_services import Metadata, bucket_service, metadata_service
 from plain_store import wait_for
 from watching_machines import closed_afterwards
 
-from stoker import bundle, log
+from stoker import bundle
 from stoker.agent.node import Node
 from stoker.agent.notices import Notices
 from stoker.aws.imds import Imds, ImdsError
-from stoker.checkpoints import list_checkpoints
-from stoker.facts import read_fact
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths
@@ -33,7 +31,10 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
 from stoker.providers import registry
 from stoker.providers.ec2.machine import Ec2Machine
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoints import list_checkpoints
+from stoker.store.node_facts import read_fact
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.servers import isolated, pytest_isolated
 
@@ -288,7 +289,7 @@ print("leaving", flush=True)
 
 
 def append(store: Store, seq: int, event: Event) -> None:
-    assert log.append(store, "job-abcd", seq, Record(log.new_token(), "test", "for the test", event))
+    assert job_log.append(store, "job-abcd", seq, Record(job_log.new_token(), "test", "for the test", event))
 
 
 def submit(store: Store, run: tuple[str, ...], instance: str) -> None:

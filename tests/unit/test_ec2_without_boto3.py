@@ -14,7 +14,7 @@ from stoker.model.spec import Resources, Spec
 from stoker.providers.base import Visit
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.registry import Context
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 NEEDS = "ec2 needs boto3; pip install 'stoker[aws]'"
 MACHINE = "i-0123456789abcdef0"

@@ -24,7 +24,7 @@ from stoker.agent.environment.cache import Cache, Damaged, Keeping, Kept
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreUnavailable
 from stoker.removing import UNUSED_FOR, collect_environments
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.memory import Fault, MemoryStore
 
 HERE = "linux-x86_64 glibc-2.36 cpython-311"
@@ -138,7 +138,7 @@ import os, sys, signal
 from pathlib import Path
 from stoker.agent.environment import cache
 from stoker.agent.environment.archive import take_listing
-from stoker.store import open_store
+from stoker.store.base import open_store
 cache.PART_BYTES = 100
 kept_in = open_store(sys.argv[1])
 put, left = kept_in.put, [5]

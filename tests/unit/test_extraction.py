@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.stores import extraction as extracting
-from stoker.stores.extraction import Extraction, Obstructed, inner_parts
+from stoker.store import safe_extraction as extracting
+from stoker.store.safe_extraction import Extraction, Obstructed, inner_parts
 
 
 @pytest.fixture

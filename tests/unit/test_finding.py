@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.finding import choose_job, find_job, find_jobs, looks_like_id, name_of
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, UserError
-from stoker.store import open_store
+from stoker.store.base import open_store
+from stoker.store.find_job import choose_job, find_job, find_jobs, looks_like_id, name_of
 
 JOBS = ["gpt-7f3k", "gpt-big-2222", "gpt-big-3333", "vision-bbbb"]
 

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker import log
 from stoker.agent.flush import flush
 from stoker.agent.node import Node
-from stoker.chunks import parse_segments
-from stoker.facts import read_fact
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths
@@ -20,7 +17,10 @@ from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.log_chunks import parse_segments
+from stoker.store.node_facts import read_fact
 from stoker.testing.memory import Fault, MemoryStore
 
 JOB, CLAIM, RANK, MACHINE = "job-0a1b", 2, 0, "m-1"
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_saved_only_where_the_job_still_waits_for_it(closed: boo
         *([Closed(CLAIM, "lost", "gone", restart=True)] if closed else []),
     ]
     for seq, event in enumerate(events, start=1):
-        assert log.append(store, JOB, seq, Record(log.new_token(), "test", "for the test", event))
+        assert job_log.append(store, JOB, seq, Record(job_log.new_token(), "test", "for the test", event))
     node = second_boot(store, tmp_path)
     checkpoint = node.paths.code / "checkpoints" / "step-7"
     checkpoint.mkdir(parents=True)

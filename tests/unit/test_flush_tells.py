@@ -19,13 +19,13 @@ from stoker.agent import flush as flush_module
 from stoker.agent.flush import flush
 from stoker.agent.node import Node
 from stoker.agent.output_files import Baseline
-from stoker.facts import read_fact
-from stoker.manifests import trust_of
 from stoker.model import codec, keys
 from stoker.model.log_entries import Waste
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat
 from stoker.model.observed import Known
 from stoker.model.spec import Checkpoints
+from stoker.store.checkpoint_manifests import trust_of
+from stoker.store.node_facts import read_fact
 from stoker.testing.memory import Fault
 
 SINCE = datetime(2026, 1, 1, tzinfo=timezone.utc)

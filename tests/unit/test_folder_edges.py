@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.stores import folder as folders
-from stoker.stores.folder import FolderStore
+from stoker.store import folder as folders
+from stoker.store.folder import FolderStore
 
 PARTIAL = ".stoker-partial"
 

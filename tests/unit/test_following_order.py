@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker import log
-from stoker.chunks import Segment, encode_segment
 from stoker.cli.following import Follower, Screen
 from stoker.model import keys
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.offerings import Offering
 from stoker.reading.logs import Line
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
+from stoker.store.log_chunks import Segment, encode_segment
 
 JOB = "job-1"
 HERE = Offering(provider="local", machine="local", zone="this-computer", spot=True, price=0.0)
@@ -45,8 +45,8 @@ class Recorded(Screen):
 
 def append(store: Store, *events: Event) -> None:
     for event in events:
-        seq = sum(1 for _ in log.entries(store, JOB)) + 1
-        assert log.append(store, JOB, seq, Record(token=log.new_token(), by="t", reason="because", event=event))
+        seq = sum(1 for _ in job_log.entries(store, JOB)) + 1
+        assert job_log.append(store, JOB, seq, Record(token=job_log.new_token(), by="t", reason="because", event=event))
 
 
 def put_log(store: Store, claim: int, text: str) -> None:

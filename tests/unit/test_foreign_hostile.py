@@ -24,7 +24,7 @@ from stoker.governor.serverless.waker import Waker
 from stoker.model import keys
 from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
 from stoker.providers.sagemaker import names
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.memory import MemoryStore
 
 INTERNAL = "InternalServerError: We encountered an internal error. Please try again."

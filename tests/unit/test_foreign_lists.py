@@ -25,7 +25,7 @@ from stoker.governor.foreign.account import Described
 from stoker.governor.foreign.govern import ForeignGovernor
 from stoker.governor.telling import Teller
 from stoker.model.errors import StoreUnavailable
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 def test_a_tick_asks_only_about_what_may_have_changed() -> None:

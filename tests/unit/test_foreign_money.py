@@ -20,7 +20,7 @@ from stoker.policies import current, house
 from stoker.providers.pricing import Price
 from stoker.reading.accounts import read_accounts
 from stoker.spent import read_spent
-from stoker.store import Store
+from stoker.store.base import Store
 
 BUDGET = "- {name: money, budget: {dollars: 100, period: month, by: team}}"
 SPOTLESS = {"EnableManagedSpotTraining": False, "StoppingCondition": {"MaxRuntimeInSeconds": 432000}}

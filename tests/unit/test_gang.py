@@ -21,7 +21,7 @@ from stoker.agent.restore import RestoreError
 from stoker.model import codec, keys
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Exit, Heartbeat, NoticeFact, Rendezvous
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.testing.memory import Fault, MemoryStore
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import log
 from stoker.core.snapshot import Append, Plan, Terminate, Unmark
 from stoker.core.telling import Told
 from stoker.governor import govern
 from stoker.governor.errands import Errand
 from stoker.governor.govern import TICK_FAR_S, TICK_NEAR_S, Pass
 from stoker.governor.telling import SINGLE_S, WATCH_S
-from stoker.index import read_summary
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, Warned
 from stoker.model.offerings import Leftover
+from stoker.store import job_log
+from stoker.store.job_index import read_summary
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A, at, make_beat, make_snapshot, make_spec, make_state, nodes
 
 A = "a-aaaa"
@@ -452,7 +452,7 @@ def test_a_marker_without_a_log_is_cleared_and_no_job(world: ScriptedWorld) -> N
     world.store.put(keys.active("never-aaaa", 1), b"")
     world.cloud.now_s += 7 * 86400
     done = world.governor().run_pass()
-    assert done.problems == {} and done.actions == () and log.read(world.store, "never-aaaa") is None
+    assert done.problems == {} and done.actions == () and job_log.read(world.store, "never-aaaa") is None
 
 
 def test_an_errand_that_hangs_keeps_no_process_from_ending() -> None:

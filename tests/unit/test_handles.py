@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreError
-from stoker.stores.disk import flush_folder, remove_unlocked
-from stoker.stores.extraction import Extraction, Obstructed
-from stoker.stores.folder import FolderStore
+from stoker.store.disk import flush_folder, remove_unlocked
+from stoker.store.folder import FolderStore
+from stoker.store.safe_extraction import Extraction, Obstructed
 
 
 def handles(below: Path) -> list[str]:

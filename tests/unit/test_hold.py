@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from plain_store import wait_for
 
-from stoker import client, log
+from stoker import client
 from stoker.agent import hold as staying
 from stoker.cli import main
 from stoker.cli.report import held_text, job_text
@@ -43,7 +43,8 @@ from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance, InstanceState, Offering
 from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.providers import registry
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.summary import Summary, summarize
 from stoker.testing.sim_data import (
     SPOT_A,
@@ -430,8 +431,8 @@ def put_job(store: Store, spec: Spec, *events: Event) -> str:
     store.put(keys.spec("sim-0001"), data)
     store.put(keys.active("sim-0001", 1), b"")
     for seq, event in enumerate([Submitted(codec.digest(data), "jane"), *events], 1):
-        record = Record(token=log.new_token(), by="t", reason="it broke", event=event)
-        assert log.append(store, "sim-0001", seq, record)
+        record = Record(token=job_log.new_token(), by="t", reason="it broke", event=event)
+        assert job_log.append(store, "sim-0001", seq, record)
     return "sim-0001"
 
 
@@ -449,21 +450,21 @@ def test_stop_gives_a_held_machine_back(store: Store, stoker: Callable[..., tupl
     job = put_job(store, held_spec(), *ENDED)
     code, told = stoker("stop", job)
     assert code == 0 and "had ended already; its machine is given back" in told
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.stop is not None and state.ended is not None
     assert "given back by" in state.stop.reason
     assert client.summary(job, store).phase == "failed"
     # Once is enough.
     code, told = stoker("stop", job)
     assert code == 0 and told.strip() == f"{job} had ended already"
-    newer = log.read(store, job)
+    newer = job_log.read(store, job)
     assert newer is not None and newer.seq == state.seq
 
 
 def test_stop_leaves_an_ended_job_alone_that_holds_nothing(store: Store) -> None:
     job = put_job(store, make_spec(), *ENDED)
     assert not client.stop(job, store)
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.stop is None
 
 
@@ -511,10 +512,10 @@ def test_waiting_for_a_job_whose_machine_is_held_ends_with_the_job(
 
 def test_ps_tells_of_it_while_the_job_is_active(store: Store, stoker: Callable[..., tuple[int, str]]) -> None:
     job = put_job(store, held_spec(), *ENDED)
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.ended is not None
     now = state.ended.at + timedelta(seconds=5)
-    from stoker.index import IndexRecord, read_submission, write_index
+    from stoker.store.job_index import IndexRecord, read_submission, write_index
 
     beat = replace(make_beat(0, "held"), modified=now)
     facts = replace(make_facts(2, left=make_exit("failed")), heartbeat=Known(beat))

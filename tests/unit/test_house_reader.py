@@ -15,7 +15,7 @@ from stoker.core.policy import DEFAULT
 from stoker.governor.clock import read_clock
 from stoker.governor.house import HouseReader
 from stoker.model.errors import StoreDenied
-from stoker.store import Meta
+from stoker.store.base import Meta
 from stoker.testing.memory import MemoryStore
 
 

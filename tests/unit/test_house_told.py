@@ -24,7 +24,7 @@ from stoker.model.node_facts import Activity
 from stoker.model.observed import Known
 from stoker.model.spec import Limits, Spec, Submission
 from stoker.policyfile import parse_policy
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.submitting import prepare
 from stoker.summary import summarize
 from stoker.testing.sim_data import (
@@ -200,13 +200,13 @@ def test_a_dry_run_far_away_says_that_the_house_was_not_asked(store: Store, monk
 
 
 def test_a_job_that_the_house_refuses_is_not_resumed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    from stoker import log
+    from stoker.store import job_log
 
     job = client.submit(client.Job(run="python train.py"), store=store)
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
-    ended = Record(token=log.new_token(), by="test", reason="x", event=Ended(outcome="failed", rule="test"))
-    assert log.append(store, job, state.seq + 1, ended)
+    ended = Record(token=job_log.new_token(), by="test", reason="x", event=Ended(outcome="failed", rule="test"))
+    assert job_log.append(store, job, state.seq + 1, ended)
     policies.write(store, "rules:\n- {tags: {team: any}}\n", "jane")
     before = [meta.key for meta in store.list("")]
     with pytest.raises(UserError) as raised:

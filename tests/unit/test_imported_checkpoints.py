@@ -14,11 +14,11 @@ from stoker.agent import resume
 from stoker.agent.blobs import BlobSender, Unstable
 from stoker.agent.restore import restore
 from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
-from stoker.checkpoints import RestoreError, list_checkpoints
-from stoker.manifests import decode, encode
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import Manifest
+from stoker.store.checkpoint_manifests import decode, encode
+from stoker.store.checkpoints import RestoreError, list_checkpoints
 from stoker.testing.memory import Fault, MemoryStore
 
 

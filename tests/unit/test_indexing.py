@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import log
 from stoker.governor import indexing
 from stoker.governor.indexing import REFRESH_FAR_S, REFRESH_NEAR_S, Indexer
 from stoker.governor.observe import Memory
-from stoker.index import IndexRecord, read_index, read_submission
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied
 from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, Record, StopAsked
 from stoker.model.node_facts import Exit, NodeFacts
+from stoker.store import job_log
+from stoker.store.job_index import IndexRecord, read_index, read_submission
 from stoker.testing.sim_data import SPOT_A, at, make_beat, make_exit, make_facts, make_snapshot, make_spec, nodes
 
 A = "a-aaaa"
@@ -66,7 +66,7 @@ def test_what_a_node_does_is_written_at_once() -> None:
 def test_an_entry_of_the_log_is_written_at_once() -> None:
     desk = Desk(near=False)
     assert desk.update(beat("a"))
-    assert log.append(desk.world.store, A, 4, Record(log.new_token(), "jane", "enough", StopAsked("jane")))
+    assert job_log.append(desk.world.store, A, 4, Record(job_log.new_token(), "jane", "enough", StopAsked("jane")))
     desk.memory.states[A] = desk.world.state(A)
     assert desk.update(beat("a")), "what the memory knows is newer than what was observed"
     assert desk.record().state.seq == 4
@@ -127,13 +127,13 @@ def test_facts_of_attempts_that_are_closed_are_read_and_those_at_hand_are_not(
     left = Exit(outcome="interrupted", why="notice", at=at(5), trained_s=33.0)
     desk.world.store.put(keys.exit_(node), codec.dumps(left))
     read: list[int] = []
-    real = indexing.facts.read_claim
+    real = indexing.node_facts.read_claim
 
     def reading(store: object, job: str, claim: object) -> object:
         read.append(claim.number)  # type: ignore[attr-defined]
         return real(store, job, claim)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(indexing.facts, "read_claim", reading)
+    monkeypatch.setattr(indexing.node_facts, "read_claim", reading)
     assert desk.update(make_facts(5, beat=make_beat(0, etag="e9")))
     assert read == [2]
     assert [attempt.claim for attempt in desk.record().summary.attempts] == [2, 5]
@@ -149,7 +149,7 @@ def test_a_log_that_moved_on_while_its_record_was_written_is_written_again(
     def rival(store: object, record: IndexRecord, **named: object) -> None:
         turns.append(record.state.seq)
         if len(turns) == 1:
-            assert log.append(desk.world.store, A, 4, Record(log.new_token(), "b", "enough", StopAsked("jane")))
+            assert job_log.append(desk.world.store, A, 4, Record(job_log.new_token(), "b", "enough", StopAsked("jane")))
         write(store, record, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(indexing, "write_index", rival)

@@ -23,7 +23,7 @@ from stoker.agent.prepare import SetupFailed
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.spec import Input
-from stoker.store import Meta
+from stoker.store.base import Meta
 
 # As they are outside of these tests.
 PAUSES = {name: getattr(bringing, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}

@@ -16,7 +16,7 @@ from stoker.agent.inputs import fetching, keeping
 from stoker.agent.inputs.fetching import Fetch, size_text, time_text
 from stoker.agent.inputs.keeping import Kept
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable
-from stoker.store import ObjectChanged
+from stoker.store.base import ObjectChanged
 
 # As they are outside of these tests.
 PAUSES = {name: getattr(fetching, name) for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S")}

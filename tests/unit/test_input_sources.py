@@ -11,8 +11,8 @@ from plain_bucket import PlainBucket
 
 from stoker.agent.inputs import source
 from stoker.agent.inputs.source import Listing, NothingThere, Shard, Source, list_files, local_path
-from stoker.store import ObjectNamesUnusable
-from stoker.stores import s3
+from stoker.store import s3
+from stoker.store.base import ObjectNamesUnusable
 
 
 class Buckets(Source):

@@ -13,7 +13,7 @@ from installing_machine import Bench
 from stoker.agent.environment import cache, processor, shelf
 from stoker.agent.environment.archive import take_listing
 from stoker.agent.prepare import SetupFailed
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.package_index import make_wheel
 
 # Fixtures that all tests of installing share.

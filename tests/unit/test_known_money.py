@@ -8,7 +8,6 @@ from datetime import date, timedelta
 
 import pytest
 
-from stoker import log
 from stoker.core.books import Expense, Unread, close_books, expenses
 from stoker.core.budgets import judge
 from stoker.core.decide import decide, decide_job
@@ -18,7 +17,6 @@ from stoker.core.snapshot import Append, Snapshot
 from stoker.core.spending import Sum, Sums
 from stoker.governor.bookkeeping import Bookkeeper
 from stoker.governor.observe import Memory
-from stoker.index import IndexRecord, read_submission, write_index
 from stoker.model import codec, keys
 from stoker.model.log_entries import (
     Claimed,
@@ -38,6 +36,8 @@ from stoker.model.spec import Limits, Retry, Spec, Submission
 from stoker.policyfile import parse_policy
 from stoker.reading.costs import report, whole_days
 from stoker.spent import Parsed, Spent, _key, keep_spent, read_spent, write_spent
+from stoker.store import job_log
+from stoker.store.job_index import IndexRecord, read_submission, write_index
 from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import (
@@ -276,7 +276,7 @@ def put_job(store: MemoryStore, job: str, spec: Spec, *events: Event) -> None:
     data = codec.dumps(Submission(job=job, spec=spec, submitter="jane"))
     store.put(keys.spec(job), data)
     for event in (Submitted(codec.digest(data), "jane"), *events):
-        log.append_next(store, job, None, lambda _state, event=event: (event, "for the test"), "jane")  # type: ignore[misc]
+        job_log.append_next(store, job, None, lambda _state, event=event: (event, "for the test"), "jane")  # type: ignore[misc]
     store.put(keys.active(job, 1), b"")
 
 
@@ -304,7 +304,7 @@ def test_a_pass_over_a_few_makes_one_call_for_each_of_the_others() -> None:
     store = Counting(lambda: EPOCH)
     for n in range(3):
         put_job(store, f"job-{n}", make_spec(), Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
-        state = log.read(store, f"job-{n}")
+        state = job_log.read(store, f"job-{n}")
         assert state is not None
         write_index(store, IndexRecord(state, summarize(state, read_submission(store, state), {}, EPOCH)))
     keeper = Bookkeeper(store, Memory())
@@ -336,7 +336,7 @@ def test_what_a_pass_has_read_is_not_read_again_however_long_that_took() -> None
     store = Counting(lambda: EPOCH)
     for n in range(3):
         put_job(store, f"job-{n}", make_spec(), Claimed(offering=ON_DEMAND, nodes=1), Launched(2, nodes(2)))
-    states = [log.read(store, f"job-{n}") for n in range(3)]
+    states = [job_log.read(store, f"job-{n}") for n in range(3)]
     keeper = Bookkeeper(store, Memory())
     keeper.begin(tuple(f"job-{n}" for n in range(3)), now=at(0))
     jobs = tuple(replace(make_snapshot(state), offerings=Known((ON_DEMAND,))) for state in states if state is not None)

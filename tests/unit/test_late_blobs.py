@@ -13,20 +13,20 @@ import checkpoint_world
 import pytest
 from checkpoint_world import JOB, World, assert_sound, blobs, checkpoints, manifest_keys, restored_content, write
 
-from stoker import log, manifests
 from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.restore import import_checkpoint, restore_newest
 from stoker.agent.resume import FromJob
 from stoker.agent.snapshot import scan
-from stoker.checkpoints import find_checkpoint, list_checkpoints
-from stoker.manifests import CheckpointTooLarge, decode, encode, read_trust, trust_of
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, UserError
 from stoker.model.log_entries import Claimed, Event, Record, Submitted
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
-from stoker.store import Store
+from stoker.store import checkpoint_manifests, job_log
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import CheckpointTooLarge, decode, encode, read_trust, trust_of
+from stoker.store.checkpoints import find_checkpoint, list_checkpoints
 from stoker.testing.memory import MemoryStore
 
 OFFERING = Offering("sim", "m", "zone-a", spot=True)
@@ -37,7 +37,7 @@ def put_log(store: Store, job: str, *events: Event, **spec: object) -> None:
     data = codec.dumps(Submission(job, Spec(name="job", run="true", **spec), "test"))  # type: ignore[arg-type]
     store.put(keys.spec(job), data)
     for seq, event in enumerate((Submitted(codec.digest(data), "test"), *events), 1):
-        assert log.append(store, job, seq, Record(log.new_token(), "test", "test", event))
+        assert job_log.append(store, job, seq, Record(job_log.new_token(), "test", "test", event))
 
 
 def plant(store: Store, claim: int, ordinal: int = 1, rank: int = 0, *, job: str = JOB, **more: object) -> str:
@@ -123,7 +123,7 @@ def test_a_manifest_of_a_claim_that_the_log_lacks_is_neither_restored_nor_stops_
 
 def test_only_claims_that_are_not_newer_count_for_an_agent(store: Store) -> None:
     put_log(store, JOB, Claimed(OFFERING, 1), Claimed(OFFERING, 2))
-    state = log.read(store, JOB)
+    state = job_log.read(store, JOB)
     assert state is not None
     own, newer = plant(store, 2), plant(store, 3)
     plant(store, 1)  # The number of an entry that is no claim.
@@ -224,9 +224,9 @@ def test_the_largest_manifest_takes_little_memory(kind: str) -> None:
     script = f"""
 import json, resource, sys
 from datetime import datetime, timezone
-from stoker.manifests import *
+from stoker.store.checkpoint_manifests import *
 from stoker.model.node_facts import Manifest
-from stoker import manifests
+from stoker.store import checkpoint_manifests as manifests
 size = manifests.MANIFEST_BYTES
 head = encode(Manifest("s", "j", 2, 0, 1, datetime.now(timezone.utc), ()))
 head = head.replace(b'"count":0', b'"count":%d' % manifests.MAX_FILES)
@@ -254,18 +254,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_what_is_read_of_all_manifests_together_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for ordinal in range(1, 9):
         plant(store, 2, ordinal)
-    monkeypatch.setattr(manifests, "TOTAL_MANIFESTS", 3)
+    monkeypatch.setattr(checkpoint_manifests, "TOTAL_MANIFESTS", 3)
     assert [one.place.ordinal for one in list_checkpoints(store, JOB)] == [6, 7, 8], "the newest"
-    monkeypatch.setattr(manifests, "TOTAL_MANIFESTS", 100)
+    monkeypatch.setattr(checkpoint_manifests, "TOTAL_MANIFESTS", 100)
     size = next(iter(store.list(keys.checkpoints(JOB)))).size
-    monkeypatch.setattr(manifests, "TOTAL_BYTES", 2 * size + 1)
+    monkeypatch.setattr(checkpoint_manifests, "TOTAL_BYTES", 2 * size + 1)
     assert [one.place.ordinal for one in list_checkpoints(store, JOB)] == [7, 8]
 
 
 def test_a_save_of_too_many_files_is_refused_in_one_line_before_anything_is_sent(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(manifests, "MAX_FILES", 20)
+    monkeypatch.setattr(checkpoint_manifests, "MAX_FILES", 20)
     world = World(tmp_path, memory).begin()
     with caplog.at_level(logging.WARNING):
         world.save("step-1", {f"shard-{n}": f"{n}" for n in range(30)})
@@ -281,6 +281,6 @@ def test_a_save_of_too_many_files_is_refused_in_one_line_before_anything_is_sent
 
 def test_a_manifest_is_never_written_that_no_reader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest("s", JOB, 2, 0, 1, datetime.now(timezone.utc), tuple(blob(n) for n in range(50)))
-    monkeypatch.setattr(manifests, "MANIFEST_BYTES", len(encode(manifest)) - 1)
+    monkeypatch.setattr(checkpoint_manifests, "MANIFEST_BYTES", len(encode(manifest)) - 1)
     with pytest.raises(CheckpointTooLarge, match="50 files"):
         encode(manifest)

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, log
+from stoker import client
 from stoker.agent.prepare import fetch_code
-from stoker.finding import all_jobs
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
 from stoker.model.node_config import NodePaths
 from stoker.removing import collect_code
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
+from stoker.store.find_job import all_jobs
 
 
 @pytest.fixture
@@ -72,19 +73,19 @@ def age(store: Store) -> None:
 
 
 def remove(store: Store, job: str) -> None:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
-    ended = Record(log.new_token(), "t", "t", Ended(outcome="failed", rule="t"))
-    assert log.append(store, job, state.seq + 1, ended)
+    ended = Record(job_log.new_token(), "t", "t", Ended(outcome="failed", rule="t"))
+    assert job_log.append(store, job, state.seq + 1, ended)
     store.delete([keys.active(job, 1)])
     client.remove(job, store)
 
 
 def assert_has_code(store: Store, job: str, tmp_path: Path) -> int:
     """As its machines fetch it. Answers the generation."""
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
-    submission = index.read_submission(store, state)
+    submission = job_index.read_submission(store, state)
     paths = NodePaths(tmp_path / f"node-{job}")
     paths.root.mkdir()
     fetch_code(store, state, submission, paths)
@@ -150,7 +151,7 @@ def test_a_collector_that_is_overtaken_by_a_submission_leaves_its_code(store: St
 
 def test_a_clone_of_a_job_whose_name_was_given_up_copies_its_code(store: Store, tmp_path: Path) -> None:
     job = submit(store)
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.code_digest is not None
     store.create(keys.collected(keys.CODE, state.code_digest), b"")
     assert assert_has_code(store, client.clone(job, store=store, detach=True), tmp_path) == 2

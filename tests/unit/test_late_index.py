@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, log, removing
+from stoker import client, removing
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, Launch, Plan
-from stoker.finding import all_jobs, find_job
 from stoker.governor.apply import Applier
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.governor.observe import Memory, active_jobs
-from stoker.index import IndexRecord
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, StoreUnavailable, UserError
@@ -26,7 +24,10 @@ from stoker.providers.base import Request
 from stoker.reading.accounts import read_accounts
 from stoker.reading.jobs import list_jobs
 from stoker.reindexing import reindex
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
+from stoker.store.find_job import all_jobs, find_job
+from stoker.store.job_index import IndexRecord
 from stoker.summary import summarize
 from stoker.testing.sim_data import CAPABILITIES, SPOT_A
 
@@ -46,12 +47,12 @@ def submit(store: Store) -> str:
 
 def append(store: Store, job: str, event: Event) -> int:
     state = read(store, job)
-    assert log.append(store, job, state.seq + 1, Record(log.new_token(), "test", "test", event))
+    assert job_log.append(store, job, state.seq + 1, Record(job_log.new_token(), "test", "test", event))
     return state.seq + 1
 
 
 def read(store: Store, job: str) -> JobState:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     return state
 
@@ -59,7 +60,7 @@ def read(store: Store, job: str) -> JobState:
 def record(store: Store, job: str) -> IndexRecord:
     state = read(store, job)
     now = datetime.now(timezone.utc)
-    return IndexRecord(state, summarize(state, index.read_submission(store, state), {}, now))
+    return IndexRecord(state, summarize(state, job_index.read_submission(store, state), {}, now))
 
 
 def below(store: Store, prefix: str) -> dict[str, bytes]:
@@ -77,14 +78,14 @@ def end(store: Store, job: str) -> None:
 
 def test_a_record_that_lands_late_does_not_hide_the_end(store: Store) -> None:
     job = submit(store)
-    index.write_index(store, record(store, job))
+    job_index.write_index(store, record(store, job))
     late = below(store, keys.INDEX)
     end(store, job)
-    index.write_index(store, record(store, job))
+    job_index.write_index(store, record(store, job))
     assert len(below(store, keys.INDEX)) == 1, "the earlier record is deleted"
     for key, data in late.items():
         store.put(key, data)
-    ((summary,), kept) = list_jobs(store).summaries, index.read_index(store, job)
+    ((summary,), kept) = list_jobs(store).summaries, job_index.read_index(store, job)
     assert summary.phase == "failed" and kept is not None and kept.summary.phase == "failed"
     accounts = read_accounts(store, datetime.now(timezone.utc))
     assert [one.summary.phase for one in accounts.records] == ["failed"]
@@ -97,18 +98,18 @@ def test_a_slower_writer_leaves_the_newer_record(store: Store) -> None:
     job = submit(store)
     slow = record(store, job)
     end(store, job)
-    index.write_index(store, record(store, job))
-    index.write_index(store, slow)
+    job_index.write_index(store, record(store, job))
+    job_index.write_index(store, slow)
     assert list(below(store, keys.INDEX)) == [keys.index(job, 2)]
 
 
 def test_a_record_is_read_although_it_is_replaced_between_list_and_read(store: Store) -> None:
     job = submit(store)
-    index.write_index(store, record(store, job))
-    (listed,) = index.list_index(store)
+    job_index.write_index(store, record(store, job))
+    (listed,) = job_index.list_index(store)
     end(store, job)
-    index.write_index(store, record(store, job))
-    found = index.read_summary(store, job, listed)
+    job_index.write_index(store, record(store, job))
+    found = job_index.read_summary(store, job, listed)
     assert found is not None and found.phase == "failed"
 
 
@@ -123,14 +124,14 @@ def everything_lands_again(store: Store, before: dict[str, bytes]) -> None:
 
 def test_a_removed_job_does_not_come_back(store: Store) -> None:
     job = submit(store)
-    index.write_index(store, record(store, job))
+    job_index.write_index(store, record(store, job))
     before = below(store, "")
     end(store, job)
-    index.write_index(store, record(store, job))
+    job_index.write_index(store, record(store, job))
     client.remove(job, store)
     everything_lands_again(store, before)
-    assert all_jobs(store) == [] and index.list_index(store) == [] and index.read_index(store, job) is None
-    assert log.read(store, job) is None
+    assert all_jobs(store) == [] and job_index.list_index(store) == [] and job_index.read_index(store, job) is None
+    assert job_log.read(store, job) is None
     assert list_jobs(store).summaries == ()
     for ask in (client.summary, client.stop, client.resume, client.clone):
         with pytest.raises(UserError):
@@ -197,7 +198,7 @@ def stalled(store: Store, job: str) -> tuple[Applier, Cloud]:
     cloud, memory = Cloud(), Memory()
     fleet = Fleet(store.url, connect=lambda _name: cloud)  # type: ignore[arg-type, return-value]
     state = read(store, job)
-    memory.states[job], memory.submissions[job] = state, index.read_submission(store, state)
+    memory.states[job], memory.submissions[job] = state, job_index.read_submission(store, state)
     applier = Applier(store, fleet, memory, "stalled")
     applier.policy = DEFAULT
     return applier, cloud
@@ -211,7 +212,7 @@ def test_a_governor_that_was_stalled_over_the_removal_buys_nothing(store: Store)
     plan = Plan((Append(job, 2, Claimed(SPOT_A, 1), "first"), Launch(job, 2, "first")))
     applied = applier.apply(plan)
     assert cloud.sold == [] and not applied.done
-    assert log.read(store, job) is None and all_jobs(store) == [], "its entry is of no job"
+    assert job_log.read(store, job) is None and all_jobs(store) == [], "its entry is of no job"
     assert removing.finish_removals(store) == [job] and below(store, keys.log_prefix(job)) == {}
 
 
@@ -237,7 +238,7 @@ def test_what_was_bought_while_the_job_was_removed_is_given_back_at_once(store: 
     cloud.before = remove
     applier.apply(Plan((Launch(job, claim, "first"),)))
     assert cloud.sold == [job] and cloud.ended == ["i-1"]
-    assert log.read(store, job) is None
+    assert job_log.read(store, job) is None
 
 
 # ── A removal that lands after a resume ───────────────────────────────────────────────────────────────────────────────
@@ -281,12 +282,12 @@ def test_a_removal_that_lands_late_never_removes_a_job_that_was_resumed(store: S
         assert f"`stoker rm {job}` finishes that" in str(error)
     holding.land()
     # What was asked for first in the log counts, and nothing else.
-    assert resumed == (part == "/log/") == (not log.is_removed(store, job))
+    assert resumed == (part == "/log/") == (not job_log.is_removed(store, job))
     if resumed:
         assert read(store, job).ended is None
         assert job in all_jobs(store)
     else:
-        assert log.read(store, job) is None
+        assert job_log.read(store, job) is None
 
 
 def test_a_job_that_is_resumed_just_before_its_removal_is_not_removed(store: Store) -> None:
@@ -295,7 +296,7 @@ def test_a_job_that_is_resumed_just_before_its_removal_is_not_removed(store: Sto
     append(store, job, ResumeAsked(by="jane"))
     with pytest.raises(UserError, match="is active"):
         removing.remove_job(store, job)
-    assert read(store, job).ended is None and not log.is_removed(store, job)
+    assert read(store, job).ended is None and not job_log.is_removed(store, job)
 
 
 def test_a_resume_that_was_overtaken_by_the_removal_is_refused(store: Store) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from checkpoint_world import JOB, Clock, memory_store, write
 
-from stoker import log
 from stoker.agent import outputs
 from stoker.agent.outputs import OutputSync
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.spec import Spec, Submission
 from stoker.reading.outputs import list_outputs, pull_outputs
+from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_A
 
@@ -50,7 +50,7 @@ def started_job() -> MemoryStore:
         Launched(claim=CLAIM, nodes=(NodeRef(0, "i-1"),)),
     )
     for seq, event in enumerate(events, 1):
-        assert log.append(store, JOB, seq, Record(log.new_token(), "test", "test", event))
+        assert job_log.append(store, JOB, seq, Record(job_log.new_token(), "test", "test", event))
     return store
 
 

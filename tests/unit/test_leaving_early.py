@@ -14,14 +14,10 @@ import pytest
 from checkpoint_world import write
 from noticing_machine import Here
 
-from stoker import log
 from stoker.agent.blobs import BlobSender, Outgoing
 from stoker.agent.life import Life
 from stoker.agent.node import Node
 from stoker.agent.snapshot import scan
-from stoker.checkpoints import list_checkpoints
-from stoker.facts import read_fact
-from stoker.manifests import encode
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Closed, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.node_config import NodeConfig, NodePaths
@@ -29,7 +25,11 @@ from stoker.model.node_facts import Exit, Manifest
 from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec, Submission
-from stoker.parallel import run_watched
+from stoker.store import job_log
+from stoker.store.checkpoint_manifests import encode
+from stoker.store.checkpoints import list_checkpoints
+from stoker.store.node_facts import read_fact
+from stoker.store.parallel import run_watched
 from stoker.testing.memory import Fault, MemoryStore
 
 JOB = "job-0a1b"
@@ -47,9 +47,9 @@ def _own_handler() -> Iterator[None]:
 
 
 def append(store: MemoryStore, event: Event) -> None:
-    state = log.read(store, JOB)
-    record = Record(log.new_token(), "test", "for the test", event)
-    assert log.append(store, JOB, state.seq + 1 if state else 1, record)
+    state = job_log.read(store, JOB)
+    record = Record(job_log.new_token(), "test", "for the test", event)
+    assert job_log.append(store, JOB, state.seq + 1 if state else 1, record)
 
 
 def submit(store: MemoryStore, run: tuple[str, ...], **more: str) -> None:
@@ -61,7 +61,7 @@ def submit(store: MemoryStore, run: tuple[str, ...], **more: str) -> None:
 def attempt(store: MemoryStore, root: Path, machine: Here, instance: str) -> Life:
     """The agent of the next attempt."""
     append(store, Claimed(Offering("gce", "n2-standard-2", "us-central1-a", spot=True), nodes=1))
-    state = log.read(store, JOB)
+    state = job_log.read(store, JOB)
     assert state is not None
     append(store, Launched(claim=state.seq, nodes=(NodeRef(0, instance),)))
     paths = NodePaths(root / instance)

@@ -8,13 +8,13 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import log
 from stoker.governor import leftovers
 from stoker.governor.leftovers import sweep
 from stoker.model.errors import AuthDenied, NotFound, StoreUnavailable, Transient
 from stoker.model.log_entries import Claimed, Closed, Ended, Launched, StopAsked
 from stoker.model.offerings import Leftover
 from stoker.model.spec import Retry
+from stoker.store import job_log
 from stoker.testing.sim_data import SPOT_A, make_spec, nodes
 
 PLACE = ("sim", "r1")
@@ -90,7 +90,7 @@ def test_the_log_of_a_job_is_read_once_and_after_the_list(
         read.append(job)
         listed.append(len(world.cloud.called("list_leftovers")))
 
-    monkeypatch.setattr(log, "read", reading)
+    monkeypatch.setattr(job_log, "read", reading)
     world.cloud.leftovers = [disk("a-aaaa", 2), disk("a-aaaa", 3), disk("b-bbbb")]
     sweep(world.store, world.fleet, PLACE)
     assert (read, listed) == (["a-aaaa", "b-bbbb"], [1, 1])
@@ -133,7 +133,7 @@ def test_a_log_that_cannot_be_read_removes_nothing(world: ScriptedWorld, monkeyp
     def away(*_: object) -> None:
         raise StoreUnavailable("did not answer")
 
-    monkeypatch.setattr(log, "read", away)
+    monkeypatch.setattr(job_log, "read", away)
     world.cloud.leftovers = [disk("a-aaaa")]
     swept = sweep(world.store, world.fleet, PLACE)
     assert world.cloud.called("remove") == [] and "did not answer" in swept.problems["a-aaaa"]

@@ -14,7 +14,7 @@ from checkpoint_world import World, age, checkpoints, restored_content, write
 from stoker.agent.committing import first_to_go
 from stoker.agent.outputs import OutputSync
 from stoker.model.errors import StoreUnavailable
-from stoker.store import Sent
+from stoker.store.base import Sent
 from stoker.testing.memory import MemoryStore
 
 LIMIT_S = 60.0

@@ -22,12 +22,12 @@ from stoker.agent.node import Node
 from stoker.agent.notices import Notices
 from stoker.agent.outputs import OutputSync
 from stoker.agent.supervise import Ended
-from stoker.facts import read_fact
 from stoker.model import keys
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit
 from stoker.model.observed import Known
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.node_facts import read_fact
 from stoker.testing.memory import Fault, MemoryStore
 
 LIMIT_S = 60.0

@@ -18,9 +18,9 @@ from stoker.agent import logs
 from stoker.agent import tail as tail_module
 from stoker.agent.logs import LogPump, durable_offset, last_lines, say
 from stoker.agent.tail import KEEP_BYTES, PUNCH_STEP_BYTES, FileTail
-from stoker.chunks import MAX_CHUNK_BYTES, SEAL_BYTES, last_chunk, parse_segments
 from stoker.model.errors import StoreUnavailable
 from stoker.reading.logs import read_lines
+from stoker.store.log_chunks import MAX_CHUNK_BYTES, SEAL_BYTES, last_chunk, parse_segments
 
 # ── The pump ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

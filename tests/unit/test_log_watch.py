@@ -10,13 +10,13 @@ import pytest
 from agent_world import JOB, AgentWorld
 from plain_store import wait_for
 
-from stoker import log
 from stoker.agent import watch as watch_module
 from stoker.agent.watch import LogWatch
 from stoker.core.gate import Go, Wait
 from stoker.model.job_state import JobState
 from stoker.model.log_entries import StopAsked
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 from stoker.testing.memory import Fault, MemoryStore
 
 
@@ -98,7 +98,7 @@ def test_the_first_entries_that_are_read_wake_the_agent_too(world: AgentWorld, w
 def test_a_mistake_in_reading_does_not_end_the_watching(
     world: AgentWorld, watch: LogWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures, really = [True, True], log.read
+    failures, really = [True, True], job_log.read
 
     def read(store: Store, job: str, state: JobState | None) -> JobState | None:
         if failures:
@@ -106,7 +106,7 @@ def test_a_mistake_in_reading_does_not_end_the_watching(
             raise ValueError("a mistake")
         return really(store, job, state)
 
-    monkeypatch.setattr(log, "read", read)
+    monkeypatch.setattr(job_log, "read", read)
     changes: list[bool] = []
     watch.start(lambda: changes.append(True))
     wait_for(lambda: bool(changes))

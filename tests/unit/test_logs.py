@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from plain_store import PlainStore
 
 from stoker.agent.logs import durable_offset
-from stoker.chunks import (
+from stoker.model import keys
+from stoker.model.errors import StoreDenied, StoreUnavailable
+from stoker.reading import cursor, nodes
+from stoker.reading.cursor import NodeCursor
+from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
+from stoker.store.log_chunks import (
     MAX_CHUNK_BYTES,
     SEAL_BYTES,
     ChunkWriter,
@@ -21,11 +26,6 @@ from stoker.chunks import (
     list_chunks,
     parse_segments,
 )
-from stoker.model import keys
-from stoker.model.errors import StoreDenied, StoreUnavailable
-from stoker.reading import cursor, nodes
-from stoker.reading.cursor import NodeCursor
-from stoker.reading.logs import UNREADABLE, Line, NodeLog, follow, read_lines, read_tail
 
 JOB = "job-1"
 NODE = NodeLog(attempt=1, claim=2, rank=0, instance="i-1")

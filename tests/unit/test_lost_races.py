@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from stoker import index, log, policies
+from stoker import policies
 from stoker.core.foreign.family import FamilyRecord, Relented, Seen
 from stoker.core.outbox import Outbox
 from stoker.core.room import place_in_queue
 from stoker.governor import mailbox
 from stoker.governor.foreign import families
 from stoker.governor.mailbox import Mailbox, something_waits
-from stoker.index import IndexRecord, read_index, read_summary, write_index
 from stoker.model import codec, keys
 from stoker.model.errors import SpecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record, ResumeAsked, StopAsked, Submitted
 from stoker.model.spec import Submission
-from stoker.store import Meta
+from stoker.store import job_index, job_log
+from stoker.store.base import Meta
+from stoker.store.job_index import IndexRecord, read_index, read_summary, write_index
 from stoker.summary import summarize
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import JOB, at, make_spec, make_state
@@ -61,7 +62,7 @@ def test_a_first_entry_that_opens_no_job_is_told_and_not_looped_on() -> None:
         return OPENED, "asked for"
 
     with pytest.raises(StoreError, match="does not open a job"):
-        log.append_next(store, JOB, None, decide, "me")
+        job_log.append_next(store, JOB, None, decide, "me")
 
 
 def test_a_first_entry_that_was_lost_to_a_rival_is_read() -> None:
@@ -71,37 +72,37 @@ def test_a_first_entry_that_was_lost_to_a_rival_is_read() -> None:
     def decide(state: Any) -> Any:
         turns.append(state.seq if state else None)
         if len(turns) == 1:
-            assert log.append(store, JOB, 1, Record("rival", "rival", "first", OPENED))
+            assert job_log.append(store, JOB, 1, Record("rival", "rival", "first", OPENED))
         return None if len(turns) == 3 else (OPENED if state is None else StopAsked("me"), "because")
 
     before: list[int] = []
-    found = log.append_next(store, JOB, None, decide, "me", before.append, policy="p")
+    found = job_log.append_next(store, JOB, None, decide, "me", before.append, policy="p")
     assert found is not None and found.seq == 2 and turns == [None, 1] and before == [1, 2]
-    entry = list(log.entries(store, JOB))[1]
+    entry = list(job_log.entries(store, JOB))[1]
     assert (entry.by, entry.reason, entry.policy) == ("me", "because", "p")
 
 
 def test_a_store_that_contradicts_itself_is_unavailable() -> None:
     with pytest.raises(StoreUnavailable, match="keeps answering"):
-        log.append(Denying(lambda: at(0)), JOB, 1, Record("t", "me", "x", OPENED))
+        job_log.append(Denying(lambda: at(0)), JOB, 1, Record("t", "me", "x", OPENED))
 
 
 def test_an_entry_that_no_reader_would_take_is_not_written() -> None:
     store = make_store()
     with pytest.raises(StoreError, match="too large to be written"):
-        log.append(store, JOB, 1, Record("t", "x" * log.MAX_ENTRY_BYTES, "x", OPENED))
-    assert log.append(store, JOB, 1, Record("t", "me", "x" * 10_000, OPENED))
-    assert len(next(iter(log.entries(store, JOB))).reason) == log.MAX_REASON_CHARS
+        job_log.append(store, JOB, 1, Record("t", "x" * job_log.MAX_ENTRY_BYTES, "x", OPENED))
+    assert job_log.append(store, JOB, 1, Record("t", "me", "x" * 10_000, OPENED))
+    assert len(next(iter(job_log.entries(store, JOB))).reason) == job_log.MAX_REASON_CHARS
 
 
 def test_a_removed_job_is_read_only_by_those_who_carry_on() -> None:
     store = make_store()
-    log.append(store, JOB, 1, Record("t", "me", "x", OPENED))
-    state = log.read(store, JOB)
+    job_log.append(store, JOB, 1, Record("t", "me", "x", OPENED))
+    state = job_log.read(store, JOB)
     assert state is not None
     store.create(keys.removed(JOB), b"")
-    assert log.read(store, JOB) is None and log.read(store, JOB, state) == state
-    assert log.is_removed(store, JOB) and log.removed_jobs(store) == {JOB}
+    assert job_log.read(store, JOB) is None and job_log.read(store, JOB, state) == state
+    assert job_log.is_removed(store, JOB) and job_log.removed_jobs(store) == {JOB}
 
 
 def test_a_job_that_was_resumed_is_as_young_as_its_resumption() -> None:
@@ -349,11 +350,11 @@ def test_records_of_removed_jobs_and_of_other_jobs_do_not_count() -> None:
     store.put(keys.index("another", 1), codec.dumps(record()))
     assert read_index(store, "another") is None, "it is of a job with another id"
     write_index(store, record())
-    assert [index.job_of(meta) for meta in index.list_index(store)] == ["another", JOB]
+    assert [job_index.job_of(meta) for meta in job_index.list_index(store)] == ["another", JOB]
     store.create(keys.removed(JOB), b"")
     assert read_index(store, JOB) is None and read_summary(store, JOB) is None
-    assert [index.job_of(meta) for meta in index.list_index(store)] == ["another"]
-    assert index.forget_index(store, JOB) == 1 and index.forget_index(store, JOB) == 0
+    assert [job_index.job_of(meta) for meta in job_index.list_index(store)] == ["another"]
+    assert job_index.forget_index(store, JOB) == 1 and job_index.forget_index(store, JOB) == 0
 
 
 @pytest.mark.parametrize("data", [b"no json", b"[]", b"{}", b'{"summary": 5}'])
@@ -366,7 +367,7 @@ def test_a_record_that_makes_no_sense_is_none(data: bytes) -> None:
 def test_a_record_that_was_replaced_since_it_was_listed_is_looked_for_again() -> None:
     store = make_store()
     write_index(store, record(1))
-    (listed,) = index.list_index(store)
+    (listed,) = job_index.list_index(store)
     assert read_index(store, JOB, listed) is not None
     write_index(store, record(2))
     found = read_index(store, JOB, listed)
@@ -382,13 +383,13 @@ def test_a_record_that_is_replaced_all_the_time_counts_as_absent(monkeypatch: py
         gets.append(key)
 
     monkeypatch.setattr(store, "get", vanish)
-    assert read_index(store, JOB) is None and len(gets) == index._TRIES
+    assert read_index(store, JOB) is None and len(gets) == job_index._TRIES
 
 
 def test_keys_that_are_no_numbers_are_below_all() -> None:
     def meta(name: str) -> Meta:
         return Meta(f"{keys.INDEX}{JOB}/{name}", 1, at(0), "")
 
-    assert index._number(meta("00000012.json")) == 12
+    assert job_index._number(meta("00000012.json")) == 12
     for odd in ("12.json", "0000001x.json", "odd", "00000\u0661\u0662\u0663.json"):
-        assert index._number(meta(odd)) == -1
+        assert job_index._number(meta(odd)) == -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.manifests import EVERYTHING, MAX_ORDINAL, NOTHING, Place, Trust
+from stoker.store.checkpoint_manifests import EVERYTHING, MAX_ORDINAL, NOTHING, Place, Trust
 
 TWO_AND_ONE = {1: 2, 3: 1}
 

@@ -24,7 +24,7 @@ from stoker.model.observed import Known
 from stoker.model.offerings import Offering
 from stoker.model.spec import Spec
 from stoker.policyfile import parse_policy
-from stoker.store import can_be_key
+from stoker.store.base import can_be_key
 from stoker.testing.sim_data import (
     OFFERINGS,
     ON_DEMAND,

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker import log
 from stoker.core.market import UNKNOWN, Tally
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
@@ -24,6 +23,7 @@ from stoker.model.spec import Resources, Spec, Submission
 from stoker.policies import write
 from stoker.policyfile import parse_policy
 from stoker.providers.base import Gone, LaunchOrder, Request, Terminated
+from stoker.store import job_log
 from stoker.testing.memory import Fault, Faults, MemoryStore
 from stoker.testing.sim_data import CAPABILITIES, ON_DEMAND, SPOT_A, SPOT_B, at, make_spec, make_state, nodes
 
@@ -92,16 +92,16 @@ class World:
         self.store.put(keys.spec(job), data)
         self.store.put(keys.active(job, 1), b"")
         opened = Submitted(codec.digest(data), "jane")
-        log.append_next(self.store, job, None, lambda state: None if state else (opened, "asked for"), "jane")
+        job_log.append_next(self.store, job, None, lambda state: None if state else (opened, "asked for"), "jane")
 
     def submit_stop(self, job: str) -> None:
-        log.append_next(self.store, job, None, lambda _: (StopAsked("jane"), "enough"), "jane")
+        job_log.append_next(self.store, job, None, lambda _: (StopAsked("jane"), "enough"), "jane")
 
     def later(self, seconds: float) -> None:
         self.cloud.now_s += seconds
 
     def state(self, job: str) -> JobState:
-        found = log.read(self.store, job)
+        found = job_log.read(self.store, job)
         assert found is not None
         return found
 

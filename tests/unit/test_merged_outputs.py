@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 import pytest
 
-from stoker import client, log
+from stoker import client
 from stoker.cli import main
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record
 from stoker.reading.outputs import list_outputs, pull_outputs
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.testing.sim_data import SPOT_A
 
 
@@ -36,9 +37,11 @@ def store(tmp_path: Path) -> Store:
 
 def append(store: Store, job: str, *events: Event) -> None:
     for event in events:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         assert state is not None
-        assert log.append(store, job, state.seq + 1, Record(token=log.new_token(), by="t", reason="test", event=event))
+        assert job_log.append(
+            store, job, state.seq + 1, Record(token=job_log.new_token(), by="t", reason="test", event=event)
+        )
 
 
 def type_in(*arguments: str) -> int:

@@ -16,11 +16,11 @@ from stoker.agent import metrics as metrics_module
 from stoker.agent import scan as scan_module
 from stoker.agent.metrics import BURST, MAX_NAMES, MAX_TRENDS, RATE_PER_S, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
-from stoker.chunks import Mark, Sample, UsageSample, decode_lines, last_chunk
 from stoker.core.patterns import MOST_EXPRESSIONS
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_facts import Usage
+from stoker.store.log_chunks import Mark, Sample, UsageSample, decode_lines, last_chunk
 
 NODE = keys.node("job-1", 2, 0, "i-1.0")
 PATIENCE_S = 60.0

@@ -14,11 +14,11 @@ from plain_store import PlainStore, wait_for
 
 from stoker.agent.metrics import BURST, LONG_RUN, MAX_NAMES, MetricsPump, Thinner, parse_report
 from stoker.agent.scan import MAX_LINE_BYTES, MetricScanner
-from stoker.chunks import Mark, Sample, UsageSample, decode_lines, encode_line, last_chunk
 from stoker.model import keys
 from stoker.model.node_facts import GpuUsage, Usage
 from stoker.reading.metrics import Point, read_metrics, series_of
 from stoker.reading.nodes import NodeLog
+from stoker.store.log_chunks import Mark, Sample, UsageSample, decode_lines, encode_line, last_chunk
 
 JOB = "job-1"
 NODE = NodeLog(1, 2, 0, "i-1")

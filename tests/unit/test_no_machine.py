@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google_project import BASE, NUMBER, ZONE, Google
 
-from stoker import client, log
+from stoker import client
 from stoker.cli import main
 from stoker.governor import background
 from stoker.jobfile import Job
@@ -22,7 +22,8 @@ from stoker.providers import registry
 from stoker.providers.base import Visit
 from stoker.providers.gce import reclaim
 from stoker.providers.gce.errors import refused
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 
 OFFER = Offering(provider="local", machine="m", zone="z", spot=True, price=1.0)
 WHY = "n1: Quota 'A2_CPUS' exceeded.  Limit: 0.0"
@@ -43,7 +44,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def submitted(store: Store, *events: Event) -> str:
     job = client.submit(Job(run="python train.py", name="train"), store=store)
     for seq, event in enumerate(events, 2):
-        assert log.append(store, job, seq, Record(token=log.new_token(), by="t", reason=WHY, event=event))
+        assert job_log.append(store, job, seq, Record(token=job_log.new_token(), by="t", reason=WHY, event=event))
     return job
 
 
@@ -97,10 +98,10 @@ def test_a_machine_that_is_gone_by_now_cannot_be_interrupted(
 
 def test_a_job_that_has_ended_is_said_to_have_ended(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     job = submitted(store, Claimed(OFFER, nodes=1), Launched(claim=2, nodes=(NodeRef(0, "i-1"),)))
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
     ended = Record(token="t", by="t", reason="stopped", event=Ended("stopped", "stop", 2))
-    assert log.append(store, job, state.seq + 1, ended)
+    assert job_log.append(store, job, state.seq + 1, ended)
     told = f"stoker: {job} has ended (stopped), and has no machine any more\n"
     for command in (("interrupt", job), ("exec", job, "--", "true")):
         assert run(capsys, *command) == (2, told)

@@ -19,7 +19,7 @@ from stoker.providers.base import LaunchOrder
 from stoker.providers.ec2.provider import Ec2Provider
 from stoker.providers.gce.errors import refused
 from stoker.providers.registry import Context
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 SPOT = Offering("gce", "a2-highgpu-1g", f"{REGION}-a", True, region=PLACE, cpus=12, gpu="A100-40GB", gpus=1)
 FULL = replace(SPOT, spot=False)

@@ -18,13 +18,13 @@ from plain_store import wait_for
 from stoker.agent import node as node_module
 from stoker.agent.node import Node, patient, utcnow
 from stoker.agent.notices import Notices
-from stoker.facts import read_fact
 from stoker.model import codec, keys
 from stoker.model import node_config as config_module
 from stoker.model.errors import StoreUnavailable
 from stoker.model.node_config import NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.model.observed import Known
+from stoker.store.node_facts import read_fact
 from stoker.testing.memory import Fault
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import facts, log
 from stoker.governor import observe as observing
 from stoker.governor.observe import (
     Listing,
@@ -21,7 +20,6 @@ from stoker.governor.observe import (
     list_clouds,
     observe,
 )
-from stoker.index import IndexRecord, write_index
 from stoker.model import codec, keys
 from stoker.model.errors import AuthDenied, StoreUnavailable, Transient, UserError
 from stoker.model.job_state import JobState
@@ -31,6 +29,8 @@ from stoker.model.observed import Known, Unknown
 from stoker.model.offerings import Instance, InstanceState
 from stoker.model.spec import Resources, Submission
 from stoker.providers.base import Gone
+from stoker.store import job_log, node_facts
+from stoker.store.job_index import IndexRecord, write_index
 from stoker.summary import summarize
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, SPOT_B, at, make_beat, make_spec, nodes
 
@@ -309,7 +309,7 @@ def test_each_place_is_asked_after_its_own_machines(world: ScriptedWorld) -> Non
 def test_states_are_asked_for_before_facts_are_read(world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is gone by then has said its last word."""
     order: list[str] = []
-    read, ask = facts.read_claim, world.cloud.state
+    read, ask = node_facts.read_claim, world.cloud.state
 
     def reading(*args: object) -> object:
         order.append("facts")
@@ -319,7 +319,7 @@ def test_states_are_asked_for_before_facts_are_read(world: ScriptedWorld, monkey
         order.append("states")
         return ask(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(facts, "read_claim", reading)
+    monkeypatch.setattr(node_facts, "read_claim", reading)
     monkeypatch.setattr(world.cloud, "state", asking)
     world.submit(A, *RUNNING)
     look(world)
@@ -397,14 +397,14 @@ def test_a_store_that_does_not_answer_for_one_job_is_its_problem(
     world: ScriptedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.submit(A)
-    read = log.read
+    read = job_log.read
 
     def reading(store: object, job: str, known: object = None) -> object:
         if job == A:
             raise StoreUnavailable("did not answer")
         return read(store, job, known)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(log, "read", reading)
+    monkeypatch.setattr(job_log, "read", reading)
     world.cloud.machines = {"i-2-0": machine()}
     found = look(world)
     assert "did not answer" in found.problems[A] and found.snapshot.strays == (), "nothing is known of its machines"

@@ -16,7 +16,7 @@ from stoker.agent.commits import CommitQueue
 from stoker.agent.confinement import Confinement
 from stoker.agent.snapshot import copy_stable, hold, scan
 from stoker.saves import Lock, Save
-from stoker.store import FileChanged
+from stoker.store.base import FileChanged
 
 
 def open_below(folder: Path) -> list[str]:

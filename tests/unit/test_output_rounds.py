@@ -18,7 +18,7 @@ from stoker.agent.output_files import OutputFiles, Source
 from stoker.agent.outputs import OutputSync
 from stoker.agent.snapshot import scan
 from stoker.model import keys
-from stoker.store import FileChanged
+from stoker.store.base import FileChanged
 from stoker.testing.memory import Fault, MemoryStore
 
 PREFIX = keys.outputs(JOB, 1)

@@ -10,7 +10,7 @@ from checkpoint_world import JOB, memory_store
 from stoker.agent.output_versions import OutputWriter
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.testing.memory import Fault, MemoryStore
 
 PLAIN = keys.outputs(JOB, 1)

@@ -13,7 +13,7 @@ from stoker.agent import outputs
 from stoker.agent.outputs import OutputSync
 from stoker.model import keys
 from stoker.reading.outputs import highest
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.testing.memory import Fault
 
 LIMIT_S = 60.0

@@ -17,7 +17,7 @@ from stoker.model.offerings import Offering
 from stoker.model.policy import NO_RULES, House
 from stoker.model.spec import Limits, Spec
 from stoker.policyfile import parse_policy
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.sim_data import ON_DEMAND, SPOT_A, make_spec, make_state, nodes
 
 # A job of one hour at $1 or $3 an hour, with ten minutes for the start and the time to save.

@@ -12,11 +12,11 @@ from checkpoint_world import JOB
 
 from stoker.agent import publish
 from stoker.agent.publish import Draft, Publisher
-from stoker.checkpoints import list_checkpoints
-from stoker.manifests import encode
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, Manifest
+from stoker.store.checkpoint_manifests import encode
+from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory import Fault, MemoryStore
 
 memory = checkpoint_world.memory

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from scripted_cloud import ScriptedWorld
 
-from stoker import client_read, index
-from stoker.chunks import MAX_READ_BYTES, Segment, encode_segment
-from stoker.index import IndexRecord, write_index
+from stoker import client_read
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Claimed, Ended, Event, Launched
@@ -24,7 +22,10 @@ from stoker.reading import accounts, jobs, nodes
 from stoker.reading.cursor import NodeCursor
 from stoker.reading.jobs import Filter, list_jobs
 from stoker.reading.logs import NodeLog
-from stoker.store import Meta
+from stoker.store import job_index
+from stoker.store.base import Meta
+from stoker.store.job_index import IndexRecord, write_index
+from stoker.store.log_chunks import MAX_READ_BYTES, Segment, encode_segment
 from stoker.summary import Summary, summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import SPOT_A, at, make_spec
@@ -118,7 +119,7 @@ def test_heartbeats_are_read_only_where_a_record_is_old_and_the_store_far(
         world.store = MemoryStore(lambda: at(world.cloud.now_s), near=True)
     before = indexed(world, A, *RUNNING, **changes)
     beat(world, A, 3550, step=9)
-    monkeypatch.setattr(jobs.facts, "read_node", lambda *_: pytest.fail("it is fresh enough"))
+    monkeypatch.setattr(jobs.node_facts, "read_node", lambda *_: pytest.fail("it is fresh enough"))
     assert list_jobs(world.store).summaries == (before,)
 
 
@@ -126,7 +127,7 @@ def test_of_many_running_jobs_no_heartbeats_are_read(world: ScriptedWorld, monke
     monkeypatch.setattr(jobs, "_MOST_HEARD", 1)
     for job in (A, B):
         indexed(world, job, *RUNNING, heard_at=at(100))
-    monkeypatch.setattr(jobs.facts, "read_node", lambda *_: pytest.fail("there are too many"))
+    monkeypatch.setattr(jobs.node_facts, "read_node", lambda *_: pytest.fail("there are too many"))
     assert len(list_jobs(world.store).summaries) == 2
 
 
@@ -157,8 +158,8 @@ def test_of_ended_jobs_as_many_are_read_as_are_wanted(
         indexed(world, f"j{n}-aaaa", Ended("failed", "x", None), tags=tags, submitted_at=at(n))
         world.store.delete([keys.active(f"j{n}-aaaa", 1)])
     read: list[str] = []
-    whole = index.read_summary
-    monkeypatch.setattr(index, "read_summary", lambda store, job, meta: read.append(job) or whole(store, job, meta))
+    whole = job_index.read_summary
+    monkeypatch.setattr(job_index, "read_summary", lambda store, job, meta: read.append(job) or whole(store, job, meta))
     listed = list_jobs(world.store, recent, wanted)
     assert [each.id for each in listed.summaries] == [f"j{n}-aaaa" for n in found]
     assert len(read) == reads
@@ -187,7 +188,7 @@ def test_a_store_that_does_not_answer_is_no_list(
         raise error
 
     world.submit(A)
-    monkeypatch.setattr(jobs.log, "read", fail)
+    monkeypatch.setattr(jobs.job_log, "read", fail)
     with pytest.raises(type(error)):
         list_jobs(world.store)
 
@@ -270,7 +271,7 @@ def test_accounts_of_a_store_that_does_not_answer_are_none(
         raise StoreUnavailable("did not answer")
 
     world.submit(A)
-    monkeypatch.setattr(index, "read_index", away)
+    monkeypatch.setattr(job_index, "read_index", away)
     with pytest.raises(StoreUnavailable):
         accounts.read_accounts(world.store, at(0))
 
@@ -308,7 +309,7 @@ def test_following_from_python_ends_with_the_job(world: ScriptedWorld, monkeypat
     assert watch() == (client_read.node_logs(state, None, None), False)
     assert len(watch()[0]) == 1
     world.store.delete([meta.key for meta in world.store.list(keys.log_prefix(A))])
-    monkeypatch.setattr(client_read.log, "read", lambda *_: None)
+    monkeypatch.setattr(client_read.job_log, "read", lambda *_: None)
     assert watch() == ([], True), "it was removed meanwhile"
 
 
@@ -439,7 +440,7 @@ def test_how_much_of_a_checkpoint_was_fetched_is_told_file_by_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The package has a function of that name.
-    checkpoints = importlib.import_module("stoker.checkpoints")
+    checkpoints = importlib.import_module("stoker.store.checkpoints")
     blobs = [BlobRef(path=name, digest="0" * 64, size=size) for name, size in (("a", 10), ("b", 30))]
     monkeypatch.setattr(checkpoints, "_fetch_blob", lambda *_: None)
     monkeypatch.setattr(checkpoints, "_place_all", lambda *_: None)

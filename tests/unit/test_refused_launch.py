@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stoker import Job, client, log, policies
+from stoker import Job, client, policies
 from stoker.cli import cli
 from stoker.governor.govern import Governor
 from stoker.model import keys
@@ -20,7 +20,8 @@ from stoker.model.offerings import Instance
 from stoker.model.spec import Resources
 from stoker.providers import registry
 from stoker.providers.local.provider import LocalProvider
-from stoker.store import open_store
+from stoker.store import job_log
+from stoker.store.base import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -42,7 +43,7 @@ def test_a_request_that_cannot_be_built_is_told_and_not_looped_on(job: str, monk
     store = open_store(os.environ["STOKER_STORE"])
     for _ in range(2):
         Governor(store).run_pass()
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.ended is not None
     assert state.ended.outcome == "failed"
     assert "there is no such image" in client.summary(job).reason
@@ -57,7 +58,7 @@ def test_what_comes_of_a_launch_tells_the_rules_it_was_decided_by(job: str, monk
     kept = policies.write(store, "rules: [{max_nodes: 4}]", "jane")
     monkeypatch.setattr(LocalProvider, "launch", none)
     Governor(store).run_pass()
-    closed = next(entry for entry in log.entries(store, job) if isinstance(entry.event, Closed))
+    closed = next(entry for entry in job_log.entries(store, job) if isinstance(entry.event, Closed))
     assert closed.policy == policies.digest(kept)
     told = CliRunner().invoke(cli, ["explain", job]).stdout
     assert f"policy: version 1 ({closed.policy[:12]}), entries 2 to {closed.seq}" in told
@@ -89,10 +90,10 @@ def test_a_quota_is_a_persons_at_first_and_its_own_machines_later(job: str, monk
     offering = LocalProvider(registry.Context(store.url)).offerings(Resources())[0]
     events = [Claimed(offering, 1), Launched(2, (NodeRef(0, "i-2-0"),)), Closed(2, "reclaimed", "notice")]
     for seq, event in enumerate(events, start=2):
-        assert log.append(store, job, seq, Record(log.new_token(), "test", "for the test", event))
+        assert job_log.append(store, job, seq, Record(job_log.new_token(), "test", "for the test", event))
     monkeypatch.setattr(LocalProvider, "launch", full)
     Governor(store).run_pass()
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.ended is None
     last = state.last_claim
     assert last is not None and last.closed is not None

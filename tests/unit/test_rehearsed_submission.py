@@ -18,7 +18,7 @@ from stoker.model.offerings import Offering
 from stoker.model.spec import Checkpoints, Environment, Gpus, Limits, Resources, Spec
 from stoker.providers import registry
 from stoker.providers.base import LaunchOrder
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 
 RESOURCES = Resources(gpus=Gpus("A100", 1), spot="prefer", region="mars-1")
 

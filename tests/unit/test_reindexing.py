@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, log
+from stoker import client
 from stoker.governor.observe import active_jobs
 from stoker.jobfile import Job
 from stoker.model import keys
@@ -16,7 +16,8 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, No
 from stoker.model.offerings import Offering
 from stoker.reindexing import reindex
 from stoker.spent import read_spent
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
 
 OFFERING = Offering(provider="local", machine="local", zone="this-computer", spot=False, price=0.0)
 
@@ -33,7 +34,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def add(store: Store, *events: Event) -> str:
     job = client.submit(Job(run="true"), store=store)
     for seq, event in enumerate(events, 2):
-        assert log.append(store, job, seq, Record(token=log.new_token(), by="test", reason="test", event=event))
+        assert job_log.append(store, job, seq, Record(token=job_log.new_token(), by="test", reason="test", event=event))
     return job
 
 
@@ -54,7 +55,7 @@ def test_index_and_markers_come_back_from_the_logs(store: Store, tmp_path: Path)
     assert {each.job for each in read_spent(store, [keys.SPENT])} == {gone}, "what it spent, too"
     assert (done.jobs, done.marked, done.problems) == (3, 1, {})
     assert active_jobs(store) == {running: (1,)}
-    phases = {job: index.read_index(store, job) for job in (running, ended, gone)}
+    phases = {job: job_index.read_index(store, job) for job in (running, ended, gone)}
     assert {job: record.summary.phase for job, record in phases.items() if record is not None} == {
         running: "launching",
         ended: "failed",
@@ -126,7 +127,7 @@ def test_what_is_left_of_removed_jobs_is_counted(store: Store) -> None:
     told: list[tuple[int, int]] = []
     done = reindex(store, lambda number, of: told.append((number, of)))
     assert (done.jobs, done.forgotten, told) == (1, 1, [(1, 1)])
-    assert set(active_jobs(store)) == {job} and index.read_index(store, job) is not None
+    assert set(active_jobs(store)) == {job} and job_index.read_index(store, job) is not None
 
 
 def test_leftovers_of_jobs_that_are_not_there_are_dropped(store: Store, tmp_path: Path) -> None:
@@ -145,4 +146,4 @@ def test_one_log_that_cannot_be_read_is_told_and_stops_nothing(store: Store) -> 
     store.put(keys.log_entry("broken-bbbb", 1), b"not json")
     done = reindex(store)
     assert done.jobs == 1 and list(done.problems) == ["broken-bbbb"]
-    assert index.read_index(store, job) is not None
+    assert job_index.read_index(store, job) is not None

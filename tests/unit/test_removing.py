@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker import index, log, removing
+from stoker import removing
 from stoker.model import codec, keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Ended, Event, Record, ResumeAsked, Submitted
 from stoker.model.spec import Code, Input, Spec, Submission, Wheel
+from stoker.store import job_index, job_log
 from stoker.submit import generations
 from stoker.submit.generations import Shared, references
 from stoker.summary import summarize
@@ -61,15 +62,15 @@ class World:
         self.put(keys.spec(job), age, data)
         for seq, event in enumerate((Submitted(codec.digest(data), "jane"), *events), 1):
             self.now = NOW - age
-            assert log.append(self.store, job, seq, Record(log.new_token(), "t", "t", event))
+            assert job_log.append(self.store, job, seq, Record(job_log.new_token(), "t", "t", event))
         self.now = NOW
 
     def indexed(self, job: str, *events: Event, age: timedelta) -> None:
         self.submit(job, *events, age=age)
-        state = log.read(self.store, job)
+        state = job_log.read(self.store, job)
         assert state is not None
-        short = summarize(state, index.read_submission(self.store, state), {}, NOW)
-        index.write_index(self.store, index.IndexRecord(state, short))
+        short = summarize(state, job_index.read_submission(self.store, state), {}, NOW)
+        job_index.write_index(self.store, job_index.IndexRecord(state, short))
 
 
 @pytest.fixture
@@ -269,8 +270,8 @@ def test_jobs_that_ended_long_ago_are_told_oldest_first(world: World) -> None:
     assert removing.ended_before(world.store, 2 * DAY) == ["older-bbbb", "old-bbbb"]
     assert removing.ended_before(world.store, 2 * DAY - MOMENT) == ["older-bbbb", "old-bbbb", "edge-bbbb"]
     # The record says that it has ended, and the log that it goes on.
-    resumed = Record(log.new_token(), "t", "t", ResumeAsked("jane"))
-    assert log.append(world.store, "old-bbbb", 3, resumed)
+    resumed = Record(job_log.new_token(), "t", "t", ResumeAsked("jane"))
+    assert job_log.append(world.store, "old-bbbb", 3, resumed)
     assert removing.ended_before(world.store, 2 * DAY) == ["older-bbbb"]
 
 

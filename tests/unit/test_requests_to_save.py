@@ -18,7 +18,7 @@ from stoker.agent.checkpoints.write_history import Mark
 from stoker.agent.commits import CommitQueue, CommitRequest
 from stoker.model.errors import StoreUnavailable
 from stoker.saves import Save
-from stoker.store import Sent
+from stoker.store.base import Sent
 from stoker.testing.memory import MemoryStore
 
 

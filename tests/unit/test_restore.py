@@ -25,13 +25,13 @@ from checkpoint_world import (
 
 from stoker.agent.restore import RestoreError, proposals, restore, restore_newest
 from stoker.agent.resume import FromFolder, FromJob, FromUrl, import_checkpoint, parse_source
-from stoker.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
-from stoker.manifests import EVERYTHING, encode
 from stoker.model import keys
 from stoker.model.errors import StoreUnavailable, UserError
 from stoker.model.node_facts import BlobRef, Manifest
 from stoker.saves import numbered
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoint_manifests import EVERYTHING, encode
+from stoker.store.checkpoints import choose, list_checkpoints, parse_key, pull, safe_link, safe_path
 from stoker.testing.memory import Fault, MemoryStore
 
 
@@ -179,7 +179,7 @@ def test_a_manifest_that_is_too_large_is_not_read(memory: MemoryStore, monkeypat
     good = encode(manifest())
     memory.create(keys.manifest(JOB, "00000001/000001-evil"), good)
     assert len(list_checkpoints(memory, JOB)) == 1
-    monkeypatch.setattr("stoker.manifests.MANIFEST_BYTES", len(good) - 1)
+    monkeypatch.setattr("stoker.store.checkpoint_manifests.MANIFEST_BYTES", len(good) - 1)
     gets = memory.counts["get"]
     assert list_checkpoints(memory, JOB, trust=EVERYTHING) == []
     assert memory.counts["get"] == gets
@@ -261,7 +261,7 @@ def test_a_mount_point_is_filled(tmp_path: Path, store: Store, monkeypatch: pyte
             raise OSError(errno.EXDEV, "another disk")
         real(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-    monkeypatch.setattr("stoker.stores.extraction.os.rename", rename)
+    monkeypatch.setattr("stoker.store.safe_extraction.os.rename", rename)
     restore(store, JOB, 0, manifest_keys(store)[0], folder)
     assert (folder / "step-0" / "model").read_text() == "model 0"
     assert (folder / ".tmp-replaced" / "mine").read_text() == "precious"

@@ -14,10 +14,10 @@ from stoker.agent.checkpoints.restore_folder import RestoreFolder, take_baseline
 from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline
 from stoker.agent.prepare import SetupFailed
-from stoker.manifests import EVERYTHING
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Checkpoints, Spec
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import EVERYTHING
 
 
 @pytest.fixture

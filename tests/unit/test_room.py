@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, log
+from stoker import client
 from stoker.core.decide import decide
 from stoker.core.policy import DEFAULT
 from stoker.core.snapshot import Append, JobSnapshot, Plan, Snapshot
@@ -21,7 +21,8 @@ from stoker.model.offerings import Instance, InstanceState, Offering
 from stoker.model.spec import LocalResources, Resources
 from stoker.providers.local.provider import LocalProvider
 from stoker.providers.registry import Context
-from stoker.store import open_store
+from stoker.store import job_log
+from stoker.store.base import open_store
 from stoker.testing.sim_data import at, make_snapshot, make_spec
 
 HERE = Offering("sim", "m1", "a", spot=False, price=0.0, on_demand_price=0.0, most_nodes=1)
@@ -167,5 +168,5 @@ def test_a_detached_job_with_room_is_launched_at_once(tmp_path: Path, monkeypatc
     store = open_store(str(tmp_path / "store"))
     spec = Job(run="python train.py", resources={"local": {"capacity": 1}})
     first, second = (client.submit(spec, store=store, detach=True) for _ in range(2))
-    states = [log.read(store, job) for job in (first, second)]
+    states = [job_log.read(store, job) for job in (first, second)]
     assert [len(state.claims) if state is not None else None for state in states] == [1, 0]

@@ -16,7 +16,7 @@ from stoker.agent.checkpoints.folder_events import Event, FolderEvents, Unobserv
 from stoker.agent.checkpoints.save_copies import OpenNow, SaveCopies
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.snapshot import Signature, scan
-from stoker.store import FileChanged, Store
+from stoker.store.base import FileChanged, Store
 
 DIED = TrainingEnd("died")
 LIMIT_S = 60.0

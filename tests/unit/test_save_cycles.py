@@ -13,7 +13,7 @@ from checkpoint_world import World, checkpoints, restored_content
 
 from stoker.agent.checkpoints.generations import counts_time, generation_of, newest_counts
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.store import Store
+from stoker.store.base import Store
 
 LIMIT_S = 60.0
 DIED = TrainingEnd("died")

@@ -301,7 +301,7 @@ def test_a_person_s_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert problem("gcp-sm:hf") == "Google no longer takes your login; `gcloud auth application-default login`"
         path.write_text(json.dumps({"type": "external_account"}))
         assert "cannot be used as Google credentials" in problem("gcp-sm:hf")
-        monkeypatch.setattr("stoker.stores.google_accounts._installed", lambda: False)
+        monkeypatch.setattr("stoker.store.google_accounts._installed", lambda: False)
         assert "need google-auth" in problem("gcp-sm:hf")
 
 

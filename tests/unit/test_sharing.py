@@ -12,7 +12,7 @@ from stoker.agent.inputs import sharing
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable, UserError
 from stoker.removing import remove_job
-from stoker.store import Meta
+from stoker.store.base import Meta
 from stoker.testing.memory import MemoryStore
 
 URL = "s3://bucket/data"

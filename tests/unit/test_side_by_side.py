@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 import pytest
 from bench.fabricate import active_objects, name_of
 
-from stoker import index
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
-from stoker.parallel import each_in_order
 from stoker.reading.jobs import list_jobs
 from stoker.reindexing import reindex
+from stoker.store import job_index
+from stoker.store.parallel import each_in_order
 from stoker.testing.memory import Fault, MemoryStore
 
 WORKERS = 8
@@ -63,7 +63,7 @@ def test_reindex_reads_side_by_side() -> None:
     assert (done.jobs, done.problems) == (100, {})
     assert AT_ONCE <= slow.most <= 32
     assert progress == list(range(1, 101))
-    assert len(index.list_index(slow.store)) == 100
+    assert len(job_index.list_index(slow.store)) == 100
 
 
 def test_reindex_looks_for_no_log_that_it_has_read() -> None:

@@ -13,7 +13,7 @@ from stoker.agent import snapshot
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.snapshot import Signature, copy_stable, hold, scan, signature_of
 from stoker.model.node_facts import BlobRef
-from stoker.store import FileChanged
+from stoker.store.base import FileChanged
 from stoker.testing.memory import Fault, MemoryStore
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker import Job, client, log
+from stoker import Job, client
 from stoker.core.snapshot import Plan, Snapshot, Terminate
 from stoker.governor import govern
 from stoker.governor.clock import FRESH_S, Freshness, with_sleep
 from stoker.governor.govern import Governor
 from stoker.providers.local.provider import LocalProvider
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 
 T0 = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -125,5 +126,5 @@ def test_the_clock_that_counts_sleep_is_the_one_since_boot(monkeypatch: pytest.M
 def test_a_fresh_plan_launches_as_ever(store: Store, tmp_path: Path) -> None:
     job = client.submit(Job(name="x", run="true", code=str(tmp_path)), detach=False)
     Governor(store).run_pass()
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None and state.claims

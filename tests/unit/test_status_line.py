@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker import index, log
 from stoker.cli import following
 from stoker.cli.following import Follower, Screen
 from stoker.cli.status_line import Part, Status, beat_parts, dry_parts, status_of
@@ -21,6 +20,7 @@ from stoker.model.node_facts import CheckpointRef, Heartbeat
 from stoker.model.offerings import Offering
 from stoker.model.spec import Submission
 from stoker.reading.logs import Line
+from stoker.store import job_index, job_log
 from stoker.summary import summarize
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_data import JOB, at, make_beat, make_spec, make_state, nodes
@@ -96,7 +96,7 @@ def test_a_job_that_waits_says_what_for() -> None:
     state = make_state()
     waits = "no room yet: 1 of at most 1 node is in use by first-7f3k"
     summary = summarize(state, Submission(JOB, make_spec(), "jane"), {}, NOW, waits)
-    index.write_index(store, index.IndexRecord(state, summary))
+    job_index.write_index(store, job_index.IndexRecord(state, summary))
     status = status_of(store, JOB, state)
     assert (status.text, status.waiting) == (f"{JOB} · queued · {waits}", waits)
 
@@ -118,9 +118,9 @@ def test_what_the_log_shows_the_line_knows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("stoker.cli.following.time.monotonic", lambda: clock_s[0])
 
     def append(event: Event) -> None:
-        state = log.read(store, JOB)
-        record = Record(token=log.new_token(), by="t", reason="because", event=event)
-        assert log.append(store, JOB, state.seq + 1 if state else 1, record)
+        state = job_log.read(store, JOB)
+        record = Record(token=job_log.new_token(), by="t", reason="because", event=event)
+        assert job_log.append(store, JOB, state.seq + 1 if state else 1, record)
 
     def beat() -> None:
         key = keys.node(JOB, 2, 0, keys.boot("i-2-0", 0))

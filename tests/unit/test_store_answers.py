@@ -18,9 +18,9 @@ import pytest
 from obstore.exceptions import GenericError, InvalidPathError, PermissionDeniedError, PreconditionError
 
 from stoker.model.errors import NoCredentials, StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.store import ObjectChanged, ObjectNamesUnusable
-from stoker.stores import gcs, google_accounts, s3
-from stoker.stores.answers import first_line, reason, translated
+from stoker.store import gcs, google_accounts, s3
+from stoker.store.base import ObjectChanged, ObjectNamesUnusable
+from stoker.store.obstore_errors import first_line, reason, translated
 
 URL = "s3://bucket/prefix"
 

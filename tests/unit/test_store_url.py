@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import UserError
-from stoker.store import can_be_key, open_store
+from stoker.store.base import can_be_key, open_store
 from stoker.surroundings import store_environ, unreachable
 
 
@@ -141,17 +141,17 @@ def test_a_bucket_of_one_cloud_needs_nothing_of_the_others() -> None:
     code = """
 import sys
 before = set(sys.modules)  # Packages that share a name may be there by a .pth.
-from stoker.store import open_store
+from stoker.store.base import open_store
 open_store(sys.argv[1])
 print([name for name in set(sys.modules) - before if name.split(".")[0] in ("google", "boto3", "httpx")])
-print([name for name in sys.modules if name.startswith("stoker.stores.")])
+print([name for name in sys.modules if name.startswith("stoker.store.")])
 """
-    for url, own in (("s3://bucket", "stoker.stores.s3"), ("gs://bucket", "stoker.stores.gcs")):
+    for url, own in (("s3://bucket", "stoker.store.s3"), ("gs://bucket", "stoker.store.gcs")):
         ran = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         foreign, stores = ran.stdout.splitlines()
         assert foreign == "[]"
-        assert own in stores and ("stoker.stores.google_accounts" in stores) == (own == "stoker.stores.gcs")
+        assert own in stores and ("stoker.store.google_accounts" in stores) == (own == "stoker.store.gcs")
 
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])

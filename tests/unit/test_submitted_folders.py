@@ -14,7 +14,7 @@ from stoker.inputs import localise_input
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Checkpoints, Environment, Input, Spec
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 from stoker.submit import system_folders
 from stoker.submit.kept_folders import check_kept_folders
 from stoker.submit.system_folders import check_code_folder, check_input_folder, made_up

@@ -14,7 +14,7 @@ from stoker.agent.inputs import source
 from stoker.model.errors import NoCredentials, StoreDenied, StoreUnavailable, UserError
 from stoker.model.spec import Container, Environment, Input, Resources, Spec
 from stoker.providers import registry
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.surroundings import localise
 
 

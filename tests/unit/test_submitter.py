@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from stoker import client, index, log
+from stoker import client
 from stoker.jobfile import Job, document
 from stoker.model.errors import SpecError, UserError
 from stoker.model.spec import SUBMITTER, Resources, Spec
 from stoker.policies import write as write_policy
 from stoker.providers.gce import labels
 from stoker.providers.gce.request import check as check_gce
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
 from stoker.submit import identity
 from stoker.submit.identity import local_user, normalised, submitter_of
 
@@ -316,9 +317,9 @@ def job(**fields: object) -> Job:
 
 
 def recorded(store: Store, job: str) -> str:
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     assert state is not None
-    return index.read_submission(store, state).spec.tags[SUBMITTER]
+    return job_index.read_submission(store, state).spec.tags[SUBMITTER]
 
 
 def test_the_user_of_the_computer_is_recorded_and_not_what_variables_say(

@@ -30,7 +30,7 @@ from stoker.agent.committing import LOOK_S
 from stoker.agent.snapshot import File, Signature, copy_stable, leave_out, scan
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
-from stoker.store import Sent, Store
+from stoker.store.base import Sent, Store
 from stoker.testing.memory import MemoryStore
 
 LIMIT_S = 60.0

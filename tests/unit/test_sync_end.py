@@ -22,7 +22,7 @@ from test_sync_requested import answers
 from stoker.agent.checkpoints.whole_units import TrainingEnd
 from stoker.agent.snapshot import IGNORED
 from stoker.model.errors import StoreUnavailable
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.testing.memory import Fault, MemoryStore
 
 # ── The end ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,8 +14,8 @@ from checkpoint_world import (
     restored_content,
 )
 
-from stoker.checkpoints import list_checkpoints
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoints import list_checkpoints
 
 # Fixtures that all tests of checkpoints share.
 store = checkpoint_world.store

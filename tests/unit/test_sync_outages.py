@@ -20,7 +20,7 @@ from checkpoint_world import (
 )
 
 from stoker.model import keys
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.testing.memory import Fault, MemoryStore
 
 # Fixtures that all tests of checkpoints share.

@@ -19,10 +19,10 @@ from checkpoint_world import (
 )
 
 from stoker.agent import prune
-from stoker.checkpoints import list_checkpoints
 from stoker.model import keys
 from stoker.model.errors import StoreDenied
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory import Fault, MemoryStore
 
 # Fixtures that all tests of checkpoints share.

@@ -19,7 +19,7 @@ from test_sync import Meddling
 
 from stoker.agent.commits import CommitRequest
 from stoker.agent.committing import pick
-from stoker.store import Sent, Store
+from stoker.store.base import Sent, Store
 from stoker.testing.memory import MemoryStore
 
 # Fixtures that all tests of checkpoints share.

@@ -13,8 +13,8 @@ import pytest
 from checkpoint_world import JOB, World, age, checkpoints, restored_content, write
 
 from stoker.agent.checkpoints.whole_units import TrainingEnd
-from stoker.checkpoints import list_checkpoints
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoints import list_checkpoints
 from stoker.testing.memory import MemoryStore
 
 LIMIT_S = 60.0

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from test_background import Governed, held_lock, open_job
 
-from stoker import log
 from stoker.core.snapshot import Unmark
 from stoker.governor import background
 from stoker.governor.background import Governed as Result
@@ -18,7 +17,8 @@ from stoker.governor.govern import Pass
 from stoker.model import keys
 from stoker.model.errors import SpecError, StokerError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.log_entries import Record, Submitted
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_only_what_can_be_read_tells_where_a_job_runs(store: Store) -> None:
     store.put(keys.log_entry("odd-aaaa", 1), b"{}")
     assert background._spec(store, "odd-aaaa") is None
     opened = Submitted("0" * 64, "jane")
-    assert log.append(store, "lost-aaaa", 1, Record(log.new_token(), "jane", "asked for", opened))
+    assert job_log.append(store, "lost-aaaa", 1, Record(job_log.new_token(), "jane", "asked for", opened))
     assert background._spec(store, "lost-aaaa") is None, "its spec is not in the store"
     assert background._runs_here(None)
 

@@ -11,7 +11,6 @@ from datetime import timedelta
 from telling_world import ONE, World, news, one_pass
 from told_jobs import append, started, submit
 
-from stoker import log
 from stoker.core.telling import Letter
 from stoker.governor.telling import News, Send, Teller
 from stoker.model import keys
@@ -19,6 +18,7 @@ from stoker.model.errors import StoreDenied
 from stoker.model.log_entries import Claimed, Closed
 from stoker.model.policy import House
 from stoker.policyfile import parse_policy
+from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_data import SPOT_B, at, make_spec
 
@@ -83,7 +83,7 @@ def test_a_storm_leaves_few_states() -> None:
         world.now_s = 2.0 * number
         submit(world.store, f"job-{number}", make_spec())
         started(world.store, f"job-{number}")
-        state = log.read(world.store, f"job-{number}")
+        state = job_log.read(world.store, f"job-{number}")
         assert state is not None
         teller.begin(house)
         teller.note({f"job-{number}": News(state, make_spec())}, world.now())

@@ -29,7 +29,7 @@ from stoker.model.errors import StoreUnavailable
 from stoker.model.log_entries import Claimed, Closed
 from stoker.model.policy import House
 from stoker.policyfile import parse_policy
-from stoker.store import open_store
+from stoker.store.base import open_store
 from stoker.testing.memory import Fault
 from stoker.testing.sim_data import SPOT_A, at, make_spec
 from stoker.testing.webhooks import webhook

@@ -19,7 +19,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Environment, Spec, Submission
 from stoker.removing import collect_tools
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
 
 # The architecture of this computer, and the other one.
 HERE = tool_name("uv").removeprefix("uv-")

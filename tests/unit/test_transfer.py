@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.stores import transfer
-from stoker.stores.transfer import BUFFER_SIZE, clone, copy_hashed, copy_in_kernel, read_into, rewind, write_from
+from stoker.store import hashed_copy
+from stoker.store.hashed_copy import BUFFER_SIZE, clone, copy_hashed, copy_in_kernel, read_into, rewind, write_from
 
 SIZES = [0, 1, BUFFER_SIZE - 1, BUFFER_SIZE, BUFFER_SIZE + 1, 9 * BUFFER_SIZE + 7]
 
@@ -164,7 +164,7 @@ def test_a_copy_that_failed_is_begun_anew(tmp_path: Path) -> None:
 def test_blocks_are_shared_where_the_filesystem_can_do_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of the call is Linux's own: `FICLONE` of `linux/fs.h`."""
     asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(transfer.fcntl, "ioctl", lambda *words: asked.append(words))
+    monkeypatch.setattr(hashed_copy.fcntl, "ioctl", lambda *words: asked.append(words))
     with two_files(tmp_path, b"12345") as (source, target):
         assert clone(source, target) is True
         assert asked == [(target, getattr(fcntl, "FICLONE", 0x40049409), source)]
@@ -172,5 +172,5 @@ def test_blocks_are_shared_where_the_filesystem_can_do_that(tmp_path: Path, monk
         def unable(*_: object) -> int:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-        monkeypatch.setattr(transfer.fcntl, "ioctl", unable)
+        monkeypatch.setattr(hashed_copy.fcntl, "ioctl", unable)
         assert clone(source, target) is False

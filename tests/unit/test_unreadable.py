@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, index, log
+from stoker import client
 from stoker.cli import main
 from stoker.governor.fleet import Fleet
 from stoker.governor.observe import active_jobs
-from stoker.index import IndexRecord
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import Transient, UserError
@@ -22,7 +21,9 @@ from stoker.model.log_entries import Claimed, Closed, Ended, Event, Launched, No
 from stoker.model.offerings import Instance, Offering
 from stoker.reindexing import reindex
 from stoker.spent import read_spent
-from stoker.store import Store, open_store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store, open_store
+from stoker.store.job_index import IndexRecord
 from stoker.summary import summarize
 
 OFFERING = Offering("local", "here", "here", spot=False, price=2.0, on_demand_price=2.0)
@@ -50,7 +51,7 @@ def add(store: Store, *events: Event, name: str = "x") -> str:
     job = client.submit(Job(run="true", name=name), store=store)
     age(store, job, 4.0)
     for seq, event in enumerate(events, 2):
-        assert log.append(store, job, seq, Record(token=log.new_token(), by="test", reason="test", event=event))
+        assert job_log.append(store, job, seq, Record(token=job_log.new_token(), by="test", reason="test", event=event))
         path = Path(os.environ["STOKER_STORE"]) / keys.log_entry(job, seq)
         then = datetime.now(timezone.utc).timestamp() - (4 - seq * 0.5) * 3600
         os.utime(path, (then, then))
@@ -84,13 +85,13 @@ def test_the_others_are_listed_and_the_bad_one_is_named(store: Store, capsys: py
 
 def test_it_can_be_removed_and_no_money_is_forgotten(store: Store) -> None:
     bad = add(store, *ran())
-    state = log.read(store, bad)
+    state = job_log.read(store, bad)
     assert state is not None
-    record = summarize(state, index.read_submission(store, state), {}, state.updated_at + timedelta(hours=1))
-    index.write_index(store, IndexRecord(state, record))
+    record = summarize(state, job_index.read_submission(store, state), {}, state.updated_at + timedelta(hours=1))
+    job_index.write_index(store, IndexRecord(state, record))
     spoil(store, bad, 4)
     assert client.remove(bad, store) == bad
-    assert bad not in active_jobs(store) and log.read(store, bad) is None
+    assert bad not in active_jobs(store) and job_log.read(store, bad) is None
     assert sum(each.sums.spent.known for each in read_spent(store, [keys.SPENT])) == pytest.approx(2.0)
 
 
@@ -139,10 +140,10 @@ def test_machines_of_others_and_those_that_are_gone_are_not_its_own(
 def test_the_regions_of_its_last_record_are_looked_through_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     there = Offering("local", "here", "here", spot=False, price=2.0, region="far")
     bad = add(store, Claimed(offering=there, nodes=1))
-    state = log.read(store, bad)
+    state = job_log.read(store, bad)
     assert state is not None
-    short = summarize(state, index.read_submission(store, state), {}, state.updated_at)
-    index.write_index(store, IndexRecord(state, short))
+    short = summarize(state, job_index.read_submission(store, state), {}, state.updated_at)
+    job_index.write_index(store, IndexRecord(state, short))
     spoil(store, bad, 3)
     alive = Instance("i-1", "local", bad, 2, 0, "running", datetime.now(timezone.utc))
     asked: list[str | None] = []
@@ -161,10 +162,10 @@ def test_one_that_left_no_record_and_one_without_a_spec_count_for_nothing(store:
     for spec in (True, False):
         bad = add(store, *ran())
         if not spec:
-            state = log.read(store, bad)
+            state = job_log.read(store, bad)
             assert state is not None
-            short = summarize(state, index.read_submission(store, state), {}, state.updated_at)
-            index.write_index(store, IndexRecord(state, short))
+            short = summarize(state, job_index.read_submission(store, state), {}, state.updated_at)
+            job_index.write_index(store, IndexRecord(state, short))
             store.delete([keys.spec(bad)])
         spoil(store, bad, 4)
         assert client.remove(bad, store) == bad
@@ -178,7 +179,7 @@ def test_the_index_is_rebuilt_for_the_others(store: Store, capsys: pytest.Captur
     assert set(done.problems) == {bad} and done.jobs == 1
     command("reindex")
     assert bad in capsys.readouterr().err
-    assert index.read_index(store, good) is not None
+    assert job_index.read_index(store, good) is not None
 
 
 def test_what_a_job_spent_is_written_before_it_is_removed(store: Store) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker import client, log
+from stoker import client
 from stoker.jobfile import Job
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 
 
 @dataclass
@@ -73,8 +74,8 @@ def job(store: Store, world: World) -> str:
 
 
 def end(store: Store, job: str) -> None:
-    record = Record(token=log.new_token(), by="t", reason="done", event=Ended("succeeded", "finished"))
-    assert log.append(store, job, 2, record)
+    record = Record(token=job_log.new_token(), by="t", reason="done", event=Ended("succeeded", "finished"))
+    assert job_log.append(store, job, 2, record)
 
 
 def retire(store: Store, job: str) -> None:

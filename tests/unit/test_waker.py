@@ -14,7 +14,7 @@ import pytest
 import woken_world
 from woken_world import Clock, Cloud, beat, state_of, submit, warn
 
-from stoker import client, log, policies
+from stoker import client, policies
 from stoker.core import outbox
 from stoker.governor.foreign import govern as foreign
 from stoker.governor.govern import Pass
@@ -29,7 +29,8 @@ from stoker.model.spec import Spec
 from stoker.providers import registry
 from stoker.providers.base import Recognises
 from stoker.providers.sagemaker import names
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
 from stoker.testing.webhooks import webhook
 
 
@@ -334,7 +335,7 @@ def test_a_job_that_comes_while_it_is_switched_off_is_seen(world: World) -> None
 def test_a_submission_that_failed_keeps_no_clock_on(world: World) -> None:
     world.store.put(keys.active("gone-bcdf", 1), b"")
     assert list(active_jobs(world.store)) == ["gone-bcdf"]
-    assert log.read(world.store, "gone-bcdf") is None
+    assert job_log.read(world.store, "gone-bcdf") is None
     assert Switch(world.store, world.clock).rest_if_idle() is True
 
 

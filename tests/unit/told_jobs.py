@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker import log
 from stoker.model import codec, keys
 from stoker.model.log_entries import Claimed, Ended, Event, Launched, NodeRef, Record, Submitted
 from stoker.model.spec import Spec, Submission
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 from stoker.testing.sim_data import SPOT_A
 
 
@@ -21,7 +21,7 @@ def submit(store: Store, job: str, spec: Spec) -> None:
 def append(store: Store, job: str, seq: int, *events: Event) -> int:
     """Entries from a number on. Answers the number of the next."""
     for number, event in enumerate(events, seq):
-        log.append(store, job, number, Record(log.new_token(), "test", f"{event.kind} at {number}", event))
+        job_log.append(store, job, number, Record(job_log.new_token(), "test", f"{event.kind} at {number}", event))
     return seq + len(events)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker import Job, client, log
+from stoker import Job, client
 from stoker.governor.fleet import Fleet
 from stoker.model import codec, keys
 from stoker.model.job_state import JobState
@@ -16,7 +16,8 @@ from stoker.model.offerings import Capabilities, Instance, InstanceState, Offeri
 from stoker.model.spec import Resources
 from stoker.providers.base import LaunchOrder, Request, Terminated
 from stoker.providers.local.capabilities import CAPABILITIES
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 
 
 class Cloud:
@@ -94,7 +95,7 @@ def submit(store: Store, folder: Path) -> str:
 
 
 def state_of(store: Store, job: str) -> JobState:
-    found = log.read(store, job)
+    found = job_log.read(store, job)
     assert found is not None
     return found
 

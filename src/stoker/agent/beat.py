@@ -19,7 +19,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat
-from stoker.store import Store
+from stoker.store.base import Store
 
 NEAR_INTERVAL_S = 2.0
 FAR_INTERVAL_S = 10.0

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 
 from stoker.agent.snapshot import File, Signature, hold, signature_of
-from stoker.manifests import check_files
 from stoker.model import keys
 from stoker.model.node_facts import BlobRef
-from stoker.parallel import run_all
-from stoker.store import FileChanged, Store
+from stoker.store.base import FileChanged, Store
+from stoker.store.checkpoint_manifests import check_files
+from stoker.store.parallel import run_all
 
 # The coarsest clock of any filesystem in use has steps of two seconds.
 RACY_NS = 2_000_000_000

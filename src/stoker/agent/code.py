@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from stoker.model.errors import CodecError
-from stoker.stores.extraction import Extraction, Obstructed
+from stoker.store.safe_extraction import Extraction, Obstructed
 
 _CHUNK = 1 << 20
 

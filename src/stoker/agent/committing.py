@@ -16,10 +16,10 @@ from stoker.agent.commits import CommitQueue, CommitRequest
 from stoker.agent.confinement import Confinement
 from stoker.agent.publish import Draft, Publisher
 from stoker.agent.snapshot import File, Files, copy_stable, scan
-from stoker.checkpoints import save_of
-from stoker.manifests import Stored
 from stoker.model.keys import safe_name
 from stoker.model.node_facts import BlobRef
+from stoker.store.checkpoint_manifests import Stored
+from stoker.store.checkpoints import save_of
 
 # The folder is scanned at most this often, and so that scanning takes about 1 % of a core.
 LOOK_S = 0.5

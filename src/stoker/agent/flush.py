@@ -23,9 +23,6 @@ from stoker.agent.snapshot import Selection
 from stoker.agent.sync import CheckpointSync, SyncStatus
 from stoker.agent.watch import LogWatch
 from stoker.core.kept_work import nothing_saved
-from stoker.facts import read_fact
-from stoker.index import read_submission
-from stoker.manifests import NOTHING, trust_of
 from stoker.model import keys
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import CheckpointRef, Exit, Heartbeat, KeptOutputs
@@ -33,6 +30,9 @@ from stoker.model.observed import Known
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Submission
 from stoker.processes.unmounting import unmount_below
+from stoker.store.checkpoint_manifests import NOTHING, trust_of
+from stoker.store.job_index import read_submission
+from stoker.store.node_facts import read_fact
 
 _log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from stoker import facts
 from stoker.agent.beat import Beat
 from stoker.agent.restore import RestoreError
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Ack, Heartbeat, Rendezvous
 from stoker.model.observed import Known
-from stoker.store import Store
+from stoker.store import node_facts
+from stoker.store.base import Store
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Gang:
         instance = self._claim.instance(rank)
         while True:
             if instance is not None:
-                found = facts.read_node(self._store, self._job, self._claim.number, rank, instance).heartbeat
+                found = node_facts.read_node(self._store, self._job, self._claim.number, rank, instance).heartbeat
                 if isinstance(found, Known) and found.value is not None:
                     said = wanted(found.value.value)
                     if said is not None:

@@ -47,8 +47,6 @@ from stoker.core import retry
 from stoker.core.gate import Go, Leave, Wait
 from stoker.core.kept_work import attempts_of, checkpoint_title, nothing_saved, with_step
 from stoker.core.policy import DEFAULT as POLICY
-from stoker.index import read_submission
-from stoker.manifests import NOTHING, trust_of
 from stoker.model.command_line import command_argv
 from stoker.model.durations import span_text
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
@@ -57,10 +55,12 @@ from stoker.model.log_entries import Waste
 from stoker.model.node_facts import AgentPhase, Exit, ExitOutcome, ExitWhy, Heartbeat, Usage
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec, Submission, master_port
-from stoker.parallel import run_watched
 from stoker.processes import TRAINING, make_group, open_for_writing
 from stoker.processes.unmounting import unmount_below
 from stoker.providers.base import Contained, KeepsEnvironments
+from stoker.store.checkpoint_manifests import NOTHING, trust_of
+from stoker.store.job_index import read_submission
+from stoker.store.parallel import run_watched
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from stoker.agent.confinement import open_plain
 from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.tail import FileTail
-from stoker.chunks import (
+from stoker.model import keys
+from stoker.store.base import Store
+from stoker.store.log_chunks import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     ChunkWriter,
@@ -26,8 +28,6 @@ from stoker.chunks import (
     last_chunk,
     parse_segments,
 )
-from stoker.model import keys
-from stoker.store import Store
 
 PREFIX = "[stoker] "
 # A folder costs nothing to write to; a bucket costs money per put, and somebody else's time.

@@ -20,7 +20,6 @@ from stoker.agent.flush import flush
 from stoker.agent.life import Life
 from stoker.agent.node import Node, patient, utcnow
 from stoker.agent.pulse import start_pulse
-from stoker.facts import MAX_BOOTS
 from stoker.model import codec, keys
 from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
@@ -28,7 +27,8 @@ from stoker.model.node_facts import Heartbeat
 from stoker.processes import set_parent_death_signal
 from stoker.providers import registry
 from stoker.providers.base import Remade
-from stoker.store import Store, open_store
+from stoker.store.base import Store, open_store
+from stoker.store.node_facts import MAX_BOOTS
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,10 @@ from stoker.agent.health.step_count import StepCount
 from stoker.agent.pump import PumpThread, Turn
 from stoker.agent.scan import MetricScanner
 from stoker.agent.tail import FileTail
-from stoker.chunks import (
+from stoker.model import keys
+from stoker.model.node_facts import Trend, Usage
+from stoker.store.base import Store
+from stoker.store.log_chunks import (
     ChunkWriter,
     Mark,
     MetricLine,
@@ -30,9 +33,6 @@ from stoker.chunks import (
     encode_line,
     last_chunk,
 )
-from stoker.model import keys
-from stoker.model.node_facts import Trend, Usage
-from stoker.store import Store
 
 NEAR_FLUSH_S = 0.5
 FAR_FLUSH_S = 5.0

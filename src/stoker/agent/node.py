@@ -19,7 +19,7 @@ from stoker.model.errors import StokerError
 from stoker.model.node_config import NodeConfig, NodePaths
 from stoker.model.node_facts import Exit, NoticeFact
 from stoker.providers.base import KeepsEnvironments, Machine
-from stoker.store import Store
+from stoker.store.base import Store
 
 _log = logging.getLogger(__name__)
 

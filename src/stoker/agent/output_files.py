@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from stoker.agent.confinement import Confinement
 from stoker.agent.snapshot import FOLDER, IGNORED, MOST_DEEP, File, Files, Signature, scan
-from stoker.manifests import safe_path
+from stoker.store.checkpoint_manifests import safe_path
 
 # Beside the code: at 100 MB/s this takes less than four minutes of a machine that is paid for, and holds the weights of
 # a model of ten billion parameters in half precision. More than that was hardly left there to be kept.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.model import keys
 from stoker.model.errors import StoreError
-from stoker.store import Store
+from stoker.store.base import Store
 
 # How the folders of other nodes' outputs are called.
 _OF_A_RANK = re.compile(r"rank-[0-9]+(/|$)")

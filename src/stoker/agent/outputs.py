@@ -20,7 +20,7 @@ from stoker.agent.output_versions import OutputWriter
 from stoker.agent.snapshot import File, Files, Signature, hold, signature_of
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import KeptOutputs, LeftOutput
-from stoker.store import FileChanged, Store, can_be_key
+from stoker.store.base import FileChanged, Store, can_be_key
 
 log = logging.getLogger(__name__)
 

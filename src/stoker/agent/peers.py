@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker import facts
 from stoker.model.job_state import Claim
 from stoker.model.node_facts import Heartbeat, NodeFacts
 from stoker.model.observed import Known
-from stoker.store import Store
+from stoker.store import node_facts
+from stoker.store.base import Store
 
 NEAR_POLL_S = 0.25
 FAR_POLL_S = 3.0
@@ -61,7 +61,7 @@ class PeerWatch:
         while not self._stop.wait(pause_s):
             for node in self._watched:
                 try:
-                    found = facts.read_node(self._store, self._job, self._claim.number, node.rank, node.instance)
+                    found = node_facts.read_node(self._store, self._job, self._claim.number, node.rank, node.instance)
                 except Exception:  # noqa: BLE001 - a peer that cannot be read is not a peer that left
                     _log.exception("reading rank %d failed", node.rank)
                     continue

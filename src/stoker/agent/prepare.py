@@ -14,7 +14,7 @@ from stoker.model.errors import StokerError
 from stoker.model.job_state import JobState
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Submission
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 class SetupFailed(StokerError):

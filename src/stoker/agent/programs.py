@@ -12,7 +12,7 @@ from typing import IO, cast
 
 from stoker.agent.prepare import SetupFailed
 from stoker.model import keys
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 def tool_name(program: str) -> str:

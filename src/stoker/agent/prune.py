@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from stoker.agent.blobs import BlobSender
-from stoker.checkpoints import group
-from stoker.manifests import Cache, Place, Stored, Trust, read_manifests
 from stoker.model import keys
 from stoker.model.node_facts import Manifest
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import Cache, Place, Stored, Trust, read_manifests
+from stoker.store.checkpoints import group
 
 # Saves of which other ranks have not committed their part yet. They wait for the slowest rank, but not for ever.
 _INCOMPLETE = 8

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from stoker.manifests import Cache, Place, Stored, Trust, encode, read_manifests
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.model.node_facts import BlobRef, CheckpointRef, Manifest
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import Cache, Place, Stored, Trust, encode, read_manifests
 
 # A folder that is committed as it is, with so little more than what was restored, holds no save of the script: it wrote
 # its settings, or began a log. A save of so few bytes beside files a hundred times as large is not expected.

@@ -13,19 +13,11 @@ from pathlib import Path
 
 from stoker.agent.checkpoints.placing import FolderRecord, make_staging, place
 from stoker.agent.resume import import_checkpoint
-from stoker.checkpoint_refs import candidates
-from stoker.checkpoints import (
-    Part,
-    Progress,
-    RestoreError,
-    fetch,
-    find_checkpoint,
-    list_checkpoints,
-    parts,
-)
-from stoker.manifests import Trust
 from stoker.model.job_state import Choice
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import Trust
+from stoker.store.checkpoint_refs import candidates
+from stoker.store.checkpoints import Part, Progress, RestoreError, fetch, find_checkpoint, list_checkpoints, parts
 
 log = logging.getLogger(__name__)
 

@@ -18,17 +18,12 @@ from urllib.parse import unquote
 
 from stoker.agent.blobs import BlobSender, Outgoing, Unstable
 from stoker.agent.snapshot import scan
-from stoker.checkpoint_refs import matching
-from stoker.checkpoints import (
-    Checkpoint,
-    Part,
-    RestoreError,
-    choose,
-    fetch,
-    find_checkpoint,
-    list_checkpoints,
-)
-from stoker.manifests import (
+from stoker.model import keys
+from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
+from stoker.model.node_facts import BlobRef, Manifest
+from stoker.saves import MARKER, read_json
+from stoker.store.base import Store, open_store
+from stoker.store.checkpoint_manifests import (
     FAR_WORKERS,
     IMPORTED,
     MANIFEST_BYTES,
@@ -39,13 +34,10 @@ from stoker.manifests import (
     read_trust,
     safe_path,
 )
-from stoker.model import keys
-from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.model.node_facts import BlobRef, Manifest
-from stoker.parallel import run_all
-from stoker.saves import MARKER, read_json
-from stoker.store import Store, open_store
-from stoker.stores.extraction import Extraction
+from stoker.store.checkpoint_refs import matching
+from stoker.store.checkpoints import Checkpoint, Part, RestoreError, choose, fetch, find_checkpoint, list_checkpoints
+from stoker.store.parallel import run_all
+from stoker.store.safe_extraction import Extraction
 
 log = logging.getLogger(__name__)
 

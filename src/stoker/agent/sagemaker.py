@@ -31,7 +31,7 @@ from stoker.model.hyperparameters import CHECKPOINTS, CODE, ML, MODEL, OUTPUT_DA
 from stoker.model.node_config import NodePaths
 from stoker.model.spec import Input, Spec, Submission
 from stoker.processes import NotMounted
-from stoker.stores.extraction import Extraction
+from stoker.store.safe_extraction import Extraction
 
 CONTRACT: tuple[tuple[str, str], ...] = (
     ("SM_MODEL_DIR", "`/opt/ml/model`: what is saved here is the job's output"),

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker.agent.confinement import Confinement
-from stoker.checkpoints import safe_link
-from stoker.manifests import safe_path
 from stoker.model.node_facts import BlobRef
 from stoker.saves import LOCK
-from stoker.store import FileChanged
+from stoker.store.base import FileChanged
+from stoker.store.checkpoint_manifests import safe_path
+from stoker.store.checkpoints import safe_link
 
 log = logging.getLogger(__name__)
 

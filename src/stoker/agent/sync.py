@@ -27,12 +27,12 @@ from stoker.agent.prune import Pruner
 from stoker.agent.publish import Publisher, utc_now
 from stoker.agent.restore import Restored
 from stoker.agent.snapshot import Files, Selection, Signature
-from stoker.checkpoints import list_checkpoints
-from stoker.manifests import FAR_WORKERS, NEAR_WORKERS, Trust
 from stoker.model.errors import StoreError
 from stoker.model.node_facts import CheckpointRef
 from stoker.processes import Writing
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import FAR_WORKERS, NEAR_WORKERS, Trust
+from stoker.store.checkpoints import list_checkpoints
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from stoker import facts, log
 from stoker.core.gate import Leave, Permission, Wait, may_train, should_leave
 from stoker.model.errors import StokerError
 from stoker.model.job_state import Claim, JobState
 from stoker.model.node_facts import Exit
-from stoker.store import Store
+from stoker.store import job_log, node_facts
+from stoker.store.base import Store
 
 NEAR_POLL_S = 0.25
 FAR_POLL_S = 3.0
@@ -36,7 +36,7 @@ class LogWatch:
         """Read on. Returns the newest state known, also when the store does not answer."""
         with self._lock:
             try:
-                self.state = log.read(self._store, self._job, self.state)
+                self.state = job_log.read(self._store, self._job, self.state)
                 self.error = None
             except StokerError as error:
                 self.error = str(error)
@@ -77,4 +77,4 @@ class LogWatch:
         self._stop.set()
 
     def _exits(self, claim: Claim) -> tuple[Exit | None, ...]:
-        return facts.read_exits(self._store, self._job, claim)
+        return node_facts.read_exits(self._store, self._job, claim)

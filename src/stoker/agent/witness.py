@@ -22,7 +22,7 @@ from pathlib import Path
 from stoker.agent.logs import last_lines
 from stoker.agent.masker import Masker
 from stoker.agent.masking import can_mask
-from stoker.parallel import run_all
+from stoker.store.parallel import run_all
 
 # One stuck process must not keep the rest from being looked at, and all of them together not the ladder: ranks have
 # `Policy.evidence_s` for it.

@@ -20,7 +20,7 @@ from stoker.cli.printing import give_up_lost_streams, print_json, say, tell_prob
 from stoker.cli.report import show_end
 from stoker.model import keys
 from stoker.model.errors import StokerError
-from stoker.store import Store
+from stoker.store.base import Store
 
 if TYPE_CHECKING:
     from stoker.governor.guard import Guard
@@ -100,7 +100,7 @@ def _leave_unheard(store: Store, job: str, error: OSError) -> int:
 def _governing(store: Store, guard: Guard) -> Iterator[None]:
     """A governor in a thread of its own. A daemon: a second Ctrl-C need not wait for it."""
     from stoker.governor.govern import Governor
-    from stoker.store import open_store
+    from stoker.store.base import open_store
 
     enough = threading.Event()
     # Its own connection too: what the other thread does is never in its way.
@@ -160,9 +160,10 @@ def leave_detached(store: Store, job: str, *, paid: bool, silent: bool = False) 
 
 
 def _wait_until_retired(store: Store, job: str) -> None:
-    from stoker import client, log
+    from stoker import client
+    from stoker.store import job_log
 
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     if state is None or client.may_be_held(store, state):
         return  # Its machine stays for as long as the spec says.
     if not any(claim.launched for claim in state.claims):
@@ -186,7 +187,7 @@ def _leave_no_job_alone(store: Store) -> None:
 
 
 def _many_nodes(store: Store, job: str) -> bool:
-    from stoker import index, log
+    from stoker.store import job_index, job_log
 
-    state = log.read(store, job)
-    return state is not None and index.read_submission(store, state).spec.nodes > 1
+    state = job_log.read(store, job)
+    return state is not None and job_index.read_submission(store, state).spec.nodes > 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.jobfile import Layer
     from stoker.model.spec import Spec
     from stoker.providers.base import Finding, Provider
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 _LITTLE_DISK_BYTES = 2 * 1000**3
 # What a bucket needs as its cloud does, by what findings of clouds are called.
@@ -166,8 +166,8 @@ def check_groups() -> Finding:
 
 def check_disk() -> Finding:
     from stoker.cli.printing import size
-    from stoker.home import home
     from stoker.providers.base import Finding
+    from stoker.store.home import home
 
     place = home()
     while not place.exists():

@@ -9,8 +9,8 @@ import click
 from stoker.cli.options import job_argument, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.checkpoints import Checkpoint
     from stoker.model.job_state import JobState
+    from stoker.store.checkpoints import Checkpoint
 
 
 @click.command("checkpoints")
@@ -23,16 +23,16 @@ def command(job: str, as_json: bool) -> None:
     REF names one of them, where names repeat: `stoker pull JOB --checkpoint REF` fetches it, `stoker resume JOB
     --checkpoint REF` goes on from it, and so does another job with `resume_from: JOB:REF`.
     """
-    from stoker import log
-    from stoker.checkpoints import list_checkpoints
     from stoker.cli.printing import print_json, table
     from stoker.core import retry
     from stoker.core.policy import DEFAULT
-    from stoker.finding import find_job
+    from stoker.store import job_log
+    from stoker.store.checkpoints import list_checkpoints
+    from stoker.store.find_job import find_job
 
     store = opened_store()
     found = find_job(store, job)
-    state = log.read(store, found)
+    state = job_log.read(store, found)
     poisoned = retry.poisoned(state, DEFAULT) if state is not None else frozenset()
     listed = list_checkpoints(store, found)[::-1]
     if as_json:
@@ -45,9 +45,9 @@ def command(job: str, as_json: bool) -> None:
 
 
 def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> dict[str, object]:
-    from stoker.checkpoint_refs import attempt_of, reference
-    from stoker.checkpoints import is_poisoned
     from stoker.model import codec
+    from stoker.store.checkpoint_refs import attempt_of, reference
+    from stoker.store.checkpoints import is_poisoned
 
     return {
         "ref": reference(one.place, state),
@@ -66,9 +66,9 @@ def _fields(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -
 
 
 def _row(one: Checkpoint, state: JobState | None, poisoned: frozenset[str]) -> list[str]:
-    from stoker.checkpoint_refs import attempt_of, reference
-    from stoker.checkpoints import is_poisoned
     from stoker.cli.printing import ago, size
+    from stoker.store.checkpoint_refs import attempt_of, reference
+    from stoker.store.checkpoints import is_poisoned
 
     remarks = [] if one.complete else ["not all ranks have it"]
     remarks += ["poisoned: attempts failed on it before any progress"] if is_poisoned(one, poisoned) else []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from stoker.model.job_state import JobState
-    from stoker.store import Store
+    from stoker.store.base import Store
     from stoker.summary import Summary
 
 Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
@@ -25,7 +25,7 @@ _RECENT = 50
 
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Every job."""
-    from stoker.finding import all_jobs
+    from stoker.store.find_job import all_jobs
 
     return _offered(lambda: all_jobs(_store(ctx)), incomplete)
 
@@ -85,15 +85,15 @@ def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 def complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names that jobs have."""
-    from stoker.finding import all_jobs, name_of
+    from stoker.store.find_job import all_jobs, name_of
 
     return _offered(lambda: sorted({name_of(job) for job in all_jobs(_store(ctx))}), incomplete)
 
 
 def complete_checkpoint(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The checkpoints of the job that was typed before: references, newest first, then names."""
-    from stoker.checkpoint_refs import describe, words
-    from stoker.checkpoints import list_checkpoints
+    from stoker.store.checkpoint_refs import describe, words
+    from stoker.store.checkpoints import list_checkpoints
 
     def names() -> list[tuple[str, str]]:
         store, state = _typed(ctx)
@@ -115,7 +115,7 @@ def complete_attempt(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 def complete_node(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The nodes of the job that was typed before."""
-    from stoker.index import read_submission
+    from stoker.store.job_index import read_submission
 
     return _offered(lambda: [str(rank) for rank in range(read_submission(*_typed(ctx)).spec.nodes)], incomplete)
 
@@ -158,8 +158,8 @@ def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The metrics of the jobs that were typed before."""
-    from stoker.finding import find_jobs
-    from stoker.index import read_summary
+    from stoker.store.find_job import find_jobs
+    from stoker.store.job_index import read_summary
 
     def names() -> list[str]:
         store = _store(ctx)
@@ -171,11 +171,11 @@ def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str
 
 def _typed(ctx: click.Context) -> tuple[Store, JobState]:
     """The job that was typed before, and its store."""
-    from stoker import log
-    from stoker.finding import find_job
+    from stoker.store import job_log
+    from stoker.store.find_job import find_job
 
     store = _store(ctx)
-    state = log.read(store, find_job(store, _typed_jobs(ctx)[0]))
+    state = job_log.read(store, find_job(store, _typed_jobs(ctx)[0]))
     assert state is not None
     return store, state
 
@@ -187,8 +187,8 @@ def _typed_jobs(ctx: click.Context) -> tuple[str, ...]:
 
 
 def _store(ctx: click.Context) -> Store:
-    from stoker.home import default_store_url
-    from stoker.store import open_store
+    from stoker.store.base import open_store
+    from stoker.store.home import default_store_url
 
     root = ctx.find_root()
     return open_store(root.obj or root.params.get("store") or default_store_url())

@@ -12,7 +12,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.reading.costs import Amount, Report, Row
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 _TITLES = ("SPENT", "ON-DEMAND", "SAVED", "IDLE", "LOST", "START-UP", "WAITING")
 

@@ -23,7 +23,7 @@ from stoker.cli.deploying import (
 from stoker.cli.options import help_alone, json_option, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 _POLICYS = "Those of the policy need no naming."
 
@@ -340,7 +340,7 @@ def _region(store: Store, named: str | None, *, offline: bool) -> str:
 
     from stoker.model.errors import UserError
     from stoker.providers import registry
-    from stoker.stores.s3 import bucket_region
+    from stoker.store.s3 import bucket_region
 
     registry.check_store("ec2", store.url)
     told = named or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

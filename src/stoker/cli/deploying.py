@@ -13,7 +13,7 @@ from stoker.cli.options import json_option, store_option, yes_option
 if TYPE_CHECKING:
     from stoker.deploying.package import Package
     from stoker.model.policy import House
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from stoker.cli.options import job_argument, json_option, opened_store, store_op
 
 if TYPE_CHECKING:
     from stoker.model.log_entries import Entry
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 
 @click.command("explain")
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 @store_option
 def command(job: str, as_json: bool) -> None:
     """Tell every decision about a job and its reason, then what it waits for now."""
-    from stoker import client, log
+    from stoker import client
     from stoker.cli.foreign import tell_family
     from stoker.cli.printing import clock, legible, print_json, table
     from stoker.cli.timeline import describe
-    from stoker.finding import find_job
     from stoker.model import codec
     from stoker.model.errors import UserError
     from stoker.model.job_state import JobState, fold
+    from stoker.store import job_log
+    from stoker.store.find_job import find_job
 
     store = opened_store()
     try:
@@ -38,7 +39,7 @@ def command(job: str, as_json: bool) -> None:
         return
     state: JobState | None = None
     told = []
-    for entry in log.entries(store, found):
+    for entry in job_log.entries(store, found):
         state = fold(found, [entry], state)
         told.append((entry, describe(entry.event, state)))
     actions, waiting = client.planned(found, store) if state is not None else ((), "")

@@ -12,7 +12,6 @@ from typing import TextIO
 
 import click
 
-from stoker import log
 from stoker.cli.printing import legible
 from stoker.cli.status_line import Status, status_of
 from stoker.cli.terminal import harmless
@@ -21,7 +20,8 @@ from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Closed, Ended
 from stoker.reading.logs import Line, NodeLog, follow
 from stoker.reading.nodes import node_logs
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 
 _STATUS_NEAR_S = 0.5
 _STATUS_FAR_S = 5.0
@@ -150,7 +150,7 @@ class Follower:
         self._screen.flush()
 
     def _watch(self) -> tuple[Sequence[NodeLog], bool]:
-        for entry in log.entries(self._store, self._job, self.state.seq + 1 if self.state else 1):
+        for entry in job_log.entries(self._store, self._job, self.state.seq + 1 if self.state else 1):
             self.state = fold(self._job, [entry], self.state)
             self._stale = True
             if self._events and entry.seq > self._since:

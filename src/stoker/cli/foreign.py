@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from stoker.core.foreign.family import FamilyEvent
     from stoker.governor.foreign.govern import ForeignGovernor, Looked
-    from stoker.store import Store
+    from stoker.store.base import Store
     from stoker.summary import Summary
 
 # Events wake the deployed governor at once; who watches from a desk looks this often.
@@ -31,7 +31,7 @@ def tell_family(store: Store, name: str, as_json: bool) -> bool:
     from stoker.cli.printing import clock, legible, phase, print_json, table
     from stoker.governor.foreign import families, index
     from stoker.model import codec
-    from stoker.store import can_be_key
+    from stoker.store.base import can_be_key
 
     found = families.find(store, name) if can_be_key(name) and "/" not in name else []
     if not found:

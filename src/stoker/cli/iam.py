@@ -57,11 +57,11 @@ def command(
     As a shell script that makes it so, and says what that cannot separate. Printing asks nobody, and changes nothing.
     """
     from stoker.cli.printing import print_json, whole
-    from stoker.home import default_store_url
     from stoker.model.errors import UserError
     from stoker.notify import checking
     from stoker.providers import registry
-    from stoker.store import open_store
+    from stoker.store.base import open_store
+    from stoker.store.home import default_store_url
 
     # Opening asks nobody, and gives the one spelling that tags are made of.
     named = bucket or click.get_current_context().find_root().obj

@@ -29,8 +29,8 @@ def command(job: str, node: int, grace_s: float) -> None:
     """
     from stoker import client
     from stoker.cli.printing import duration, legible, say, tell_problem
-    from stoker.finding import find_job
     from stoker.governor.background import carry_on
+    from stoker.store.find_job import find_job
 
     store = opened_store()
     found = client.find_node(find_job(store, job), store, node)

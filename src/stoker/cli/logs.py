@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from stoker.model.job_state import JobState
     from stoker.reading.logs import Line, NodeLog
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 
 # More than an agent writes.
@@ -40,19 +40,19 @@ def command(job: str, following: bool, rank: int | None, attempt: int | None, ta
 
     Lines that begin with [boot] are of a machine that could not start an agent: what its boot said, or its console.
     """
-    from stoker import index, log
     from stoker.cli.following import Follower, Screen
     from stoker.cli.printing import counted, say
-    from stoker.finding import find_job
     from stoker.model.errors import UserError
     from stoker.reading.nodes import node_logs
+    from stoker.store import job_index, job_log
+    from stoker.store.find_job import find_job
 
     store = opened_store()
     found = find_job(store, job)
-    state = log.read(store, found)
+    state = job_log.read(store, found)
     if state is None:
         raise UserError(f"{found} was not submitted, or is half removed; `stoker rm {found}` clears it away")
-    nodes = index.read_submission(store, state).spec.nodes
+    nodes = job_index.read_submission(store, state).spec.nodes
     if rank is not None and rank >= nodes:
         has = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
         raise UserError(f"--node {rank}: {found} has {has}")

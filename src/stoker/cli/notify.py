@@ -25,11 +25,11 @@ def command(addresses: tuple[str, ...]) -> int:
     from stoker import policies
     from stoker.core.telling import Letter
     from stoker.governor.errands import Errand
-    from stoker.log import new_token
     from stoker.model import channel_address
     from stoker.model.errors import UserError
     from stoker.notify import checking
     from stoker.notify.senders import address_of, open_sender
+    from stoker.store.job_log import new_token
 
     store = opened_store()
     checking.check_written(addresses, "TO")

@@ -13,7 +13,7 @@ from stoker.model.errors import NoSuchJob, UserError
 
 if TYPE_CHECKING:
     from stoker.cli.completing import Complete
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,8 +100,8 @@ def help_alone(ctx: click.Context) -> None:
 
 def opened_store() -> Store:
     """The store that the command line names. Raises UserError for one that cannot be."""
-    from stoker.home import default_store_url
-    from stoker.store import open_store
+    from stoker.store.base import open_store
+    from stoker.store.home import default_store_url
 
     url = click.get_current_context().find_root().obj
     return open_store(url if url is not None else default_store_url())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stoker.model.policy import House
     from stoker.model.spec import Spec
     from stoker.policies import Kept
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 
 _NONE = "there is no policy; `stoker policy set FILE` makes one"

@@ -16,7 +16,7 @@ from stoker.heeding import as_housed, bound_value, forecast
 from stoker.model import channel_address
 from stoker.model.policy import Exemption, House, Rule, Then
 from stoker.model.spec import Spec
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.submit.identity import identified
 from stoker.submitting import connect
 

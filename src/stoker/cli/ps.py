@@ -13,7 +13,7 @@ from stoker.cli.options import json_option, opened_store, store_option
 
 if TYPE_CHECKING:
     from stoker.reading.jobs import Filter
-    from stoker.store import Store
+    from stoker.store.base import Store
     from stoker.summary import Summary
 
 RECENT = 20

@@ -11,8 +11,8 @@ from stoker.cli.completing import complete_attempt
 from stoker.cli.options import checkpoint_option, job_argument, opened_store, store_option
 
 if TYPE_CHECKING:
-    from stoker.checkpoints import Checkpoint
-    from stoker.store import Store
+    from stoker.store.base import Store
+    from stoker.store.checkpoints import Checkpoint
 
 
 @click.command("pull")
@@ -34,10 +34,10 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
     Without an option it is the newest checkpoint, or the outputs of a job that has no checkpoint. A file that several
     attempts wrote is the last one's; `--attempt` gives those of one attempt.
     """
-    from stoker.checkpoints import list_checkpoints
-    from stoker.finding import find_job
     from stoker.model.errors import UserError
     from stoker.reading.pulling import pull_folder
+    from stoker.store.checkpoints import list_checkpoints
+    from stoker.store.find_job import find_job
 
     store = opened_store()
     found = find_job(store, job)
@@ -57,16 +57,16 @@ def command(job: str, folder: Path | None, checkpoint: str | None, outputs: bool
 
 
 def _pull_checkpoint(store: Store, job: str, listed: list[Checkpoint], text: str | None, target: Path) -> None:
-    from stoker import log
-    from stoker.checkpoint_refs import resolve
-    from stoker.checkpoints import pull
     from stoker.cli.printing import counted, say, size
     from stoker.cli.progress import progress_bar
     from stoker.model.errors import UserError
+    from stoker.store import job_log
+    from stoker.store.checkpoint_refs import resolve
+    from stoker.store.checkpoints import pull
 
     if not any(one.complete for one in listed):
         raise UserError(f"{job} has no checkpoint yet; --outputs pulls its outputs")
-    chosen = resolve(listed, text, log.read(store, job), job)
+    chosen = resolve(listed, text, job_log.read(store, job), job)
     if chosen.note:
         say(chosen.note)
     found = chosen.checkpoint

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stoker.core.snapshot import Terminate
     from stoker.governor.fleet import Fleet
     from stoker.model.offerings import Instance
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 # Terminating is asking; it is asked again until the machine is gone, or this long.
 _MOST_S = 30.0

@@ -29,7 +29,7 @@ from stoker.cli.printing import (
 from stoker.cli.timeline import MOST_REASON, rule_text, timeline
 from stoker.core.kept_work import checkpoint_title, is_about_training, with_step
 from stoker.model.job_state import JobState
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.summary import Held, NodeSummary, Summary
 
 _TAIL_LINES = 12
@@ -248,11 +248,12 @@ def _failure(summary: Summary, tail: tuple[str, ...]) -> list[str]:
 
 def show_end(store: Store, job: str, *, as_json: bool = False) -> int:
     """How the job went, after it was followed to its end. Answers the exit code: 0 when it succeeded."""
-    from stoker import client, index
+    from stoker import client
+    from stoker.store import job_index
 
     record = client.look(job, store)
     # The governor of this process is about to end, perhaps before it has written this down.
-    index.write_index(store, record)
+    job_index.write_index(store, record)
     if as_json:
         print_json(whole(record.summary))
     else:

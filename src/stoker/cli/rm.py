@@ -13,7 +13,7 @@ from stoker.cli.completing import complete_jobs_that, has_ended
 from stoker.cli.options import DURATION, jobs_argument, opened_store, store_option, yes_option
 
 if TYPE_CHECKING:
-    from stoker.store import Store
+    from stoker.store.base import Store
 
 _MOST_TOLD = 5
 # A listing of more is not worth waiting for before a question.
@@ -32,7 +32,6 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
     """
     from stoker import client, uploads
     from stoker.cli.printing import counted, say
-    from stoker.finding import find_job
     from stoker.model.errors import UserError
     from stoker.removing import (
         collect_bundles,
@@ -43,6 +42,7 @@ def command(jobs: tuple[str, ...], older_s: float | None, yes: bool) -> None:
         ended_before,
         finish_removals,
     )
+    from stoker.store.find_job import find_job
 
     if not jobs and older_s is None:
         raise UserError("name the jobs to delete, or give --older-than, such as --older-than 30d")

@@ -29,7 +29,7 @@ from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.spec import Spec
 from stoker.sending import Progress, check_writable, send
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.submitting import Prepared, check_reached, launch_requests, prepare
 
 # A longer text is not printed as part of a request.

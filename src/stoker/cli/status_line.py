@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import MappingProxyType
 
-from stoker import facts, index
 from stoker.cli.printing import ago, as_of, dollars, duration, legible, number, one_line, width
 from stoker.core.costs import job_cost
 from stoker.core.kept_work import attempts_of, checkpoint_title, with_step
@@ -17,7 +16,8 @@ from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import Heartbeat
 from stoker.model.observed import Known
-from stoker.store import Store
+from stoker.store import job_index, node_facts
+from stoker.store.base import Store
 from stoker.summary import phase_of
 
 _BETWEEN = " · "
@@ -65,7 +65,7 @@ class Status:
 
 def status_of(store: Store, job: str, state: JobState) -> Status:
     """`gpt-7f3k · running · attempt 2 · step 413 · loss 0.12 · checkpoint step-400 3.1 s ago · $0.01`."""
-    told = {claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims}
+    told = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.open_claims}
     heard = [
         node.heartbeat.value
         for nodes in told.values()
@@ -91,7 +91,7 @@ def status_of(store: Store, job: str, state: JobState) -> Status:
 
 
 def _waiting(store: Store, job: str) -> str:
-    found = index.read_summary(store, job)
+    found = job_index.read_summary(store, job)
     return found.reason if found is not None and found.phase == "queued" else ""
 
 

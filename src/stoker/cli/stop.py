@@ -14,11 +14,12 @@ from stoker.cli.options import jobs_argument, opened_store, store_option
 @store_option
 def command(jobs: tuple[str, ...], waiting: bool) -> None:
     """Let jobs save, then end them. Of a job that has failed, give back a machine that is held."""
-    from stoker import client, log
+    from stoker import client
     from stoker.cli.printing import legible, say, tell_problem
     from stoker.cli.timeline import outcome_text
-    from stoker.finding import find_job
     from stoker.governor.background import carry_on
+    from stoker.store import job_log
+    from stoker.store.find_job import find_job
 
     store = opened_store()
     # All names are looked up first: a wrong one must not leave half of them stopped.
@@ -27,7 +28,7 @@ def command(jobs: tuple[str, ...], waiting: bool) -> None:
     for job in found:
         if client.ask_to_stop(job, store):
             asked.append(job)
-            state = log.read(store, job)
+            state = job_log.read(store, job)
             ended = state is not None and state.ended is not None
             say(f"{job} had ended already; its machine is given back" if ended else f"{job} is asked to save and stop")
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from stoker.checkpoint_refs import name_of
 from stoker.cli.printing import dollars, duration, one_line, zone_text
 from stoker.core.kept_work import cause_of_end, checkpoint_title, nothing_saved, with_step
 from stoker.model.job_state import JobState
@@ -26,6 +25,7 @@ from stoker.model.log_entries import (
     Warned,
 )
 from stoker.model.offerings import Offering
+from stoker.store.checkpoint_refs import name_of
 from stoker.summary import AttemptSummary, Summary
 
 ARROW = " → "

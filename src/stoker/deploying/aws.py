@@ -25,7 +25,7 @@ from stoker.providers.base import Request
 from stoker.providers.ec2 import permissions
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.surroundings import store_environ
 
 CLOUD = "aws"

@@ -26,7 +26,7 @@ from stoker.providers.base import HttpRequest
 from stoker.providers.gce import identity, places
 from stoker.providers.gce.client import Api
 from stoker.providers.gce.errors import AlreadyThere, refused
-from stoker.store import Store
+from stoker.store.base import Store
 
 # Building a function takes minutes.
 _OPERATION_S = 900.0

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, UserError
-from stoker.store import Store
+from stoker.store.base import Store
 
 # By cloud, what wakes a governor there, and how it signs its passes.
 _CLOUDS = {"aws": "stoker.deploying.aws", "gcp": "stoker.deploying.gcp"}

@@ -18,7 +18,7 @@ from stoker.model.errors import NotFound, ProviderError
 from stoker.providers.base import Request
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
-from stoker.store import Store
+from stoker.store.base import Store
 
 CLOUD = "aws"
 

@@ -18,7 +18,7 @@ from stoker.deploying.record import SIGNS, Deployed
 from stoker.governor.clock import governor_name, read_clock
 from stoker.model import keys
 from stoker.model.errors import NotFound, ProviderError, UserError
-from stoker.store import Store
+from stoker.store.base import Store
 
 # The slow tick comes every 15 minutes, and a call may take 5.
 ALIVE_S = 20 * 60

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from stoker.google.metadata import Metadata
 from stoker.model.errors import UserError
-from stoker.stores.google_accounts import GoogleAuthTokens, credentials_file
+from stoker.store.google_accounts import GoogleAuthTokens, credentials_file
 
 _ENDPOINT = "https://secretmanager.googleapis.com"
 _VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from stoker import log
 from stoker.core import governance
 from stoker.core.budgets import Held
 from stoker.core.costs import per_s
@@ -39,7 +38,8 @@ from stoker.model.offerings import Instance, Offering
 from stoker.model.spec import Spec
 from stoker.providers.base import Checks, LaunchOrder
 from stoker.removing import forget_removed
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Applier:
     """Carries out plans against one store and its providers."""
 
     def __init__(
-        self, store: Store, fleet: Fleet, memory: Memory, by: str, token: Callable[[], str] = log.new_token
+        self, store: Store, fleet: Fleet, memory: Memory, by: str, token: Callable[[], str] = job_log.new_token
     ) -> None:
         self.store = store
         self.fleet = fleet
@@ -170,7 +170,7 @@ class Applier:
         if held is None:
             return False
         applied.waiting[job] = held.waits or held.reason
-        state = log.read(self.store, job, self.memory.states.get(job)) if own else None
+        state = job_log.read(self.store, job, self.memory.states.get(job)) if own else None
         claim = state.claim(number) if state is not None else None
         if state is not None and claim is not None and claim.open and claim.launched is None:
             self.memory.states[job] = state
@@ -191,14 +191,14 @@ class Applier:
     def _append(self, job: str, seq: int, event: Event, reason: str) -> bool:
         digest = self.policy.house.digest
         record = Record(token=self.token(), by=self.by, reason=reason, event=event, policy=digest)
-        return log.append(self.store, job, seq, record)
+        return job_log.append(self.store, job, seq, record)
 
     def _was_removed(self, job: str) -> bool:
         """Whether the job was removed. Then its markers and cached records are deleted again.
 
         Asked after an append that succeeded: the number may have been free because the entry before was deleted.
         """
-        if not log.is_removed(self.store, job):
+        if not job_log.is_removed(self.store, job):
             return False
         with suppress(StoreError):
             # The next pass finds the marker and tries again. Machines that must be given back do not wait for it.
@@ -210,7 +210,7 @@ class Applier:
 
     def _launch(self, job: str, number: int) -> None:
         """Finish a claim. Idempotent by the claim's token, so it does not matter who began."""
-        state = log.read(self.store, job, self.memory.states.get(job))
+        state = job_log.read(self.store, job, self.memory.states.get(job))
         claim = state.claim(number) if state else None
         if state is None or claim is None or not claim.open or claim.launched is not None:
             return
@@ -327,7 +327,7 @@ class Applier:
                 return None
             return event, reason
 
-        newest = log.append_next(self.store, job, state, still_wanted, self.by, policy=self.policy.house.digest)
+        newest = job_log.append_next(self.store, job, state, still_wanted, self.by, policy=self.policy.house.digest)
         if newest is not None:
             self.memory.states[job] = newest
 

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stoker import log
 from stoker.core.room import UNDECIDED
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.mailbox import something_waits
 from stoker.governor.observe import is_idle
-from stoker.home import home, make_home
-from stoker.index import read_submission
 from stoker.model.errors import STUMBLES, StokerError, StoreDenied
 from stoker.model.spec import Spec
 from stoker.providers import registry
-from stoker.store import Store, open_store
+from stoker.store import job_log
+from stoker.store.base import Store, open_store
+from stoker.store.home import home, make_home
+from stoker.store.job_index import read_submission
 
 # What an earlier governor said is kept up to this size.
 _LOG_BYTES = 1024 * 1024
@@ -167,7 +167,7 @@ def call_deployed(
 def _spec(store: Store, job: str) -> Spec | None:
     """What the job asks for; None where nobody can tell."""
     try:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         return None if state is None else read_submission(store, state).spec
     except StokerError:
         return None

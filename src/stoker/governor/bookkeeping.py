@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from stoker import log
 from stoker.core import budgets
 from stoker.core.books import Books, Expense, Unread, close_books, concerned, period_of
 from stoker.core.budgets import Held, Mark, Unheralded
@@ -16,7 +15,6 @@ from stoker.core.governance import Subject
 from stoker.core.reservations import Ask, ask_for, bounds_of
 from stoker.core.snapshot import Append, JobSnapshot, Snapshot
 from stoker.governor.observe import Memory, active_jobs, for_each
-from stoker.index import read_index, read_submission
 from stoker.model import codec, keys
 from stoker.model.errors import STUMBLES, StokerError, StoreDenied, StoreUnavailable, in_words
 from stoker.model.job_state import JobState
@@ -27,7 +25,9 @@ from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.model.spec import Spec, Submission
 from stoker.spent import Parsed, read_spent
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.job_index import read_index, read_submission
 
 # In a pass that is not about a job, what was read of it so lately will do.
 FRESH_S = 60.0
@@ -275,7 +275,7 @@ class Bookkeeper:
         record = read_index(self.store, job) if known is None else None
         # Of a job that the pass is not about, the record is enough. To read on from a state costs one call, and to
         # look for a newer record three.
-        state = record.state if record is not None and not self._whole else log.read(self.store, job, known)
+        state = record.state if record is not None and not self._whole else job_log.read(self.store, job, known)
         if state is not None:
             self._read[job] = self.memory.states[job] = state
             if self._passed_s is not None:

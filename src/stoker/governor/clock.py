@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from stoker.log import new_token
 from stoker.model import codec, keys
 from stoker.model.errors import StoreUnavailable
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.job_log import new_token
 
 # A plan is applied within seconds, or minutes where launches are slow. One that is older comes from a computer that
 # slept, or from a process that was stopped: its reasons may be gone.

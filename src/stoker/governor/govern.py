@@ -31,14 +31,14 @@ from stoker.governor.observe import (
     observe,
 )
 from stoker.governor.telling import SINGLE_S, WATCH_S, News, Teller
-from stoker.log import new_token
 from stoker.model.errors import STUMBLES, StokerError, StoreUnavailable, in_words
 from stoker.model.offerings import Offering
 from stoker.model.policy import House
 from stoker.providers.base import Wakes
 from stoker.removing import clear_markers
 from stoker.spent import write_spent
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.job_log import new_token
 
 # Looks at one job in one pass before the rest is left to the next: a claim, its launch, its close and the next claim
 # fit in easily, and a bug that never comes to rest cannot spin.

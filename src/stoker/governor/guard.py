@@ -120,7 +120,7 @@ def guarding(store_url: str) -> Iterator[Guard]:
 
 
 def _spawn(store_url: str, reader: int, output: Path) -> None:
-    from stoker.home import make_home
+    from stoker.store.home import make_home
 
     make_home()
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from stoker import policies
 from stoker.core.policy import Policy
 from stoker.model.errors import SpecError, StoreError, StoreUnavailable
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 class HouseReader:

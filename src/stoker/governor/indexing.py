@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker import facts, log
 from stoker.core.snapshot import JobSnapshot
 from stoker.governor.observe import Memory, for_each
-from stoker.index import IndexRecord, read_submission, write_index
 from stoker.model.errors import STUMBLES, StoreError
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import NodeFacts
 from stoker.model.observed import Known
-from stoker.store import Store
+from stoker.store import job_log, node_facts
+from stoker.store.base import Store
+from stoker.store.job_index import IndexRecord, read_submission, write_index
 from stoker.summary import node_of, phase_of, summarize
 
 # While a job trains, its step and metrics in the record are at most so old. A folder costs nothing.
@@ -71,12 +71,12 @@ class Indexer:
         told = dict(job.facts)
         for claim in state.attempts:
             if claim.number not in told:
-                told[claim.number] = facts.read_claim(self.store, state.job, claim)
+                told[claim.number] = node_facts.read_claim(self.store, state.job, claim)
         while True:
             record = IndexRecord(state=state, summary=summarize(state, submission, told, now, waiting))
             write_index(self.store, record, written=self._numbers.get(state.job))
             self._numbers[state.job] = state.seq
-            newer = log.read(self.store, state.job, state)
+            newer = job_log.read(self.store, state.job, state)
             if newer is None or newer.seq == state.seq:
                 break
             # A rival moved on meanwhile, and perhaps wrote its last record before this one: put that right.

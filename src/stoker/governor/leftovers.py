@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from stoker import log
 from stoker.core.hold import hold_of
 from stoker.core.orphans import is_orphan, why_left
 from stoker.governor.fleet import Fleet
-from stoker.index import read_submission
 from stoker.model.errors import STUMBLES, NotFound, ProviderError, StokerError, StoreError, Transient, in_words
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Leftover
 from stoker.providers.base import Leaves
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.job_index import read_submission
 
 
 @dataclass
@@ -52,7 +52,7 @@ def sweep(
     for each in listed:
         try:
             if each.job not in states:
-                states[each.job] = log.read(store, each.job)
+                states[each.job] = job_log.read(store, each.job)
             reason = why_left(each, states[each.job], provider.capabilities.newborn_s, now)
             if reason is None:
                 continue

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from stoker.core.outbox import HOUR, REMEMBERED, SENDING, Outbox
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
-from stoker.store import Meta, Store
+from stoker.store.base import Meta, Store
 
 # Lost races before the rest is left to the next pass.
 _TRIES = 12

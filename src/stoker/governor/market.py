@@ -13,7 +13,7 @@ from stoker.model import keys
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import Claim, JobState
 from stoker.model.policy import House
-from stoker.store import Store
+from stoker.store.base import Store
 
 # Nothing is unbounded: what was seen so long ago is forgotten.
 KEPT = timedelta(days=30)

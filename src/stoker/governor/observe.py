@@ -13,12 +13,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TypeVar
 
-from stoker import facts, log
 from stoker.core.placement import wants_claim
 from stoker.core.snapshot import JobSnapshot, Snapshot
 from stoker.governor.fleet import Fleet
 from stoker.governor.market import MarketReader
-from stoker.index import IndexRecord, read_index, read_submission
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, ProviderError, StokerError, in_words
 from stoker.model.job_state import Claim, JobState
@@ -27,7 +25,9 @@ from stoker.model.observed import Known, Observed, Stamped, Unknown
 from stoker.model.offerings import Instance, InstanceState, Offering
 from stoker.model.spec import Submission
 from stoker.providers.base import Provider, Speaks, TellsWhyGone
-from stoker.store import Store
+from stoker.store import job_log, node_facts
+from stoker.store.base import Store
+from stoker.store.job_index import IndexRecord, read_index, read_submission
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -179,7 +179,7 @@ def observe(
 def _observe_job(
     store: Store, fleet: Fleet, memory: Memory, job: str, markers: tuple[int, ...], listing: Listing
 ) -> JobSnapshot | None:
-    state = log.read(store, job, memory.states.get(job))
+    state = job_log.read(store, job, memory.states.get(job))
     if state is None:
         return None
     memory.states[job] = state
@@ -189,7 +189,7 @@ def _observe_job(
     # Before the facts: a machine that is gone by then has said its last word. The other way round, an exit written
     # between the two would be missed, and a success taken for a loss.
     states = _states(fleet, state, listing)
-    told = {claim.number: facts.read_claim(store, job, claim) for claim in state.open_claims}
+    told = {claim.number: node_facts.read_claim(store, job, claim) for claim in state.open_claims}
     return JobSnapshot(
         state=state,
         spec=submission.spec,
@@ -279,7 +279,7 @@ def _console_exit(provider: Speaks, instance: str, region: str | None) -> Exit |
         output = provider.console(instance, region)
     except ProviderError:
         return None  # It would have been the better reason; that the machine is gone is known without it.
-    return facts.boot_exit(output, datetime.now(timezone.utc)) if output else None
+    return node_facts.boot_exit(output, datetime.now(timezone.utc)) if output else None
 
 
 def _announced(store: Store, state: JobState, markers: tuple[int, ...]) -> dict[int, datetime]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from stoker import policies
 from stoker.model.errors import SpecError
 from stoker.model.policy import House
-from stoker.store import Store
+from stoker.store.base import Store
 
 # Older ones count as this old: nobody waits for hundreds of objects.
 _MOST_VERSIONS = 100

@@ -13,7 +13,6 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from stoker import log
 from stoker.core import outbox
 from stoker.core.outbox import Outbox
 from stoker.core.telling import Letter, Told, compose, tell
@@ -21,13 +20,14 @@ from stoker.governor.channels import Named, at_most, is_out_of_bounds, named_cha
 from stoker.governor.errands import Errand
 from stoker.governor.mailbox import Mailbox, trouble
 from stoker.governor.observe import for_each
-from stoker.log import new_token
 from stoker.model.errors import StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.policy import House
 from stoker.model.spec import Spec
 from stoker.notify.senders import ALL_S, NotHere, PartlySent
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
+from stoker.store.job_log import new_token
 
 Send = Callable[[Letter], None]
 Open = Callable[[str], Send]
@@ -194,7 +194,9 @@ class Teller:
         if read is None or read.after > after or read.upto > state.seq:
             read = _Read(after, after, ())
         try:
-            entries = list(islice(log.entries(self._store, state.job, read.upto + 1), max(0, state.seq - read.upto)))
+            entries = list(
+                islice(job_log.entries(self._store, state.job, read.upto + 1), max(0, state.seq - read.upto))
+            )
         except StoreUnavailable:
             raise
         except StoreError:

@@ -19,9 +19,9 @@ from importlib import resources as package
 from pathlib import Path
 from typing import Any
 
-from stoker.home import home, make_home
 from stoker.model.errors import UserError
 from stoker.providers.pricing import Price, Refreshed, RegionPrices
+from stoker.store.home import home, make_home
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.home import home, make_home
 from stoker.model.errors import UserError
 from stoker.providers.base import Visit
+from stoker.store.home import home, make_home
 
 PORT = 22
 # A fresh private key, in the folder of one visit.

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from stoker.home import is_unnamed_store
 from stoker.model.errors import UserError
+from stoker.store.home import is_unnamed_store
 
 if TYPE_CHECKING:
     from stoker.providers.base import Capabilities, Granting, Machine, Provider

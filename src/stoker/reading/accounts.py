@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from stoker import index, log
 from stoker.governor.observe import active_jobs, for_each
-from stoker.index import IndexRecord
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
 from stoker.spent import Spent, read_spent
-from stoker.store import Store
+from stoker.store import job_index, job_log
+from stoker.store.base import Store
+from stoker.store.job_index import IndexRecord
 from stoker.summary import summarize
 
 
@@ -28,7 +28,7 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
     """All that may have cost something since then. Raises StoreUnavailable when the store does not answer."""
     # Before what is left of the forgotten: one that is forgotten meanwhile is counted by its record.
     active = set(active_jobs(store))
-    listed = {index.job_of(meta): meta for meta in index.list_index(store)}
+    listed = {job_index.job_of(meta): meta for meta in job_index.list_index(store)}
     # The record of an ended job was last written at its end.
     wanted = [job for job, meta in listed.items() if since is None or job in active or meta.modified >= since]
     wanted += [job for job in active if job not in listed]
@@ -36,7 +36,7 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
 
     def read(job: str) -> IndexRecord | None:
         try:
-            return index.read_index(store, job, listed.get(job)) or _from_log(store, job, now)
+            return job_index.read_index(store, job, listed.get(job)) or _from_log(store, job, now)
         except (StoreUnavailable, StoreDenied):
             raise
         except StoreError:
@@ -51,10 +51,10 @@ def read_accounts(store: Store, now: datetime, since: datetime | None = None) ->
 
 def _from_log(store: Store, job: str, now: datetime) -> IndexRecord | None:
     """Not indexed yet, or by a Stoker of another time."""
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     if state is None:
         return None
-    return IndexRecord(state, summarize(state, index.read_submission(store, state), {}, now))
+    return IndexRecord(state, summarize(state, job_index.read_submission(store, state), {}, now))
 
 
 def _months(first: date, last: date) -> list[str]:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stoker.chunks import MAX_READ_BYTES, SEAL_BYTES, find_chunk, list_chunks, parse_segments
 from stoker.model import keys
 from stoker.model.errors import StoreError
 from stoker.reading.nodes import NodeLog, boot_lines, boots, fetch_chunks
-from stoker.store import Meta, Store
+from stoker.store.base import Meta, Store
+from stoker.store.log_chunks import MAX_READ_BYTES, SEAL_BYTES, find_chunk, list_chunks, parse_segments
 
 UNREADABLE = "[stoker] a part of this log cannot be read"
 # A line may be as long as memory allows the reader, not the writer: beyond this it is shown in pieces.

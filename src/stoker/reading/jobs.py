@@ -9,14 +9,14 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from stoker import facts, index, log
-from stoker.finding import name_of
 from stoker.model import keys
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
 from stoker.model.log_entries import Phase
 from stoker.model.observed import Known
-from stoker.parallel import run_all
-from stoker.store import Meta, Store
+from stoker.store import job_index, job_log, node_facts
+from stoker.store.base import Meta, Store
+from stoker.store.find_job import name_of
+from stoker.store.parallel import run_all
 from stoker.summary import Summary, summarize
 
 # Reads under way at once, where each takes a while.
@@ -79,7 +79,7 @@ ALL = Filter()
 def list_jobs(store: Store, recent: int | None = None, wanted: Filter = ALL) -> Listed:
     """The active jobs and the `recent` that ended last, of those that are `wanted`. None: all. Raises StoreError."""
     active = {meta.key.split("/")[1] for meta in store.list(keys.ACTIVE)}
-    listed = {index.job_of(meta): meta for meta in index.list_index(store)}
+    listed = {job_index.job_of(meta): meta for meta in job_index.list_index(store)}
     # The record of an ended job was last written at its end.
     ended = sorted(((meta.modified, job) for job, meta in listed.items() if job not in active), reverse=True)
     over = [job for _, job in ended if wanted.may_fit(job)]
@@ -117,7 +117,7 @@ def _with_heartbeats(store: Store, summaries: list[Summary]) -> list[Summary]:
 
 def _heard(store: Store, summary: Summary) -> Summary:
     attempt = summary.attempts[-1]
-    told = [facts.read_node(store, summary.id, attempt.claim, node.rank, node.instance) for node in attempt.nodes]
+    told = [node_facts.read_node(store, summary.id, attempt.claim, node.rank, node.instance) for node in attempt.nodes]
     beats = [fact.heartbeat.value for fact in told if isinstance(fact.heartbeat, Known) and fact.heartbeat.value]
     heard_at = max((beat.modified for beat in beats), default=None)
     if heard_at is None or (summary.heard_at is not None and heard_at <= summary.heard_at):
@@ -141,15 +141,15 @@ def _read_all(store: Store, jobs: Sequence[tuple[str, Meta | None]]) -> list[Sum
 
 def _read(store: Store, job: str, listed: Meta | None) -> Summary | str | None:
     """The summary, why there is none, or None for a job that is not there."""
-    found = index.read_summary(store, job, listed)
+    found = job_index.read_summary(store, job, listed)
     if found is not None:
         return found
     # Not indexed yet: submitted moments ago.
     try:
-        state = log.read(store, job)
+        state = job_log.read(store, job)
         if state is None:
             return None
-        return summarize(state, index.read_submission(store, state), {}, datetime.now(timezone.utc))
+        return summarize(state, job_index.read_submission(store, state), {}, datetime.now(timezone.utc))
     except (StoreUnavailable, StoreDenied):
         raise
     except StoreError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from stoker.model.errors import StoreUnavailable
 from stoker.reading.cursor import UNREADABLE, Line, NodeCursor
 from stoker.reading.nodes import BOOT, NodeLog, boots, output_lines
-from stoker.store import Store
+from stoker.store.base import Store
 
 __all__ = [
     "BOOT",

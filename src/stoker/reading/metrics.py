@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stoker.chunks import MetricLine, Sample, UsageSample, decode_lines, list_chunks
 from stoker.model.node_facts import Usage
 from stoker.reading.nodes import NodeLog, boots, fetch_chunks
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.log_chunks import MetricLine, Sample, UsageSample, decode_lines, list_chunks
 
 
 class Point(NamedTuple):

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stoker.chunks import MAX_READ_BYTES, find_chunk
 from stoker.model import keys
 from stoker.model.job_state import JobState
-from stoker.store import Meta, Store
+from stoker.store.base import Meta, Store
+from stoker.store.log_chunks import MAX_READ_BYTES, find_chunk
 
 # A bucket answers in tens of milliseconds, many at a time; this many chunks of 4 MB are held at most.
 _AHEAD = 8

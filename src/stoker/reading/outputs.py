@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from stoker import log
-from stoker.manifests import FAR_WORKERS, NEAR_WORKERS
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
-from stoker.parallel import run_all
-from stoker.store import Meta, Store
-from stoker.stores.extraction import Extraction, Staging
+from stoker.store import job_log
+from stoker.store.base import Meta, Store
+from stoker.store.checkpoint_manifests import FAR_WORKERS, NEAR_WORKERS
+from stoker.store.parallel import run_all
+from stoker.store.safe_extraction import Extraction, Staging
 
 # A file is rewritten while it trains: more often than this between a list and a read, it counts as absent.
 _TRIES = 5
@@ -45,7 +45,7 @@ def list_outputs(store: Store, job: str, attempt: int | None = None) -> tuple[Ou
 
     Only attempts that the log knows count. Raises UserError where there is no such attempt, or no outputs.
     """
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     if state is None or not state.attempts:
         raise UserError(f"{job} has no outputs yet; it has not started")
     claims = _claims(state, attempt, job)

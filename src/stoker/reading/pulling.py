@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stoker.model.errors import UserError
-from stoker.stores.extraction import Extraction
+from stoker.store.safe_extraction import Extraction
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.checkpoint_refs import candidates, describe, resolve
-from stoker.checkpoints import Checkpoint, is_poisoned, list_checkpoints
 from stoker.core import retry
 from stoker.core.policy import DEFAULT
 from stoker.model.errors import UserError
 from stoker.model.job_state import JobState
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_refs import candidates, describe, resolve
+from stoker.store.checkpoints import Checkpoint, is_poisoned, list_checkpoints
 
 _MOST_NAMED = 5
 

@@ -18,7 +18,7 @@ from stoker.submit.system_folders import check_code_folder
 
 if TYPE_CHECKING:
     from stoker.jobfile import Layer
-    from stoker.store import Store
+    from stoker.store.base import Store
     from stoker.submitting import Prepared
 
 _SOURCE = "the estimator"
@@ -203,7 +203,7 @@ class EstimatorBase:
         url = self._said.get("checkpoint_s3_uri")
         if url is None:
             return {}
-        from stoker.store import open_store
+        from stoker.store.base import open_store
 
         there = next(iter(open_store(str(url)).list("")), None)
         return {"resume_from": str(url)} if there is not None else {}

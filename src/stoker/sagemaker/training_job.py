@@ -67,13 +67,13 @@ class TrainingJob:
 
     def logs(self) -> None:
         """Print what all its nodes have printed so far."""
-        from stoker import log
         from stoker.client import open_any
         from stoker.reading.logs import read_lines
         from stoker.reading.nodes import node_logs
+        from stoker.store import job_log
 
         store = open_any(self.store)
-        state = log.read(store, self.name)
+        state = job_log.read(store, self.name)
         for line in read_lines(store, self.name, node_logs(state)) if state is not None else ():
             print(line.text)
 
@@ -96,24 +96,24 @@ class TrainingJob:
     @property
     def model_data(self) -> str | None:
         """Where its model lies, as plain files; None until it has ended."""
-        from stoker import log
         from stoker.client import open_any
         from stoker.model import keys
+        from stoker.store import job_log
 
-        state = log.read(open_any(self.store), self.name)
+        state = job_log.read(open_any(self.store), self.name)
         if state is None or state.ended is None or state.ended.claim is None:
             return None
         return f"{self.store.rstrip('/')}/{keys.outputs(self.name, state.ended.claim)}model/"
 
     def _is_paid(self) -> bool:
-        from stoker import index, log
         from stoker.client import open_any
         from stoker.providers import registry
+        from stoker.store import job_index, job_log
 
         store = open_any(self.store)
-        state = log.read(store, self.name)
+        state = job_log.read(store, self.name)
         assert state is not None
-        return registry.capabilities(index.read_submission(store, state).spec.resources.provider).paid
+        return registry.capabilities(job_index.read_submission(store, state).spec.resources.provider).paid
 
 
 def _wants(logs: bool | str | Sequence[str]) -> bool:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from stoker.model import keys
 from stoker.model.errors import StoreError
-from stoker.parallel import run_all
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.parallel import run_all
 
 _WORKERS = 16
 

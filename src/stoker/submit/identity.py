@@ -30,10 +30,10 @@ from stoker.aws.imds import ImdsError
 from stoker.google.metadata import EMAIL, Metadata, MetadataError
 from stoker.model.errors import UserError
 from stoker.model.spec import SUBMITTER, Spec
-from stoker.store import Store
-from stoker.stores.gcs import emulator_address
-from stoker.stores.google_accounts import credentials_file
-from stoker.stores.s3 import endpoint_address
+from stoker.store.base import Store
+from stoker.store.gcs import emulator_address
+from stoker.store.google_accounts import credentials_file
+from stoker.store.s3 import endpoint_address
 
 _ASK_S = 5.0
 _MOST_BYTES = 1 << 20

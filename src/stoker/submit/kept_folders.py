@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from urllib.parse import unquote
 
-from stoker.home import home
 from stoker.jobfile.kept_paths import dangerous_folder
 from stoker.model.errors import UserError
 from stoker.model.offerings import Capabilities
 from stoker.model.path_patterns import base_of, entries_of
 from stoker.model.spec import Spec
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.home import home
 
 
 def check_kept_folders(spec: Spec, capabilities: Capabilities, code: Path | None, store: Store) -> None:

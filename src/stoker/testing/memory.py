@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.model.errors import StoreError, StoreUnavailable
-from stoker.store import Meta, Object, Sent, check_key, check_prefix
+from stoker.store.base import Meta, Object, Sent, check_key, check_prefix
 
 T = TypeVar("T")
 

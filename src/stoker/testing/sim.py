@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker import log
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor
 from stoker.model import codec, keys
@@ -25,6 +24,7 @@ from stoker.model.errors import StokerError, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import Event, ResumeAsked, StopAsked, Submitted
 from stoker.model.spec import Submission
+from stoker.store import job_log
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_agent import Agent
 from stoker.testing.sim_checks import Checks, Violation
@@ -223,7 +223,7 @@ class World:
                     break
                 found = self.store.get(key)
                 assert found is not None
-                entry = log.parse(seq, found)
+                entry = job_log.parse(seq, found)
                 job.state = fold(job.name, [entry], job.state)
                 self.note(f"{job.name} #{seq} {entry.event.kind}: {entry.reason} [{entry.by}]")
                 self.checks.logged(job)
@@ -284,7 +284,7 @@ class World:
                 announced.append(keys.announcement(job.name, seq, f"{self.counter}"))
                 self.store.put(announced[-1], b"")
 
-        after = log.append_next(self.store, job.name, None, decide, "jane", mark)
+        after = job_log.append_next(self.store, job.name, None, decide, "jane", mark)
         if announced and after is not None:
             self.store.put(keys.active(job.name, after.opened_seq), b"")
             self.store.delete(announced)

@@ -1,7 +1,7 @@
 """A modelled agent: it boots, waits at the real gate, trains, saves and leaves; it writes the real facts.
 
 Only the training and the machine are made up. What it may do comes from `stoker.core.gate`, what it reads through
-`stoker.log` and `stoker.facts`, what it writes through `stoker.model.codec`.
+`stoker.store.job_log` and `stoker.store.node_facts`, what it writes through `stoker.model.codec`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from stoker import facts, log
 from stoker.agent.hold import allowed, may_hold
 from stoker.core import gate, retry
 from stoker.core.policy import DEFAULT
@@ -29,6 +28,7 @@ from stoker.model.node_facts import (
     Rendezvous,
 )
 from stoker.model.observed import Known
+from stoker.store import job_log, node_facts
 from stoker.testing.memory import MemoryStore
 from stoker.testing.sim_cloud import Machine
 from stoker.testing.sim_data import at
@@ -184,7 +184,7 @@ class Agent:
         return None
 
     def _ask_gate(self) -> None:
-        exits = lambda claim: facts.read_exits(self.store, self.machine.job, claim)  # noqa: E731
+        exits = lambda claim: node_facts.read_exits(self.store, self.machine.job, claim)  # noqa: E731
         allowed = gate.may_train(self.state, self.machine.claim, self.machine.id, exits)
         if isinstance(allowed, gate.Go):
             self.phase = "restoring"
@@ -376,7 +376,7 @@ class Agent:
         return True
 
     def _read_log(self) -> None:
-        self.state = log.read(self.store, self.machine.job, self.state)
+        self.state = job_log.read(self.store, self.machine.job, self.state)
 
     def _beat(self) -> None:
         self.beats += 1
@@ -420,7 +420,7 @@ class Agent:
         instance = claim.instance(rank)
         if instance is None:
             return None
-        found = facts.read_node(self.store, self.machine.job, claim.number, rank, instance).heartbeat
+        found = node_facts.read_node(self.store, self.machine.job, claim.number, rank, instance).heartbeat
         return found.value.value if isinstance(found, Known) and found.value else None
 
     def _peer_ready(self, claim: Claim, rank: int) -> bool:
@@ -435,7 +435,7 @@ class Agent:
         for node in claim.launched:
             if node.rank == self.machine.rank or (self.machine.rank != 0 and node.rank != 0):
                 continue
-            told = facts.read_node(self.store, self.machine.job, claim.number, node.rank, node.instance)
+            told = node_facts.read_node(self.store, self.machine.job, claim.number, node.rank, node.instance)
             if isinstance(told.notice, Known) and told.notice.value and told.notice.value.value.hard:
                 return told.notice.value.value.grace_s
             left = told.exit.value.value if isinstance(told.exit, Known) and told.exit.value else None

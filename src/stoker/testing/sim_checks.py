@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker import log
 from stoker.core import market
 from stoker.core.hold import hold_of
-from stoker.finding import all_jobs
-from stoker.index import job_of, list_index, read_summary
 from stoker.model import keys
 from stoker.model.job_state import Claim
 from stoker.removing import finish_removals
+from stoker.store import job_log
+from stoker.store.find_job import all_jobs
+from stoker.store.job_index import job_of, list_index, read_summary
 from stoker.testing.sim_cloud import Machine
 from stoker.testing.sim_data import at
 from stoker.testing.sim_scenario import SimJob
@@ -181,7 +181,7 @@ class Checks:
         """Nothing of a removed job comes back, whatever landed late; and the next removal takes away what is left."""
         store = self.world.store
         shown = {job_of(meta) for meta in list_index(store)} | set(all_jobs(store))
-        if job.name in shown or log.read(store, job.name) is not None or read_summary(store, job.name) is not None:
+        if job.name in shown or job_log.read(store, job.name) is not None or read_summary(store, job.name) is not None:
             self.fail(f"{job.name} was removed, and is there again")
         finish_removals(store)
         left = [meta.key for meta in store.list("") if f"/{job.name}/" in meta.key]

@@ -15,14 +15,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import cast
 
-from stoker import index, log
-from stoker.finding import all_jobs
 from stoker.model import keys
 from stoker.model.errors import StokerError, StoreUnavailable
 from stoker.model.log_entries import Ended, Record
 from stoker.pack import Packed
 from stoker.removing import collect_code, remove_job
 from stoker.sending import send
+from stoker.store import job_index, job_log
+from stoker.store.find_job import all_jobs
 from stoker.submitting import Prepared
 from stoker.testing.memory import Fault, MemoryStore
 from stoker.testing.sim_checks import Violation
@@ -93,19 +93,19 @@ class CollectionWorld:
 
     def _clone(self) -> None:
         job = self._some_job()
-        state = log.read(self.store, job) if job is not None else None
+        state = job_log.read(self.store, job) if job is not None else None
         if state is not None:
-            code = index.read_submission(self.store, state).code
+            code = job_index.read_submission(self.store, state).code
             send(Prepared(make_spec(), CAPABILITIES, (), (), Path(), code=code), self.client)
 
     def _remove(self) -> None:
         job = self._some_job()
-        state = log.read(self.store, job) if job is not None else None
+        state = job_log.read(self.store, job) if job is not None else None
         if job is None or state is None:
             return
         if state.ended is None:
-            record = Record(log.new_token(), "jane", "a person asked", Ended(outcome="stopped", rule="stop"))
-            log.append(self.store, job, state.seq + 1, record)
+            record = Record(job_log.new_token(), "jane", "a person asked", Ended(outcome="stopped", rule="stop"))
+            job_log.append(self.store, job, state.seq + 1, record)
         remove_job(self.client, job)
 
     def _collect(self) -> None:
@@ -149,8 +149,8 @@ class CollectionWorld:
             return
         self._checked = there
         for job in self._jobs():
-            state = log.read(self.store, job)
-            code = index.read_submission(self.store, state).code if state is not None else None
+            state = job_log.read(self.store, job)
+            code = job_index.read_submission(self.store, state).code if state is not None else None
             if code is None:
                 continue
             found = self.store.get(keys.code(keys.shared_name(code.digest, code.generation)))

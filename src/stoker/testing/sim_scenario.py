@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from stoker.model.job_state import JobState
 from stoker.model.offerings import Capabilities
 from stoker.model.spec import Limits, Spec
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.testing.sim_data import CAPABILITIES, make_spec
 
 INCIDENTS = (

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import FileChanged, Store
+from stoker.store.base import FileChanged, Store
 
 # What people name their files, and what a name must survive on its way through URLs and XML.
 ODD_KEYS = (
@@ -60,7 +60,7 @@ LARGE = 40 * 1024 * 1024 + 7
 
 
 class StoreContract:
-    """Every sentence of `stoker.store.Store`, as tests."""
+    """Every sentence of `stoker.store.base.Store`, as tests."""
 
     @pytest.fixture
     def other(self, store: Store) -> Store:

@@ -30,7 +30,7 @@ from pathlib import Path, PurePosixPath
 
 from stoker.agent.snapshot import MOST_DEEP
 from stoker.saves import LOCK
-from stoker.stores.extraction import Extraction
+from stoker.store.safe_extraction import Extraction
 
 # Of files in a checkpoint folder, those that are Stoker's own. They are never committed (`snapshot.IGNORED`).
 OWN = ".stoker-folder."

@@ -12,12 +12,12 @@ from stoker.agent.confinement import Confinement
 from stoker.agent.output_files import Baseline
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.restore import Restored, clear_folder, restore
-from stoker.checkpoints import Progress
-from stoker.manifests import Trust
 from stoker.model.node_config import NodePaths
 from stoker.model.path_patterns import as_written
 from stoker.model.spec import Spec
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import Trust
+from stoker.store.checkpoints import Progress
 
 _MOST_NAMED = 3
 

@@ -24,7 +24,7 @@ from stoker.agent.checkpoints.format_check import check_format
 from stoker.agent.checkpoints.save_bursts import SaveBursts
 from stoker.agent.snapshot import File, Files, Signature, copy_stable, hold, signature_of
 from stoker.processes import OpenFile
-from stoker.store import FileChanged
+from stoker.store.base import FileChanged
 
 log = logging.getLogger(__name__)
 

@@ -30,13 +30,13 @@ from stoker.agent.masking import Run, open_output
 from stoker.agent.node import Ask, Node
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.secrets import fetch
-from stoker.facts import read_fact
 from stoker.model import codec, dlc_images, keys
 from stoker.model.node_facts import ImageFact
 from stoker.model.observed import Known
 from stoker.model.spec import Submission
 from stoker.processes import Process
 from stoker.processes.unmounting import mounted_below
+from stoker.store.node_facts import read_fact
 
 # Of this machine's variables, those that mean the same inside.
 _PASSED_ON = (

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.model.errors import CodecError, StokerError
-from stoker.stores.extraction import Extraction, Obstructed, inner_parts
+from stoker.store.safe_extraction import Extraction, Obstructed, inner_parts
 
 # Many are in memory at once, on machines of any size.
 PART_BYTES = 64 * 1000**2

@@ -32,8 +32,8 @@ from stoker.agent.environment.archive import (
 )
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StokerError, StoreDenied
-from stoker.parallel import run_all
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.parallel import run_all
 
 _log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from stoker.agent.prepare import SetupFailed
 from stoker.model import keys
 from stoker.model.package_sources import read_address, user_of
 from stoker.model.spec import PackageIndex, Wheel, wheels_target
-from stoker.parallel import run_all
-from stoker.store import Store
-from stoker.stores.extraction import Extraction
+from stoker.store.base import Store
+from stoker.store.parallel import run_all
+from stoker.store.safe_extraction import Extraction
 
 # Reads the secret at a reference, for the field of this name. Raises SetupFailed.
 Fetch = Callable[[str, str], str]

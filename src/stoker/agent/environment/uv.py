@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.agent.prepare import SetupFailed
 from stoker.agent.programs import fetch_program, place_program
-from stoker.store import Store
+from stoker.store.base import Store
 
 # A line of what it did, or would do: ` + numpy==2.1.0`, ` - torch==2.4.0 (from file:///…)`, ` + mine @ file:///…`.
 _CHANGE = re.compile(r"^ (?P<sign>[+~-]) (?P<name>[A-Za-z0-9._-]+)(?:==(?P<version>\S+)| @ \S+)?", re.MULTILINE)

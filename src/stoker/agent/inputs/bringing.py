@@ -21,9 +21,9 @@ from stoker.agent.prepare import SetupFailed
 from stoker.model import keys
 from stoker.model.errors import NoCredentials, StokerError, StoreUnavailable, UserError
 from stoker.model.spec import Input
-from stoker.parallel import run_watched
-from stoker.store import Meta, ObjectChanged
-from stoker.stores.extraction import Extraction
+from stoker.store.base import Meta, ObjectChanged
+from stoker.store.parallel import run_watched
+from stoker.store.safe_extraction import Extraction
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from stoker.agent.inputs.keeping import Kept, Part
 from stoker.model.errors import NoCredentials, StoreUnavailable
-from stoker.store import ObjectChanged
-from stoker.stores.extraction import Extraction
+from stoker.store.base import ObjectChanged
+from stoker.store.safe_extraction import Extraction
 
 THREADS = min(64, max(16, 2 * (os.cpu_count() or 1)))
 # Between two lines in the job's log.

@@ -29,8 +29,8 @@ from typing import IO
 
 from stoker.agent.inputs.source import Listing
 from stoker.processes import boot_id
-from stoker.store import Meta
-from stoker.stores.extraction import Extraction, Obstructed
+from stoker.store.base import Meta
+from stoker.store.safe_extraction import Extraction, Obstructed
 
 # Larger files come in parts of this size, several at once.
 PART_BYTES = 8 << 20

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 
 from stoker.agent.inputs.source import digest_of
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable, UserError
-from stoker.store import Meta, Store
+from stoker.store.base import Meta, Store
 
 # A million objects are about 30 MB: their ETags are as good as random.
 MOST_BYTES = 256 << 20

@@ -13,8 +13,8 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from stoker.model.errors import StoreError
-from stoker.store import Meta, ObjectNamesUnusable, can_be_key, open_store
-from stoker.stores.bucket import BucketStore
+from stoker.store.base import Meta, ObjectNamesUnusable, can_be_key, open_store
+from stoker.store.bucket import BucketStore
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class Source:
 
     def _in_region(self, question: Callable[[], T]) -> T:
         # Where the bucket is not S3's, nobody needs to import it.
-        from stoker.stores.s3 import WrongRegion
+        from stoker.store.s3 import WrongRegion
 
         try:
             return question()
@@ -178,7 +178,7 @@ class Source:
     def _open(self, url: str) -> BucketStore:
         place = url.partition("://")[2]
         if self.region is not None:
-            from stoker.stores.s3 import open_s3
+            from stoker.store.s3 import open_s3
 
             bucket, _, prefix = place.partition("/")
             return open_s3(bucket, prefix.strip("/"), region=self.region)
@@ -187,7 +187,7 @@ class Source:
         return store
 
     def _find_region(self) -> bool:
-        from stoker.stores.s3 import bucket_region
+        from stoker.store.s3 import bucket_region
 
         bucket = self.url.partition("://")[2].partition("/")[0]
         self.region = bucket_region(bucket)

@@ -13,7 +13,7 @@ from stoker.core.foreign.sight import Clone, ForeignPlan, MakeAlarms, Note, Remo
 from stoker.governor.foreign import families
 from stoker.governor.foreign.account import Described, ForeignAccount
 from stoker.model.errors import InvalidRequest, ProviderError, QuotaExceeded, Transient
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 class ForeignApplier:

@@ -9,7 +9,7 @@ from stoker.core.foreign.clone import begin
 from stoker.core.foreign.family import Family, FamilyEntry, FamilyRecord, fold
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
-from stoker.store import Store
+from stoker.store.base import Store
 
 # A reason may quote what a script said.
 _MOST_BYTES = 64 * 1024

@@ -29,13 +29,13 @@ from stoker.governor.foreign.owning import is_own
 from stoker.governor.foreign.telling import ForeignTeller
 from stoker.governor.house import HouseReader
 from stoker.governor.telling import Teller
-from stoker.log import new_token
 from stoker.model import keys
 from stoker.model.errors import STUMBLES, AuthDenied, NotInstalled, StokerError, StoreUnavailable
 from stoker.model.observed import Unknown
 from stoker.model.policy import House
 from stoker.providers.ec2.client import Clients
-from stoker.store import Store
+from stoker.store.base import Store
+from stoker.store.job_log import new_token
 
 # Looks at one training job before the rest is left to the next wake-up: all that can follow one look fits in easily.
 MOST_ROUNDS = 8

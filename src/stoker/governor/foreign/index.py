@@ -17,7 +17,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import CodecError
 from stoker.model.log_entries import Phase
 from stoker.model.policy import House
-from stoker.store import Store
+from stoker.store.base import Store
 from stoker.summary import AttemptSummary, Summary
 
 # What ended longer ago was seen by some tick before, or is its owner's.

@@ -12,7 +12,7 @@ from stoker.governor.foreign import index
 from stoker.governor.foreign.index import Row
 from stoker.model.policy import House
 from stoker.spent import Spent, keep_spent
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 def read_expenses(store: Store, house: House) -> list[Expense]:

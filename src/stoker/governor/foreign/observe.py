@@ -26,7 +26,7 @@ from stoker.governor.past import Past
 from stoker.model.errors import ProviderError
 from stoker.model.observed import Known, Observed, Unknown
 from stoker.model.policy import House, Rule
-from stoker.store import Store
+from stoker.store.base import Store
 
 # What SageMaker takes for the name of a training job.
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from stoker import log
 from stoker.governor.foreign.account import Described
 from stoker.providers.sagemaker import names, tags
-from stoker.store import Store
+from stoker.store import job_log
+from stoker.store.base import Store
 
 _JOB = re.compile(r"[a-z0-9-]+")
 
@@ -21,5 +21,5 @@ def is_own(store: Store, found: Described) -> bool:
         return False
     if name != names.training_job(store.url, job, named.claim, named.nodes):
         return whose != store.url and name == names.training_job(whose, job, named.claim, named.nodes)
-    state = log.read(store, job)
+    state = job_log.read(store, job)
     return state is not None and any(claim.number == named.claim for claim in state.claims)

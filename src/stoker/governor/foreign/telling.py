@@ -13,7 +13,7 @@ from stoker.governor.foreign.index import Row
 from stoker.governor.telling import Teller
 from stoker.model.errors import StokerError, StoreError
 from stoker.model.policy import House
-from stoker.store import Store
+from stoker.store.base import Store
 
 
 class ForeignTeller:

@@ -15,7 +15,7 @@ from stoker.governor.serverless.foreign import Foreign
 from stoker.governor.serverless.waker import Waker, tell
 from stoker.providers.ec2.client import Clients
 from stoker.providers.ec2.errors import calling
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 # What the deployment tells the function.
 STORE = "STOKER_STORE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.governor.serverless.events import TrainingWake
-from stoker.store import Store
+from stoker.store.base import Store
 
 if TYPE_CHECKING:
     from stoker.governor.foreign.govern import ForeignGovernor, Looked

@@ -18,7 +18,7 @@ from stoker.governor.serverless import events
 from stoker.governor.serverless.waker import Waker, tell
 from stoker.model.errors import InvalidRequest
 from stoker.providers.gce.client import Api
-from stoker.store import open_store
+from stoker.store.base import open_store
 
 # What the deployment tells the function.
 STORE = "STOKER_STORE"

@@ -15,7 +15,7 @@ from stoker.core.policy import DEFAULT
 from stoker.governor.house import HouseReader
 from stoker.governor.observe import is_idle
 from stoker.model.errors import ProviderError
-from stoker.store import Store
+from stoker.store.base import Store
 
 # What switched it on a moment ago need not do so for every event that follows.
 _SURE_FOR_S = 300.0

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stoker import facts, log
 from stoker.governor.fleet import Fleet
 from stoker.governor.govern import Governor, Pass
 from stoker.governor.serverless.events import JobWake, MachineWake, Nothing, Tick, TrainingWake, Woken
@@ -17,7 +16,8 @@ from stoker.governor.serverless.schedule import NotOn, Schedule, Switch
 from stoker.model.errors import ProviderError, StokerError
 from stoker.model.observed import Known
 from stoker.providers.base import Recognises
-from stoker.store import Store
+from stoker.store import job_log, node_facts
+from stoker.store.base import Store
 
 if TYPE_CHECKING:
     from stoker.governor.foreign.govern import Looked
@@ -122,12 +122,12 @@ class Waker:
             waited_s += _LISTEN_S
 
     def _has_spoken(self, job: str, instance: str) -> bool:
-        state = log.read(self.store, job, self.governor.memory.states.get(job))
+        state = job_log.read(self.store, job, self.governor.memory.states.get(job))
         claims = state.open_claims if state is not None else ()
         claim = next((c for c in claims if any(n.instance == instance for n in c.launched or ())), None)
         if claim is None:
             return True  # It is over with this machine: nothing will be said.
-        told = facts.read_claim(self.store, job, claim)
+        told = node_facts.read_claim(self.store, job, claim)
         node = next((each for each in told if each.instance == instance), None)
         return node is None or any(
             isinstance(part, Known) and part.value is not None for part in (node.notice, node.exit)

@@ -10,13 +10,13 @@ import re
 import shlex
 from typing import Any
 
-from stoker.finding import SUFFIX_LENGTH
 from stoker.model import keys
 from stoker.model.errors import UserError
 from stoker.providers.base import Grant, Grants
 from stoker.providers.ec2 import permissions, secret_access, tags
 from stoker.providers.ec2.permissions import allow, arn
 from stoker.providers.ec2.request import DEFAULT_PROFILE
+from stoker.store.find_job import SUFFIX_LENGTH
 
 # The role that the Fault Injection Service takes on, for `stoker interrupt`.
 FIS_ROLE = "stoker-fis"

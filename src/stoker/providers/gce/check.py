@@ -29,7 +29,7 @@ from stoker.providers.gce import (
 from stoker.providers.gce.client import Api, check_installed
 from stoker.providers.gce.places import Place
 from stoker.providers.gce.verdicts import LATER, ROLES, enable, fix_of, said, switched_off, to_learn, verdict
-from stoker.stores.gcs import emulator_address
+from stoker.store.gcs import emulator_address
 
 if TYPE_CHECKING:
     from stoker.providers.gce.provider import GceProvider

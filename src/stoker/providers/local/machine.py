@@ -10,9 +10,9 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from stoker.home import home
 from stoker.model.node_facts import NoticeFact
 from stoker.providers.local.folder import NodeFolder, read_json, ring
+from stoker.store.home import home
 
 # Below the ports that the kernel gives to outgoing connections (32768 and up by default), which come and go.
 _FIRST_PORT = 20000

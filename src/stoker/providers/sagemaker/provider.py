@@ -19,7 +19,7 @@ from stoker.providers.sagemaker import catalog, names, offers, request, tags
 from stoker.providers.sagemaker.capabilities import CAPABILITIES
 from stoker.providers.sagemaker.errors import Ended, NameTaken, calling, first_line
 from stoker.providers.sagemaker.machine import GRACE_S
-from stoker.stores.s3 import bucket_region, endpoint_address
+from stoker.store.s3 import bucket_region, endpoint_address
 
 _PAGE = 100
 # Statuses of a training job that has, or will have, machines.

@@ -19,7 +19,7 @@ from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState, fold
 from stoker.model.log_entries import PROTOCOL_VERSION, Entry, Event, Opaque, Record
-from stoker.store import Object, Store
+from stoker.store.base import Object, Store
 
 # No entry that Stoker writes comes near this; a larger one is not ours.
 MAX_ENTRY_BYTES = 256 * 1024

@@ -11,8 +11,8 @@ from typing import Any
 from obstore.store import S3Store
 
 from stoker.model.errors import NoCredentials, StoreDenied, StoreError, UserError
-from stoker.stores.answers import first_line, translated
-from stoker.stores.bucket import BucketStore, open_pair
+from stoker.store.bucket import BucketStore, open_pair
+from stoker.store.obstore_errors import first_line, translated
 
 _REGION_HEADER = "x-amz-bucket-region"
 _ASK_S = 10.0

@@ -183,7 +183,7 @@ def _file_path(url: str) -> Path:
 
 
 def _open_folder(path: Path) -> Store:
-    from stoker.stores.folder import FolderStore
+    from stoker.store.folder import FolderStore
 
     # Links are followed, so that everybody who reaches this folder gives it the same name.
     root = Path(os.path.realpath(path))
@@ -215,9 +215,9 @@ def read_bucket(url: str) -> tuple[str, str, str]:
 def _open_bucket(url: str) -> Store:
     scheme, bucket, prefix = read_bucket(url)
     if scheme == "gs":
-        from stoker.stores.gcs import open_gcs
+        from stoker.store.gcs import open_gcs
 
         return open_gcs(bucket, prefix)
-    from stoker.stores.s3 import open_s3
+    from stoker.store.s3 import open_s3
 
     return open_s3(bucket, prefix)

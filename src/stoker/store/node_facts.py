@@ -22,7 +22,7 @@ from stoker.model.node_facts import (
     SaveTimes,
 )
 from stoker.model.observed import Known, Observed, Stamped, Unknown
-from stoker.store import Store
+from stoker.store.base import Store
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import re
 from obstore.exceptions import InvalidPathError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import ObjectChanged, ObjectNamesUnusable
+from stoker.store.base import ObjectChanged, ObjectNamesUnusable
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]+)</Code>")

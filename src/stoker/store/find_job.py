@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from stoker.log import removed_jobs
 from stoker.model import keys
 from stoker.model.errors import NoSuchJob, UserError
-from stoker.store import Store, can_be_key
+from stoker.store.base import Store, can_be_key
+from stoker.store.job_log import removed_jobs
 
 # An id is the job's name, a dash, and so many characters.
 SUFFIX_LENGTH = 4

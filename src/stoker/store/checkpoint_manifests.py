@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from stoker.log import is_removed
-from stoker.log import read as read_log
 from stoker.model import codec, keys
 from stoker.model.errors import CodecError, StoreDenied, StoreError, StoreUnavailable
 from stoker.model.job_state import JobState
 from stoker.model.node_facts import BlobRef, Manifest
-from stoker.parallel import run_all
-from stoker.store import Meta, Store
+from stoker.store.base import Meta, Store
+from stoker.store.job_log import is_removed
+from stoker.store.job_log import read as read_log
+from stoker.store.parallel import run_all
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 from stoker.model import codec
 from stoker.model.errors import CodecError, StoreError
 from stoker.model.node_facts import Usage
-from stoker.store import Meta, Store
+from stoker.store.base import Meta, Store
 
 # The last chunk is written anew at every flush. One of at least this size is final; past this size that would cost more
 # than another object does.

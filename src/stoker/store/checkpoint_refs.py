@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.checkpoints import Checkpoint, choose
-from stoker.manifests import Place, parse_key
 from stoker.model.errors import UserError
 from stoker.model.job_state import Choice, JobState
+from stoker.store.checkpoint_manifests import Place, parse_key
+from stoker.store.checkpoints import Checkpoint, choose
 
 _REFERENCE = re.compile(r"(@?)(\d{1,9})\.(\d{1,9})")
 _NEAREST = 5

@@ -10,10 +10,10 @@ import obstore
 from obstore.store import GCSStore
 
 from stoker.model.errors import NoCredentials, StoreError, StoreUnavailable, UserError
-from stoker.parallel import run_all
-from stoker.stores.answers import first_line, reason, status, translated
-from stoker.stores.bucket import BucketStore, open_pair
-from stoker.stores.google_accounts import credentials_stamp, obstore_options
+from stoker.store.bucket import BucketStore, open_pair
+from stoker.store.google_accounts import credentials_stamp, obstore_options
+from stoker.store.obstore_errors import first_line, reason, status, translated
+from stoker.store.parallel import run_all
 
 # There is no request that removes many.
 _DELETES_AT_ONCE = 16

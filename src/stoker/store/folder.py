@@ -20,26 +20,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from stoker.model.errors import StoreDenied, StoreError, StoreUnavailable
-from stoker.store import Meta, Object, Sent, can_be_key, check_key, check_prefix
-from stoker.stores.disk import (
-    ABSENT,
-    flush_folder,
-    holds_any,
-    is_taken,
-    lock,
-    read_all,
-    remove_unlocked,
-    translated,
-)
-from stoker.stores.transfer import (
-    BUFFER_SIZE,
-    clone,
-    copy_hashed,
-    copy_in_kernel,
-    read_into,
-    rewind,
-    write_from,
-)
+from stoker.store.base import Meta, Object, Sent, can_be_key, check_key, check_prefix
+from stoker.store.disk import ABSENT, flush_folder, holds_any, is_taken, lock, read_all, remove_unlocked, translated
+from stoker.store.hashed_copy import BUFFER_SIZE, clone, copy_hashed, copy_in_kernel, read_into, rewind, write_from
 
 # Files being written, out of sight. In the root, so that a name of any length can be written.
 _PARTIAL = ".stoker-partial"

@@ -16,7 +16,11 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from stoker.manifests import (
+from stoker.model import keys
+from stoker.model.errors import StokerError
+from stoker.model.node_facts import BlobRef, Manifest
+from stoker.store.base import Store
+from stoker.store.checkpoint_manifests import (
     FAR_WORKERS,
     NEAR_WORKERS,
     Cache,
@@ -28,12 +32,8 @@ from stoker.manifests import (
     read_manifests,
     safe_path,
 )
-from stoker.model import keys
-from stoker.model.errors import StokerError
-from stoker.model.node_facts import BlobRef, Manifest
-from stoker.parallel import run_all
-from stoker.store import Store
-from stoker.stores.extraction import Extraction, Staging
+from stoker.store.parallel import run_all
+from stoker.store.safe_extraction import Extraction, Staging
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from stoker.model.errors import StoreError, StoreUnavailable, UserError
-from stoker.store import FileChanged, Meta, Object, ObjectChanged, Sent, check_key, check_prefix
-from stoker.stores.answers import first_line, status
+from stoker.store.base import FileChanged, Meta, Object, ObjectChanged, Sent, check_key, check_prefix
+from stoker.store.obstore_errors import first_line, status
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta

@@ -1,1 +1,0 @@
-"""Where objects are kept: a folder, or a bucket. Opened by `stoker.store.open_store`."""
